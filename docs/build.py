@@ -19,10 +19,10 @@ from roles import as_markdown
 from typer.testing import CliRunner
 
 import debubble as db
+from debubble.analysis.glance import MICROBATCHES, RANKS, Glance, glance
 from debubble.cli.app import COMMANDS
 from debubble.cli.app import app as program
 from debubble.cli.schedules import describe, example
-from debubble.core.errors import DebubbleError
 from debubble.core.units import number, percent
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import load_costs
@@ -55,8 +55,6 @@ SETTINGS = {
     "long attention": {"F": 10, "I": 16, "W": 7, "p2p": 0.3},
 }
 """Costs of a rank that all schedules are compared on."""
-
-RANKS, MICROBATCHES = 8, 32
 
 
 def main() -> None:
@@ -160,26 +158,15 @@ def in_both(alternative: str, stem: str) -> str:
     return f"![{alternative}]({light})\n![{alternative}]({dark})"
 
 
-def measured(entry: Entry) -> dict[str, Timeline]:
-    """The schedule on the costs of every setting, on two chunks if it can; empty if on none."""
-    for chunks in dict.fromkeys((entry.chunks or 2, entry.chunks or entry.default_chunks)):
-        try:
-            return {name: simulated(entry, chunks, times) for name, times in SETTINGS.items()}
-        except DebubbleError:
-            continue
-    return {}
-
-
-def simulated(entry: Entry, chunks: int, times: dict[str, float]) -> Timeline:
-    """The schedule on costs of a rank."""
-    costs = db.Costs.per_rank(chunks=chunks, **times)
-    own = {} if entry.chunks else {"chunks": chunks}
-    schedule = db.make(entry.name, ranks=RANKS, microbatches=MICROBATCHES, costs=costs, **own)
-    return db.simulate(schedule, costs)
+def measured(entry: Entry) -> dict[str, Glance]:
+    """The schedule on the costs of every setting; empty if it needs more than sizes."""
+    found = {name: glance(entry, db.Costs.per_rank(**times)) for name, times in SETTINGS.items()}
+    seen = {name: each for name, each in found.items() if each is not None}
+    return seen if len(seen) == len(SETTINGS) else {}
 
 
 def schedule_page(
-    entry: Entry, results: dict[str, dict[str, Timeline]], names: set[str], drawing: Timeline | None
+    entry: Entry, results: dict[str, dict[str, Glance]], names: set[str], drawing: Timeline | None
 ) -> str:
     """Everything about a schedule."""
     about = describe(entry)
@@ -247,18 +234,20 @@ def formulas(entry: Entry) -> list[str]:
     return [*table(["quantity", "formula", ""], list(dict.fromkeys(rows))), "", f"{symbols}."]
 
 
-def numbers(entry: Entry, results: dict[str, dict[str, Timeline]]) -> list[str]:
+def numbers(entry: Entry, results: dict[str, dict[str, Glance]]) -> list[str]:
     """What the schedule takes on the costs of every setting, beside 1F1B."""
     rows = []
-    for setting, timeline in results[entry.name].items():
-        base = results["1f1b"][setting]
+    away = ""
+    for setting, seen in results[entry.name].items():
+        timeline, base = seen.timeline, results["1f1b"][setting].timeline
+        away = f"Of {entry.name} at {seen.away}. " if seen.away else ""
         rows.append((
             setting, percent(timeline.overhead), percent(base.overhead),
             number(round(float(timeline.peak_activation.max()), 2)),
             number(float(base.peak_activation.max())),
         ))  # fmt: skip
     heads = ["costs", "overhead", "of 1f1b", "activations", "of 1f1b"]
-    return [*table(heads, rows), "", settings_text()]
+    return [*table(heads, rows), "", f"{away}{settings_text()}"]
 
 
 def settings_text() -> str:
@@ -275,22 +264,25 @@ def settings_text() -> str:
     )
 
 
-def schedules_page(entries: list[Entry], results: dict[str, dict[str, Timeline]]) -> str:
+def schedules_page(entries: list[Entry], results: dict[str, dict[str, Glance]]) -> str:
     """The list of schedules, with what each takes."""
     rows = []
     for entry in entries:
         row = [f"[{entry.name}]({entry.name}.md)", entry.title, str(entry.chunks or "any")]
         found = results[entry.name]
         if found:
-            row.append(number(round(float(found["equal times"].peak_activation.max()), 2)))
-            row += [f"{100 * found[setting].overhead:.1f}" for setting in SETTINGS]
+            first = found["equal times"]
+            row.append(number(round(float(first.timeline.peak_activation.max()), 2)))
+            row += [f"{100 * found[setting].timeline.overhead:.1f}" for setting in SETTINGS]
+            row.append(first.away)
         else:
-            row += ["–"] * (1 + len(SETTINGS))
+            row += ["–"] * (2 + len(SETTINGS))
         rows.append(tuple(row))
-    heads = ["schedule", "what it is", "chunks", "activations", *SETTINGS]
+    heads = ["schedule", "what it is", "chunks", "activations", *SETTINGS, "at"]
     text = (
         "All schedules of the registry, oldest first; `debubble schedules` lists the same. The "
-        "last columns are the overhead in percent, on four sets of costs."
+        "columns behind the activations are the overhead in percent, on four sets of costs; 'at' "
+        "names sizes that differ from those below."
     )
     return "\n".join(["# Schedules", "", text, "", *table(heads, rows), "", settings_text(), ""])
 

@@ -395,3 +395,11 @@ def test_a_time_of_a_part_is_noted() -> None:
     part = db.simulate(db.Schedule.from_text(rows, db.Placement.linear(2), microbatches=4))
     assert ["lacks backwards" in note for note in part.notes] == [True]
     assert db.simulate(db.make("zb-h1", ranks=2, microbatches=4)).notes == ()
+
+
+def test_problems_in_the_same_words_are_said_once_with_their_number() -> None:
+    halves = " ".join(f"0B{u} 0W{u}" for u in range(9))
+    report = db.check(order([" ".join(f"0F{u}" for u in range(9)) + " " + halves], 9))
+    assert len(report.problems) == 9
+    assert str(report).count("mixed-backward") == 1
+    assert "(and 8 more in these words)" in str(report)

@@ -214,3 +214,10 @@ def test_a_limit_for_each_rank(run: Run) -> None:
     assert "memory has 3 limits for 4 ranks" in run(
         "compare", "1f1b", "-p", 4, "-m", 8, "--memory", "4/3/2"
     ).err  # fmt: skip
+
+
+def test_chunks_that_no_schedule_takes_are_refused(run: Run, refused: Run) -> None:
+    words = ("-p", 4, "-m", 8, "-v", 2)
+    said = refused("compare", "1f1b", "zb-h1", *words)
+    assert "chunks is 2, and no schedule here has a choice: 1f1b has 1, zb-h1 has 1" in said
+    assert run("compare", "1f1b", "interleaved-1f1b", "zb-v", *words).code == 0

@@ -68,3 +68,11 @@ def test_what_is_broken_is_not_called_missing(
     assert found["works"] is False
     assert found["reason"] == "breaks_here: No module named 'no_such_part'"
     assert "breaks_here" not in sys.modules
+
+
+def test_it_says_that_there_is_no_machine_code(
+    run: Run, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "load_compiler", lambda: False)
+    assert "numba cannot be loaded; pip install numba" in " ".join(run("doctor").out.split())
+    assert run("doctor", "--json").data["speed"]["machine_code"] is False

@@ -135,3 +135,9 @@ def test_the_trace_of_a_run_is_drawn_predicted_above_measured(
     broken = tmp_path / "broken.json"
     broken.write_text('{"traceEvents": []}')
     assert "no event is called like an action" in refused("draw", broken)
+
+
+def test_a_limit_that_is_not_drawn_and_makes_no_order_is_refused(run: Run, refused: Run) -> None:
+    words = ("-p", 4, "-m", 8, "--memory", 3)
+    assert "--memory 3 is a line in pictures" in refused("draw", "1f1b", *words)
+    assert "peak activation 3" in run("draw", "zb-v", *words).out

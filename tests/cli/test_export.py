@@ -148,3 +148,19 @@ def test_megatron_arguments_on_the_command_line(run: Run) -> None:
     out = run(*words, "--p2p-mode", "blocking").out.splitlines()
     assert "--no-overlap-p2p-communication" in out
     assert "--global-batch-size 8" in out
+
+
+def test_options_that_change_nothing_of_the_format_are_refused(refused: Run) -> None:
+    words = ("export", "1f1b", "-p", 2, "-m", 4)
+    for to in ("json", "chrome-trace", "megatron", "torch-csv"):
+        assert "--waits is for torch-csv-comms" in refused(*words, "--to", to, "--waits")
+    for to in ("megatron", "torch-csv"):
+        assert refused(*words, "--to", to, "--transfers", "eager")
+
+
+def test_an_order_above_the_limit_is_written_with_a_note(run: Run) -> None:
+    words = ("export", "1f1b", "-p", 4, "-m", 8, "--memory")
+    said = "memory limit 3 activation units: exceeded on rank 0"
+    assert said in run(*words, 3, "--to", "json", "--unchecked").err
+    assert said in run(*words, 3, "--to", "chrome-trace").err
+    assert run(*words, 4, "--to", "json").err == ""

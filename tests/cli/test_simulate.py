@@ -323,3 +323,25 @@ def test_limit_in_a_unit_of_bytes(run: Run, refused: Run, tmp_path: Path) -> Non
     assert "beside it all the time (weights" in run(*words, "60GB").out
     error = refused("simulate", "1f1b", "-p", 4, "-m", 8, "--memory", "80GB")
     assert "the costs count memory without a unit" in error
+
+
+def test_typed_costs_that_change_nothing_are_noted_and_those_of_files_are_not(
+    run: Run, tmp_path: Path
+) -> None:
+    said = "OPT changes nothing: there are no optimizer steps; give iterations"
+    words = ("1f1b", "-p", "2", "-m", "4", "--times", "F=1,B=2,OPT=50")
+    assert run("simulate", *words, "--json").data["notes"] == [said]
+    assert f"note: {said}" in run("simulate", *words).out
+    assert run("simulate", *words, "--iterations", "2", "--json").data["notes"] == []
+    assert run("compare", "zb-h1", *words, "--json").data["notes"] == [said]
+    assert said in run("draw", *words).err
+    trace = ("--to", "chrome-trace", "-o", str(tmp_path / "x.json"))
+    assert said in run("export", *words, *trace).err
+    (tmp_path / "c.yaml").write_text("times: {F: 1, B: 2, OPT: 50}")
+    costs = ("--costs", str(tmp_path / "c.yaml"))
+    assert run("simulate", *words[:5], *costs, "--json").data["notes"] == []
+
+
+def test_a_pair_that_one_of_the_schedules_has_is_no_note(run: Run) -> None:
+    words = ("-p", "4", "-m", "8", "--rank-times", "F=1,B=2,O=2.8", "--json")
+    assert run("compare", "1f1b", "dualpipe-v", *words).data["notes"] == []

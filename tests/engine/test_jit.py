@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numba
@@ -105,3 +107,39 @@ def test_code_on_disk_is_not_for_other_numbers(monkeypatch: pytest.MonkeyPatch) 
 
 def test_code_counts_as_there_where_numba_does_not_tell() -> None:
     assert jit._on_disk(object(), ())
+
+
+EVERYTHING = """
+import sys, warnings
+if sys.argv[1] == "hidden":
+    sys.modules["numba"] = None  # what a missing and what a broken package look like to an import
+import debubble as db
+from debubble.engine import jit
+found = []
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    for name in ("1f1b", "zb-v", "dualpipe-v"):
+        order = db.make(name, ranks=8, microbatches=200)
+        timeline = db.simulate(order, db.Costs(F=1, B=2, p2p=0.1), "channel")
+        found += [timeline.makespan, max(timeline.peak_activation), db.check(order).ok]
+    found.append(timeline.jitter("normal:10%", samples=40).mean)
+    result = db.optimize(
+        ranks=2, microbatches=4, chunks=2, costs=db.Costs(F=1, I=1.5, W=0.5, p2p=0.1), cache=False
+    )
+    found += [result.makespan, result.lower_bound]
+    assert jit._interpreted > jit.INTERPRET_BELOW
+print([str(each.message) for each in warned if "numba" in str(each.message)])
+print(found)
+"""
+
+
+def test_without_numba_everything_is_interpreted_with_one_warning() -> None:
+    def told(how: str) -> list[str]:
+        words = [sys.executable, "-c", EVERYTHING, how]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    (warned, slow), (quiet, fast) = told("hidden"), told("there")
+    assert quiet == "[]"
+    assert warned.count("numba cannot be loaded") == 1
+    assert "pip install numba" in warned
+    assert slow == fast

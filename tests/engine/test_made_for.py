@@ -71,3 +71,51 @@ def test_make_takes_whatever_the_command_line_takes(tmp_path: Path) -> None:
     assert {row.name for row in result.rows} == {"mine", "1f1b"}
     with pytest.raises(db.ParameterError, match="which function of"):
         db.make(str(function), ranks=2, microbatches=3)
+
+
+def test_slices_that_were_cut_without_attention_warn_on_costs_with_it() -> None:
+    schedule = db.make("seq1f1b", ranks=8, microbatches=4, slices=8)
+    costs = db.Costs(F=100, B=200, attention=0.6)
+    said = "the slices were computed for costs without attention, not for these"
+    with pytest.warns(UserWarning, match=said):
+        assert db.simulate(schedule, costs).makespan == 2005
+    assert db.simulate(schedule, db.Costs(F=100, B=250, p2p=3)).notes == ()
+    made = db.make("seq1f1b", ranks=8, microbatches=4, slices=8, costs=costs)
+    timeline = db.simulate(made, costs)
+    assert (round(timeline.makespan, 2), timeline.notes) == (1544.43, ())
+    tokens = db.make("seq1f1b", ranks=8, microbatches=4, slices=8, cut="tokens")
+    assert db.simulate(tokens, costs).notes == ()
+
+
+def test_a_published_order_fits_all_costs() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fixed = db.make("zb-v", ranks=4, microbatches=8, published=True)
+        assert db.simulate(fixed, COSTS).notes == ()
+
+
+def test_a_function_of_a_file_that_takes_costs_remembers_them(tmp_path: Path) -> None:
+    function = tmp_path / "mine.py"
+    function.write_text(
+        "def mine(ranks, microbatches, costs):\n"
+        "    for rank in range(ranks):\n"
+        "        yield [f'{rank}{k}{i}' for k in 'FB' for i in range(microbatches)]\n"
+    )
+    made = db.make(f"{function}:mine", ranks=2, microbatches=3, costs=COSTS)
+    assert db.simulate(made, COSTS).notes == ()
+    assert db.simulate(made, db.Costs(F=2, B=3)).notes[0].startswith("the order was computed for")
+
+
+def test_a_file_that_was_changed_is_no_order_for_its_costs(tmp_path: Path) -> None:
+    made = db.make("zb-v", ranks=4, microbatches=8, costs=COSTS)
+    made.save(tmp_path / "order.json")
+    assert db.load(tmp_path / "order.json").name == "zb-v"
+    text = (tmp_path / "order.json").read_text()
+    (tmp_path / "order.json").write_text(text.replace('"0F0", "0F1"', '"0F1", "0F0"'))
+    assert db.load(tmp_path / "order.json").name == "zb-v (changed)"
+    (tmp_path / "order.json").write_text(text.replace('"I": 1.2', '"I": [1.2, 1]'))
+    with pytest.raises(db.FormatError, match="made_for: I has 2 values"):
+        db.load(tmp_path / "order.json")
+    (tmp_path / "order.json").write_text(text.replace('"I": 1.2', '"J": 1.2'))
+    with pytest.raises(db.FormatError, match="made_for has an unknown cost 'J'"):
+        db.load(tmp_path / "order.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -304,3 +305,34 @@ def test_a_rank_without_actions_is_a_row_with_a_comma() -> None:
     schedule = db.Schedule.from_programs("gap", placement, 1, programs)
     assert to_csv(schedule) == "0F0\n,\n1F0\n"
     assert from_csv(to_csv(schedule), "x.csv") == schedule
+
+
+OLDER = ["0F0,0F1,0BW0,0BW1\n1F0,1B0,1F1,1B1,1W0,1W1\n", "0F0,0B0,0W0\n1F0,1B0,1W0\n"]
+
+
+@pytest.mark.parametrize("text", OLDER)
+def test_older_notation_is_read_as_what_it_means(text: str) -> None:
+    with pytest.warns(UserWarning, match="x.csv: the notation of older PyTorch"):
+        read = from_csv(text, "x.csv")
+    today = text.replace("BW", "?").replace("B", "I").replace("?", "B")
+    assert read == from_csv(today, "x.csv")
+    assert db.check(read)
+
+
+def test_a_whole_backward_beside_w_is_not_older_notation() -> None:
+    report = db.check(from_csv("0F0,0F1,0B0,0B1,0W1\n", "x.csv"))
+    assert [problem.code for problem in report.problems] == ["mixed-backward"]
+    assert "older PyTorch writes B for I" in str(report)
+
+
+def test_listings_without_reductions_are_timed_with_a_note_and_not_sound() -> None:
+    plain = to_csv(with_transfers(db.make("1f1b", ranks=2, microbatches=2)), transfers=True)
+    older = re.sub(r",?[0-9]REDUCE_GRAD[0-9]*", "", plain)
+    read = from_csv(older, "older.csv")
+    assert {problem.code for problem in db.check(read).problems} == {"reduce-grad"}
+    timeline = db.simulate(read)
+    assert timeline.makespan == db.simulate(from_csv(plain, "x.csv")).makespan
+    assert timeline.notes[0].startswith("no REDUCE_GRAD, as in listings of older PyTorch")
+    result = db.compare([read, "1f1b"], ranks=2, microbatches=2)
+    assert not result.skipped
+    assert any("REDUCE_GRAD" in note for note in result.notes)

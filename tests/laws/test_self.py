@@ -13,13 +13,15 @@ from debubble.analysis.question import OPTIONS
 from debubble.core.errors import DebubbleError
 from debubble.interchange.cost_files import costs_data
 from debubble.playground.state import FIELD, State
-from debubble.schedules.registry import schedules
+from debubble.schedules.registry import find, schedules
 from tests.laws.surfaces import SCHEDULES, SURFACES, Answer, Case, by_simulate, given, values_of
 from tests.small import smallest
 
 
 def offered(surface: str, case: Case) -> bool:
     """Whether a surface has all options of a case."""
+    if surface == "page" and "chunks" in case.texts and find(case.schedule).chunks is not None:
+        return False  # its field stands whatever the schedules are
     if surface == "page":
         typed = [name for name in case.texts if name not in ("times", "rank_times", "costs")]
         return all(FIELD.get(name, name) in State.model_fields for name in typed)

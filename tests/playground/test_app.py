@@ -250,6 +250,17 @@ def test_a_cost_file_sets_costs_and_sizes(ask):
     assert data["timelines"]["time_unit"] == "ms"
 
 
+def test_the_memory_limit_of_a_cost_file_counts_unless_the_request_says_another(ask):
+    text = "basis: rank\ntimes: {F: 1, B: 2}\nmemory: {limit: 3}\n"
+    found = uploaded(ask, "costs.yaml", text).json()
+    state = STATE | {"schedules": [{"name": "1f1b"}], "costs": {"file": found["costs"]}}
+
+    def fits(**more):
+        return ask("/api/simulate", state | more).json()["table"]["rows"][0]["fits"]
+
+    assert [fits(), fits(memory=4), fits(memory=None)] == [False, True, True]
+
+
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_a_schedule_file_is_compared(ask, ending):
     schedule = db.make("zb-h1", ranks=4, microbatches=8)

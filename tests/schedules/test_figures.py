@@ -38,6 +38,6 @@ def test_figure_is_what_the_schedule_looks_like(entry: Entry) -> None:
         **({"slices": int(slices)} if slices else {}),
     )
     parts = {key: float(time) for key, time in re.findall(r"(\w) = (\d+)", head or "")}
-    drawn = grid(db.simulate(schedule, db.Costs(head=parts or None)))
+    drawn = grid(db.simulate(schedule, db.Costs(F=1, head=parts or None)))
     shown = textwrap.dedent(figure).rstrip()
     assert [line.rstrip() for line in drawn.splitlines()] == shown.splitlines()

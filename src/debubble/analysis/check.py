@@ -163,7 +163,7 @@ def caveats(timeline: Timeline) -> tuple[str, ...]:
     meets = MODE[timeline.mode].receives is not None
     report = check(schedule, p2p_mode=timeline.mode if meets else None)
     refused = [
-        f"'debubble check' refuses it: {_briefly(problem)}" for problem in report.problems[:1]
+        f"'debubble check' refuses it: {_briefly(problem)}" for problem in report.of_times[:1]
     ]
     return (*refused, *timeline.notes)
 

@@ -137,6 +137,7 @@ def compare(
     if not items:
         raise ParameterError("no schedules to compare; name at least one")
     _check_items(items, ranks, microbatches, options or {})
+    _refuse_unused(items, chunks)
     labels = _labels(items)
 
     rows: list[Row] = []
@@ -215,6 +216,25 @@ def _check_items(
         if key not in known:
             hint = did_you_mean(key, known) if known else "none of these schedules has options"
             raise ParameterError(f"unknown option '{key}'; {hint}")
+
+
+def has_choice(names: Iterable[str]) -> bool:
+    """Whether one of some registered schedules leaves a choice of chunks."""
+    return any(find(name).chunks is None for name in names)
+
+
+def _refuse_unused(items: list[_Read], chunks: int | Sequence[int] | None) -> None:
+    """Refuse numbers of chunks that no schedule takes."""
+    if chunks is None:
+        return
+    numbers = chunks if isinstance(chunks, Sequence) else [chunks]
+    entries = [find(item) if isinstance(item, str) else None for item, _ in items]
+    if all(entry and entry.chunks not in (None, *numbers) for entry in entries):
+        asked = ", ".join(map(str, numbers))
+        each = ", ".join(dict.fromkeys(f"{e.name} has {e.chunks}" for e in entries if e))
+        raise ParameterError(
+            f"chunks is {asked}, and no schedule here has a choice: {each}; leave it out"
+        )
 
 
 def _labels(items: list[_Read]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.analysis.measures import meanings
 from debubble.core.actions import KIND_MASK, SHARDING_KINDS
@@ -17,7 +18,7 @@ from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale, number, percent
 from debubble.engine import modes
 from debubble.engine.exist import has
-from debubble.engine.memory import Limit
+from debubble.engine.memory import ROUNDING, Limit, memory_limits
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 
@@ -233,6 +234,22 @@ def amount_text(value: Limit, costs: Costs, digits: int = 4) -> str:
     if costs.activation is None:
         return f"{_written(value, '', 6)} activation unit{'' if value == 1 else 's'}"
     return _written(value, costs.memory_unit or "of activation memory", digits)
+
+
+def above_limit(peak: NDArray[np.float64], memory: Limit) -> list[int]:
+    """Ranks that hold more than a limit."""
+    limits = memory_limits(memory, len(peak))
+    assert limits is not None, "asked only when there is a limit"
+    found: list[int] = np.flatnonzero(peak > limits * (1 + ROUNDING)).tolist()
+    return found
+
+
+def kept_text(peak: NDArray[np.float64], memory: Limit, costs: Costs) -> str:
+    """A memory limit, and the ranks that hold more."""
+    above = above_limit(peak, memory)
+    where = f"rank{'s' if len(above) > 1 else ''} {ranges(above)}" if above else ""
+    kept = f"exceeded on {where}" if above else "kept by all ranks"
+    return f"memory limit {amount_text(memory, costs)}: {kept}"
 
 
 def limit_text(value: Limit, costs: Costs) -> str:

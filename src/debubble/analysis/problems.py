@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,8 @@ from debubble.core.units import amount, counted
 from debubble.engine.exist import strays_of
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import memory_use
+
+_NUMBER = re.compile("[0-9]+")
 
 LISTED = 20
 """Problems of one code that are spelled out; the others are counted."""
@@ -39,6 +42,12 @@ CODES = {
     "memory": "a rank whose activations do not fit",
 }
 """Every code a problem can have, and what it means."""
+
+NOT_OF_TIMES = frozenset({"reduce-grad"})
+"""Problems of gradients that leave times as they are: listings of PyTorch before REDUCE_GRAD."""
+
+ALIKE = 3
+"""Problems in the same words that a report spells out; of more, one and their number."""
 
 WARNINGS = {
     "head-of-line": "transfers that wait for others in front of them on a queue",
@@ -117,6 +126,11 @@ class Report:
         return not self.problems
 
     @property
+    def of_times(self) -> tuple[Problem, ...]:
+        """The problems without those that leave times as they are."""
+        return tuple(each for each in self.problems if each.code not in NOT_OF_TIMES)
+
+    @property
     def count(self) -> int:
         """Number of problems, listed or not."""
         return len(self.problems) + sum(self.more.values())
@@ -158,7 +172,14 @@ class Report:
         width = max(len(problem.code) for problem in self.problems)
         lines = [f"{counted(self.count, 'problem')} in {self.schedule.name}:"]
         for code in CODES:
-            lines += [f"  {code:<{width}}  {p}" for p in self.problems if p.code == code]
+            alike: dict[str, list[str]] = {}
+            for problem in self.problems:
+                if problem.code == code:
+                    alike.setdefault(_NUMBER.sub("0", str(problem)), []).append(str(problem))
+            for texts in alike.values():
+                if len(texts) > ALIKE:
+                    texts = [f"{texts[0]} (and {len(texts) - 1} more in these words)"]
+                lines += [f"  {code:<{width}}  {text}" for text in texts]
             if code in self.more:
                 lines.append(f"  {code:<{width}}  and {self.more[code]:,} more")
         return "\n".join(lines)

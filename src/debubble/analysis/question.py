@@ -124,8 +124,8 @@ class WrongOrderError(ScheduleError):
 
 
 def refuse_wrong(schedule: Schedule, mode: P2PMode) -> None:
-    """Refuse a schedule that :func:`debubble.check` finds fault with."""
+    """Refuse a schedule whose times :func:`debubble.check` finds fault with."""
     found = check(schedule, p2p_mode=mode)
-    if not found:
+    if found.of_times:
         more = f" (and {found.count - 1:,} more)" if found.count > 1 else ""
-        raise WrongOrderError(f"its order is wrong: {found.problems[0]}{more}")
+        raise WrongOrderError(f"its order is wrong: {found.of_times[0]}{more}")

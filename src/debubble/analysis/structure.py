@@ -203,6 +203,8 @@ def _mixed(cells: _Cells, found: Findings) -> None:
         there = [t for kind, t in zip(parts, halves, strict=True) if at[kind][cell] >= 0]
         here = spot(cells.schedule, at[Kind.B][cell])
         what = f"runs the full backward, and {' and '.join(there)} a part of it again"
+        if at[Kind.I][cell] < 0:
+            what += " (older PyTorch writes B for I, the input half)"
         fix = f"keep {here.text}, or {' and '.join(halves)}"
         return here.problem("mixed-backward", what, fix, *there)
 

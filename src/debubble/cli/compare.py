@@ -47,6 +47,7 @@ def compare(
     these parameters are listed with the reason. With --jitter, how often each of them wins.
     """
     from debubble.analysis.compare import compare as simulate_all
+    from debubble.analysis.compare import has_choice
 
     inputs = setup.read()
     check_picture(output, picture, ".tex")
@@ -55,6 +56,9 @@ def compare(
     with phases(2 * len(schedules)) as phase:
         items, skipped = _items(schedules, inputs, phase)
         named = [item for item in items if isinstance(item, str)]
+        chunks = inputs.several or inputs.asked.chunks
+        if chunks is None and has_choice(named):
+            chunks = inputs.size("chunks")
         if named:
             _need_sizes(named[0], inputs)
         if not items:
@@ -63,7 +67,7 @@ def compare(
             items,
             ranks=inputs.size("ranks"),
             microbatches=inputs.size("microbatches"),
-            chunks=inputs.several or inputs.size("chunks"),
+            chunks=chunks,
             costs=inputs.costs,
             memory=inputs.memory,
             p2p_mode=inputs.mode,
@@ -75,7 +79,8 @@ def compare(
             jitter=inputs.asked.jitter,
             progress=lambda label, index, count: phase(f"{label} ({index + 1} of {count})"),
         )
-        result = replace(result, skipped=(*skipped, *result.skipped))
+        notes = inputs.unread(*(row.schedule for row in result.rows))
+        result = replace(result, skipped=(*skipped, *result.skipped), notes=(*result.notes, *notes))
         if not result.rows:
             _leave(result.skipped)
     if output is not None:

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -15,6 +16,7 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson
 from debubble.cli.output import note, print_json
 from debubble.diagnosis.readers.processes import processors
+from debubble.engine.jit import load_compiler
 
 REQUIRED = ("numpy", "numba", "matplotlib", "typer", "rich", "pydantic", "PyYAML", "ortools")
 """Packages that every install has."""
@@ -87,7 +89,8 @@ def report(found: dict[str, Any], width: int) -> str:
         devices = ", ".join(found["torch"]["devices"]) or "no GPU"
         rows.append(("torch", "", f"{', '.join(found['torch']['backends'])}; {devices}"))
     rows.append(("browser", "yes" if found["browser"] else "no", found["browser"] or _NO_BROWSER))
-    rows.append(("kernels", "compiled" if speed["compiled"] else "cached", _kernels(speed)))
+    kernels = "cached" if speed["machine_code"] else "no"
+    rows.append(("kernels", "compiled" if speed["compiled"] else kernels, _kernels(speed)))
     rows.append(
         (
             "speed",
@@ -107,6 +110,8 @@ def _kernels(speed: dict[str, Any]) -> str:
         return (
             f"{speed['compiled']} kernels in {speed['first_seconds']:.0f} s, once for this Python"
         )
+    if not speed["machine_code"]:
+        return "interpreted: numba cannot be loaded; pip install numba"
     return f"machine code was there, loaded in {speed['first_seconds']:.1f} s"
 
 
@@ -150,9 +155,9 @@ def _torch() -> dict[str, list[str]]:
 
 def _measured() -> dict[str, Any]:
     """Processor time of a simulation, and whether its kernels had to be compiled."""
-    from numba.core import event
-
     import debubble as db
+
+    there = load_compiler()
 
     def once(costs: Any) -> None:
         order = db.make("1f1b", ranks=RANKS, microbatches=MICROBATCHES)
@@ -161,10 +166,10 @@ def _measured() -> dict[str, Any]:
 
     costs = [db.Costs(F=1, B=2 + 0.01 * run) for run in range(RUNS)]
     began = time.process_time()
-    with event.install_recorder("numba:compile") as recorder:
+    compiled = _compiled(lambda: once(costs[0])) if there else 0
+    if not there:
         once(costs[0])
     first = time.process_time() - began
-    compiled = sum(1 for _, each in recorder.buffer if each.is_start)
     if compiled:
         note("debubble: compiled what is kept from now on")
     order = db.make("1f1b", ranks=RANKS, microbatches=MICROBATCHES)
@@ -180,9 +185,19 @@ def _measured() -> dict[str, Any]:
         "actions": len(order),
         "ns_per_action": min(whole) / len(order) * 1e9,
         "ns_per_action_again": min(again) / len(order) * 1e9,
+        "machine_code": there,
         "compiled": compiled,
         "first_seconds": first,
     }
+
+
+def _compiled(work: Callable[[], None]) -> int:
+    """How many kernels some work compiles."""
+    from numba.core import event
+
+    with event.install_recorder("numba:compile") as recorder:
+        work()
+    return sum(1 for _, each in recorder.buffer if each.is_start)
 
 
 app = command(doctor, ["doctor", "doctor --json"])

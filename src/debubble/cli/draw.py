@@ -9,6 +9,8 @@ from debubble.cli.options import Late, ScheduleNames, Setup, Text, with_setup, w
 from debubble.cli.output import note
 from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import phases
+from debubble.core.errors import ParameterError
+from debubble.interchange.files import is_function
 
 if TYPE_CHECKING:
     from debubble.engine.timeline import Timeline
@@ -46,6 +48,12 @@ def draw(
             question = inputs.of(name, late=late)
             phase(f"simulating {name}, {len(question.made):,} actions")
             timelines.append(inputs.simulate(question, name))
+        limited = setup["memory"] is not None
+        if output is None and limited and not _made_within(schedules, timelines):
+            raise ParameterError(
+                f"--memory {setup['memory']} is a line in pictures, and these orders do not depend "
+                "on it; give -o order.svg, or leave it out"
+            )
         phase("drawing")
         unit = units.pop() if len(units) == 1 else ""
         if output is not None:
@@ -55,6 +63,8 @@ def draw(
             plain = output.lower().endswith(".txt")
             marks: dict[str, Any] = {} if plain else {"limit": inputs.memory}
             save(timelines, output, time_unit=unit, **marks, **picture)
+    for text in inputs.unread(*(timeline.schedule for timeline in timelines)):
+        note(f"note: {text}")
     if output is not None:
         note(f"wrote {output}")
         return
@@ -64,6 +74,14 @@ def draw(
         if index:
             print()
         print_timeline(timeline, time_unit=unit)
+
+
+def _made_within(names: list[str], timelines: list[Timeline]) -> bool:
+    """Whether a memory limit may have had a say in some order."""
+    stored = ("memory", "recompute", "offload")
+    return any(map(is_function, names)) or any(
+        key in timeline.schedule.options for timeline in timelines for key in stored
+    )
 
 
 app = command(

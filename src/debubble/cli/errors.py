@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,7 +39,9 @@ def clean_exit() -> Iterator[None]:
             # A terminal without "−" must not be the end of a report.
             stream.reconfigure(errors="replace")
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn  # type: ignore[assignment] # takes what it does not use
+            yield
     except typer.Exit:
         raise
     except DebubbleError as error:
@@ -56,6 +59,11 @@ def clean_exit() -> Iterator[None]:
         _leave("not enough memory for this size; use fewer ranks or microbatches", BAD_INPUT)
     except Exception as error:
         _report(error)
+
+
+def _warn(message: Warning | str, *_place: object) -> None:
+    """Print a warning without the place in the source that it comes from."""
+    print(f"debubble: warning: {message}", file=sys.stderr)
 
 
 def _open_closed() -> None:

@@ -10,6 +10,7 @@ import typer
 
 from debubble.cli.app import command
 from debubble.cli.options import (
+    Inputs,
     ScheduleName,
     Setup,
     Text,
@@ -67,10 +68,15 @@ def export(
         raise ParameterError(
             f"--cut is for the flags that come with {' and '.join(WITH_FLAGS)}; leave it out"
         )
+    if waits and to != "torch-csv-comms":
+        raise ParameterError(f"--waits is for torch-csv-comms, and --to is {to}; leave it out")
+    if to == "megatron" and setup["transfers"] is not None:
+        raise ParameterError("--transfers is for files with sends and receives; leave it out")
     inputs = setup.read()
     if output != STANDARD_OUTPUT:
         check_writable(output)
     settings: list[str] = []
+    notes: list[str] = []
     layers = None if cut is None else _layers(cut)
     with phases(3) as phase:
         phase(f"making {schedule}")
@@ -82,9 +88,11 @@ def export(
             from debubble.interchange.layouts import check_cut
 
             check_cut(made, layers)
+        notes += _above_limit(made, inputs)
         if to == "chrome-trace":
             phase(f"simulating {len(made):,} actions")
             timeline = inputs.simulate(question, schedule)
+            notes += inputs.unread(made)
             phase(f"writing {output}")
             _trace(timeline, inputs.costs.time_unit, output)
         else:
@@ -93,6 +101,8 @@ def export(
                 settings = _settings(made, output, layers)
             phase(f"writing {output}")
             _write(_text(made, to, waits, inputs.mode, layers), output)
+    for text in notes:
+        note(f"note: {text}")
     if output != STANDARD_OUTPUT:
         note(f"wrote {output}")
     if to in READ_BACK[".csv"]:
@@ -102,6 +112,18 @@ def export(
             note(f"warning: {warning}")
     if settings:
         note("\n".join(settings))
+
+
+def _above_limit(schedule: Schedule, inputs: Inputs) -> list[str]:
+    """A note of ranks that hold more than the memory limit."""
+    from debubble.analysis.metrics import above_limit, kept_text
+    from debubble.engine.timeline import memory_use
+
+    if inputs.memory is None:
+        return []
+    peak = memory_use(schedule, inputs.costs, inputs.mode).peak
+    above = above_limit(peak, inputs.memory)
+    return [kept_text(peak, inputs.memory, inputs.costs)] if above else []
 
 
 def _check_ending(to: str, output: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+from debubble.analysis.layout import line_width, wrap
 from debubble.analysis.question import OPTIONS
 from debubble.cli.app import command
 from debubble.cli.jitter import read_jitter
@@ -114,6 +115,9 @@ def optimize(
             import debubble
 
             result = debubble.optimize(memory=inputs.memory, report=_reporting(line), **options)
+    tried = {"recompute"} if recompute != "none" else set()
+    tried |= {"offload"} if away != "none" else set()
+    notes = [] if sweeping else inputs.unread(*_schedules(result), tried=tried)
     wrote = None
     try:
         if output is not None:
@@ -122,15 +126,24 @@ def optimize(
         # What took long to find is printed even where it cannot be written.
         if as_json:
             data = result.to_dict()
-            print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
+            own = {"costs": _own_costs(data, inputs) or inputs.source or None, "notes": notes}
+            print_json(data | own)
         else:
             print(result)
+            for text in notes:
+                print(*wrap(f"note: {text}", line_width(), 2), sep="\n")
             if inputs.source:
                 print(f"costs: {inputs.source}")
         sys.stdout.flush()
         _say_without_solver(result)
     if wrote is not None:
         note(f"wrote {wrote}")
+
+
+def _schedules(result: Any) -> list[Any]:
+    """The schedule that was found, and the published ones that it is compared with."""
+    rows = [] if result.published is None else result.published.rows
+    return [result.schedule, *(row.schedule for row in rows)]
 
 
 LARGEST = 999_999_999

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -226,6 +226,16 @@ class Inputs:
             )
         asked = replace(self.asked, options=self.options([target]), late=late)
         return question(target, asked, self.file)
+
+    def unread(self, *schedules: Schedule, tried: Container[str] = ()) -> list[str]:
+        """Notes of typed costs that change nothing of any of some schedules.
+
+        A cost file is for many schedules; what is typed is for these. Options that a search `tried`
+        may have left out.
+        """
+        from debubble.analysis.unread_costs import unread_notes
+
+        return [] if self.file is not None else unread_notes(schedules, self.costs, tried)
 
     def simulate(self, question: Question, target: str) -> Timeline:
         """The simulation; a wrong schedule of a file or function is refused with advice."""

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from debubble.analysis.glance import CHUNKS, MICROBATCHES, RANKS, glance
 from debubble.analysis.layout import PIPED, line_width, table, wrap
-from debubble.analysis.measures import parameter_copies
 from debubble.cli import completion
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, switch, takes
 from debubble.cli.output import print_json
 from debubble.core.errors import DebubbleError, ParameterError
-from debubble.core.schedule import sizes
 from debubble.core.units import number, percent
 from debubble.engine.jit import load_compiler
 from debubble.schedules import registry
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
 FIGURE_SIZES = 4, 8
 """Ranks and microbatches that a schedule is drawn for, or the nearest it accepts."""
-
-GLANCE_SIZES = 8, 32
-"""Ranks and microbatches that memory and bubble are given for, or the nearest."""
 
 FIGURE_COLUMNS = 96
 
@@ -88,7 +84,7 @@ def schedules(
 
 def describe(entry: Entry) -> dict[str, Any]:
     """Description of a schedule as plain data."""
-    glance = at_a_glance(entry)
+    found = glance(entry)
     return {
         **entry.to_dict(),
         "placement": _placement(entry),
@@ -99,15 +95,8 @@ def describe(entry: Entry) -> dict[str, Any]:
         ],
         "closed_forms": [form.to_dict() for form in entry.forms],
         "uses_costs": entry.uses_costs,
-        "weight_versions": glance.schedule.weight_versions if glance else 1,
-        "at_a_glance": glance
-        and {
-            **sizes(glance.schedule, "ranks", "microbatches", "chunks"),
-            "peak_activation": float(glance.peak_activation.max()),
-            "parameter_copies": parameter_copies(glance.schedule),
-            "bubble_ratio": glance.bubble_ratio,
-            "stage_bubble_rate": glance.stage_bubble_rate,
-        },
+        "weight_versions": found.timeline.schedule.weight_versions if found else 1,
+        "at_a_glance": found and found.to_dict(),
         "use": entry.use,
         "description": entry.text,
     }
@@ -123,9 +112,9 @@ def explain(entry: Entry, width: int = PIPED) -> str:
         *(("needs", constraint.text) for constraint in entry.constraints),
         *(("option", f"{o.name}: {o.type}, default {o.default}") for o in entry.options),
     ]
-    glance = at_a_glance(entry)
-    if glance is not None:
-        facts += _glance_texts(glance)
+    found = glance(entry)
+    if found is not None:
+        facts += _glance_texts(found.timeline)
     lines = [
         *wrap(f"{entry.name}: {entry.title}{aliases}", width, 2),
         "",
@@ -156,10 +145,10 @@ def _described(entry: Entry, width: int) -> list[str]:
     return "\n\n".join("\n".join(part).replace("::", ":") for part in parts).splitlines()
 
 
-def example_case(entry: Entry, sizes: tuple[int, int] = FIGURE_SIZES) -> SimpleNamespace | None:
-    """The ranks and microbatches nearest to `sizes` that a schedule accepts."""
+def example_case(entry: Entry) -> SimpleNamespace | None:
+    """The ranks and microbatches nearest to those of figures that a schedule accepts."""
     near = [(p, m) for p in range(1, 17) for m in range(1, 65)]
-    near.sort(key=lambda s: (abs(s[0] - sizes[0]), abs(s[1] - sizes[1]), s))
+    near.sort(key=lambda s: (abs(s[0] - FIGURE_SIZES[0]), abs(s[1] - FIGURE_SIZES[1]), s))
     chunks = entry.chunks or max(2, entry.default_chunks)
     for ranks, microbatches in near:
         case = entry.case(ranks=ranks, microbatches=microbatches, chunks=chunks)
@@ -168,11 +157,11 @@ def example_case(entry: Entry, sizes: tuple[int, int] = FIGURE_SIZES) -> SimpleN
     return None
 
 
-def example(entry: Entry, sizes: tuple[int, int] = FIGURE_SIZES) -> Timeline | None:
-    """A timeline with default costs, None when the schedule needs more than sizes."""
+def example(entry: Entry) -> Timeline | None:
+    """A small timeline with default costs, None when the schedule needs more than sizes."""
     from debubble.engine.timeline import simulate
 
-    case = example_case(entry, sizes)
+    case = example_case(entry)
     if case is None:
         return None
     try:
@@ -183,11 +172,6 @@ def example(entry: Entry, sizes: tuple[int, int] = FIGURE_SIZES) -> Timeline | N
         return simulate(schedule)
     except DebubbleError:
         return None
-
-
-def at_a_glance(entry: Entry) -> Timeline | None:
-    """The timeline whose memory and bubble stand in the table."""
-    return example(entry, GLANCE_SIZES)
 
 
 def draw_example(entry: Entry, width: int = FIGURE_COLUMNS) -> str:
@@ -201,7 +185,9 @@ def draw_example(entry: Entry, width: int = FIGURE_COLUMNS) -> str:
 def _glance_texts(timeline: Timeline) -> list[tuple[str, str]]:
     """Memory and bubble of an example, each with the sizes it is for."""
     schedule = timeline.schedule
-    where = f"at p = {schedule.ranks}, m = {schedule.microbatches}, F = I = W"
+    where = (
+        f"at p = {schedule.ranks}, m = {schedule.microbatches}, v = {schedule.chunks}, F = I = W"
+    )
     peak = timeline.peak_activation
     low, high = number(float(peak.min())), number(float(peak.max()))
     held = high if low == high else f"{low} to {high}"
@@ -248,13 +234,13 @@ def overview(found: list[Entry], width: int | None) -> str:
     more = ["year", "placement", "needs", "source"] if width is None else []
     rows = [heads + more]
     for entry in found:
-        glance = at_a_glance(entry)
+        seen = glance(entry)
         row = [
             entry.name,
             str(entry.chunks or "any"),
-            number(round(float(glance.peak_activation.max()), 2)) if glance else "?",
-            percent(glance.bubble_ratio) if glance else "?",
-            entry.title,
+            number(round(float(seen.timeline.peak_activation.max()), 2)) if seen else "?",
+            percent(seen.timeline.bubble_ratio) if seen else "?",
+            f"[{seen.away}] {entry.title}" if seen and seen.away else entry.title,
         ]
         if more:
             needs = "; ".join(constraint.text for constraint in entry.constraints)
@@ -263,10 +249,10 @@ def overview(found: list[Entry], width: int | None) -> str:
     if width is not None:
         fixed = sum(max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:4])
         rows = [[*row[:4], _cut(row[4], max(1, width - fixed))] for row in rows]
-    ranks, microbatches = GLANCE_SIZES
     note = (
         "memory: activation units on the fullest rank; bubble: idle share of rank-time; both at "
-        f"p = {ranks}, m = {microbatches} (or the nearest that works), F = I = W, no latency."
+        f"p = {RANKS}, m = {MICROBATCHES} and, where there is a choice, v = {CHUNKS} chunks, or at "
+        "the nearest that works, in [brackets]; F = I = W, no latency."
     )
     hint = "'debubble schedules NAME' says all about one, and draws it"
     if width is not None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, Text, takes, with_setup
 from debubble.cli.output import note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import FormatError
-from debubble.engine.memory import ROUNDING, Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -113,42 +110,35 @@ def _written(table: ActionTable, timeline: Timeline, path: str) -> str:
 
 
 def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
+    from debubble.analysis.metrics import above_limit
     from debubble.analysis.summary import summary
 
     data = summary(timeline)
+    data["notes"] += inputs.unread(timeline.schedule)
     data["costs"] = inputs.source or None
     data["memory_limit"] = inputs.memory
-    data["fits"] = not _above(timeline, inputs.memory) if inputs.memory is not None else None
+    peak, limit = timeline.peak_activation, inputs.memory
+    data["fits"] = None if limit is None else not above_limit(peak, limit)
     return data
 
 
 def _text(timeline: Timeline, inputs: Inputs, spread: Spread | None) -> str:
     from debubble.analysis.layout import line_width, wrap
-    from debubble.analysis.metrics import amount_text, ranges
+    from debubble.analysis.metrics import kept_text
     from debubble.analysis.spread import spread_lines
     from debubble.analysis.summary import report
 
     width = line_width()
     lines = [report(timeline, width=width)]
+    for text in inputs.unread(timeline.schedule):
+        lines += wrap(f"note: {text}", width, 2)
     if spread is not None:
         lines += ["", *spread_lines(spread, timeline.table.costs.time_unit, width)]
     if inputs.source:
         lines += wrap(f"costs: {inputs.source}", width, 2)
     if inputs.memory is not None:
-        above = _above(timeline, inputs.memory)
-        limit = f"memory limit {amount_text(inputs.memory, timeline.table.costs)}"
-        where = f"rank{'s' if len(above) > 1 else ''} {ranges(above)}" if above else ""
-        lines.append(f"{limit}: {f'exceeded on {where}' if above else 'kept by all ranks'}")
+        lines.append(kept_text(timeline.peak_activation, inputs.memory, timeline.table.costs))
     return "\n".join(lines)
-
-
-def _above(timeline: Timeline, limit: Limit) -> list[int]:
-    """Ranks that hold more than a limit."""
-    limits = memory_limits(limit, timeline.schedule.ranks)
-    assert limits is not None, "asked only when there is a limit"
-    above = np.flatnonzero(timeline.peak_activation > limits * (1 + ROUNDING))
-    found: list[int] = above.tolist()
-    return found
 
 
 app = command(

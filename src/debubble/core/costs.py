@@ -303,8 +303,8 @@ class Costs:
         number of chunks, so that schedules with different chunks are compared on the same model.
         """
         for name in values:
-            if name not in _NAMES:
-                raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), _NAMES)}")
+            if name not in COST_NAMES:
+                raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), COST_NAMES)}")
         return cls(basis="rank", chunks=chunks, **values)
 
     @property
@@ -407,7 +407,9 @@ class Costs:
 COST_FIELDS = cost_fields(Costs)
 """Every cost by name, in the order of the documentation."""
 
-_NAMES = tuple(spec.name for spec in fields(Costs))
+COST_NAMES = tuple(spec.name for spec in fields(Costs))
+"""Names of all fields: costs, what they are for, and their units."""
+
 _DEFAULT: dict[str, Any] = {spec.name: spec.default for spec in fields(Costs)}
 _DEFAULTS = tuple((name, _DEFAULT[name]) for name in COST_FIELDS)
 """Costs in the order in which they are checked; what nobody gave needs no check."""

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +24,21 @@ from debubble.core.actions import (
     stages_of,
     unpack,
 )
+from debubble.core.costs import Costs
 from debubble.core.errors import FormatError, check_type
 from debubble.core.placement import Placement
 from debubble.core.schedule_fields import Saved, Sizes, checked, saved
 from debubble.core.slicing import Slicing
-
-if TYPE_CHECKING:
-    from debubble.core.costs import Costs
 
 FORMAT = "debubble-schedule"
 FORMAT_VERSION = 1
 SYNCS = ("global", "local", "post-validation")
 RECOMPUTE_AFTER = ("forward", "gradient")
 VOCABULARIES = (0, 1, 2)
+FROM_COSTS = ("order", "cut", "recomputes", "copies")
+"""Parts of a schedule that may be computed from costs: which actions run when, where sequences are
+cut into slices, and where recomputes and copies to the host stand."""
+
 MAX_SLICES = 1 << 10
 VOCABULARY_ADVICE = "use 0 for an output layer on the last stage, 1 or 2 for a sharded one"
 
@@ -102,7 +104,9 @@ class Schedule:
         Target of each rank's ``OFFLOAD`` actions: the rank that keeps activations, or None
         for the rank's host. Empty when all of them go to the host.
     made_for
-        The costs that the order was computed from; None where it depends on none, or nobody knows.
+        The costs that parts of it were computed from; None where none was, or nobody knows.
+    from_costs
+        What was computed from them, of :data:`FROM_COSTS`; empty for the order.
     """
 
     name: str = field(
@@ -146,7 +150,18 @@ class Schedule:
     vocabulary: int = field(
         default=0, metadata=saved(check.one_number(VOCABULARIES, VOCABULARY_ADVICE), rare=True)
     )
-    made_for: Costs | None = field(default=None, compare=False, repr=False)
+    made_for: Costs | None = field(
+        default=None,
+        compare=False,
+        repr=False,
+        metadata=saved(check.costs, write=check.plain_costs, rare=True),
+    )
+    from_costs: tuple[str, ...] = field(
+        default=(),
+        compare=False,
+        repr=False,
+        metadata=saved(check.words(FROM_COSTS), write=list, rare=True),
+    )
     derived: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
     """Cache of results derived from this order by other layers, for instance its event graphs."""
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.costs import COST_NAMES, Costs
 from debubble.core.embedding_and_head import first_stages
-from debubble.core.errors import ParameterError, WrongValueError
+from debubble.core.errors import CostError, ParameterError, WrongValueError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.slicing import check_cut
 
@@ -206,6 +207,51 @@ def options(name: str, value: Any, _sizes: Sizes) -> dict[str, Any]:
             ):
                 raise WrongValueError(path, item, "give numbers, text or a list of them")
     return dict(value)
+
+
+def costs(name: str, value: Any, _sizes: Sizes) -> Costs | None:
+    """Costs, or a mapping with those that are not the default; None for no costs."""
+    if value is None or isinstance(value, Costs):
+        return value
+    if not isinstance(value, Mapping):
+        raise WrongValueError(name, value, "give costs by name: {F: 1, B: 2}")
+    for key in value:
+        if key not in COST_NAMES:
+            form = "{path} has an unknown cost {value}; "
+            raise WrongValueError(name, key, did_you_mean(str(key), COST_NAMES), form)
+    try:
+        return Costs(**value)
+    except CostError as error:
+        raise ParameterError(f"{name}: {error}") from None
+
+
+def plain_costs(value: Costs) -> dict[str, Any]:
+    """The costs that are not the default, as plain data."""
+    default = Costs()
+    return {
+        key: _plain(getattr(value, key))
+        for key in COST_NAMES
+        if getattr(value, key) != getattr(default, key)
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        text = {key: ",".join(map(str, key)) if isinstance(key, tuple) else key for key in value}
+        return {str(text[key]): item for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def words(known: Sequence[str]) -> Check:
+    """Some of a few words."""
+
+    def check(name: str, value: Any, _sizes: Sizes) -> tuple[str, ...]:
+        some = isinstance(value, list | tuple)
+        if not some or any(not isinstance(item, str) or item not in known for item in value):
+            raise WrongValueError(name, value, f"give a list of {', '.join(known)}")
+        return tuple(dict.fromkeys(value))
+
+    return check
 
 
 def packed(name: str, values: Any) -> NDArray[np.int64]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import Kind
-from debubble.core.slicing import Slicing
+from debubble.core.placement import Placement
+from debubble.core.slicing import Slicing, even_work
 from debubble.core.stage_values import Spread
+
+if TYPE_CHECKING:
+    from debubble.core.costs import Costs
 
 Times: TypeAlias = dict[Kind, NDArray[np.float64]]
 """Times of kinds, each of shape ``(n,)``."""
@@ -42,3 +46,16 @@ def attention_times(times: Times, attention: NDArray[np.float64]) -> Times:
     of_full = np.divide(of_grad * B, both, out=attention * B, where=both > 0)
     alone = {kind: attention * times[kind] for kind in (Kind.F, Kind.R)}
     return {**alone, Kind.I: of_grad, Kind.B: of_full}
+
+
+def even_cut(placement: Placement, slices: int, costs: Costs) -> tuple[float, ...]:
+    """The cut into slices that take the same time forwards, summed over all stages.
+
+    Empty, for equal slices, without attention.
+    """
+    share = costs.attention
+    if not isinstance(share, float):
+        table = costs.resolve(placement)
+        F = table.duration[Kind.F]
+        share = float(F @ table.attention / F.sum()) if F.any() else 0.0
+    return even_work(slices, share) if share > 0 else ()

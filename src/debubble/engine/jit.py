@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 import types
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -79,8 +81,13 @@ class Kernel(Generic[R]):
 
     @property
     def compiled(self) -> Callable[..., R]:
-        """The machine-code version; compiled on first use and cached on disk."""
+        """The machine-code version; compiled on first use and cached on disk.
+
+        Without numba it is the Python version.
+        """
         if self._compiled is None:
+            if not load_compiler():
+                return self.py_func
             import numba
 
             found: dict[Any, Any] = {}
@@ -97,12 +104,12 @@ class Kernel(Generic[R]):
     def run(self, work: int, *args: Any) -> R:
         """Call the kernel; `work` is the number of loop iterations it is going to take."""
         global _interpreted
-        if "numba" in sys.modules:
+        if sys.modules.get("numba") is not None:
             small = work < INTERPRET_WHEN_LOADED
         else:
             _interpreted += work
             small = _interpreted < INTERPRET_BELOW
-        if small or not self._is_ready(work, args):
+        if small or not load_compiler() or not self._is_ready(work, args):
             return self.interpret(*args)
         return self.compiled(*args)
 
@@ -155,9 +162,22 @@ def _as_list(argument: Any) -> Any:
     return argument
 
 
-def load_compiler() -> None:
-    """Load numba at once, for what is known to run more than is soon interpreted."""
-    import numba  # noqa: F401
+@cache
+def load_compiler() -> bool:
+    """Load numba, for what is known to run more than is soon interpreted.
+
+    Returns whether it is there. Where it is not, everything is interpreted, with one warning.
+    """
+    try:
+        import numba  # noqa: F401
+    except Exception as error:  # a broken install raises anything
+        warnings.warn(
+            f"numba cannot be loaded ({error}), so everything is interpreted, some hundred times "
+            "slower; pip install numba",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def helper(function: F) -> F:

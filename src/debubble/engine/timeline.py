@@ -17,7 +17,7 @@ from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
 from debubble.core.kind_relations import RECOMPUTE_KINDS
-from debubble.core.kinds import FORWARD_KINDS
+from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.core.schedule import Schedule
 from debubble.engine import made_for, memory_over_time
@@ -73,10 +73,15 @@ class Timeline:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Caveats of the times: the order lacks backwards, or was computed for other costs."""
-        lacking = "" if self.graph.complete or self.measured else LACKING
-        unfit = made_for.unfit(self.schedule, self.table)
-        return tuple(note for note in (lacking, unfit) if note)
+        """Caveats of the times: the order lacks actions, or was computed for other costs."""
+        notes = [] if self.graph.complete or self.measured else [LACKING]
+        notes.append(made_for.unfit(self.schedule, self.table))
+        if self.schedule.explicit_reduction and not has(self.schedule, (Kind.REDUCE_GRAD,)):
+            notes.append(
+                "no REDUCE_GRAD, as in listings of older PyTorch: today's neither divides its "
+                "gradients by the number of microbatches nor reduces them"
+            )
+        return tuple(filter(None, notes))
 
     @property
     def mode(self) -> P2PMode:

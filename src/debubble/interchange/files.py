@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from debubble.analysis.question import HOW
@@ -260,8 +261,8 @@ def _agree(key: str, given: object, found: object, path: str) -> None:
 _MEMORY = Option("memory", "float | list | None", None)
 """The option of schedules made with a memory limit."""
 
-_RECOMPUTE = ("recompute", "recompute_at", "recompute_cap")
-"""The options of schedules that recompute."""
+_STORED = ("recompute", "recompute_at", "recompute_cap", "offload")
+"""The options of schedules that recompute or copy to the host."""
 
 
 def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) -> bool:
@@ -278,16 +279,18 @@ def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) 
 def _rename_if_modified(schedule: Schedule) -> Schedule:
     """The schedule, renamed when it says to be a published one and is not.
 
-    Orders that depend on costs cannot be made again without them and keep their name.
+    Orders that depend on costs keep their name where the file does not have these.
     """
     entry = registry.entries().get(schedule.name)
     if entry is None:
         return schedule
     declared = {option.name: option for option in (*entry.options, _MEMORY)}
-    options = {key: value for key, value in schedule.options.items() if key not in _RECOMPUTE}
-    recompute = {key: schedule.options[key] for key in _RECOMPUTE if key in schedule.options}
+    options = {key: value for key, value in schedule.options.items() if key not in _STORED}
+    stored = {key: schedule.options[key] for key in _STORED if key in schedule.options}
     if all(key in declared and declared[key].fits(value) for key, value in options.items()):
-        if entry.uses_costs or recompute.get("recompute_at") == "bubbles":
+        by_costs = entry.orders_by_costs(SimpleNamespace(**options))
+        by_costs = by_costs or stored.get("recompute_at") == "bubbles"
+        if by_costs and schedule.made_for is None:
             return schedule
         if not _large_enough(schedule, entry, options):
             return replace(schedule, name=schedule.name + CHANGED)
@@ -300,12 +303,13 @@ def _rename_if_modified(schedule: Schedule) -> Schedule:
                 chunks=None if entry.chunks else schedule.chunks,
                 iterations=schedule.iterations if steps or schedule.iterations > 1 else None,
                 sync=schedule.sync if steps else None,
-                **recompute,
+                costs=schedule.made_for,
+                **stored,
                 **options,
             )
         except DebubbleError:
             again = None
-        # Where sequences are cut may depend on costs; the file says where, the order does not.
+        # Where sequences are cut may depend on costs that the file does not have.
         if again is not None and replace(again, cut=schedule.cut) == schedule:
             return schedule
     return replace(schedule, name=schedule.name + CHANGED)

@@ -23,6 +23,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.engine.made_for import remembering
 from debubble.interchange.cells import MAX_ACTIONS, MAX_RANKS, SPARE, read_cells
 from debubble.interchange.text import plain, read_text, shown
 from debubble.schedules import registry
@@ -101,13 +102,20 @@ def make_from_file(
             error if str(error).startswith(label) else ParameterError(f"{label}: {error}")
         ) from None
     if isinstance(result, Schedule):
-        return result
+        return _remembering(result, arguments)
     if not isinstance(result, Iterable):
         raise FormatError(
             f"{label} returned {type(result).__name__}; return a Schedule or yield one program per "
             "rank"
         )
-    return _from_programs(result, label, path, given)
+    return _remembering(_from_programs(result, label, path, given), arguments)
+
+
+def _remembering(made: Schedule, arguments: Mapping[str, Any]) -> Schedule:
+    """The schedule, with the costs that its function took."""
+    if made.made_for is not None or arguments.get("costs") is None:
+        return made
+    return remembering(made, "order", arguments["costs"])
 
 
 def load_function(path: str, name: str) -> Callable[..., Any]:

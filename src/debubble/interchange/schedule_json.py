@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from debubble.core.errors import FormatError, ParameterError, WrongValueError
+from debubble.core.errors import CostError, FormatError, ParameterError, WrongValueError
 from debubble.core.placement import Placement
 from debubble.core.schedule import FORMAT, FORMAT_VERSION, SAVED, Schedule
 from debubble.core.schedule_fields import Sizes, up_to
@@ -89,9 +89,15 @@ def from_json(text: str, where: str) -> Schedule:
         for rank, program in enumerate(programs)
     ]
     try:
-        return Schedule.from_programs(placement=placement, programs=cells, **fields)
+        made = Schedule.from_programs(placement=placement, programs=cells, **fields)
     except ParameterError as error:
         raise FormatError(f"{where}: {error}") from None
+    if made.made_for is not None:
+        try:
+            made.made_for.table(made)
+        except CostError as error:
+            raise FormatError(f"{where}: made_for: {error}") from None
+    return made
 
 
 def read_fields(data: Mapping[str, Any], where: str) -> tuple[int, dict[str, Any]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import warnings
 from functools import partial
 from pathlib import PurePath
 
@@ -40,6 +41,7 @@ from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import GRADIENT_KINDS, OFFLOAD_KINDS, SEND_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.core.sequence import as_kind
 from debubble.engine.exist import has
 from debubble.engine.modes import MODE, P2PMode
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
@@ -48,6 +50,9 @@ COMMUNICATING = (*PASS_KINDS, *TRANSFER_KINDS, *SHARDING_KINDS)
 
 _IMPLIED = re.compile(r"[0-9]{1,9}WAIT_(?:REDUCE_GRAD[0-9]{0,10}|SEND_[FB][0-9]{1,10})")
 """Cells of PyTorch that follow from the others."""
+
+_OLD = re.compile(r"(?<=[0-9])B(W?)(?=[0-9])")
+"""Backwards in cells of older PyTorch: B is the input half there, and BW the whole."""
 
 _OF_STAGE = re.compile(r"([0-9]{1,9}(?:UNSHARD|RESHARD|REDUCE_GRAD))[0-9]{0,10}")
 """Cells of PyTorch that name no microbatch."""
@@ -66,6 +71,11 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
         lives.
     """
     rows = _rows(text, where)
+    old = "BW" in text
+    if old:
+        rows = [
+            [_OLD.sub(lambda found: "B" if found[1] else "I", cell) for cell in row] for row in rows
+        ]
     programs = []
     for rank, row in enumerate(rows):
         texts = [cell.strip() for cell in row]
@@ -80,6 +90,15 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
                 texts[column] = _OF_STAGE.sub(r"\g<1>0", texts[column])
         programs.append(
             read_cells([texts[column] for column in columns], partial(_place, where, rank, columns))
+        )
+    if _halves_alone(programs):
+        old = True
+        programs = [np.where(kinds_of(p) == Kind.B, as_kind(p, Kind.I), p) for p in programs]
+    if old:
+        warnings.warn(
+            f"{where}: the notation of older PyTorch, in which B is the input half of a backward "
+            "and BW the whole; they are read as I and B",
+            stacklevel=2,
         )
     actions = np.concatenate(programs)
     kinds = kinds_of(actions)
@@ -98,6 +117,20 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
         programs,
         explicit_reduction=not np.all(computes(kinds)),
     )
+
+
+def _of_today(found: re.Match[str]) -> str:
+    return "B" if found[1] else "I"
+
+
+def _halves_alone(programs: list[Program]) -> bool:
+    """Whether every backward is a B and a W of the same stage and microbatch: that B is an I."""
+    actions = np.concatenate(programs)
+    kinds = kinds_of(actions)
+    if not np.any(kinds == Kind.W) or np.any(kinds == Kind.I):
+        return False
+    full = np.sort(as_kind(actions[kinds == Kind.B], Kind.W))
+    return np.array_equal(full, np.sort(actions[kinds == Kind.W]))
 
 
 def _place(where: str, rank: int, columns: list[int], index: int) -> str:

@@ -33,6 +33,7 @@ from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind
 from debubble.engine.exist import has
 from debubble.engine.graph import P2PMode
+from debubble.engine.made_for import remembering
 from debubble.engine.memory import memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.lowering.offload_waits import without_and_with_waits
@@ -114,7 +115,7 @@ def ways_to_offload(schedule: Schedule, stages: Stages | None, setting: Setting)
             with_copies(schedule.program(rank), chosen, recomputed, lead)
             for rank in range(schedule.ranks)
         ]
-        made = schedule.with_programs(programs, options=options)
+        made = remembering(schedule.with_programs(programs, options=options), "copies", costs)
         ways += [made] if limits is None else without_and_with_waits(made, table, limits)
     if limits is None:
         # Who sets no limit wants copies all the same.

@@ -39,6 +39,7 @@ from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.runtimes import RECOMPUTES_LATE, RUNTIMES, has_rule
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
+from debubble.engine.made_for import remembering
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.transfers import first_transfer
 from debubble.lowering.bubbles import in_bubbles
@@ -142,6 +143,8 @@ def ways_to_recompute(
     )
     if at != "bubbles":
         return [made]
+    costs = setting.costs or Costs()
+    made = remembering(made, "recomputes", costs)
     return [made, *in_bubbles(made, schedule, setting)]
 
 

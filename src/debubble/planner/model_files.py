@@ -84,7 +84,8 @@ def read_model(target: str | Path) -> Model:
     elif not text.lower().endswith(ENDINGS):
         hint = did_you_mean(text, shipped_models())
         raise FormatError(
-            f"there is no model '{text}'; {hint} A file of your own ends in .json or .yaml"
+            f"there is no model '{text}'; {hint}{'' if hint.endswith('?') else '.'} A file of your "
+            "own ends in .json or .yaml"
         )
     return parse_model(read_text(path, MAX_BYTES), str(path))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from debubble.analysis.unread_costs import NEEDS
 from debubble.core.costs import COST_FIELDS
 from debubble.lowering.chain import LOWERINGS
 
@@ -25,9 +26,6 @@ class CostControl:
     """Largest value of the slider."""
     tick: float = 0.05
     """Distance of its values."""
-    needs: tuple[str, tuple[str, ...]] | None = None
-    """Field of the page without which the cost is not paid, and its values that count; an empty
-    tuple for any value."""
 
 
 COSTS = (
@@ -36,9 +34,9 @@ COSTS = (
     CostControl("W", value="1"),
     CostControl("O", "O pair", placeholder="sum", most=12, tick=0.1),
     CostControl("p2p", placeholder="0", most=1, tick=0.01),
-    CostControl("OPT", "optimizer step", placeholder="0", needs=("iterations", ())),
-    CostControl("unshard", "gather weights", placeholder="0", needs=("sharding", ("fsdp",))),
-    CostControl("reduce_grad", "reduce gradients", placeholder="0", needs=("sharding", ())),
+    CostControl("OPT", "optimizer step", placeholder="0"),
+    CostControl("unshard", "gather weights", placeholder="0"),
+    CostControl("reduce_grad", "reduce gradients", placeholder="0"),
 )
 """Costs with a field on the page, in its order; requests and files may have the others."""
 
@@ -54,7 +52,7 @@ def cost_controls() -> list[dict[str, Any]]:
             "placeholder": control.placeholder,
             "most": control.most,
             "tick": control.tick,
-            "needs": _needs(*control.needs) if control.needs else None,
+            "needs": _needs_of(control.name),
         }
         for control in COSTS
     ]
@@ -77,6 +75,12 @@ def choices() -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _needs_of(cost: str) -> dict[str, Any] | None:
+    """Field of the page without which a cost is not paid, if one adds what pays it."""
+    need = NEEDS.get(cost)
+    return _needs(need.option, need.values) if need is not None and need.option else None
 
 
 def _needs(field: str, values: tuple[str, ...] = ()) -> dict[str, Any]:

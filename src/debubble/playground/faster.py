@@ -9,7 +9,7 @@ from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
-from debubble.playground.state import File, State
+from debubble.playground.state import File, State, within
 
 FILE = "optimized.json"
 
@@ -19,7 +19,8 @@ def faster(state: State, running: Search) -> dict[str, Any]:
     from debubble.optimize.search import optimize
 
     _check(state)
-    costs = state.read_costs().costs
+    given = state.read_costs()
+    state, costs = within(state, given), given.costs
     chunks = state.chunks or 1
     cuts = sorted({1, chunks}) if costs.same_model else chunks
 

@@ -166,6 +166,16 @@ class State(Strict):
             raise RefusedError(str(error), cost_named(str(error))) from None
 
 
+def within(state: State, file: CostFile) -> State:
+    """The state with the memory limit of its cost file, where the request says none.
+
+    ``null`` is no limit.
+    """
+    if "memory" in state.model_fields_set or file.memory_limit is None:
+        return state
+    return state.model_copy(update={"memory": file.memory_limit})
+
+
 def cost_named(message: str) -> str:
     """The cost that a message of :class:`debubble.CostError` begins with, else ``""``."""
     word = message.partition(" ")[0].partition("[")[0]

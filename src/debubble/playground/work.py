@@ -8,18 +8,19 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from debubble.analysis.compare import Comparison, Row, compare
+from debubble.analysis.compare import Comparison, Row, compare, has_choice
 from debubble.analysis.summary import summary
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.units import number, percent
+from debubble.engine.jit import load_compiler
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import CostFile
 from debubble.interchange.text import shown
 from debubble.lowering.sharding import MAX_ACTIVE
 from debubble.playground.limits import MAX_ACTIONS, RefusedError
-from debubble.playground.state import Export, State, Wanted, cost_named
+from debubble.playground.state import Export, State, Wanted, cost_named, within
 from debubble.playground.uploads import cost_lines
 from debubble.playground.uploads import items as read_items
 from debubble.schedules import registry
@@ -38,8 +39,7 @@ DRAWING = Lock()
 
 def warm_up() -> None:
     """Load what the first request would have to wait for: compiled kernels."""
-    import numba  # noqa: F401 - from here on kernels run compiled
-
+    load_compiler()
     names = ("1f1b", "zb-v", "dualpipe-v")
     wanted = [Wanted(name=name) for name in names]
     state = State.model_validate({"schedules": wanted, "ranks": 4, "microbatches": 64})
@@ -59,6 +59,7 @@ def simulate(state: State) -> dict[str, Any]:
         ``problems``, each with ``index``, ``message``, ``field`` and ``nearest``.
     """
     file = state.read_costs()
+    state = within(state, file)
     problems: list[dict[str, Any]] = []
     places: list[tuple[int, int]] = []
     items: list[Any] = []
@@ -157,8 +158,12 @@ def _compared(items: Sequence[Any], state: State, file: CostFile) -> tuple[Compa
     unit = file.time_unit
     if not state.costs.file and all(isinstance(item, Timeline) for item in items):
         unit = "ms"
+    options = state.options
+    if not has_choice(item[0] for item in items if isinstance(item, tuple)):
+        # The page sends its number of chunks whatever the schedules are.
+        del options["chunks"]
     result = compare(
-        items, **state.options, costs=file.costs, **state.lowering, time_unit=unit,
+        items, **options, costs=file.costs, **state.lowering, time_unit=unit,
         memory_unit=file.memory_unit,
         progress=lambda label, _index, _count: labels.append(label),
     )  # fmt: skip
@@ -251,6 +256,7 @@ def export(wanted: Export) -> tuple[bytes, str, str]:
             "index",
         )
     file = state.read_costs()
+    state = within(state, file)
     items, actions = _items(state.schedules[wanted.index], state, file.costs)
     _check_size(actions, state)
     if wanted.part >= len(items):

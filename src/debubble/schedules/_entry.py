@@ -270,6 +270,10 @@ class Entry:
         """Whether the order depends on the costs."""
         return "costs" in self.parameters
 
+    def orders_by_costs(self, case: Any) -> bool:
+        """Whether the order of a case depends on its costs."""
+        return self.uses_costs and not getattr(case, "published", False)
+
     def placed(self, case: Any) -> Placement:
         """The placement of a case; the same parameters lead to the same object."""
         return _placed(self.placement, case.ranks, case.chunks)
@@ -299,6 +303,25 @@ class Entry:
         usual = {"chunks": self.chunks or self.default_chunks, "slices": 1}
         nothing = dict.fromkeys(("iterations", "costs", "memory", "storage"))
         return SimpleNamespace(**nothing | usual | defaults | given)
+
+
+class Reading(SimpleNamespace):
+    """A case that notes for which fields of a schedule its costs are read."""
+
+    def of(self, field: str) -> Reading:
+        """The case, about to be read for a field."""
+        self.field = field
+        return self
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "costs":
+            vars(self).setdefault("noted", set()).add(self.field)
+        return super().__getattribute__(name)
+
+    @property
+    def readers(self) -> set[str]:
+        """Fields that the costs were read for."""
+        return getattr(self, "noted", set())
 
 
 @lru_cache(maxsize=16)

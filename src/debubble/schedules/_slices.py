@@ -10,7 +10,7 @@ from debubble.core.actions import Kind, Program
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.sequence import interleaved_table
-from debubble.core.slicing import even_work
+from debubble.core.slicing_times import even_cut
 from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.registry import Constraint
 
@@ -38,12 +38,7 @@ def cut_of(case: Any) -> tuple[float, ...]:
     if case.cut == "tokens" or case.slices == 1:
         return ()
     costs = case.costs or Costs()
-    share = costs.attention
-    if not isinstance(share, float):
-        table = costs.resolve(Placement.loop(case.ranks, case.chunks))
-        F = table.duration[Kind.F]
-        share = float(F @ table.attention / F.sum()) if F.any() else 0.0
-    return even_work(case.slices, share) if share > 0 else ()
+    return even_cut(Placement.loop(case.ranks, case.chunks), case.slices, costs)
 
 
 def alike(case: Any, *kinds: Kind) -> bool:

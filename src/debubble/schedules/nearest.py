@@ -66,7 +66,8 @@ def nearest_forms(
     always: list[_Obstacle] = []
     if schedule.iterations > 1:
         always.append(_Obstacle(f"there are {schedule.iterations} iterations", "for one of them"))
-    if entry.uses_costs and schedule.made_for != costs:
+    by_costs = entry.orders_by_costs(SimpleNamespace(**schedule.options))
+    if by_costs and schedule.made_for != costs:
         always.append(
             _Obstacle("the order was made for other costs", "for an order made for these")
         )

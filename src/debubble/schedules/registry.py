@@ -30,7 +30,7 @@ from debubble.core.kind_relations import COST_KINDS
 from debubble.core.kinds import COPY_KINDS
 from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import FROM_COSTS, Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.modes import check_mode
@@ -42,6 +42,7 @@ from debubble.schedules._entry import (
     Entry,
     FormValue,
     Option,
+    Reading,
     check_constraints,
     check_count,
     described_parameters,
@@ -321,7 +322,13 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
     if "memory" in entry.parameters and case.memory is not None:
         # Plain numbers: files hold them, and formulas compare them with peaks.
         shown["memory"] = np.asarray(case.memory, dtype=np.float64).tolist()
-    fields = {key: value(case) if callable(value) else value for key, value in entry.fields.items()}
+    reading = Reading(**vars(case))
+    fields = {
+        key: value(reading.of(key)) if callable(value) else value
+        for key, value in entry.fields.items()
+    }
+    ordered = ("order",) if entry.orders_by_costs(case) else ()
+    from_costs = (*ordered, *(key for key in FROM_COSTS if key in reading.readers))
     return Schedule.from_programs(
         entry.name,
         placement,
@@ -331,7 +338,8 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
         slices=case.slices,
         weight_versions=entry.weight_versions_of(case),
         options={key: value for key, value in shown.items() if value is not None},
-        made_for=(case.costs or Costs()) if entry.uses_costs else None,
+        made_for=(case.costs or Costs()) if from_costs else None,
+        from_costs=from_costs,
         **(fields | ({} if sync is None else {"sync": sync})),
     )
 
@@ -373,10 +381,11 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
         return []
     entry = find(schedule.name)
     copied = not entry.copies_activations and has(schedule, COPY_KINDS)
-    other = schedule.made_for != costs or copied or recompute_share(schedule).any()
-    if entry.uses_costs and other:
-        return []
     case = form_case(schedule, costs, transfer)
+    if entry.orders_by_costs(case) and schedule.made_for != costs:
+        return []
+    if entry.uses_costs and (copied or recompute_share(schedule).any()):
+        return []
     forms = with_offload(with_recompute(entry.forms, case, schedule, case.table), entry, schedule)
     unknown = {part for spec in not_in_forms(schedule, plain) for part in changed(spec, entry)}
     return [

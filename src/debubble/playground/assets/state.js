@@ -54,7 +54,8 @@ export function request() {
   if (form.costs) state.costs.file = form.costs;
   else for (const { name } of offered.costs) { const value = parseTimes(name); if (value !== null) state.costs[name] = value; }
   const memory = parseTimes("memory");
-  if (memory !== null) state.memory = memory;
+  // A cost file may have a limit: what the field says counts in its place, nothing at all, too.
+  if (memory !== null || form.costs) state.memory = memory;
   return state;
 }
 

@@ -1,0 +1,91 @@
+"""Self: the tables of schedules say the same, and what a simulation at the same size says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.analysis.glance import CHUNKS, MICROBATCHES, RANKS, glance
+from debubble.cli.schedules import describe, explain, overview
+from debubble.core.units import number, percent
+from debubble.schedules.registry import Entry, find
+
+BUILD = Path(__file__).resolve().parents[2] / "docs" / "build.py"
+EACH = pytest.mark.parametrize("entry", db.schedules(), ids=lambda entry: entry.name)
+
+
+@cache
+def site() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_build", BUILD)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BUILD.parent))
+        spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def simulated_once(name: str) -> tuple[db.Timeline, str]:
+    """The schedule at the size that its description names, simulated anew, and other sizes."""
+    entry = find(name)
+    at: dict[str, Any] = describe(entry)["at_a_glance"]
+    own = {} if entry.chunks else {"chunks": at["chunks"]}
+    sizes = {"ranks": at["ranks"], "microbatches": at["microbatches"]}
+    usual = {"p": RANKS, "m": MICROBATCHES, "v": entry.chunks or CHUNKS}
+    here = {"p": at["ranks"], "m": at["microbatches"], "v": at["chunks"]}
+    away = ", ".join(f"{key} = {here[key]}" for key in usual if here[key] != usual[key])
+    return db.simulate(db.make(entry.name, **sizes, **own)), away
+
+
+def simulated(entry: Entry) -> tuple[db.Timeline, str]:
+    return simulated_once(entry.name)
+
+
+@EACH
+def test_the_description_says_what_a_simulation_says(entry: Entry) -> None:
+    timeline, _ = simulated(entry)
+    at = describe(entry)["at_a_glance"]
+    assert at["peak_activation"] == timeline.peak_activation.max()
+    assert at["bubble_ratio"] == timeline.bubble_ratio
+    assert f"{percent(timeline.bubble_ratio)} of rank-time idle" in explain(entry)
+
+
+@EACH
+def test_the_table_says_what_a_simulation_says_and_marks_other_sizes(entry: Entry) -> None:
+    timeline, away = simulated(entry)
+    row = overview([entry], None).splitlines()[1]
+    peak = number(round(float(timeline.peak_activation.max()), 2))
+    words = [entry.name, str(entry.chunks or "any"), peak, percent(timeline.bubble_ratio)]
+    title = f"[{away}] {entry.title}" if away else entry.title
+    assert re.split(r" {2,}", row)[: len(words) + 1] == [*words, title]
+
+
+@EACH
+def test_the_site_says_what_the_table_says(entry: Entry) -> None:
+    timeline, away = simulated(entry)
+    found = {"equal times": glance(entry, db.Costs.per_rank(F=1, I=1, W=1))}
+    assert found["equal times"] is not None
+    settings = site().SETTINGS
+    row = site().schedules_page(
+        [entry], {entry.name: dict.fromkeys(settings, found["equal times"])}
+    )
+    cells = [cell.strip() for cell in row.splitlines()[6].strip("|").split("|")]
+    peak = number(round(float(timeline.peak_activation.max()), 2))
+    assert cells[2:5] == [str(entry.chunks or "any"), peak, f"{100 * timeline.overhead:.1f}"]
+    assert cells[-1] == away
+
+
+def test_the_site_measures_with_the_same_function() -> None:
+    entry = next(entry for entry in db.schedules() if entry.name == "slimpipe")
+    measured = site().measured(entry)
+    assert set(measured) == set(site().SETTINGS)
+    assert measured["equal times"].timeline.makespan == simulated(entry)[0].makespan
