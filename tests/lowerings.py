@@ -79,10 +79,13 @@ def quality(
     return excess(timeline.peak_activation, limits), timeline.makespan
 
 
-def no_worse(found: tuple[float, float] | None, other: tuple[float, float]) -> bool:
-    """Whether one is nearer to the memory limit than another, or as near and no slower."""
-    if found is None:
-        return False
+def no_worse(found: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    """Whether one is nearer to the memory limit than another, or as near and no slower.
+
+    Any is no worse than none.
+    """
+    if found is None or other is None:
+        return other is None
     rounding = 1e-9
     nearer = found[0] < other[0] * (1 - rounding)
     return nearer or (

@@ -55,6 +55,8 @@ class Job:
         Time by which the host is late with a piece, after its rank is free and its input there.
     told
         Whether the trace tells of messages.
+    rendezvous
+        Whether a message is under way only from when its receiver is free to take it.
     """
 
     schedule: db.Schedule
@@ -65,6 +67,7 @@ class Job:
     copies: int = 1
     late: Callable[[Piece, int, int], float] = lambda *_: 0.0
     told: bool = True
+    rendezvous: bool = False
 
     def step(self) -> float:
         """Seconds of a mean step."""
@@ -137,6 +140,8 @@ class _Run:
         self.at, self.free, self.busy = [0] * ranks, [0.0] * ranks, [False] * ranks
         self.there: dict[tuple[int, Result], float] = {}
         self.made: dict[Result, float] = {}
+        self.ready: set[Result] = set()
+        self.sent: set[Result] = set()
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.count = 0
         for rank in range(ranks):
@@ -164,6 +169,9 @@ class _Run:
         if self.busy[rank] or self.at[rank] == len(self.programs[rank]):
             return
         cell = self.programs[rank][self.at[rank]]
+        for need in (need for piece in cell for need in self._needs(piece)):
+            if need in self.ready and need not in self.sent:
+                self._send(now, rank, need)
         if all((rank, need) in self.there for piece in cell for need in self._needs(piece)):
             self.busy[rank] = True
             late = max(self.job.late(piece, self.step, self.copy) for piece in cell)
@@ -196,11 +204,20 @@ class _Run:
             for result in _gives(piece):
                 self.made[result] = now
                 target = self.takers.get(result, rank)
-                wire = 0.0
-                if target != rank:
-                    wire = self.job.wire(rank, target, result, self.step, self.copy)
-                self._later(now + wire, self._arrive, target, result)
+                if target == rank:
+                    self.there[rank, result] = now
+                elif self.job.rendezvous:
+                    self.ready.add(result)
+                    self._begin(now, target)
+                else:
+                    self._send(now, target, result)
         self._begin(now, rank)
+
+    def _send(self, now: float, rank: int, result: Result) -> None:
+        self.sent.add(result)
+        source, _ = self.makers[result]
+        wire = self.job.wire(source, rank, result, self.step, self.copy)
+        self._later(now + wire, self._arrive, rank, result)
 
     def _arrive(self, now: float, rank: int, result: Result) -> None:
         self.there[rank, result] = now

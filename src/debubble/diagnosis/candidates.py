@@ -66,7 +66,8 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         The schedule whose order the run has but for some actions; None where it has just its order.
     """
     run, transfers = replay.run, replay.transfers
-    times, delays = replay.times + replay.gaps, transfers.delay
+    # As what-ifs have them: a cause that is gone is a what-if.
+    times, delays = replay.times + replay.gaps, replay.under_way
     faults = find_faults(run, replay.times, replay.gaps)
     slow = list(_slow_links(replay))
     slow_link = np.sum([one[1] for one in slow], axis=0) if slow else np.zeros_like(delays)
@@ -77,7 +78,8 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     clean_times, clean_delays = times - inside, delays - slow_link - behind
 
     def lengths(times: Times, delays: Times) -> Times:
-        return replay.lengths(np.maximum(times, 0.0), np.maximum(delays, 0.0))
+        late, delays = replay.split(np.maximum(delays, 0.0))
+        return replay.lengths(np.maximum(times, 0.0) + late, delays)
 
     def of_fault(fault: Fault) -> Candidate:
         added = fault.excess + fault.late
@@ -105,7 +107,8 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         found.append(of_delays("transfer", {}, rest, np.nan))
     clean = lengths(clean_times, clean_delays)
     if nearest is not None:
-        without = reordered(run, times, delays, nearest)
+        late, since_made = replay.split(delays)
+        without = reordered(run, times + late, since_made, nearest)
         found.append(Candidate("order", {}, without, lengths(clean_times, clean_delays), np.nan))
     excess: dict[str, Times] = {}
     for fault in faults:

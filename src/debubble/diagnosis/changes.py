@@ -143,7 +143,7 @@ class Change:
         more = self.of(run, times) - times
         if self.how != "+=":
             more = more * shares
-        return times + run.in_groups(more, np.add)
+        return np.asarray(times + run.in_groups(more, np.add))
 
     def of(self, run: Run, values: Times) -> Times:
         """Changed times, whatever else they are part of."""

@@ -240,8 +240,12 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _caution(one: WhatIf) -> str:
-    """How far a run is from its own schedule at median times; empty where they are near."""
-    if abs(one.apart) <= APART or one.after == one.before:
+    """How far a run is from its replay, or from its own schedule at median times; empty if near."""
+    if one.after == one.before:
+        return ""
+    if one.error > TRUSTED:
+        return f". Uncertain: replayed steps are {100 * one.error:.1f} % off"
+    if abs(one.apart) <= APART:
         return ""
     word = "more" if one.apart > 0 else "less"
     return (

@@ -43,6 +43,8 @@ class WhatIf:
     plan
         Seconds of a step of the schedule that ran at the median times of the run, simulated: how
         far that is from `before` says how much of the run no model of it explains.
+    error
+        How far replayed steps are off, as a share of a step.
     timeline
         The step that is shown, under another schedule; None where only times differ.
     """
@@ -51,6 +53,7 @@ class WhatIf:
     before: float
     after: float
     plan: float
+    error: float
     timeline: Timeline | None = None
 
     @property
@@ -198,11 +201,12 @@ def _asked(
     after, least = (
         float(run.slowest(rows).mean()) for rows in _predicted(replay, schedule, changes)
     )
-    # The replay may be off by a little: what counts is what changes, and no rank works faster.
+    # The replay may be off by a little, so that what counts is what changes; where it is longer
+    # than the run, that must not make the work of a rank shorter.
     after = max(measured * (after / before), min(least, measured))
     return WhatIf(
         ", ".join([*names, *(one.text for one in changes)]), measured, after,
-        simulate(run.schedule, costs_of(replay)).makespan / MILLISECONDS,
+        simulate(run.schedule, costs_of(replay)).makespan / MILLISECONDS, replay.error,
         _shown(replay, schedule, changes) if names else None,
     )  # fmt: skip
 

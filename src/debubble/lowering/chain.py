@@ -250,7 +250,7 @@ def lower(
     schedule
         Schedule to lower.
     costs, memory, p2p_mode
-        Setting that positions of recomputes and distances of copies are evaluated in.
+        Setting that results are evaluated in, with all lowerings.
     **lowerings
         Values of :data:`LOWERINGS`, by name, None for no such actions: ``recompute``,
         ``recompute_at`` and ``recompute_cap``, which stages recompute their forwards, where, and
@@ -264,7 +264,8 @@ def lower(
     Returns
     -------
     Schedule
-        The same one where nothing is asked for.
+        The same one where nothing is asked for; where a lowering leaves a choice, the best of all
+        combinations in this setting, see :meth:`debubble.lowering.ways.Setting.best`.
 
     Raises
     ------
