@@ -36,7 +36,10 @@ Halves: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 NO_KINDS = ("O", "FF", "overhead", "p2p", "exchange", *PARTS)
 """Times that are not those of a kind: of pairs and transfers, and what comes on top of kinds."""
 
-_BY_STAGE = tuple(spec for spec in KINDS if spec.time is Time.STAGE and spec.cost not in NO_KINDS)
+_BY_STAGE = [spec for spec in KINDS if spec.time is Time.STAGE and spec.cost not in NO_KINDS]
+_NAMES = [spec.cost for spec in _BY_STAGE]
+_ROWS = np.array([spec.kind for spec in _BY_STAGE])
+"""Costs by stage, and the rows of the kinds that pay them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +133,8 @@ class CostTable:
             "forwards": spread(costs.FF, "FF", math.nan) / divisor,
         }
         rows = dict(zip(named, as_rows(places, named.values()), strict=True))
-        times = as_rows(places, [whole.get(kind, 0.0) for kind in Kind])
+        times = np.zeros((len(KINDS), places))
+        times[_ROWS] = as_rows(places, [whole[name] for name in _NAMES])
         if frozen is not None:
             for name in ("activation", "kept", "checkpoint"):
                 rows[name] *= frozen.needed
@@ -361,21 +365,18 @@ class CostTable:
         return np.divide(apart, together, out=np.zeros(len(apart)), where=together > 0)
 
 
-def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[Kind, Spread]:
-    """Times of whole microbatches, or steps, by the costs that kinds name; not divided.
+def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[str, Spread]:
+    """Times of whole microbatches, or steps, by name of the cost; not divided.
 
     `one` is the time of F, I and W where nobody says it.
     """
     half = one if costs.B is None else spread(costs.B, "B", 0.0) / 2
-    usual: dict[Kind, Spread] = {Kind.F: one, Kind.I: half, Kind.W: half}
-    found = {
-        spec.kind: spread(getattr(costs, spec.cost), spec.cost, usual.get(spec.kind, 0.0))
-        for spec in _BY_STAGE
-    }
+    usual: dict[str, Spread] = {"F": one, "I": half, "W": half}
+    found = {name: spread(getattr(costs, name), name, usual.get(name, 0.0)) for name in _NAMES}
     if costs.B is None:
-        found[Kind.B] = found[Kind.I] + found[Kind.W]
+        found["B"] = found["I"] + found["W"]
     if costs.R is None:
-        found[Kind.R] = found[Kind.F]
+        found["R"] = found["F"]
     return found
 
 
