@@ -17,9 +17,7 @@ from debubble.cli.options import (
     Inputs,
     Setup,
     Text,
-    positive,
     switch,
-    takes,
     with_setup,
     writes,
 )
@@ -27,43 +25,20 @@ from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
-from debubble.interchange.text import read_count
-from debubble.lowering.chain import read_stages
+from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
 
 SWEEP = "sweep"
-OF_FILE = "costs"
 
 LONGEST_LABEL = 200
 """Characters of a name in a cost file."""
 
 
-@with_setup
+@with_setup(more=SEARCH_OPTIONS)
 def optimize(
     setup: Setup,
-    layers: Annotated[
-        Text,
-        takes(
-            "N|costs",
-            "Cut layers into the stages as is fastest: N equal ones, costs then are of an even "
-            "cut; or, with 'costs', those of the cost file's section layers.",
-        ),
-    ] = None,
-    placement: Annotated[
-        str, takes("SHAPE", "wave (two chunks: a V), loop, any, or the stages' ranks: 0,1,1,0.")
-    ] = "any",
-    backward: Annotated[str, takes("HOW", "split, fused, or free: whichever is faster.")] = "free",
-    time_limit: Annotated[
-        Text, takes("S", "Seconds to use; without it, a fixed amount of work.")
-    ] = None,
-    effort: Annotated[str, takes("X", "Multiplies the fixed amount of work.")] = "1",
-    seed: Annotated[str, takes("N", "Seed of everything random.")] = "0",
-    workers: Annotated[str, takes("N", "Threads.")] = "2",
     no_cache: Annotated[
         bool, switch("--no-cache", "Neither read nor keep results on disk.")
     ] = False,
-    robust: Annotated[
-        Text, takes("TIMES", "Least p95 of the step time where times vary as --jitter: normal:3%.")
-    ] = None,
     as_json: AsJson = False,
     output: Annotated[Text, writes("Schedule (.json, .csv) or picture (.png, …).")] = None,
 ) -> None:
@@ -76,10 +51,10 @@ def optimize(
     """
     sweeping = setup["memory"] == SWEEP
     _refuse_others(setup)
-    recompute = _stages("--recompute", setup["recompute"] or "none", ("none", "full", "free"))
-    away = _stages("--offload", setup["offload"] or "none", ("none", "free"))
+    recompute = RECOMPUTE.read("--recompute", setup["recompute"] or "none")
+    away = OFFLOAD.read("--offload", setup["offload"] or "none")
     # A search reads more values of these than the lowerings have.
-    given = setup.but(recompute=None, offload=None)
+    given = setup.but(recompute=None, offload=None, **{row.name: None for row in SEARCH_OPTIONS})
     inputs = (given.but(memory=None) if sweeping else given).read(f", or '{SWEEP}'")
     if output is not None:
         _check_output(output, sweeping)
@@ -87,21 +62,18 @@ def optimize(
             raise ParameterError(f"'{output}': a CSV has no recomputes and copies; use .json")
     options: dict[str, Any] = {
         "ranks": _needed(inputs, "ranks"), "microbatches": _needed(inputs, "microbatches"),
-        "chunks": inputs.size("chunks"), "costs": inputs.costs, "placement": _shape(placement),
-        "backward": backward, "recompute": recompute, "offload": away, "p2p_mode": inputs.mode,
-        "effort": positive("--effort", effort),
-        "time_limit": None if time_limit is None else positive("--time-limit", time_limit),
-        "seed": read_count("--seed", seed, 0, LARGEST),
-        "workers": read_count("--workers", workers, 1, 256),
-        "layers": None if layers is None else _layers(layers, inputs),
-        "cache": not no_cache,
+        "chunks": inputs.size("chunks"), "costs": inputs.costs, "recompute": recompute,
+        "offload": away, "p2p_mode": inputs.mode, "cache": not no_cache,
     }  # fmt: skip
-    if options["chunks"] is None:
-        del options["chunks"]
-    if robust is not None:
+    for row in SEARCH_OPTIONS:
+        if setup[row.name] is not None:
+            options[row.name] = row.type.check(row.flag, row.type.read(row.flag, setup[row.name]))
+    if options.get("layers") == OF_FILE:
+        options["layers"] = _layers_of_file(inputs)
+    if "robust" in options:
         if sweeping:
             raise ParameterError(f"--robust is for one memory limit, not for '{SWEEP}'; leave it")
-        options["robust"] = read_jitter(robust)
+        options["robust"] = read_jitter(options["robust"])
     with overwritten_line() as line:
         if sweeping:
             from debubble.optimize.pareto import sweep
@@ -146,33 +118,8 @@ def _schedules(result: Any) -> list[Any]:
     return [result.schedule, *(row.schedule for row in rows)]
 
 
-LARGEST = 999_999_999
-"""Largest whole number of an option that has no limit of its own."""
-
-
-def _stages(flag: str, text: str, words: tuple[str, ...]) -> str | list[int]:
-    if text.strip() in words:
-        return text.strip()
-    try:
-        if text.strip() == "full":
-            raise ParameterError
-        return read_stages(flag, text)
-    except ParameterError:
-        raise ParameterError(
-            f"{flag} is '{text}'; give {', '.join(words)}, or stages such as 0,1,4-7"
-        ) from None
-
-
-def _shape(text: str) -> str | list[int]:
-    if "," not in text:
-        return text
-    return [read_count("--placement", part.strip(), 0, LARGEST) for part in text.split(",")]
-
-
-def _layers(text: str, inputs: Inputs) -> Any:
-    """A number of equal layers, or the costs of every layer in the cost file."""
-    if text.strip() != OF_FILE:
-        return read_count("--layers", text, 0, LARGEST)
+def _layers_of_file(inputs: Inputs) -> Any:
+    """The costs of every layer in the cost file."""
     if inputs.file is None:
         raise ParameterError(
             f"--layers is '{OF_FILE}' and there is no cost file; give one with --costs, or a number"
@@ -196,7 +143,7 @@ def _needed(inputs: Inputs, key: str) -> int:
 def _refuse_others(setup: Setup) -> None:
     """Refuse options of a question that a search does not read."""
     for row in OPTIONS:
-        if not row.in_search and setup[row.name]:
+        if not row.in_search and not row.only and setup[row.name]:
             raise ParameterError(f"{row.flag} is for published schedules; leave it out")
 
 

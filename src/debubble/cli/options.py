@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -261,15 +261,19 @@ def refuse_wrong(report: Report, target: str, more: str) -> None:
         raise ScheduleError(f"{target}: {report.problems[0]}\n{advice}")
 
 
-def with_setup(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of :data:`OPTIONS` in place of its parameter ``setup``.
+def with_setup(
+    function: Callable[..., None] | None = None, *, more: Iterable[OptionSpec] = ()
+) -> Callable[..., Any]:
+    """Give a command the options of :data:`OPTIONS`, and `more`, for its parameter ``setup``.
 
     An option of its own with the same name counts in place of the shared one.
     """
+    if function is None:
+        return partial(with_setup, more=more)
     hints = get_type_hints(function, include_extras=True)
     own = inspect.signature(function).parameters
     shared = [
-        row for row in OPTIONS
+        row for row in (*OPTIONS, *more)
         if row.name not in own and function.__name__ in (row.only or (function.__name__,))
     ]  # fmt: skip
     parameters = []

@@ -77,7 +77,8 @@ class Real:
 
     def read(self, name: str, text: str) -> float:
         """The number in a text."""
-        return self.check(name, read_number(text))
+        number = read_number(text)
+        return self.check(name, text if math.isnan(number) else number)
 
     def check(self, name: str, value: Any) -> float:
         """A number."""
@@ -175,7 +176,7 @@ class OptionSpec:
     """Stands for the value in ``--help``."""
     help: str
     """One line of ``--help``."""
-    group: Literal["schedule", "costs", "memory", "transfers", "lowerings", "jitter"]
+    group: Literal["schedule", "costs", "memory", "transfers", "lowerings", "jitter", "search"]
     """The part of a question it is of."""
     flags: tuple[str, ...] = ()
     """Flags of the command line; the default is the name."""

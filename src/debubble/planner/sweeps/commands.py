@@ -14,6 +14,7 @@ from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import ParameterError
 from debubble.lowering.chain import LOWERINGS
+from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
 from debubble.planner.sweeps import plans
 from debubble.planner.sweeps.parameters import (
     COSTS,
@@ -22,9 +23,7 @@ from debubble.planner.sweeps.parameters import (
     SIMULATION,
     SIZES,
     Parameter,
-    number,
-    one_of,
-    whole,
+    of_type,
 )
 
 Options: TypeAlias = Mapping[str, Any]
@@ -106,11 +105,16 @@ SHARED = ("iterations", "sync", "p2p_mode")
 
 def compare(options: Options) -> list[Row]:
     """One comparison: a row for each schedule, best first, then those that cannot be made."""
+    from debubble.analysis.compare import has_choice
+    from debubble.interchange.files import is_foreign
     from debubble.interchange.named import compare as run
 
     costs, filled = costs_of(options)
     known = (*SIZES, "memory", *SHARED, *(row.name for row in LOWERINGS))
     given = {key: filled[key] for key in known if key in filled}
+    if not has_choice(name for name in options["schedules"] if not is_foreign(name)):
+        # Results have the number of chunks that each schedule has.
+        given.pop("chunks", None)
     result = run(options["schedules"], costs=costs, options=family(options, "options"), **given)
     rows: list[Row] = [
         {"schedule": row.name, "place": place, "ratio": row.ratio, "fits": row.fits,
@@ -140,26 +144,10 @@ def optimize(options: Options) -> list[Row]:
     ]  # fmt: skip
 
 
-OF_FILE = "costs"
-"""Layers whose costs are those of the cost file."""
-
-
-def _layers(name: str, value: Any) -> int | str:
-    """A number of equal layers, or those of the cost file."""
-    return OF_FILE if value == OF_FILE else whole(1 << 16).read(name, value)
-
-
 _SEARCH: Mapping[str, Parameter] = {
-    "layers": Parameter(_layers, "whole"),
-    "placement": one_of(("any", "loop", "wave")),
-    "backward": one_of(("free", "split", "fused")),
-    "recompute": one_of(("none", "full", "free")),
-    "offload": one_of(("none", "free")),
-    "time_limit": number(),
-    "effort": number(),
-    "seed": whole(999_999_999, 0),
-    "workers": whole(256),
-}
+    **{row.name: of_type(row.type) for row in SEARCH_OPTIONS if not row.typed_only},
+    "recompute": of_type(RECOMPUTE), "offload": of_type(OFFLOAD),
+}  # fmt: skip
 
 COMMANDS: dict[str, Command] = {
     "simulate": Command(simulate, {"schedule": SCHEDULE, **SIMULATION}, ("schedule",)),
