@@ -89,7 +89,7 @@ class Layers:
         if isinstance(self.costs.O, float):
             time = sums(self._time(layers))
             share = time * placement.stages / (time.sum() or 1.0)
-            changes["O"] = _of_pairs(self.costs.O / _divisor(self.costs, placement), share)
+            changes["O"] = _of_pairs(self.costs.O / self.costs.divisor(placement), share)
         return replace(made, **changes)
 
     def table(self, placement: Placement) -> CostTable:
