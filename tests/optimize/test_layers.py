@@ -23,7 +23,7 @@ from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.layers import cut_costs, even_cut
 from debubble.optimize.pareto import sweep
 from debubble.optimize.problem import Problem
-from debubble.optimize.search import problems_of
+from debubble.optimize.asked import problems_of
 from debubble.optimize.stop import Stop
 from tests.optimize.by_hand import all_cuts
 from tests.optimize.problems import fastest

@@ -82,15 +82,22 @@ def test_optimize_with_lengths(memory: float | None) -> None:
         ranks=2, microbatches=4, costs=costs, memory=memory, cache=False, effort=0.05
     )
     own = result.timeline.table.costs
-    assert own.microbatch == tuple(lengths[i] for i in result.microbatches)
-    assert db.simulate(result.schedule, own).makespan == result.makespan
+    assert own.microbatch == tuple(lengths)
+    assert db.simulate(result.schedule, costs).makespan == result.makespan
     assert result.lower_bound <= result.makespan
     assert memory is None or result.timeline.peak_activation.max() <= memory + 1e-9
     assert result.makespan <= by_hand(result.schedule, costs, lengths, memory) + 1e-9
-    assert f"in the order {' '.join(map(str, result.microbatches))}:\nmicrobatch=" in str(result)
+    assert [cell for cell in result.schedule.rows()[0] if cell.startswith("0F")] == [
+        f"0F{number}" for number in result.microbatches
+    ]
+    sequence = "/".join(f"{lengths[number]:g}" for number in result.microbatches)
+    assert (
+        f"in the order {' '.join(map(str, result.microbatches))}, with lengths {sequence}"
+        in str(result)
+    )
     data = result.to_dict()
     assert data["order_of_microbatches"] == list(result.microbatches)
-    assert data["lengths"] == list(own.microbatch)
+    assert data["lengths"] == lengths
     assert result.published is not None
     assert result.published.rows[0].makespan == pytest.approx(result.makespan)
 

@@ -56,7 +56,7 @@ from debubble.optimize.listed import listed
 from debubble.optimize.moving import move_actions
 from debubble.optimize.offload import tighter
 from debubble.optimize.problem import Problem, without_recomputes
-from debubble.optimize.published import published_orders
+from debubble.optimize.published import own_orders, published_orders
 from debubble.optimize.refine import refine
 from debubble.optimize.repeating import can_repeat, patterns, repeat, repeat_best
 from debubble.optimize.stop import Stop
@@ -178,10 +178,8 @@ def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         made = list(takewhile(lambda _: not stop.asked, published_orders(problem)))
         orders = made if stop.asked else known.setdefault(key, made)
     for name, programs in orders:
-        incumbent.offer(separate(problem, programs), name)
-        if problem.backward == "free":
-            incumbent.offer(programs, name)
-            incumbent.offer(separate(problem, programs, fusable(problem).tolist()), name)
+        for own in own_orders(problem, programs):
+            incumbent.offer(own, name)
 
 
 def list_scheduling(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:

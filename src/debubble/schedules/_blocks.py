@@ -35,8 +35,8 @@ from debubble.core.actions import (
     pack,
     stages_of,
 )
-from debubble.core.placement import Placement
 from debubble.core.costs import Costs
+from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind, sequence
 from debubble.engine.jit import Array, kernel
