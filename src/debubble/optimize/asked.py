@@ -156,6 +156,8 @@ def problems_of(
             if model.each:
                 its = model.cut(place, even_cut(model.count, place.stages))
         table = its.resolve(place).for_microbatches(microbatches)
+        # Whether a microbatch fits that is longer than the average one is seen when it has a place.
+        longest = 1.0 if table.lengths is None else min(1.0, float(table.lengths.max()))
         limits = memory_limits(memory, ranks)
         limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
         problem = Problem(
@@ -164,11 +166,12 @@ def problems_of(
         )  # fmt: skip
         for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
             asked = with_choice(problem, chosen)
+            room = replace(asked, limits=limits / longest)
             try:
                 if model is None:
-                    eased(asked).check_limits()
+                    eased(room).check_limits()
                 else:
-                    Cutting(asked).check()
+                    Cutting(room).check()
             except ParameterError as error:
                 least = float(eased(asked).smallest_limits.max())
                 refusals.append((least, with_way_out(error, asked, smallest_limit)))

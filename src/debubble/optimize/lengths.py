@@ -104,10 +104,11 @@ def _searched(search: Search, asked: Asked, budget: Budget) -> tuple[Found, Cand
     longest = float(lengths_of(asked.problems[0]).max())
     average = replace(asked, costs=replace(asked.costs, microbatch=None))
     questions = [average]
-    room = memory_limits(asked.memory, asked.ranks)
-    if room is not None and longest > 1:
+    limits = memory_limits(asked.memory, asked.ranks)
+    if limits is not None and longest != 1:
         static = static_memory(asked.costs, asked.ranks)
-        questions.append(replace(average, memory=((room - static) / longest + static).tolist()))
+        room = replace(average, memory=((limits - static) / longest + static).tolist())
+        questions = [average, room] if longest > 1 else [room]
     results: list[tuple[Found, Candidate]] = []
     refused, interrupted = None, False
     for index, question in enumerate(questions):
@@ -123,7 +124,7 @@ def _searched(search: Search, asked: Asked, budget: Budget) -> tuple[Found, Cand
         try:
             found = search(question, budget)
         except ParameterError as error:
-            if question is average:
+            if question is questions[0]:
                 raise
             refused = error
             continue
