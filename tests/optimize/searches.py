@@ -57,18 +57,14 @@ def costs_of(asked: Mapping[str, Any], result: db.Result) -> db.Costs:
 
 def sampled(count: int, seed: int) -> list[dict[str, Any]]:
     """Questions in which every option has one of its values at random."""
-    random = Random(seed)
-    found: list[dict[str, Any]] = []
+    random, found = Random(seed), list[dict[str, Any]]()
     while len(found) < count:
         asked = {name: random.choice(values) for name, values in VALUES.items()}
         lengths = asked["costs"].get("microbatch", ())
-        homes = (
-            asked["placement"] if isinstance(asked["placement"], list) else range(asked["ranks"])
-        )
-        if len(lengths) in (0, asked["microbatches"]) and max(homes) < asked["ranks"]:
-            chunks = 1 if isinstance(asked["placement"], list) else asked["chunks"]
-            if asked["ranks"] == 2 or not isinstance(asked["placement"], list):
-                found.append(asked | {"chunks": chunks})
+        listed = isinstance(asked["placement"], list)
+        sizes = (asked["ranks"], asked["chunks"])
+        if len(lengths) in (0, asked["microbatches"]) and (sizes == (2, 1) or not listed):
+            found.append(asked)
     return found
 
 

@@ -112,7 +112,7 @@ def _searched(search: Search, asked: Asked, budget: Budget) -> tuple[Found, Cand
     results: list[tuple[Found, Candidate]] = []
     refused, interrupted = None, False
     for index, question in enumerate(questions):
-        if interrupted and results:
+        if results and (interrupted or time_left(limit, began) <= 0):
             break
         part = None
         if limit is not None:

@@ -62,7 +62,7 @@ def fastest_assignment(
     assignments = {tuple(range(problem.microbatches))}
     ways = list(with_asked_copies(problem, bare))
     for way in ways:
-        if len(assignments) > 1 and stop():
+        if stop() and len(ways) > 1:
             break
         for memory in (limits, None) if len(ways) > 1 else (limits,):
             try:
@@ -73,6 +73,8 @@ def fastest_assignment(
                 assignments.add(found.microbatches)
     best: Candidate | None = None
     for assignment in sorted(assignments):
+        if best is not None and stop():
+            break
         for schedule in with_asked_copies(problem, renumbered(bare, assignment)):
             try:
                 if not problem.fits(schedule):

@@ -106,7 +106,7 @@ def compare_with_published(
     asked = list(entries().values())
     for index, entry in enumerate(asked):
         if stop is not None and stop():
-            notes.append(f"interrupted: {len(asked) - index} published schedules are not compared")
+            notes.append(f"no time left: {len(asked) - index} published schedules are not compared")
             break
         chunks = entry.chunks or schedule.chunks
         if not (same_model or chunks == schedule.chunks):

@@ -33,8 +33,8 @@ from debubble.optimize.stop import Stop, Work, run_heard
 from debubble.optimize.strategies import solver_name
 from debubble.optimize.variants import Report, Space, Variants
 
-AFTER_CTRL_C = 0.3
-"""Seconds for making published schedules to compare with."""
+AFTER_CTRL_C, AFTER_LIMIT = 0.3, 0.1
+"""Seconds for making published schedules to compare with, and their share of a time limit."""
 
 
 def optimize(
@@ -167,7 +167,7 @@ def _answer(asked: Asked, budget: Budget, published: bool) -> Result:
     timeline = _with_static(found.timeline, asked.costs)
     compared = None
     if published:
-        soon = Stop(AFTER_CTRL_C if found.status == "interrupted" else math.inf)
+        soon = Stop(_time_to_compare(found, budget.time_limit))
         compared = compare_with_published(
             timeline if problem.layers else schedule, asked.costs, asked.memory, asked.p2p_mode,
             recompute=asked.recompute, copies=not is_none(asked.offload), layers=problem.layers,
@@ -179,6 +179,13 @@ def _answer(asked: Asked, budget: Budget, published: bool) -> Result:
         timeline.table.costs if problem.layers else None, found.why,
         entering(schedule) if lengths else (),
     )  # fmt: skip
+
+
+def _time_to_compare(found: Found, limit: float | None) -> float:
+    """Seconds for published schedules after a search; infinite where it has no time limit."""
+    if found.status == "interrupted":
+        return AFTER_CTRL_C
+    return math.inf if limit is None else max(AFTER_LIMIT * limit, AFTER_CTRL_C)
 
 
 def search(asked: Asked, budget: Budget) -> Found:

@@ -169,7 +169,8 @@ def improve(incumbent: Incumbent) -> None:
 def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Offer registered schedules for the same placement, made for the same costs.
 
-    However short the time: what is found is not to be slower than any of them.
+    However short the time: what is found is not to be slower than any of them. Only with copies,
+    where each is simulated many times, is the first order that fits enough then.
     """
     key = (problem.placement.table, problem.cut)
     known = incumbent.known
@@ -179,6 +180,8 @@ def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         orders = made if stop.asked else known.setdefault(key, made)
     for name, programs in orders:
         for own in own_orders(problem, programs):
+            if incumbent.problem.offload and incumbent.programs and stop():
+                return
             incumbent.offer(own, name)
 
 
