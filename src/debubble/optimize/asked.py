@@ -174,12 +174,23 @@ def problems_of(
                     Cutting(room).check()
             except ParameterError as error:
                 least = float(eased(asked).smallest_limits.max())
-                refusals.append((least, with_way_out(error, asked, smallest_limit)))
+                refused = with_way_out(error, asked, smallest_limit)
+                if longest < 1:
+                    refused = _too_small_for(asked, longest)
+                refusals.append((least, refused))
             else:
                 problems.append(asked)
     if not problems:
         raise min(refusals, key=lambda refusal: refusal[0])[1]
     return problems
+
+
+def _too_small_for(problem: Problem, longest: float) -> ParameterError:
+    """The refusal of limits in which not even the longest microbatch fits, a short one."""
+    return ParameterError(
+        f"memory {problem.limits.min():.12g} is too small for a microbatch of length "
+        f"{longest:.12g}; give at least {smallest_limit(problem) * longest:.12g}"
+    )
 
 
 def _placements(
