@@ -81,7 +81,7 @@ def search_lengths(search: Search, asked: Asked, budget: Budget) -> Found:
     timeline = best.problem.timeline(best.schedule)
     status = "interrupted" if interrupted else "optimal" if own.done else "feasible"
     return Found(
-        best.problem, best.schedule, timeline, min(own.bound, timeline.makespan), status,
+        best.problem, best.schedule, timeline, own.bound, status,
         time.monotonic() - began, best.name,
     )  # fmt: skip
 
