@@ -9,7 +9,7 @@ PROFILE := examples/zero-bubble/gpt-6.2b-m24.yaml
 test quick: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick explore browser lint format fuzz figures docs bench packages clean
+.PHONY: help demo test quick laws explore browser lint format fuzz figures docs bench packages clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ test: $(VENV)/.dev browser  ## run every test
 
 quick: $(VENV)/.dev  ## the tests for every edit: no browser, no processes, nothing slow, fewer cases
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not browser and not processes and not slow"
+
+laws: $(VENV)/.dev  ## what holds over all commands, options, costs, schedules and kinds
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/laws
 
 MINUTES ?= 10
 explore: $(VENV)/.dev  ## property tests with new random cases, six times as many, over and over: make explore MINUTES=60

@@ -399,10 +399,15 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                 heads[rank] += len(group)
                 moved = True
         if not moved and schedule.sync == "global" and len(waiting_to_step) == schedule.ranks:
-            together = max(free)
+            # The sum of squares goes down the ranks, and the last one sends it back to each.
+            last = schedule.ranks - 1
+            norm = free[0]
+            for rank in range(1, schedule.ranks):
+                norm = max(free[rank], norm + link_time(schedule, own.average, rank - 1, rank, 0))
             for rank in range(schedule.ranks):
-                start[rank, heads[rank]] = together
-                free[rank] = together + table.optimizer[rank]
+                back = link_time(schedule, own.average, last, rank, 0)
+                start[rank, heads[rank]] = max(free[rank], norm + back)
+                free[rank] = start[rank, heads[rank]] + table.optimizer[rank]
                 end[rank, heads[rank]] = free[rank]
                 heads[rank] += 1
             moved = True

@@ -180,6 +180,10 @@ class Run:
         self.free[rank] = begin + took
         self.head[rank] += members
 
+    def hop(self, source: int, target: int) -> float:
+        """Time of a norm from one rank to another."""
+        return link_time(self.schedule, self.own.average, source, target, 0)
+
     def step(self, rank: int) -> bool:
         """Step the optimizer, where other ranks let it."""
         if self.schedule.sync == "global":
@@ -189,9 +193,12 @@ class Run:
             ]
             if not all(heads):
                 return False
-            together = max(self.free)
-            for each in range(self.schedule.ranks):
-                self.occupy(each, together, self.table.optimizer[each])
+            ranks, norm = range(self.schedule.ranks), self.free[0]
+            for each in ranks[1:]:
+                norm = max(self.free[each], norm + self.hop(each - 1, each))
+            for each in ranks:
+                begin = max(self.free[each], norm + self.hop(ranks[-1], each))
+                self.occupy(each, begin, self.table.optimizer[each])
             return True
         begin = self.free[rank]
         if self.schedule.sync == "post-validation":
@@ -199,8 +206,7 @@ class Run:
             if rank and len(self.reduced[rank - 1]) == number:
                 return False
             if rank:
-                wait = link_time(self.schedule, self.own.average, rank - 1, rank, 0)
-                begin = max(begin, self.reduced[rank - 1][number] + wait)
+                begin = max(begin, self.reduced[rank - 1][number] + self.hop(rank - 1, rank))
             self.reduced[rank].append(begin)
         self.occupy(rank, begin, self.table.optimizer[rank])
         return True

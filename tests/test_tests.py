@@ -25,6 +25,7 @@ ASSERTING = {
     "check_timeline", "check_drawn", "check_mode",  # engine/agreement.py
     "compare",  # gradients in torch/test_verify.py
     "equals_the_oracle",  # engine/test_laws.py
+    "the_same",  # laws/test_self.py
     "settle",  # waits for a state of the page, and fails without
     "verified",  # runs a schedule and compares its gradients
     "_interrupted_search",  # optimize/test_optimize.py

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.analysis.bubbles import CAUSES, DATA, MEMORY, P2P, bubbles, memory_limit
 from debubble.core.actions import COPY_KINDS, PAIR_SHIFT, Kind, kinds_of, unpack
+from debubble.core.kinds import OFFLOAD_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.timeline import evaluate_graph
@@ -130,8 +131,9 @@ def waits_by_oracle(schedule, costs):
 
     def before(rank, iteration):
         """Where the last work before a rank's optimizer step is."""
-        spots = [i for i, code in enumerate(programs[rank]) if unpack(code).kind == Kind.OPT]
-        return rank, spots[iteration] - 1
+        kinds = [unpack(code).kind for code in programs[rank]]
+        steps = [i for i, kind in enumerate(kinds) if kind == Kind.OPT]
+        return rank, max(i for i in range(steps[iteration]) if kinds[i] not in OFFLOAD_KINDS)
 
     for rank, program in enumerate(programs):
         free, index = None, 0

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import debubble as db
+from debubble.analysis.check import caveats
 from debubble.analysis.outputs import pytorch_warnings
 from debubble.analysis.problems import CODES, LISTED
+from debubble.analysis.summary import report, summary
 from debubble.core.actions import PAIR_SHIFT, Kind, pack
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.lowering.chain import lower
 from debubble.lowering.sharding import add_sharding
 
 
@@ -371,3 +374,24 @@ def test_absurd_sizes_are_no_reason_to_fail(sizes: tuple[int, int], copies: int)
     report = db.check(schedule, memory=1)
     assert report.more["missing"] == 2 * sizes[0] * sizes[1] - 3 - (LISTED - 1)
     assert str(report)
+
+
+def test_simulations_note_what_the_check_refuses() -> None:
+    stuck = lower(db.make("interleaved-1f1b", ranks=4, microbatches=8), transfers="just-in-time")
+    (note,) = caveats(db.simulate(stuck))
+    assert note == (
+        "'debubble check' refuses it: with transfers queued between each two ranks, as by NCCL "
+        "(pair): a deadlock: these actions wait for each other"
+    )
+    assert caveats(db.simulate(stuck, p2p_mode="blocking")) == ()
+    assert f"interleaved-1f1b: {note}" in db.compare([stuck]).notes
+    assert summary(db.simulate(stuck))["notes"] == [note]
+    assert f"note: {note[:40]}" in report(db.simulate(stuck))
+
+
+def test_a_time_of_a_part_is_noted() -> None:
+    rows = db.make("zb-h1", ranks=2, microbatches=4).rows()
+    rows[0].remove("0W3")
+    part = db.simulate(db.Schedule.from_text(rows, db.Placement.linear(2), microbatches=4))
+    assert ["lacks backwards" in note for note in part.notes] == [True]
+    assert db.simulate(db.make("zb-h1", ranks=2, microbatches=4)).notes == ()

@@ -88,7 +88,7 @@ def test_rank_costs_compare_one_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "costs", [db.Costs(), db.Costs(F=1, B=2), db.Costs.per_rank(F=2, chunks=2)]
+    "costs", [db.Costs(F=1, I=1, W=1), db.Costs(F=1, B=2), db.Costs.per_rank(F=2, chunks=2)]
 )
 def test_schedules_of_different_models_are_ranked_by_overhead_and_none_wins(
     costs: db.Costs,
@@ -139,7 +139,7 @@ def test_other_batches_and_clusters_have_no_fastest_schedule() -> None:
     # Twice the microbatches of half the size are the same work.
     half = db.simulate(many, db.Costs(F=0.5, B=1))
     result = db.compare([few, half], costs=costs)
-    assert result.headline == "1f1b #2 is fastest: 28.5, 13.6 % less time than 1f1b"
+    assert result.headline == "1f1b #2 is fastest: 28.5, 13.6 % less time than 1f1b (33)"
 
 
 def test_timelines_of_other_models_have_no_fastest_schedule() -> None:
@@ -316,21 +316,22 @@ def test_the_headline_compares_with_the_first_schedule_asked_for() -> None:
         asked, ranks=8, microbatches=32, costs=MODEL, memory=32, time_unit="ms"
     )  # fmt: skip
     assert result.headline == (
-        "dualpipe-v is fastest within 32 activation units: 192.5 ms, 17.7 % less time than 1f1b"
+        "dualpipe-v is fastest within 32 activation units: 192.5 ms, 17.7 % less time than 1f1b "
+        "(234 ms)"
     )
     assert [row.makespan for row in result.rows[:2]] == [192.5, 234.0]
     other = db.compare(asked[2:] + asked[:2], ranks=8, microbatches=32, costs=MODEL)
-    assert other.headline.endswith("17.7 % less time than gpipe")
+    assert other.headline.endswith("17.7 % less time than gpipe (234)")
     # Asked for first, the best is held against the next in the ranking instead.
     first = db.compare(asked[1:] + asked[:1], ranks=8, microbatches=32, costs=MODEL)
-    assert first.headline.endswith("17.7 % less time than 1f1b")
+    assert first.headline.endswith("17.7 % less time than 1f1b (234)")
 
 
 def test_the_headline_does_not_compare_with_what_does_not_fit() -> None:
     asked = ["gpipe", "1f1b", "zb-h1"]
     result = db.compare(asked, ranks=8, microbatches=32, memory=8)
     assert names(result) == ["zb-h1", "1f1b", "gpipe"]
-    assert result.headline.endswith("less time than 1f1b")
+    assert result.headline.endswith("less time than 1f1b (117)")
 
 
 def test_the_headline_when_nothing_fits_or_nothing_ran() -> None:

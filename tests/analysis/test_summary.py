@@ -179,7 +179,10 @@ def test_forms_of_time_are_left_out_where_they_do_not_speak() -> None:
 
 def test_conventions_say_what_the_numbers_are() -> None:
     words = of("1f1b")["conventions"]
-    assert words["times"] == "per action: one stage, one microbatch"
+    assert words["times"] == "per rank, which has one stage; F, I and W take 1 each"
+    assert of("1f1b", costs=db.Costs(F=1))["conventions"]["times"] == (
+        "per action: one stage, one microbatch"
+    )
     assert words["p2p"].startswith("overlapped: ")
     assert words["memory"].startswith("activation units")
     assert words["bubble_ratio"] == "idle share of rank-time: 1 − Σ busy / (ranks × makespan)"

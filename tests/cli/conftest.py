@@ -31,18 +31,18 @@ class Result:
         return json.loads(self.out)
 
 
+def call(*words: object) -> Result:
+    """Run a command in this process; unexpected errors go through to the test."""
+    arguments = [str(word) for word in words]
+    env = {"DEBUBBLE_DEBUG": "1", "COLUMNS": "100"}
+    result = CliRunner(env=env).invoke(app, arguments, prog_name="debubble")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Result(result.exit_code, result.stdout, result.stderr)
+
+
 @pytest.fixture(scope="session")
 def run() -> Callable[..., Result]:
-    """Run a command in this process; unexpected errors go through to the test."""
-
-    def call(*words: object) -> Result:
-        arguments = [str(word) for word in words]
-        env = {"DEBUBBLE_DEBUG": "1", "COLUMNS": "100"}
-        result = CliRunner(env=env).invoke(app, arguments, prog_name="debubble")
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Result(result.exit_code, result.stdout, result.stderr)
-
     return call
 
 

@@ -153,7 +153,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_made(
     def make(*_: Any, **__: Any) -> None:
         raise AssertionError("began to work")
 
-    monkeypatch.setattr(Inputs, "schedule", make)
+    monkeypatch.setattr(Inputs, "of", make)
     monkeypatch.setattr(db, "optimize", make)
     (tmp_path / f"folder{ending}").mkdir()
     (tmp_path / "locked").mkdir()

@@ -171,7 +171,7 @@ def test_the_same_words_give_the_same_answer_in_python(run: Run) -> None:
     words = ["1f1b", "interleaved-1f1b"]
     data = run("compare", *words, "-p", 4, "-m", 8, "--json").data
     assert data["headline"] == db.compare(words, ranks=4, microbatches=8).headline
-    assert data["headline"] == "interleaved-1f1b is fastest: 28.5, 13.6 % less time than 1f1b"
+    assert data["headline"] == "interleaved-1f1b is fastest: 28.5, 13.6 % less time than 1f1b (33)"
 
 
 def test_costs_per_action_crown_no_schedule_of_another_model(run: Run) -> None:

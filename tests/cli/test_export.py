@@ -60,6 +60,25 @@ def test_exported_transfers_pass_the_check(run: Run, tmp_path: Path) -> None:
         assert run("check", path).code == 0
 
 
+def test_what_the_check_refuses_is_written_only_on_request(
+    run: Run, refused: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.csv"
+    words = ["-p", 4, "-m", 8, "--to", "torch-csv-comms", "-o", path]
+    locks = ["export", "interleaved-1f1b", *words, "--transfers", "just-in-time"]
+    message = refused(*locks)
+    assert "as by NCCL (pair): a deadlock" in message
+    assert message.endswith(
+        "'debubble check' lists every problem, --unchecked writes it all the same"
+    )
+    assert not path.exists()
+    assert run(*locks, "--unchecked").code == 0
+    assert run("check", path).code == 1
+    assert run(*locks, "--p2p-mode", "blocking").code == 0
+    message = refused("export", "gpipe", *words, "--memory", 3)
+    assert "rank 0 holds up to 8 activation units, more than the limit of 3" in message
+
+
 def test_traces_have_the_costs_and_their_unit(run: Run, tmp_path: Path) -> None:
     data = run("export", "1f1b", *SIZES, "--times", "F=10,B=20", "--to", "chrome-trace").data
     slices = [event for event in data["traceEvents"] if event["ph"] == "X"]

@@ -51,7 +51,7 @@ def test_text_has_numbers_formulas_and_conventions(run: Run) -> None:
     assert (result.code, result.err) == (0, "")
     assert "1f1b: 4 ranks, 4 stages" in result.out
     assert "(m + p − 1)(F + B)" in result.out
-    assert "times: per action" in result.out
+    assert "times: per rank" in result.out
     assert "p2p: overlapped" in result.out
     assert "stage bubble rate" in result.out
 
@@ -227,7 +227,7 @@ def test_a_file_that_lacks_actions_is_refused(refused: Run, tmp_path: Path) -> N
     (tmp_path / "x.csv").write_text("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n")
     for words in (["simulate"], ["draw"], ["export", "--to", "chrome-trace"]):
         assert refused(*words, tmp_path / "x.csv") == (
-            f"{tmp_path}/x.csv: 0B1 is missing; add it on rank 0\n"
+            f"{tmp_path}/x.csv: its order is wrong: 0B1 is missing; add it on rank 0\n"
             "'debubble check' lists every problem of it"
         )
 
@@ -300,13 +300,16 @@ def test_pytorchs_runtime(run: Run, refused: Run, tmp_path: Path) -> None:
     path.write_text("runtime: torch\ntimes: {F: 1, I: 1, W: 1}\nmemory: {kept_for_weight: 0.5}\n")
     words = ["zb-h1", "-p", 4, "-m", 8, "--costs", path]
     from_file = " ".join(run("simulate", *words).out.split())
-    assert "50 % (on stage 0, in PyTorch's runtime, all) kept from the end of I" in from_file
-    assert "on stage 0" in " ".join(run("check", *words).out.split())
-    assert "on stage 0" not in run("simulate", *words, "--runtime", "any").out
+    whole = "100 % (in PyTorch's runtime, whatever share is given) kept from the end of I"
+    assert whole in from_file
+    assert whole in " ".join(run("check", *words).out.split())
+    assert "PyTorch" not in run("simulate", *words, "--runtime", "any").out
     for command in ("compare", "check"):
         assert "torch" not in refused(command, *words, "--runtime", "cuda").split(";")[0]
     path.write_text("runtime: cuda\ntimes: {F: 1}\n")
-    assert refused("simulate", *words).endswith("runtime is 'cuda'; use 'any' or 'torch'")
+    assert refused("simulate", *words).endswith(
+        "runtime is 'cuda'; use 'any' or 'torch' or 'debubble'"
+    )
 
 
 def test_limit_in_a_unit_of_bytes(run: Run, refused: Run, tmp_path: Path) -> None:

@@ -253,10 +253,10 @@ def test_in_pytorchs_runtime_stage_0_does_its_backward_in_w() -> None:
     for kind, time in first:
         assert theirs.duration[kind, 0] == time
     assert np.array_equal(theirs.duration[:, 1:], ours.duration[:, 1:])
-    assert theirs.kept.tolist() == [0.5, 0.125, 0.125, 0.125]
+    assert theirs.kept.tolist() == theirs.activation.tolist() == [0.5] * 4
     assert ours.kept.tolist() == [0.125] * 4
     assert not replace(plain, embedding=None, I=2, runtime="torch").uniform
-    with pytest.raises(CostError, match="runtime is 'cuda'; use 'any' or 'torch'"):
+    with pytest.raises(CostError, match="runtime is 'cuda'; use 'any' or 'torch' or 'debubble'"):
         Costs(runtime="cuda")
 
 

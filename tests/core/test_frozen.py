@@ -31,7 +31,7 @@ def test_stages_before_the_first_that_trains_have_no_backward() -> None:
     table = costs.resolve(Placement.loop(4, 1))
     assert table.activation.tolist() == [0, 0, 4, 4]
     assert table.kept.tolist() == [0, 0, 2, 0]
-    assert table.collective[1].tolist() == [0, 0, 2, 0]
+    assert table.duration[Kind.REDUCE_GRAD].tolist() == [0, 0, 2, 0]
 
 
 def test_shares_are_what_adapters_leave() -> None:

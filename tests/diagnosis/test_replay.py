@@ -16,6 +16,8 @@ from debubble.diagnosis.replay import reordered
 from debubble.engine.modes import P2PMode
 from tests.diagnosis.diagnosed import of_planted, plain
 from tests.diagnosis.made import Made, one_f_one_b
+from tests.laws.executed import Job
+from tests.laws.jobs import even
 
 
 def simulated(name: str, mode: P2PMode) -> Diagnosis:
@@ -84,6 +86,14 @@ def test_other_orders_of_some_steps_are_replayed_as_they_ran() -> None:
     assert as_1f1b[found.run.copy == 0] == pytest.approx(
         found.replay.lengths(found.replay.times)[found.run.copy == 0]
     )
+
+
+@pytest.mark.parametrize("name", ["dualpipe-v", "1f1b-overlap", "interleaved-overlap"])
+def test_a_pair_is_not_late_that_waits_for_one_of_its_inputs(name: str) -> None:
+    schedule = db.make(name, ranks=3, microbatches=9)
+    found = diagnose(Job(schedule, even(schedule)).observed())
+    assert found.replay.gaps.max() < 1e-9
+    assert found.replay.replayed == pytest.approx(found.run.step_times, rel=1e-9)
 
 
 def test_messages_that_nobody_waited_for_are_typical() -> None:

@@ -14,6 +14,7 @@ from debubble.diagnosis.times import spreads_of
 from debubble.interchange.cost_files import load_costs, save_costs
 from tests.diagnosis.diagnosed import of_planted, plain
 from tests.diagnosis.made import Made
+from tests.laws.executed import Job
 
 
 def test_medians_are_the_costs(tmp_path: Path) -> None:
@@ -80,6 +81,17 @@ def test_overlapped_groups_have_a_time_of_their_own() -> None:
     again = db.simulate(schedule, found.costs)
     assert again.makespan == pytest.approx(db.simulate(schedule, given).makespan, rel=1e-3)
     assert found.replay_error < 1e-3
+
+
+@pytest.mark.parametrize("name", ["seq1f1b", "terapipe"])
+def test_costs_are_those_of_whole_microbatches(name: str) -> None:
+    """Not of slices, which every command divides them into."""
+    schedule = db.make(name, ranks=3, microbatches=4, slices=2)
+    job = Job(schedule, lambda piece, *_: {"F": 5e-3, "B": 10e-3}[piece.kind])
+    found = diagnose(job.observed())
+    assert pytest.approx((10,) * 3) == found.costs.F
+    assert pytest.approx((20,) * 3) == found.costs.B
+    assert found.predicted.makespan == pytest.approx(1e3 * job.step())
 
 
 def test_only_equal_links_are_one_number() -> None:

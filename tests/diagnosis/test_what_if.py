@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import debubble as db
 from debubble.core.errors import ParameterError
-from debubble.diagnosis.diagnose import Diagnosis
-from debubble.diagnosis.what_if import Change, faster, recut, with_changes, with_schedule
-from tests.diagnosis.diagnosed import plain
+from debubble.diagnosis.changes import Change
+from debubble.diagnosis.diagnose import Diagnosis, diagnose
+from debubble.diagnosis.recut import recut
+from debubble.diagnosis.replay import Replay
+from debubble.diagnosis.report import what_if_text
+from debubble.diagnosis.times import costs_of
+from debubble.diagnosis.what_if import faster, with_changes, with_schedule
+from debubble.engine.timeline import simulate
+from tests.diagnosis.diagnosed import of_planted, plain
+from tests.laws.executed import Job
+from tests.laws.jobs import even
 
 EXACT = {"noise": 0.0, "steps": 1, "copies": 1}
 
@@ -96,3 +106,62 @@ def test_faster_schedules_come_fastest_first() -> None:
     gains = [one.gain for one in found]
     assert gains == sorted(gains, reverse=True)
     assert "zb-v" in [one.text for one in found]
+
+
+def test_a_run_far_from_its_plan_says_so() -> None:
+    """Times that vary make a step longer than its schedule at median times."""
+    near = with_schedule(exact().replay, "zb-h1")
+    assert abs(near.apart) < 1e-6
+    assert "Uncertain" not in " ".join(what_if_text(near, 1 << 20))
+    replay = of_planted("jitter", 0).replay
+    far = with_schedule(replay, "zb-h1")
+    text = " ".join(what_if_text(far, 1 << 20))
+    assert far.plan == pytest.approx(simulate(replay.run.schedule, costs_of(replay)).makespan / 1e3)
+    assert far.apart < -0.05
+    share = f"{-100 * far.apart:.1f} % less than it did"
+    assert f"Uncertain: at median times the schedule that ran takes {1e3 * far.plan:.4g} ms" in text
+    assert text.endswith(share)
+    assert far.to_dict()["plan"] == far.plan
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("interleaved-1f1b", {"group_size": 8, "chunks": 2}), ("seq1f1b", {"slices": 4}),
+     ("gis", {"chunks": 2})],
+)  # fmt: skip
+def test_the_schedule_that_ran_has_the_options_that_it_ran_with(
+    name: str, options: dict[str, int]
+) -> None:
+    schedule = db.make(name, ranks=4, microbatches=8, **options)
+    found = diagnose(Job(schedule, even(schedule)).observed())
+    one = with_schedule(found.replay, name)
+    assert one.after == one.before
+    assert one.timeline is not None
+    assert one.timeline.schedule.rows() == schedule.rows()
+
+
+def test_an_order_without_a_name_is_asked_by_what_it_is_called() -> None:
+    rows = db.make("1f1b", ranks=3, microbatches=6).rows()
+    rows[0] = [cell for cell in rows[0] if "F" in cell] + [c for c in rows[0] if "B" in c]
+    schedule = db.Schedule.from_text(rows, db.Placement.linear(3), 6)
+    found = diagnose(Job(schedule, even(schedule)).observed())
+    one = with_schedule(found.replay, found.schedule.name)
+    if found.name.differences:
+        assert one.after != one.before
+    else:
+        assert found.schedule.name == "custom"
+        assert one.after == one.before
+
+
+def test_a_step_of_a_run_cannot_be_shorter_than_work() -> None:
+    """Where the replay is longer than the run, since what was traced contradicts itself."""
+    replay = exact().replay
+    work = 8 * 30e-3
+    for text in ("p2p=0", "gaps=0"):
+        assert with_changes(replay, [Change.parse(text)]).after >= work
+    longer = Replay(replay.run, replace(replay.transfers, delay=replay.transfers.delay * 20))
+    assert longer.replayed.mean() > 1.5 * replay.run.step_times.mean()
+    one = with_schedule(longer, "zb-h1", [Change.parse("p2p=0")])
+    assert one.after == pytest.approx(work, rel=1e-9)
+    assert with_schedule(longer, "1f1b").after == one.before
+    assert with_changes(longer, [Change.parse("F*=1")]).after == one.before

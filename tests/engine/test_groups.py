@@ -153,10 +153,10 @@ def test_the_time_of_two_forwards_is_known_where_schedules_are_drawn_and_compare
     tmp_path: Path,
 ) -> None:
     schedule = db.make("stp", ranks=2, microbatches=6)
-    costs = Costs(FF=1.5)
+    costs = Costs(F=1, FF=1.5)
     gain = simulate(schedule, costs)
     # Rank 1 has one such pair in its warm-up, rank 0 none.
-    assert (simulate(schedule).busy - gain.busy).tolist() == [0, 0.5]
+    assert (simulate(schedule, Costs(F=1)).busy - gain.busy).tolist() == [0, 0.5]
     assert "pair F of stage 1 and F of stage 1" in gain.graph.cost_names()
     rows = db.compare([schedule, "zb-v"], ranks=2, microbatches=6, costs=costs).rows
     assert gain.bubble_ratio in {row.bubble_ratio for row in rows}

@@ -7,6 +7,7 @@ import pytest
 
 import debubble as db
 from debubble.core.actions import unpack
+from debubble.core.waits import waits_for
 from debubble.engine.own_times import shared_costs, with_own_times
 
 COSTS = db.Costs(F=[1, 1.5, 2, 1], I=1.25, W=0.75, B=2.5, O=3, p2p=0.125)
@@ -62,3 +63,25 @@ def test_every_action_takes_its_own_time() -> None:
 def test_the_number_of_shared_costs() -> None:
     timeline = db.simulate(made("dualpipe"), db.Costs(O=3, p2p=0.1))
     assert shared_costs(timeline.graph) == len(timeline.costs)
+
+
+def test_members_of_a_group_have_delays_of_their_own() -> None:
+    """A pair waits for the later one of its two inputs, whichever that is."""
+    schedule = made("dualpipe")
+    timeline = db.simulate(schedule, db.Costs(F=1, B=2, O=2.5))
+    graph = with_own_times(timeline.graph, delays=True)
+    received = graph.lag[graph.lag > shared_costs(graph) + len(schedule)]
+    far = sum(
+        schedule.rank_of(int(producer)) != schedule.rank_of(int(consumer))
+        for consumer, producer in zip(waits_for(schedule).consumer, waits_for(schedule).producer,
+                                      strict=True)
+    )  # fmt: skip
+    assert len(set(received.tolist())) == far
+    vector = np.concatenate([np.zeros(shared_costs(graph)), timeline.duration,
+                             np.zeros(len(schedule))])  # fmt: skip
+    begin = graph.evaluate(vector)[graph.node] - timeline.duration
+    for entry in set(received.tolist()):
+        at = entry - shared_costs(graph) - len(schedule)
+        late = vector.copy()
+        late[entry] = 100.0
+        assert graph.evaluate(late)[graph.node[at]] - timeline.duration[at] > begin[at] + 50

@@ -74,10 +74,10 @@ def test_what_only_one_queue_for_all_peers_stops_is_said() -> None:
     ]
     good = Schedule.from_text([row.split() for row in rows], placement, 1)
     for mode in ("pair", "group"):
-        assert simulate(good, p2p_mode=mode).makespan == 6
+        assert simulate(good, Costs(F=1), mode).makespan == 6
     rows[0] = "0F0 3RECV_F0 0SEND_F0 3F0 3SEND_F0"
     crossed = Schedule.from_text([row.split() for row in rows], placement, 1)
-    assert simulate(crossed, p2p_mode="pair").makespan == 6
+    assert simulate(crossed, Costs(F=1), "pair").makespan == 6
     with pytest.raises(ScheduleError, match=r"0SEND_F0 \(rank 0\) is queued behind 3RECV_F0"):
         simulate(crossed, p2p_mode="group")
 

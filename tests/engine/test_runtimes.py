@@ -1,4 +1,4 @@
-"""PyTorch's runtime, whose first stage leaves its backward to W, against costs written out."""
+"""PyTorch's runtime, whose first stage leaves its backward to W and whose I frees nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble import Costs, Kind, Schedule
 from debubble.core.actions import kinds_of, stages_of
+from debubble.core.errors import ParameterError
 from tests import oracle
 
 SPLIT = ["zb-h1", "zb-v", "v-min", "interleaved-zb", "zb-2p", "gis"]
@@ -21,8 +22,7 @@ def written_out(schedule: Schedule, costs: Costs) -> Costs:
     """The same costs, a number for each stage, as PyTorch's runtime has them."""
     values = {name: [getattr(costs, name)] * schedule.stages for name in ("I", "W")}
     values["I"][0], values["W"][0] = 0.0, costs.I + costs.W  # type: ignore[operator]
-    values["kept_for_weight"] = [1.0] + [costs.kept_for_weight] * (schedule.stages - 1)
-    return replace(costs, **values, runtime="any")
+    return replace(costs, **values, kept_for_weight=1.0, runtime="any")
 
 
 @pytest.mark.parametrize("name", SPLIT)
@@ -42,20 +42,19 @@ def test_times_and_memory_are_those_of_the_costs_written_out(
     nothing = of_first & (kinds_of(schedule.actions) == Kind.I)
     assert np.all(timeline.end[nothing] == timeline.start[nothing])
     assert timeline.peak_activation.tolist() == pytest.approx(
-        [oracle_peak(schedule, rank, kept) for rank in range(schedule.ranks)]
+        [oracle_peak(schedule, rank) for rank in range(schedule.ranks)]
     )
 
 
-def oracle_peak(schedule: Schedule, rank: int, kept: float) -> float:
+def oracle_peak(schedule: Schedule, rank: int) -> float:
     """Activations held after every action, added up one by one."""
     unit = schedule.ranks / schedule.stages
     held = peak = 0.0
     for cell in schedule.rows()[rank]:
         action = db.Action.parse(cell)
-        stays = 1.0 if action.stage == 0 else kept
         held += unit if action.kind == Kind.F else 0.0
         peak = max(peak, held)
-        freed = {Kind.I: 1 - stays, Kind.W: stays, Kind.B: 1.0}
+        freed = {Kind.W: 1.0, Kind.B: 1.0}
         held -= unit * freed.get(action.kind, 0.0)
     return peak
 
@@ -90,3 +89,27 @@ def test_cuts_of_layers_are_bounded(B: float | None) -> None:
     )
     assert found.lower_bound <= found.makespan * (1 + 1e-9)
     assert sum(found.layers) == 5
+
+
+def test_what_recomputes_is_not_split() -> None:
+    given = {"ranks": 2, "chunks": 2, "microbatches": 4, "recompute": "full", "cache": False,
+             "effort": 0.2, "costs": Costs(runtime="torch")}  # fmt: skip
+    with pytest.raises(ParameterError, match="backward is 'split', and PyTorch's runtime keeps it"):
+        db.optimize(**given, backward="split")  # type: ignore[arg-type]
+    found = db.optimize(**given).schedule  # type: ignore[arg-type]
+    assert found.recompute_after == "gradient"
+    assert not np.any(np.isin(kinds_of(found.actions), [Kind.I, Kind.W]))
+
+
+def test_recomputes_run_in_the_backward() -> None:
+    costs = Costs(F=1, B=2, runtime="torch")
+    given = {"ranks": 4, "microbatches": 8, "recompute": "full"}
+    late = db.make("1f1b", **given, recompute_at="with-backward")
+    wanted = db.simulate(late, replace(costs, runtime="any")).makespan
+    plain = db.make("1f1b", **given)
+    assert db.simulate(plain, replace(costs, runtime="any")).makespan < wanted
+    assert db.simulate(plain, costs).makespan == wanted
+    assert db.make("1f1b", **given, costs=costs).recompute_after == "gradient"
+    for place in ("just-in-time", "bubbles"):
+        with pytest.raises(ParameterError, match=f"recompute_at is '{place}', and PyTorch's"):
+            db.make("1f1b", **given, costs=costs, recompute_at=place)

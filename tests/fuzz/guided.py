@@ -11,7 +11,7 @@ import atheris
 
 FOLLOWED = [
     "debubble.interchange", "debubble.cli", "debubble.planner", "debubble.diagnosis.readers",
-    "debubble.diagnosis.what_if", "debubble.playground", "debubble.core.actions",
+    "debubble.diagnosis.changes", "debubble.playground", "debubble.core.actions",
     "debubble.core.schedule_fields", "debubble.core.cost_fields", "debubble.lowering.chain",
     "debubble.engine.jitter", "json", "csv", "tomllib",
 ]  # fmt: skip

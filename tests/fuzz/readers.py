@@ -101,7 +101,7 @@ def times(flag: str) -> Callable[[bytes], object]:
 
 
 def change(content: bytes) -> object:
-    from debubble.diagnosis.what_if import Change
+    from debubble.diagnosis.changes import Change
 
     return Change.parse(typed(content))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from debubble.core.runtimes import RUNTIMES
 from tests.optimize.searches import BASE, ask
 
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -47,7 +48,7 @@ ALMOST = 1.0001
 
 @pytest.mark.parametrize("backward", ["free", "fused", "split"])
 @pytest.mark.parametrize("memory", [None, 2.0])
-@pytest.mark.parametrize("runtime", ["any", "torch"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_lengths_of_almost_one_are_almost_none(
     backward: str, memory: float | None, runtime: str
 ) -> None:

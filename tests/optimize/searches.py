@@ -10,6 +10,7 @@ from typing import Any
 
 import debubble as db
 from debubble.core.actions import unpack
+from debubble.core.runtimes import RUNTIMES
 from debubble.engine.graph import P2P_MODES
 from debubble.optimize.asked import Asked
 
@@ -36,7 +37,13 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "recompute": ("none", "full", "free", [0]),
     "offload": ("none", "free", [0]),
     "p2p_mode": tuple(P2P_MODES),
-    "costs": ({}, {"microbatch": LENGTHS}, {"B": 6}, {"runtime": "torch"}, {"static": 0.25}),
+    "costs": (
+        {},
+        {"microbatch": LENGTHS},
+        {"B": 6},
+        *({"runtime": name} for name in RUNTIMES),
+        {"static": 0.25},
+    ),
 }
 """Values of every option; those of costs are changes. A new option needs its own here."""
 

@@ -150,7 +150,7 @@ def test_the_turn_of_a_v_is_the_strongest_rank() -> None:
 def test_a_result_says_why_it_cannot_be_faster() -> None:
     result = db.optimize(
         ranks=4, chunks=2, microbatches=16, memory=2, placement="wave", cache=False,
-        published=False, effort=0.1,
+        published=False, effort=0.1, costs=db.Costs(F=1),
     )  # fmt: skip
     assert (result.makespan, result.status) == (107, "optimal")
     assert "rank 3 cannot free memory before 13 and has room for no more than 4" in result.why

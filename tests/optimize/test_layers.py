@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
+from debubble.core.kinds import Kind
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES
 from debubble.interchange.cost_files import costs_data, parse_costs
@@ -192,7 +193,7 @@ def test_an_even_cut_costs_what_was_given(basis: str) -> None:
         share = np.array(cut) / 3
         layers = given.duration - given.part_duration
         assert made.duration == pytest.approx(layers * share + given.part_duration)
-        assert made.collective == pytest.approx(given.collective * share)
+        assert made.duration[Kind.UNSHARD] == pytest.approx(given.duration[Kind.UNSHARD] * share)
         assert made.kv == pytest.approx(given.kv * share)
         assert made.activation[:3] == pytest.approx(given.activation[:3] * share[:3])
         assert made.optimizer == pytest.approx(
@@ -223,7 +224,13 @@ def test_memory_moves_layers() -> None:
 
 def test_the_smallest_memory_over_cuts_is_named_and_works() -> None:
     costs = db.Costs(head={"F": 1, "B": 2, "activation": 0.5})
-    asked: dict[str, Any] = {"ranks": 2, "microbatches": 3, "layers": 8, "costs": costs}
+    asked: dict[str, Any] = {
+        "ranks": 2,
+        "chunks": 1,
+        "microbatches": 3,
+        "layers": 8,
+        "costs": costs,
+    }
     # An even cut needs 1.5 on the last rank; five layers and three with the head need 1.25.
     with pytest.raises(db.ParameterError, match=r"memory 1.2 is .* give at least 1.25,"):
         db.optimize(**asked, memory=1.2, **FAST)

@@ -28,7 +28,7 @@ class Case:
     kept: float
     p2p: float
     overhead: float
-    torch: bool
+    first_in_w: bool
     memory: list[float] | None
 
     @classmethod
@@ -42,10 +42,10 @@ class Case:
         times["B"] = [i + w - spared for i, w in zip(times["I"], times["W"], strict=True)]
         lengths = [random.choice([0.7, 0.8, 1, 1.0001, 1.3]) for _ in range(m)]
         limits = [max(lengths) * random.choice([1, 1.5, 2]) for _ in range(p)]
-        torch = random.random() < 0.3 and backward != "free"
+        first = random.random() < 0.3 and backward != "free"
         return cls(
             backward, times, lengths, [random.random() < 0.3 and m == 2 for _ in range(p)],
-            random.choice([0.5, 1.0]), random.choice([0, 0.5, 2]), random.choice([0, 0.5]), torch,
+            random.choice([0.5, 1.0]), random.choice([0, 0.5, 2]), random.choice([0, 0.5]), first,
             random.choice([None, limits]),
         )  # fmt: skip
 
@@ -53,13 +53,13 @@ class Case:
     def costs(self) -> db.Costs:
         return db.Costs(
             **self.times, p2p=self.p2p, overhead=self.overhead, kept_for_weight=self.kept,
-            recompute_kept=0.25, runtime="torch" if self.torch else "any",
+            recompute_kept=0.25, runtime="debubble" if self.first_in_w else "any",
             microbatch=self.lengths,
         )  # fmt: skip
 
     def time(self, step: Step) -> float:
         kind, stage, b = step
-        if self.torch and stage == 0 and kind in "IW":
+        if self.first_in_w and stage == 0 and kind in "IW":
             kind = {"I": "", "W": "B"}[kind]
         return (self.times[kind][stage] if kind else 0) * self.lengths[b] + self.overhead
 
@@ -78,7 +78,7 @@ class Case:
     def peak(self, order: list[Step]) -> float:
         held = most = 0.0
         for kind, stage, b in order:
-            kept = 1.0 if self.torch and stage == 0 else self.kept
+            kept = 1.0 if self.first_in_w and stage == 0 else self.kept
             stored = 0.25 if self.recompute[stage] else 1.0
             held += {"F": stored, "R": 1 - stored}.get(kind, 0.0) * self.lengths[b]
             most = max(most, held)

@@ -123,7 +123,7 @@ def test_uneven_stages_and_limits_of_every_rank() -> None:
 
 
 def test_published_schedules_stand_beside_the_result() -> None:
-    result = db.optimize(ranks=4, microbatches=8, memory=4, cache=False)
+    result = db.optimize(ranks=4, chunks=1, microbatches=8, memory=4, cache=False)
     assert result.published is not None
     names = [row.name for row in result.published.rows]
     assert {"optimized", "1f1b", "zb-h1"} <= set(names)
@@ -163,7 +163,7 @@ def test_what_cannot_be_used_is_refused(change: dict[str, Any], message: str) ->
 
 def test_the_smallest_limit_that_works_works() -> None:
     # The second microbatch enters when the first has left.
-    assert db.optimize(ranks=4, microbatches=2, memory=1, **FAST).makespan == 2 * (4 + 4 + 1)
+    assert db.optimize(ranks=4, chunks=1, microbatches=2, memory=1, **FAST).makespan == 18
 
 
 def test_the_same_seed_gives_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:

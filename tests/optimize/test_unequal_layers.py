@@ -77,7 +77,7 @@ def case(seed: int) -> Case:
             each[name] = [rng.choice([0.0, 0.25, 0.5, 1.0]) for _ in range(count)]
     costs = db.Costs(
         p2p=rng.choice([0.0, 0.5, 2.0]), overhead=rng.choice([0.0, 0.25]), host_bandwidth=1,
-        runtime=rng.choice(["any", "any", "torch"]),
+        runtime=rng.choice(["any", "any", "debubble"]),
     )  # fmt: skip
     recompute, offload = rng.choice(CHOICES if p * v < 5 else CHOICES[:1])
     place = rng.choice([Placement.wave, Placement.loop])(p, v)
@@ -93,7 +93,7 @@ def case(seed: int) -> Case:
         [rounded({name: values[i] for name, values in each.items()}) for i in range(count)],
         rounded(embedding) if embedding else {}, rounded(head) if head else {},
         tuple(place.ranks_of_stages.tolist()), m, limit, costs.p2p, costs.overhead,
-        costs.runtime == "torch", backward,
+        costs.runtime == "debubble", backward,
     )  # fmt: skip
     cuts = all_cuts(count, p * v, embedding is not None, head is not None)
     return Case(asked, model, ways_of(recompute, offload, p * v), cuts)
@@ -174,7 +174,7 @@ def test_what_layers_do_not_say_is_that_of_an_even_cut() -> None:
     assert made.activation == pytest.approx([4, 2])
     assert made.kept == pytest.approx([2, 1])
     assert made.kv == pytest.approx([8 / 3, 4 / 3])
-    assert made.collective[1] == pytest.approx([4 / 3, 2 / 3])
+    assert made.duration[Kind.REDUCE_GRAD] == pytest.approx([4 / 3, 2 / 3])
     assert made.optimizer == pytest.approx([16 / 3, 8 / 3])
     # A pair takes what its stages' shares of the time take, here a half each.
     assert made.pair((0, 0), (3, 1)) == pytest.approx(6)

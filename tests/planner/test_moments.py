@@ -34,3 +34,5 @@ def test_pytorchs_first_stage_runs_its_backward_in_w():
         assert (split.sum(), weights.sum(), whole.sum()) == (2, 2, 0)
         split, weights, whole = moments.backwards("torch")
         assert (split.sum(), weights.sum(), whole.sum()) == (stays, stays, 2 - stays)
+        split, weights, whole = moments.backwards("torch", in_input=True)
+        assert (split.sum(), weights.sum(), whole.sum()) == (0, 0, 2)

@@ -6,6 +6,7 @@ from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cluster import Cluster, find_gpu
 from debubble.planner.layer_times import layer_times
+from debubble.planner.memory import memory_costs
 from debubble.planner.model import Model
 from debubble.planner.model_files import read_model
 from debubble.planner.stage_costs import stage_costs, stage_times, transfer
@@ -51,6 +52,18 @@ def test_recompute_is_part_of_the_backward() -> None:
     assert full[1].F == none[1].F
     assert pytest.approx(none[1].I + none[1].F) == full[1].I
     assert full[1].W == none[1].W
+
+
+def test_pytorchs_runtime_keeps_backwards_whole_that_recompute() -> None:
+    model, cluster = llama()
+    plan, theirs = candidate((8, 8, 8, 8)), replace(TRAINING, runtime="torch")
+    for recompute in ("none", "selective", "full"):
+        plan = replace(plan, recompute=recompute)
+        whole = stage_times(model, cluster, theirs, plan, FACTORS)
+        memory = memory_costs(model, theirs, plan)
+        for other in whole:
+            assert (other.W == 0) == (recompute != "none")
+        assert (max(memory["kept_for_weight"]) == 0) == (recompute != "none")
 
 
 def test_the_first_layers_of_every_stage_are_recomputed() -> None:

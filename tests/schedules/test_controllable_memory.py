@@ -72,6 +72,7 @@ def test_first_slots_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize("p", range(3, 33))
 def test_bubbles_of_the_published_orders_with_equal_times(p: int) -> None:
+    costs = db.Costs(F=1, I=1, W=1)
     bubbles = {
         "v-min": (4 * p - 5 - 2 * (p % 3 == 0),) * 2,
         "v-half": (3 * p - 7 + 3 * (p % 2),) * 2,
@@ -79,10 +80,10 @@ def test_bubbles_of_the_published_orders_with_equal_times(p: int) -> None:
     }
     for name, (makespan, stage_time) in bubbles.items():
         for m in (2 * p, 3 * p + 1):
-            timeline = timed(name, p, m, published=True)
+            timeline = timed(name, p, m, costs, published=True)
             assert timeline.makespan - 6 * m == makespan
             assert timeline.stage_time.max() - 6 * m == stage_time
-            forms = closed_forms(timeline.schedule, db.Costs(), 0.0)
+            forms = closed_forms(timeline.schedule, costs, 0.0)
             assert {form.form.quantity: form.value for form in forms} == {
                 "makespan": timeline.makespan,
                 "stage_time": timeline.stage_time.max(),

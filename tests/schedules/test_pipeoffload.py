@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -126,12 +128,14 @@ def test_every_activation_that_leaves_returns_and_short_lived_ones_stay() -> Non
 
 
 @pytest.mark.parametrize("name", ["pipeoffload-half", "pipeoffload-full"])
-@pytest.mark.parametrize("k", [0.5, 1.0])
-def test_bounds_hold_while_copies_are_hidden(name: str, k: float) -> None:
+@pytest.mark.parametrize(("k", "sharing"), [(0.5, 1), (1.0, 1), (0.5, 2), (1.0, 2)])
+def test_bounds_hold_while_copies_are_hidden(name: str, k: float, sharing: int) -> None:
     for p, v in ((2, 2), (5, 4), (8, 2), (9, 6)):
         for m in (1, p, 3 * p + 1):
-            costs = at_ratio(k, v, F=10, I=11, W=7)
+            costs = replace(at_ratio(k, v, F=10, I=11, W=7), host_link_shared_by=sharing)
             schedule = make(name, p, v, m)
             forms = closed_forms(schedule, costs, 0)
-            assert [item.form.quantity for item in forms] == ["makespan"]
-            assert db.simulate(schedule, costs).makespan <= forms[0].value
+            # Two ranks that share a link wait for each other's copies.
+            hidden = k * sharing <= 1
+            assert [item.form.quantity for item in forms] == ["makespan"] * hidden
+            assert all(db.simulate(schedule, costs).makespan <= item.value for item in forms)

@@ -112,7 +112,7 @@ def test_all_but_a_few_passes_are_in_pairs() -> None:
 def test_pairs_of_two_forwards_are_like_other_pairs(tmp_path: Path) -> None:
     schedule = db.make("stp", ranks=2, microbatches=5)
     assert "(1F2;1F3)OVERLAP_F_B" in schedule.rows()[1]
-    timeline = db.simulate(schedule)
+    timeline = db.simulate(schedule, db.Costs(F=1))
     program = list(schedule)[1]
     begin = int(schedule.offsets[1])
     for one, other in pairwise(range(len(program))):

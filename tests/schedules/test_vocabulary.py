@@ -127,7 +127,7 @@ def test_the_makespan_is_exact_for_any_times(name: str, p: int) -> None:
 @pytest.mark.parametrize(("f", "b"), [(0, 0), (0.5, 1), (3, 0.25)])
 def test_waits_in_v_half_do_not_depend_on_the_head(name: str, p: int, f: float, b: float) -> None:
     head = {"F": f * p, "B": b * p} if name == "vocab-1-v-half" else {"F": f * p, "W": b * p}
-    costs = Costs(head=head)
+    costs = Costs(F=1, head=head)
     for m in (2 * p, 3 * p + 1):
         schedule = db.make(name, ranks=p, microbatches=m, costs=costs)
         makespan = db.simulate(schedule, costs).makespan

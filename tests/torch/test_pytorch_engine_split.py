@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 import debubble.torch as dt
+from debubble.torch.models import WIDTH, Attention
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
@@ -77,3 +84,100 @@ def test_stages_that_begin_to_train() -> None:
         number, _, rest = name.partition(".")
         wanted = stages[int(number)].get_parameter(rest).grad
         torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-12)
+
+
+class Counted(nn.Module):
+    """Some layers in one checkpoint, which count their forwards."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*mlp(layers))
+        self.forwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return found
+
+    def inner(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        found: Tensor = self.layers(x)
+        return found
+
+
+def test_pytorchs_own_split_computes_a_checkpointed_forward_in_i_and_for_every_group_in_w() -> None:
+    """Why stages that recompute keep whole backwards: a fact about PyTorch, not about us."""
+    stage, x = Counted(3), vectors(1, 0)[0].requires_grad_()
+    output = [stage(x)]
+    _, groups = stage_backward_input(output, [torch.ones_like(x)], [x], stage.parameters())
+    assert stage.forwards == 2
+    stage_backward_weight(stage.parameters(), groups)
+    assert stage.forwards == 2 + len(groups) == 5
+
+
+@pytest.mark.parametrize("engine", ["debubble", "torch"])
+def test_checkpointed_stages_compute_their_forward_twice_and_no_more(engine: str) -> None:
+    x, y = vectors(M, 0)
+
+    def work(rank: int) -> tuple[list[int], dict[str, Tensor | None]]:
+        with torch.random.fork_rng(devices=[]):
+            stages = [Counted() for _ in range(4)]
+        pipe = dt.Pipeline("zb-v", stages, functional.mse_loss, microbatches=M, engine=engine)
+        pipe.eval(x, target=y)
+        pipe.step(x, target=y)
+        pipe.zero_grad()
+        for stage in stages:
+            stage.forwards = 0
+        pipe.step(x, target=y)
+        gradients = {name: weight.grad for name, weight in pipe.named_parameters()}
+        return [stages[number].forwards for number in pipe.stages], gradients
+
+    whole = nn.Sequential(*[Counted() for _ in range(4)])
+    functional.mse_loss(whole(x), y).backward()
+    for forwards, gradients in in_ranks(2, work):
+        assert forwards == [2 * M] * 2
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, whole.get_parameter(name).grad, rtol=0, atol=1e-12)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention()
+        self.out = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x), 0, [])[0]
+        found: Tensor = x + self.out(x)
+        return found
+
+
+def test_pytorchs_i_frees_no_activation() -> None:
+    """What the rule of ``runtime: torch`` says, of a transformer's layers."""
+    block, saved = Block(), {}
+
+    class Box:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    def pack(tensor: Tensor) -> Box:
+        box, storage = Box(tensor), tensor.untyped_storage()
+        saved[id(box)] = storage.data_ptr(), storage.nbytes()
+        weakref.finalize(box, saved.pop, id(box), None)
+        return box
+
+    own = {weight.untyped_storage().data_ptr() for weight in block.parameters()}
+
+    def held() -> int:
+        gc.collect()
+        return sum(size for place, size in dict(saved.values()).items() if place not in own)
+
+    def output() -> list[Tensor]:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor):
+            return [block(x)]
+
+    x = torch.randn(2, 4, WIDTH, requires_grad=True)
+    out = output()
+    before = held()
+    groups: Any = stage_backward_input(out, [torch.ones_like(x)], [x], block.parameters())[1]
+    assert held() == before > 0
+    stage_backward_weight(block.parameters(), groups)

@@ -15,7 +15,9 @@ pytest.importorskip("torch", reason="runs schedules on PyTorch; install torch")
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 import debubble as db
@@ -24,6 +26,7 @@ from debubble.core.errors import FormatError, ParameterError
 from debubble.interchange.launchers import torchtitan
 from debubble.interchange.layouts import TORCHTITAN, cut_text
 from debubble.interchange.torch_csv import to_csv
+from debubble.torch.modules import bare_name
 from debubble.torch.titan import pipelining_fn
 from tests import wheels
 from tests.torch import torchtitan_wheel
@@ -197,6 +200,65 @@ def test_our_function_places_any_way(wheel: Path, tmp_path: Path) -> None:
         in_ranks(RANKS, lambda rank: with_our_function(rank, wheel, cases))
         == [[""] * len(cases)] * RANKS
     )
+
+
+def parallelized(how: str, model: nn.Module) -> nn.Module:
+    """A part of the model with what torchtitan wraps it in."""
+    model = model.double()
+    if how == "checkpointed":
+        for name, layer in model.layers.items():
+            model.layers[name] = checkpoint_wrapper(layer)
+    if how == "sharded":
+        mesh = init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("pp", "dp"))["dp"]
+        for layer in model.layers.values():
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    return model
+
+
+def wrapped(rank: int, wheel: Path, how: str) -> list[str]:
+    theirs = torchtitan_wheel.load(wheel)
+    own = job(theirs, {"training.local_batch_size": MICROBATCHES})
+    own["parallelize_fn"] = lambda model, **_: parallelized(how, model)
+    order = db.make("zb-v", ranks=RANKS, microbatches=MICROBATCHES)
+    runtime, modules, first, last = pipelining_fn(order)(Decoder(), **own)
+    x, y = data()
+
+    def step() -> None:
+        for part in modules:
+            part.zero_grad()
+        runtime.step(*[x] * first, **{"target": y} if last else {}, losses=[] if last else None)
+
+    step()
+    forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    for part in modules:
+        for layer in part.layers.values():
+            getattr(layer, "_checkpoint_wrapped_module", layer).register_forward_pre_hook(count)
+    step()
+    whole = Decoder().double()
+    loss_fn(whole(x), y)[0].backward()
+    wrong = []
+    for name, weight in (pair for part in modules for pair in part.named_parameters()):
+        gradient = weight.grad
+        if gradient is not None and how == "sharded":
+            gradient = gradient.full_tensor()
+        wanted = whole.get_parameter(bare_name(name)).grad
+        if gradient is None or not torch.allclose(gradient, wanted, rtol=0, atol=1e-12):
+            wrong.append(name)
+    most = 2 if how == "checkpointed" else 1
+    layers = sum(len(part.layers) for part in modules)
+    return wrong if forwards <= most * layers * MICROBATCHES else [*wrong, f"{forwards} forwards"]
+
+
+@pytest.mark.parametrize("how", ["plain", "checkpointed", "sharded"])
+def test_backwards_that_pytorch_cannot_split_stay_whole(wheel: Path, how: str) -> None:
+    found = in_ranks(RANKS, functools.partial(wrapped, wheel=wheel, how=how))
+    assert found == [[]] * RANKS
 
 
 def refusal(rank: int, wheel: Path, schedule: Schedule, parts: Any) -> str:

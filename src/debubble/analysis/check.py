@@ -22,24 +22,25 @@ from debubble.analysis.problems import LISTED, Findings, Problem, Report, spot
 from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding, reduces
 from debubble.analysis.structure import inspect_structure
-from debubble.core.actions import TRANSFER_KINDS, Action, pack
+from debubble.core.actions import SHARDING_KINDS, TRANSFER_KINDS, Action, pack
 from debubble.core.costs import Costs, check_costs
-from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
+from debubble.core.errors import ScheduleError, check_type
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has, survey_of
 from debubble.engine.explain import explain
-from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
+from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import ROUNDING, Limit, MemoryUse, memory_limits
-from debubble.engine.modes import MODE, QUEUES
-from debubble.engine.timeline import memory_use
+from debubble.engine.modes import MODE, QUEUES, check_mode
+from debubble.engine.timeline import Timeline, memory_use
 from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
 
 _COSTS = Costs()
 _PLAIN = kind_bits((*WORK_KINDS, *STEP_KINDS))
-_STEPS, _TRANSFERS, _SHARDS = map(kind_bits, (STEP_KINDS, TRANSFER_KINDS, VOCABULARY_KINDS))
+_STEPS, _SHARDS = map(kind_bits, (STEP_KINDS, VOCABULARY_KINDS))
+_TRANSFERS, _SHARDING = map(kind_bits, (TRANSFER_KINDS, SHARDING_KINDS))
 
 
 def check(
@@ -95,8 +96,7 @@ def check(
     p2p_mode = p2p_mode or "overlapped"
     check_type("schedule", schedule, Schedule, "give a Schedule: debubble.make or debubble.load")
     check_costs(costs)
-    if not isinstance(p2p_mode, str) or p2p_mode not in P2P_MODES:
-        raise ParameterError(f"p2p mode '{p2p_mode}'; {did_you_mean(p2p_mode, P2P_MODES)}")
+    check_mode(p2p_mode)
     limits = memory_limits(memory, schedule.ranks)
     if costs is not None:
         costs.table(schedule)  # raises where they do not fit
@@ -116,7 +116,7 @@ def check(
     if plain and not found and p2p_mode != "blocking":
         try:
             graph = compile_graph(schedule, p2p_mode)
-            complete = graph.completed == schedule.stages * schedule.units
+            complete = graph.complete
         except ScheduleError as stops:
             error = stops
     elif more and not found:
@@ -148,6 +148,31 @@ def check(
     if limits is not None and strays.outside is None:
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
     return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))
+
+
+def caveats(timeline: Timeline) -> tuple[str, ...]:
+    """Notes of a timeline, and what :func:`check` refuses of its order all the same.
+
+    A simulation is of one mode of transfers: where these are actions, and occupy nobody in that
+    one, they may lock up in others.
+    """
+    schedule = timeline.schedule
+    if timeline.measured or not survey_of(schedule).kinds & (_TRANSFERS | _SHARDING):
+        # It ran, so that there is nothing to find.
+        return timeline.notes
+    meets = MODE[timeline.mode].receives is not None
+    report = check(schedule, p2p_mode=timeline.mode if meets else None)
+    refused = [
+        f"'debubble check' refuses it: {_briefly(problem)}" for problem in report.problems[:1]
+    ]
+    return (*refused, *timeline.notes)
+
+
+def _briefly(problem: Problem) -> str:
+    """A problem without the chain of actions that wait for each other."""
+    if problem.code != "deadlock":
+        return str(problem)
+    return problem.message.partition(problem.actions[0])[0].rstrip(": ")
 
 
 def _has_room(schedule: Schedule) -> bool:

@@ -8,10 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from debubble.analysis.check import check
+from debubble.analysis.check import caveats
 from debubble.analysis.comparison import Comparison, Row
 from debubble.analysis.measures import compared
 from debubble.analysis.metrics import recompute_text
+from debubble.analysis.question import Question
 from debubble.analysis.ranking import RankedBy, differences, ranked
 from debubble.analysis.results import keeps
 from debubble.core.costs import Costs, check_costs
@@ -19,12 +20,12 @@ from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.core.units import counted
 from debubble.engine.ensembles import wins
-from debubble.engine.graph import P2PMode, compile_graph
+from debubble.engine.graph import P2PMode
 from debubble.engine.jitter import Jitter
 from debubble.engine.memory import Limit, memory_limits
-from debubble.engine.timeline import Timeline, evaluate_graph
-from debubble.lowering.chain import lower, split, values_of
-from debubble.schedules.registry import find, make
+from debubble.engine.timeline import Timeline
+from debubble.lowering.chain import values_of
+from debubble.schedules.registry import find
 
 __all__ = ["Comparison", "Row", "compare"]
 
@@ -128,7 +129,10 @@ def compare(
         memory_unit=memory_unit or costs.memory_unit,
     )
     memory_limits(memory, ranks or np.size(memory or 1))
-    in_order, late = split(values_of(lowerings))
+    asked = Question(
+        "", ranks=ranks, microbatches=microbatches, iterations=iterations, sync=sync, costs=costs,
+        memory=memory, p2p_mode=p2p_mode, lowerings=values_of(lowerings),
+    )  # fmt: skip
     items = _spread([_read(item) for item in schedules], chunks)
     if not items:
         raise ParameterError("no schedules to compare; name at least one")
@@ -141,31 +145,12 @@ def compare(
         if progress is not None:
             progress(label, index, len(items))
         try:
-            if isinstance(item, Timeline):
-                rows.append(_row(label, item, memory))
-                continue
             if isinstance(item, Schedule):
-                _refuse_bad(item, p2p_mode)
-                schedule = lower(item, **in_order, costs=costs, memory=memory, p2p_mode=p2p_mode)
-            else:
-                assert ranks is not None
-                assert microbatches is not None
-                schedule = make(
-                    item,
-                    ranks=ranks,
-                    microbatches=microbatches,
-                    iterations=iterations,
-                    sync=sync,
-                    costs=costs,
-                    memory=memory,
-                    **in_order,
-                    **_fitting(item, chunks, options or {}, own),
-                )
-            schedule = lower(schedule, **late, costs=costs, memory=memory, p2p_mode=p2p_mode)
-            timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs)
-            if timeline.graph.completed < schedule.stages * schedule.units:
-                _refuse_bad(schedule, p2p_mode)
-            rows.append(_row(label, timeline, memory))
+                item = replace(asked, schedule=item).timeline
+            elif isinstance(item, str):
+                own_chunks, fitting = _fitting(item, chunks, options or {}, own)
+                item = replace(asked, schedule=item, chunks=own_chunks, options=fitting).timeline
+            rows.append(_row(label, item, memory))
         except DebubbleError as error:
             skipped.append((label, str(error)))
     every = len(rows)
@@ -250,22 +235,15 @@ def _fitting(
     chunks: int | Sequence[int] | None,
     options: Mapping[str, Any],
     own: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The parameters that this schedule takes; its own are passed on as they are."""
+) -> tuple[Any, dict[str, Any]]:
+    """The chunks and options that this schedule takes; its own are passed on as they are."""
     entry = find(name)
     taken = {option.name for option in entry.options}
     shared = {key: value for key, value in options.items() if key in taken}
     if entry.chunks is None and chunks is not None:
         shared["chunks"] = chunks
-    return shared | dict(own)
-
-
-def _refuse_bad(schedule: Schedule, mode: P2PMode) -> None:
-    """A schedule that somebody hands in may lack actions, and would look fast."""
-    found = check(schedule, p2p_mode=mode)
-    if not found:
-        more = f" (and {found.count - 1:,} more)" if found.count > 1 else ""
-        raise ParameterError(f"its order is wrong: {found.problems[0]}{more}")
+    found = shared | dict(own)
+    return found.pop("chunks", None), found
 
 
 def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
@@ -295,7 +273,7 @@ def _late(count: int) -> tuple[str, ...]:
 
 def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
     """Caveats of a ranking: orders made for other costs, and differences between the rows."""
-    notes = [f"{row.name}: {note}" for row in rows for note in row.timeline.notes]
+    notes = [f"{row.name}: {note}" for row in rows for note in caveats(row.timeline)]
     notes += dict.fromkeys(note for row in rows if row.spread for note in row.spread.notes)
     stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}
     if len(stages) > 1 and any(text.startswith("the models differ") for text in unlike):

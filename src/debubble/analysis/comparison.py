@@ -202,7 +202,8 @@ class Comparison:
             return head
         saved = 1 - best.makespan / other.makespan if other.makespan else 0.0
         if saved >= 5e-4:
-            return f"{head}, {100 * saved:.1f} % less time than {other.name}"
+            theirs = f"{other.name} ({time(other.makespan, self.time_unit)})"
+            return f"{head}, {100 * saved:.1f} % less time than {theirs}"
         head = f"{head}, the same time as {other.name}"
         if best.peak_activation < other.peak_activation:
             head += f" with less activation memory ({self._peak(best)} against "
@@ -224,8 +225,6 @@ class Comparison:
         parts = [f"{sharded[text]}: {text}" for text in VOCABULARY if text in sharded]
         if parts:
             words["vocabulary"] = "; ".join(parts)
-        if all(value is None for value in (self.costs.F, self.costs.I, self.costs.W, self.costs.B)):
-            words["times"] += "; F, I and W take 1 each"
         spreads = [row.spread for row in self.rows if row.spread is not None]
         if spreads:
             words["jitter"] = spread_words(spreads[0])

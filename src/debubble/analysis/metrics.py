@@ -12,6 +12,7 @@ from debubble.core.boundaries import largest_message
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.kinds import STEP_KINDS
+from debubble.core.runtimes import I_FREES_NOTHING, RUNTIMES, has_rule
 from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale, number, percent
 from debubble.engine import modes
@@ -21,7 +22,8 @@ from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 
 SYNCS = {
-    "global": "a step waits for the gradients of all ranks, for their common norm",
+    "global": "a step waits for the gradients of all ranks: the norm is handed from rank to rank, "
+    "and from the last one back to each",
     "local": "a step waits for its own rank's gradients",
     "post-validation": "a step waits for its own rank's gradients and the partial norm of the "
     "ranks before it; a step that the full norm forbids, known later, is undone (not simulated)",
@@ -107,12 +109,13 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
         more += f"; microbatches are {' to '.join(spread)} times as long as the average one"
     if costs.frozen != 0:
         more += "; frozen weights take no W, and no backward before the first that are trained"
-    if costs.runtime == "torch":
-        more += "; as in PyTorch's runtime, stage 0's I does nothing, its W is the whole backward"
-    if costs.basis != "rank" and costs.has_times:
+    runtime = RUNTIMES[costs.runtime]
+    if runtime.rules:
+        more += f"; as in {runtime.title}: {runtime.text}"
+    if not costs.times_per_rank:
         return f"per action: one stage, one microbatch{more}"
     if not costs.has_times:
-        more = f", one unit each for F, I and W{more}"
+        more = f"; F, I and W take 1 each{more}"
     divisor = costs.chunks if costs.chunks is not None else chunks
     if divisor == 1:
         return f"per rank, which has one stage{more}"
@@ -198,8 +201,8 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
     )
     kept = costs.kept_for_weight
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
-    if costs.runtime == "torch" and kept != 1:
-        share = f"{share} (on stage 0, in PyTorch's runtime, all)"
+    if has_rule(costs, I_FREES_NOTHING) and kept != 1:
+        share = f"100 % (in {RUNTIMES[costs.runtime].title}, whatever share is given)"
     text = f"{unit}; taken when F starts, {share} kept from the end of I to that of W, freed by B"
     if costs.static != 0:
         held = costs.static

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from debubble.analysis.problems import Problem, spot
 from debubble.core.actions import TRANSFER_KINDS, computes, kinds_of
 from debubble.core.costs import Costs
-from debubble.core.kinds import SEND_KINDS
+from debubble.core.kinds import SEND_KINDS, SHARDING_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import number
 from debubble.engine.graph import P2PMode
@@ -29,7 +29,7 @@ def lost_in_queues(
     takes none. The warning names the first transfer that waits behind another whose data is not
     there yet, with the time that the whole schedule loses; there is none when it loses none.
     """
-    if bare is not schedule and np.any(costs.table(schedule).collective):
+    if bare is not schedule and np.any(costs.table(schedule).duration[list(SHARDING_KINDS)]):
         bare = schedule
     queued, free = simulate(bare, costs, mode), simulate(bare, costs)
     lost = queued.makespan - free.makespan

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from debubble.analysis.check import caveats
 from debubble.analysis.layout import definitions, line_width, table, wrap
 from debubble.analysis.measures import FULLEST, MEASURES, largest
 from debubble.analysis.metrics import conventions, units
-from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import Scale, counted, memory_scale, number, percent
-from debubble.engine.exist import has
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 from debubble.schedules.formula import legend
@@ -78,7 +77,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         "recompute": _recompute(schedule),
         "actions": len(schedule),
         **measures,
-        "notes": list(timeline.notes),
+        "notes": list(caveats(timeline)),
         "closed_forms": [_compared(form, measures) for form in forms],
         "nearest_forms": [
             _compared(item.found, measures) | {"reason": item.reason, "nearest": item.nearest}
@@ -124,6 +123,8 @@ def report(
     lines.append("")
     for key in _SHOWN:
         lines += wrap(f"{key}: {words[key]}", width, 2) if key in words else []
+    for note in data["notes"]:
+        lines += wrap(f"note: {note}", width, 2)
     return "\n".join(lines)
 
 
@@ -162,8 +163,6 @@ def _forms(timeline: Timeline) -> tuple[list[FormValue], list[NearestForm]]:
     in_the_way = []
     if timeline.mode != "overlapped" and timeline.table.link.any():
         in_the_way.append((f"transfers are p2p {timeline.mode}", "with transfers that overlap"))
-    if timeline.table.optimizer.any() and has(schedule, STEP_KINDS):
-        in_the_way.append(("optimizer steps take time", "without optimizer steps"))
     forms = closed_forms(schedule, costs, costs.transfer)
     if in_the_way:
         forms = [form for form in forms if form.form.quantity not in TIME_QUANTITIES]

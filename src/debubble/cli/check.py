@@ -20,15 +20,12 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
 
     Exits with 1 when there is a problem, and with 2 when the schedule cannot be read or made.
     """
-    from debubble.analysis.check import check as inspect
-
     inputs = setup.read()
     with phases(2) as phase:
         phase(f"reading {schedule}")
-        made = inputs.schedule(schedule)
+        made = inputs.of(schedule).made
         phase(f"checking {len(made):,} actions")
-        mode = None if setup.p2p_mode is None else inputs.mode
-        report = inspect(made, memory=inputs.memory, costs=inputs.costs, p2p_mode=mode)
+        report = inputs.verdict(made)
     words = {
         "p2p": f"{inputs.mode}: {MODES[inputs.mode]}",
         "memory": memory_text(inputs.costs, made),

@@ -12,7 +12,6 @@ import typer
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
 from debubble.cli.errors import BAD_INPUT
-from debubble.cli.jitter import JitterTimes, Replicas, Samples, Seed, SlowThings, read_jitter
 from debubble.cli.options import (
     AsJson,
     Inputs,
@@ -20,7 +19,6 @@ from debubble.cli.options import (
     Setup,
     Text,
     takes,
-    whole,
     with_setup,
     writes,
 )
@@ -42,11 +40,6 @@ def compare(
     bibtex: Annotated[
         Text, takes("FILE", "Write what the schedules are from as .bib.", "--bibtex")
     ] = None,
-    jitter: JitterTimes = None,
-    samples: Samples = None,
-    seed: Seed = None,
-    replicas: Replicas = None,
-    slow: SlowThings = None,
 ) -> None:
     """Find the fastest schedule within memory.
 
@@ -55,13 +48,12 @@ def compare(
     """
     from debubble.analysis.compare import compare as simulate_all
 
-    inputs, chunks = _inputs(setup)
+    inputs = setup.read()
     check_picture(output, picture, ".tex")
     if bibtex is not None:
         _check_bibtex(bibtex)
-    varying = read_jitter(jitter, samples, seed, replicas, slow)
     with phases(2 * len(schedules)) as phase:
-        items, skipped = _items(schedules, inputs, chunks, phase)
+        items, skipped = _items(schedules, inputs, phase)
         named = [item for item in items if isinstance(item, str)]
         if named:
             _need_sizes(named[0], inputs)
@@ -71,16 +63,16 @@ def compare(
             items,
             ranks=inputs.size("ranks"),
             microbatches=inputs.size("microbatches"),
-            chunks=chunks or inputs.size("chunks"),
+            chunks=inputs.several or inputs.size("chunks"),
             costs=inputs.costs,
             memory=inputs.memory,
             p2p_mode=inputs.mode,
-            iterations=inputs.iterations,
-            sync=inputs.sync,
-            **inputs.lowering,
+            iterations=inputs.asked.iterations,
+            sync=inputs.asked.sync,
+            **inputs.asked.lowerings,
             options=inputs.options(named),
             time_unit=inputs.costs.time_unit,
-            jitter=varying,
+            jitter=inputs.asked.jitter,
             progress=lambda label, index, count: phase(f"{label} ({index + 1} of {count})"),
         )
         result = replace(result, skipped=(*skipped, *result.skipped))
@@ -102,27 +94,20 @@ def compare(
         note(f"wrote {output}")
 
 
-def _inputs(setup: Setup) -> tuple[Inputs, list[int]]:
-    """Inputs read from the options, and the numbers of chunks where several are given."""
-    several = [] if setup.chunks is None or "," not in setup.chunks else setup.chunks.split(",")
-    chunks = [whole("-v", text) for text in several]
-    return replace(setup, chunks=None if several else setup.chunks).read(), chunks
-
-
 def _items(
-    names: list[str], inputs: Inputs, chunks: list[int], phase: Phases
+    names: list[str], inputs: Inputs, phase: Phases
 ) -> tuple[list[Any], list[tuple[str, str]]]:
     """Schedules of files and functions, and names; those that do not fit come with the reason."""
     from debubble.interchange.named import made_for_each
 
     # The comparison lowers all schedules in one way.
-    plain = inputs.plain
+    plain = replace(inputs, asked=replace(inputs.asked, lowerings={}), several=())
 
     def make(name: str, value: int | None) -> Schedule:
         phase(f"reading {name}")
-        return replace(plain, chunks=value).schedule(name)
+        return replace(plain, asked=replace(plain.asked, chunks=value)).of(name).made
 
-    return made_for_each(names, chunks or [inputs.chunks], make)
+    return made_for_each(names, inputs.several or [inputs.asked.chunks], make)
 
 
 def _check_bibtex(path: str) -> None:

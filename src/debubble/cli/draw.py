@@ -43,9 +43,9 @@ def draw(
                 units |= {recording.time_unit for recording in recordings}
                 continue
             units.add(inputs.costs.time_unit)
-            made = inputs.schedule(name)
-            phase(f"simulating {name}, {len(made):,} actions")
-            timelines.append(inputs.simulate(made, name, late=late))
+            question = inputs.of(name, late=late)
+            phase(f"simulating {name}, {len(question.made):,} actions")
+            timelines.append(inputs.simulate(question, name))
         phase("drawing")
         unit = units.pop() if len(units) == 1 else ""
         if output is not None:

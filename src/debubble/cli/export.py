@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import ScheduleName, Setup, Text, switch, takes, with_setup, writes
+from debubble.cli.options import (
+    ScheduleName,
+    Setup,
+    Text,
+    refuse_wrong,
+    switch,
+    takes,
+    with_setup,
+    writes,
+)
 from debubble.cli.output import check_writable, note
 from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError, did_you_mean
@@ -40,6 +49,9 @@ def export(
         typer.Option(help="With torch-csv, say how torchtitan and Automodel run it, or why not."),
     ] = True,
     cut: Annotated[Text, takes("N/N/…", "Layers of every stage, for the flags: 3/4/4/3.")] = None,
+    unchecked: Annotated[
+        bool, switch("--unchecked", "Write also what 'debubble check' finds fault with.")
+    ] = False,
 ) -> None:
     """Write files for other programs.
 
@@ -62,14 +74,17 @@ def export(
     layers = None if cut is None else _layers(cut)
     with phases(3) as phase:
         phase(f"making {schedule}")
-        made = inputs.schedule(schedule)
+        question = inputs.of(schedule)
+        made = question.made
+        if to != "chrome-trace" and not unchecked:
+            refuse_wrong(inputs.verdict(made), schedule, ", --unchecked writes it all the same")
         if layers is not None:
             from debubble.interchange.layouts import check_cut
 
             check_cut(made, layers)
         if to == "chrome-trace":
             phase(f"simulating {len(made):,} actions")
-            timeline = inputs.simulate(made, schedule)
+            timeline = inputs.simulate(question, schedule)
             phase(f"writing {output}")
             _trace(timeline, inputs.costs.time_unit, output)
         else:
@@ -133,7 +148,7 @@ def _text(schedule: Schedule, to: str, waits: bool, mode: P2PMode, layers: list[
         return "\n".join(megatron(schedule, mode, layers)) + "\n"
     from debubble.interchange.files import text_of
 
-    return text_of(schedule, to, waits)
+    return text_of(schedule, to, waits, mode)
 
 
 def _write(text: str, output: str) -> None:

@@ -1,42 +1,22 @@
-"""Options of commands that vary times: jitter, copies, and what is slow."""
+"""What varies from step to step, read from the options of a command."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
-from debubble.cli.options import Text, takes
 from debubble.core.errors import ParameterError
+from debubble.core.units import read_number
 from debubble.engine.jitter import DISTRIBUTIONS, MAX_REPLICAS, MAX_SAMPLES, Jitter
-from debubble.interchange.text import read_count, read_number
-
-JitterTimes = Annotated[
-    Text,
-    takes(
-        "TIMES",
-        "How computing varies: normal:3%, lognormal:5%, gamma:10%, or a file of measured times.",
-    ),
-]
-Samples = Annotated[
-    Text, takes("N", "With --jitter, steps to simulate; by default 1,000, or 10 a copy.")
-]
-Seed = Annotated[Text, takes("N", "With --jitter, of the random numbers; 0 by default.")]
-Replicas = Annotated[
-    Text, takes("N", "Data-parallel copies; a step waits for the slowest of them.")
-]
-SlowThings = Annotated[
-    list[str] | None,
-    takes(
-        "WHAT=FACTOR",
-        "What is slow in every step: rank2=1.2, stage3=1.2, link0-1=3; in one copy only: copy=1.1, "
-        "copy.rank2=1.2; may be repeated.",
-        "--slow",
-    ),
-]
+from debubble.interchange.text import read_count
 
 
 def read_jitter(
-    times: Text, samples: Text, seed: Text, replicas: Text, slow: list[str] | None
+    times: str | None,
+    samples: str | None = None,
+    seed: str | None = None,
+    replicas: str | None = None,
+    slow: list[str] | None = None,
 ) -> Jitter | None:
     """What varies, from the texts of the options; None where none of them is there."""
     if times is None and slow is None:

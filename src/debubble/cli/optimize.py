@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from debubble.analysis.question import OPTIONS
 from debubble.cli.app import command
 from debubble.cli.jitter import read_jitter
 from debubble.cli.options import (
@@ -27,13 +27,10 @@ from debubble.cli.pictures import check_picture
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
 from debubble.interchange.text import read_count
-from debubble.lowering.chain import LOWERINGS, read_stages
+from debubble.lowering.chain import read_stages
 
 SWEEP = "sweep"
 OF_FILE = "costs"
-
-OWN = ("recompute", "recompute_at", "offload")
-"""Lowerings that a search chooses itself, or says more about."""
 
 LONGEST_LABEL = 200
 """Characters of a name in a cost file."""
@@ -76,21 +73,13 @@ def optimize(
     full, stages, or free: whichever stages are best; --offload none, stages, or free. Ctrl-C ends
     the search with the best so far.
     """
-    sweeping = setup.memory == SWEEP
+    sweeping = setup["memory"] == SWEEP
     _refuse_others(setup)
-    if setup.lowering.get("recompute_at") is not None:
-        raise ParameterError(
-            "--recompute-at is for published schedules; leave it out, R comes just in time"
-        )
-    recompute = _stages(
-        "--recompute", setup.lowering.get("recompute") or "none", ("none", "full", "free")
-    )
-    away = _stages("--offload", setup.lowering.get("offload") or "none", ("none", "free"))
-    searched = {"recompute": None, "offload": None}
-    given = replace(
-        setup, memory=None if sweeping else setup.memory, lowering={**setup.lowering, **searched}
-    )
-    inputs = given.read(f", or '{SWEEP}'")
+    recompute = _stages("--recompute", setup["recompute"] or "none", ("none", "full", "free"))
+    away = _stages("--offload", setup["offload"] or "none", ("none", "free"))
+    # A search reads more values of these than the lowerings have.
+    given = setup.but(recompute=None, offload=None)
+    inputs = (given.but(memory=None) if sweeping else given).read(f", or '{SWEEP}'")
     if output is not None:
         _check_output(output, sweeping)
         if (recompute, away) != ("none", "none") and output.lower().endswith(".csv"):
@@ -111,7 +100,7 @@ def optimize(
     if robust is not None:
         if sweeping:
             raise ParameterError(f"--robust is for one memory limit, not for '{SWEEP}'; leave it")
-        options["robust"] = read_jitter(robust, None, None, None, None)
+        options["robust"] = read_jitter(robust)
     with overwritten_line() as line:
         if sweeping:
             from debubble.optimize.pareto import sweep
@@ -192,19 +181,10 @@ def _needed(inputs: Inputs, key: str) -> int:
 
 
 def _refuse_others(setup: Setup) -> None:
-    """Options every command reads, which mean nothing here."""
-    others: dict[str, Any] = {
-        "--iterations": setup.iterations, "--sync": setup.sync, "--option": setup.option,
-        "--group-size": setup.group_size,
-    }  # fmt: skip
-    # One by one: together they would ask for each other.
-    for row in LOWERINGS:
-        text = setup.lowering.get(row.name)
-        if row.name not in OWN and text is not None:
-            others[row.flag] = row.read(row.flag, text)
-    for flag, value in others.items():
-        if value:
-            raise ParameterError(f"{flag} is for published schedules; leave it out")
+    """Refuse options of a question that a search does not read."""
+    for row in OPTIONS:
+        if not row.in_search and setup[row.name]:
+            raise ParameterError(f"{row.flag} is for published schedules; leave it out")
 
 
 def _check_output(path: str, sweeping: bool) -> None:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
-import string
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from debubble.analysis.question import OPTIONS, Question, WrongOrderError
 from debubble.cli import completion
-from debubble.core.costs import RUNTIMES, Costs
-from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
-from debubble.core.units import factor
-from debubble.engine.graph import P2PMode
-from debubble.interchange.text import read_number
-from debubble.lowering.chain import LOWERINGS, Lowering, read_lowerings
+from debubble.cli.jitter import read_jitter
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.options import MemoryLimit, OptionSpec, Word, read_whole
+from debubble.core.units import read_number
+from debubble.engine.jitter import JITTER_OPTIONS
+from debubble.lowering.chain import LOWERINGS, read_lowerings
 
 if TYPE_CHECKING:
+    from debubble.analysis.check import Report
     from debubble.core.schedule import Schedule
+    from debubble.engine.graph import P2PMode
     from debubble.engine.memory import Limit
     from debubble.engine.timeline import Timeline
     from debubble.interchange.cost_files import CostFile
-
-_MODES = get_args(P2PMode)
 
 
 Text = str | None
@@ -68,129 +68,77 @@ Late = Annotated[
 
 @dataclass(frozen=True)
 class Setup:
-    """The parameters of a simulation, as typed.
+    """The options of a question as typed: texts by the name of their row, None where not typed.
 
     Numbers are text here, so that messages about them are debubble's own.
     """
 
-    ranks: Annotated[Text, takes("N", "Pipeline ranks.", "--ranks", "-p")] = None
-    microbatches: Annotated[
-        Text, takes("N", "Microbatches per iteration.", "--microbatches", "-m")
-    ] = None
-    chunks: Annotated[
-        Text, takes("N", "Stages per rank, where there is choice.", "--chunks", "-v")
-    ] = None
-    times: Annotated[
-        Text,
-        takes(
-            "TIMES",
-            "Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; per stage: F=1/1/2/1 or F=1,F.2=2.",
-        ),
-    ] = None
-    rank_times: Annotated[
-        Text, takes("TIMES", "Costs per rank, divided by each schedule's chunks.")
-    ] = None
-    costs: Annotated[
-        Text, takes("FILE", "Cost file: .yaml, .json or .toml; may set -p, -m, -v.")
-    ] = None
-    runtime: Annotated[
-        Text,
-        takes(
-            "NAME", "Whose split backward: any (the default), or torch, whose stage 0 does it in W."
-        ),
-    ] = None
-    p2p_mode: Annotated[
-        Text,
-        takes(
-            "MODE",
-            f"Transfers are {_MODES[0]} (the default), {', '.join(_MODES[1:-1])} or {_MODES[-1]}.",
-            complete=completion.one_of(_MODES),
-        ),
-    ] = None
-    iterations: Annotated[
-        Text, takes("N", "Training steps in a row, with an optimizer step each.")
-    ] = None
-    sync: Annotated[
-        Text, takes("RULE", "What an optimizer step waits for: global, local or post-validation.")
-    ] = None
-    memory: Annotated[
-        Text,
-        takes(
-            "LIMIT",
-            "Memory per rank, in activation units, the cost file's unit, or one of bytes: "
-            "80GB; one for each: 4/4/3/3.",
-        ),
-    ] = None
-    lowering: Mapping[str, str | None] = field(default_factory=dict)
-    """The texts of :data:`debubble.lowering.chain.LOWERINGS`, an option each."""
-    option: Annotated[
-        list[str] | None, takes("KEY=VALUE", "Option of the schedule; may be repeated.")
-    ] = None
-    group_size: Annotated[Text, takes("N", "Microbatches per group of interleaved schedules.")] = (
-        None
-    )
+    texts: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.texts.get(name)
+
+    def but(self, **texts: Any) -> Setup:
+        """The same with other texts."""
+        return Setup({**self.texts, **texts})
 
     def read(self, limits: str = "") -> Inputs:
-        """Read the options; `limits` says what a memory limit can be beside numbers."""
-        from debubble.engine.graph import P2P_MODES
-
-        mode = _one_of("--p2p-mode", self.p2p_mode or "overlapped", P2P_MODES)
-        costs, file = self._costs()
-        if self.runtime is not None:
-            costs = replace(costs, runtime=_one_of("--runtime", self.runtime, RUNTIMES))
-        pairs = list(self.option or [])
-        if self.group_size is not None:
-            pairs.append(f"group_size={self.group_size}")
-        memory = None if self.memory is None else read_limit(self.memory, costs, limits)
-        if memory is None and file is not None:
-            memory = file.memory_limit
-        return Inputs(
-            ranks=_whole("-p", self.ranks),
-            microbatches=_whole("-m", self.microbatches),
-            chunks=self._chunks(),
-            iterations=_whole("--iterations", self.iterations),
-            costs=costs,
-            sync=self.sync,
-            memory=memory,
-            mode=mode,
-            lowering=read_lowerings(self.lowering),
-            pairs=tuple(pairs),
-            file=file,
+        """Read the options; `limits` is advice on what a memory limit can be, too."""
+        texts = {name: text for name, text in self.texts.items() if text is not None}
+        file = self._file()
+        costs = file.costs if file is not None else self._costs()
+        if "runtime" in texts:
+            costs = replace(costs, runtime=_ROWS["runtime"].type.read("--runtime", self["runtime"]))
+        pairs = list(texts.get("option", ()))
+        if "group_size" in texts:
+            pairs.append(f"group_size={texts['group_size']}")
+        memory = None if file is None else file.memory_limit
+        if "memory" in texts:
+            memory = read_limit(texts["memory"], costs, limits)
+        several = [part for part in texts.get("chunks", "").split(",") if part.strip()]
+        values = {
+            name: _ROWS[name].type.read(_ROWS[name].flag, text)
+            for name, text in texts.items()
+            if name in _READ and not (name == "chunks" and len(several) > 1)
+        }
+        lowerings = read_lowerings({row.name: self[row.name] for row in LOWERINGS})
+        jitter = read_jitter(*(self[row.name] for row in JITTER_OPTIONS))
+        asked = Question(
+            "", **values, costs=costs, memory=memory, lowerings=lowerings, jitter=jitter
         )
+        chunks = [whole("-v", text) for text in several] if len(several) > 1 else []
+        return Inputs(asked, tuple(pairs), file, tuple(chunks), "p2p_mode" in texts)
 
-    def _chunks(self) -> int | None:
-        if self.chunks is not None and "," in self.chunks:
-            raise ParameterError(
-                f"-v is '{self.chunks}'; several numbers are for 'debubble compare'; give one here"
-            )
-        return _whole("-v", self.chunks)
-
-    def _costs(self) -> tuple[Costs, CostFile | None]:
-        named = {"--times": self.times, "--rank-times": self.rank_times, "--costs": self.costs}
+    def _given(self) -> dict[str, str]:
+        """The options that give costs, by flag; more than one is refused."""
+        named = {row.flag: self[row.name] for row in _COSTS}
         given = {flag: text for flag, text in named.items() if text is not None}
         if len(given) > 1:
             raise ParameterError(f"{' and '.join(given)} all give costs; use one of them")
-        for flag, text in given.items():
-            if flag == "--costs":
-                from debubble.interchange.cost_files import load_costs
+        return given
 
-                file = load_costs(text)
-                return file.costs, file
-            from debubble.cli.times import parse_times
+    def _file(self) -> CostFile | None:
+        if "--costs" not in self._given():
+            return None
+        from debubble.interchange.cost_files import load_costs
 
-            return parse_times(text, flag), None
-        return Costs(), None
+        return load_costs(self["costs"])
+
+    def _costs(self) -> Costs:
+        from debubble.cli.times import parse_times
+
+        return next((parse_times(text, flag) for flag, text in self._given().items()), Costs())
 
 
-def _whole(flag: str, text: str | None) -> int | None:
-    return None if text is None else whole(flag, text)
+_ROWS = {row.name: row for row in OPTIONS}
+_COSTS = [_ROWS[name] for name in ("times", "rank_times", "costs")]
+_READ = ("ranks", "microbatches", "chunks", "iterations", "sync", "p2p_mode")
+"""Options whose values are fields of a question, and say nothing of each other."""
 
 
 def whole(flag: str, text: str) -> int:
     """The whole number in the text of an option."""
-    if not re.fullmatch(r"[+-]?[0-9]{1,40}", text.strip(" ")):
-        raise ParameterError(f"{flag} is '{text}'; give a whole number")
-    return int(text)
+    return read_whole(flag, text)
 
 
 def positive(flag: str, text: str, unit: str = "") -> float:
@@ -201,61 +149,50 @@ def positive(flag: str, text: str, unit: str = "") -> float:
     return number
 
 
-def _one_of(flag: str, text: str | None, known: Iterable[str]) -> Any:
-    if text is not None and text not in known:
-        raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, known)}")
-    return text
-
-
 def read_limit(text: str, costs: Costs, more: str = "") -> Limit:
-    """The memory limit in a text: one number, or one for every rank such as ``4/4/3/3``.
-
-    A number may have a unit, ``80GB``, where the costs count in one of bytes.
-    """
-    limits = tuple(_limit(part, costs.activation_unit) for part in text.split("/"))
-    if not all(limits):
-        raise ParameterError(
-            f"--memory is '{text}'; the limit is a positive number, or one per rank: 4/4/3/3{more}"
-        )
-    return limits if len(limits) > 1 else limits[0]
-
-
-def _limit(text: str, unit: str) -> float:
-    """The positive number in a text in a unit, 0 where it is none."""
-    digits = text.rstrip(string.ascii_letters + " ")
-    given = text[len(digits) :].strip()
-    number = read_number(digits)
-    if given and 0 < number < math.inf:
-        times = factor(given, unit)
-        if math.isnan(times):
-            counted = f"in '{unit}'" if unit else "without a unit"
-            raise ParameterError(
-                f"--memory is '{text}', and the costs count memory {counted}; give a number in "
-                "that, or a cost file with memory: {unit: bytes}"
-            )
-        number *= times
-    return number if 0 < number < math.inf else 0.0
+    """The memory limit in a text, in the unit of the costs; `more` ends the advice."""
+    limit: Limit = MemoryLimit().read("--memory", text, costs.activation_unit, more)
+    return limit
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The parameters of a simulation, read; None where nothing was typed.
+    """The options of a question, read; its schedule is not named yet.
 
-    The memory limit is of every rank, or one for each; `lowering` are keywords of
-    :func:`debubble.lowering.chain.lower`, and `pairs` the ``KEY=VALUE`` texts of options.
+    Parameters
+    ----------
+    asked
+        The question; None where nothing was typed.
+    pairs
+        The ``KEY=VALUE`` texts of options of schedules.
+    file
+        The cost file.
+    several
+        Numbers of chunks, where several are given.
+    mode_typed
+        Whether the mode of transfers was typed; without that they have to run in all modes.
     """
 
-    ranks: int | None
-    microbatches: int | None
-    chunks: int | None
-    iterations: int | None
-    costs: Costs
-    memory: Limit | None
-    sync: str | None
-    mode: P2PMode
-    lowering: Mapping[str, Any]
+    asked: Question
     pairs: tuple[str, ...]
     file: CostFile | None
+    several: tuple[int, ...] = ()
+    mode_typed: bool = False
+
+    @property
+    def costs(self) -> Costs:
+        """Costs of the question."""
+        return self.asked.costs
+
+    @property
+    def memory(self) -> Limit | None:
+        """Its memory limit."""
+        return self.asked.memory
+
+    @property
+    def mode(self) -> P2PMode:
+        """Its mode of transfers."""
+        return self.asked.p2p_mode
 
     @property
     def source(self) -> str:
@@ -264,17 +201,10 @@ class Inputs:
             return ""
         return " · ".join(text for text in (self.file.name, self.file.source) if text)
 
-    @property
-    def defaults(self) -> Mapping[str, int | None]:
-        """Ranks, microbatches and chunks of the cost file."""
-        if self.file is None:
-            return {}
-        return {key: getattr(self.file, key) for key in ("ranks", "microbatches", "chunks")}
-
     def size(self, key: str) -> Any:
         """A size as typed, else as in the cost file."""
-        typed = getattr(self, key)
-        return self.defaults.get(key) if typed is None else typed
+        typed = getattr(self.asked, key)
+        return getattr(self.file, key, None) if typed is None else typed
 
     def options(self, targets: Iterable[str]) -> dict[str, Any]:
         """Values of the typed options, read as what the named schedules declare."""
@@ -285,83 +215,70 @@ class Inputs:
 
         return parse_options(self.pairs, declared_options(targets, self.pairs))
 
-    def schedule(self, target: str) -> Schedule:
-        """The schedule that a text names, made for these parameters."""
-        from debubble.interchange.named import lowered
+    def of(self, target: str, *, late: bool = False) -> Question:
+        """The question about the schedule that a text names; one number of chunks is needed."""
+        from debubble.interchange.named import question
 
-        return lowered(
-            target,
-            self.lowering,
-            ranks=self.ranks,
-            microbatches=self.microbatches,
-            chunks=self.chunks,
-            iterations=self.iterations,
-            costs=self.costs,
-            memory=self.memory,
-            p2p_mode=self.mode,
-            sync=self.sync,
-            defaults=self.defaults,
-            **self.options([target]),
-        )
+        if self.several:
+            raise ParameterError(
+                f"-v is '{','.join(map(str, self.several))}'; several numbers are for 'debubble "
+                "compare'; give one here"
+            )
+        asked = replace(self.asked, options=self.options([target]), late=late)
+        return question(target, asked, self.file)
 
-    @property
-    def plain(self) -> Inputs:
-        """The same without lowering."""
-        return replace(self, lowering=dict.fromkeys(self.lowering))
+    def simulate(self, question: Question, target: str) -> Timeline:
+        """The simulation; a wrong schedule of a file or function is refused with advice."""
+        try:
+            return question.timeline
+        except WrongOrderError as error:
+            raise ScheduleError(
+                f"{target}: {error}\n'debubble check' lists every problem of it"
+            ) from None
 
-    def simulate(self, schedule: Schedule, target: str, *, late: bool = False) -> Timeline:
-        """The timeline of a schedule with these costs, forwards as late as possible if so asked.
-
-        That of a file or function is refused where it is not right: one that lacks actions would
-        look fast.
-        """
-        from debubble.engine.timeline import simulate
-        from debubble.interchange.files import is_foreign
-
-        if is_foreign(target):
-            self.refuse_wrong(schedule, target, " of it")
-        timeline = simulate(schedule, self.costs, self.mode)
-        return timeline.as_late_as_possible() if late else timeline
-
-    def refuse_wrong(self, schedule: Schedule, target: str, more: str) -> None:
-        """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
+    def verdict(self, schedule: Schedule) -> Report:
+        """The answer of 'debubble check' to a schedule made for these parameters."""
         from debubble.analysis.check import check
 
-        report = check(schedule, p2p_mode=self.mode)
-        if not report.ok:
-            advice = f"'debubble check' lists every problem{more}"
-            raise ScheduleError(f"{target}: {report.problems[0]}\n{advice}")
+        mode = self.mode if self.mode_typed else None
+        return check(schedule, memory=self.memory, costs=self.costs, p2p_mode=mode)
+
+
+def refuse_wrong(report: Report, target: str, more: str) -> None:
+    """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
+    if not report.ok:
+        advice = f"'debubble check' lists every problem{more}"
+        raise ScheduleError(f"{target}: {report.problems[0]}\n{advice}")
 
 
 def with_setup(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of :class:`Setup` in place of its parameter ``setup``.
+    """Give a command the options of :data:`OPTIONS` in place of its parameter ``setup``.
 
     An option of its own with the same name counts in place of the shared one.
     """
     hints = get_type_hints(function, include_extras=True)
-    shared = get_type_hints(Setup, include_extras=True)
+    own = inspect.signature(function).parameters
+    shared = [
+        row for row in OPTIONS
+        if row.name not in own and function.__name__ in (row.only or (function.__name__,))
+    ]  # fmt: skip
     parameters = []
-    own_names = set(inspect.signature(function).parameters)
-    shared_fields = [spec for spec in fields(Setup) if spec.name not in own_names]
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in own.items():
         if name != "setup":
             parameters.append(parameter.replace(annotation=hints[name]))
             continue
-        for spec in shared_fields:
-            own = [(spec.name, spec.default, shared[spec.name])]
-            if spec.name == "lowering":
-                own = [(lowering.name, None, _option(lowering)) for lowering in LOWERINGS]
-            parameters += [
-                inspect.Parameter(key, parameter.KEYWORD_ONLY, default=default, annotation=hint)
-                for key, default, hint in own
-            ]
+        parameters += [
+            inspect.Parameter(
+                row.name, parameter.KEYWORD_ONLY, default=None, annotation=_annotation(row)
+            )
+            for row in shared
+        ]
     parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
 
     @wraps(function)
     def run(**values: Any) -> None:
-        lowering = {row.name: values.pop(row.name) for row in LOWERINGS}
-        given = {spec.name: values.pop(spec.name) for spec in shared_fields if spec.name in values}
-        function(setup=Setup(**given, lowering=lowering), **values)
+        texts = {row.name: values.pop(row.name) for row in shared}
+        function(setup=Setup(texts), **values)
 
     signature = inspect.Signature(
         [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
@@ -371,5 +288,8 @@ def with_setup(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _option(lowering: Lowering) -> Any:
-    return Annotated[Text, takes(lowering.metavar, lowering.help)]
+def _annotation(row: OptionSpec) -> Any:
+    words = row.type.words if isinstance(row.type, Word) else ()
+    complete = completion.one_of(words) if words else None
+    option = takes(row.metavar, row.help, *row.flags, complete=complete)
+    return Annotated[list[str] | None if row.repeated else Text, option]

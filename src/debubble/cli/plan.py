@@ -16,8 +16,9 @@ from debubble.cli.options import AsJson, Text, positive, takes, writes
 from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
+from debubble.core.units import read_number
 from debubble.interchange.files import write_text
-from debubble.interchange.text import read_count, read_number
+from debubble.interchange.text import read_count
 
 if TYPE_CHECKING:
     from debubble.planner.degrees import Fixed

@@ -13,6 +13,7 @@ from debubble.cli.options import (
     ScheduleName,
     Setup,
     Text,
+    refuse_wrong,
     switch,
     takes,
     with_setup,
@@ -20,7 +21,8 @@ from debubble.cli.options import (
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError
-from debubble.interchange.text import read_count, read_number
+from debubble.core.units import read_number
+from debubble.interchange.text import read_count
 
 if TYPE_CHECKING:
     from debubble.torch.report import RunReport
@@ -85,9 +87,9 @@ def run(
     _check_outputs(trace, costs_out, settings)
     with phases(2) as phase:
         phase(f"making {schedule}")
-        made = inputs.schedule(schedule)
+        made = inputs.of(schedule).made
         if not unchecked:
-            inputs.refuse_wrong(made, schedule, ", --unchecked runs it all the same")
+            refuse_wrong(inputs.verdict(made), schedule, ", --unchecked runs it all the same")
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
         report = execute(made, _with_model(settings))
     if report is None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from debubble.cli.app import command
-from debubble.cli.jitter import JitterTimes, Replicas, Samples, Seed, SlowThings, read_jitter
 from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, Text, takes, with_setup
 from debubble.cli.output import note, print_json
 from debubble.cli.progress import phases
@@ -37,11 +36,6 @@ def simulate(
         takes("[FILE]", "Start and end of every action: to the terminal, or a .csv or .json file."),
     ] = None,
     late: Late = False,
-    jitter: JitterTimes = None,
-    samples: Samples = None,
-    seed: Seed = None,
-    replicas: Replicas = None,
-    slow: SlowThings = None,
 ) -> None:
     """Simulate a schedule: time and memory.
 
@@ -49,17 +43,16 @@ def simulate(
     step times of many samples, too.
     """
     inputs = setup.read()
-    varying = read_jitter(jitter, samples, seed, replicas, slow)
     listed = actions == TERMINAL
     if actions is not None and not listed and not actions.lower().endswith((".csv", ".json")):
         raise FormatError(f"'{actions}': actions are written as .csv or .json")
     with phases(3) as phase:
         phase(f"making {schedule}")
-        made = inputs.schedule(schedule)
-        phase(f"simulating {len(made):,} actions")
-        timeline = inputs.simulate(made, schedule, late=late)
+        question = inputs.of(schedule, late=late)
+        phase(f"simulating {len(question.made):,} actions")
+        timeline = inputs.simulate(question, schedule)
         phase("measuring")
-        spread = None if varying is None else timeline.jitter(varying)
+        spread = question.spread
         data = _data(timeline, inputs) if as_json else {}
         if as_json and spread is not None:
             data["jitter"] = spread.to_dict()

@@ -10,7 +10,7 @@ from debubble.core.cost_fields import DEFAULT
 from debubble.core.costs import COST_FIELDS, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import CostError, WrongValueError, did_you_mean
-from debubble.interchange.text import read_number
+from debubble.core.units import read_number
 
 NAMES = tuple(name for name, spec in COST_FIELDS.items() if spec.shape != "part") + tuple(
     f"{part}.{key}" for part in PARTS for key in KEYS

@@ -39,7 +39,8 @@ def trace(
         takes("CHANGE", "Replay with other times: stage3.F*=0.9, p2p=0; may be repeated.", "--set"),
     ] = None,
     schedule: Annotated[
-        str | None, takes("NAME", "Simulate another schedule at the times that were measured.")
+        str | None,
+        takes("NAME", "What a step would take under another schedule, at the measured times."),
     ] = None,
     chunks: Annotated[
         str | None, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")
@@ -72,10 +73,11 @@ def trace(
     Reads the traces of all ranks, replays what happened, and says where the time went and what
     there is to gain.
     """
+    from debubble.diagnosis.changes import Change
     from debubble.diagnosis.costs_only import has_only_costs
     from debubble.diagnosis.diagnose import diagnose
     from debubble.diagnosis.readers.folder import read
-    from debubble.diagnosis.what_if import Change, with_changes, with_schedule
+    from debubble.diagnosis.what_if import with_changes, with_schedule
 
     conditions, base = _conditions(fail_if or [], baseline)
     wanted = [Change.parse(part) for text in changes or [] for part in text.split() or [text]]

@@ -29,6 +29,7 @@ from debubble.core.errors import FormatError
 from debubble.core.kinds import (
     COMPUTE_KINDS,
     COPY_KINDS,
+    OF_RANK_KINDS,
     SHARDING_KINDS,
     TRANSFER_KINDS,
     VOCABULARY_KINDS,
@@ -40,8 +41,8 @@ __all__ = [
     "COMPUTE_KINDS", "COPY_KINDS", "KIND_MASK", "MAX_MICROBATCHES", "MAX_STAGES",
     "MICROBATCH_SHIFT", "PAIR_MASK", "PAIR_SHIFT", "SHARDING_KINDS", "STAGE_MASK", "STAGE_SHIFT",
     "TRANSFER_KINDS", "VOCABULARY_KINDS", "WHOLE_STAGE_KINDS", "Action", "Kind", "Program", "among",
-    "cells", "computes", "kinds_of", "microbatches_of", "pack", "pairs_of", "parse_cell",
-    "stages_of", "unpack",
+    "cells", "computes", "kinds_of", "microbatches_of", "own_stages_of", "pack", "pairs_of",
+    "parse_cell", "stages_of", "unpack",
 ]  # fmt: skip
 
 PAIR_SHIFT = 5
@@ -194,6 +195,11 @@ def group_bounds(packed: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 def stages_of(packed: Program) -> NDArray[np.int64]:
     """The stages of packed actions."""
     return (packed >> STAGE_SHIFT) & STAGE_MASK
+
+
+def own_stages_of(packed: Program) -> NDArray[np.int64]:
+    """The stages that packed actions belong to, −1 for those that belong to their rank."""
+    return np.where(among(kinds_of(packed), OF_RANK_KINDS), -1, stages_of(packed))
 
 
 def microbatches_of(packed: Program) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from debubble.core.embedding_and_head import KEYS
+from debubble.core.embedding_and_head import KEYS, TIMES
 from debubble.core.errors import WrongValueError, did_you_mean
 from debubble.core.units import plural
 
@@ -38,9 +38,15 @@ SHAPES: dict[Shape, str] = {
     "number": "one number",
     "rate": "one number",
     "sharing": "1 or 2",
-    "part": "F, I, W, B, R: one number each",
+    "part": f"{', '.join(TIMES)}: one number each",
 }
 """The shape of a value in words."""
+
+InForms = Literal["read", "uniform", "absent", "no effect"]
+"""What closed forms of schedules do with a cost: they read it, whatever it is by stage or rank, and
+hold where it is as they need it; they read it where it is the same everywhere, and do not hold
+elsewhere; they know nothing of it, and hold where it is not there; or it changes nothing that forms
+are about."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class CostField:
     """Its name in :class:`debubble.Costs`, in cost files and in ``--times``."""
     shape: Shape
     """Shape of its value, see :data:`SHAPES`."""
+    in_forms: InForms
+    """What closed forms do with it."""
     example: str
     """A value as YAML."""
     text: str
@@ -63,20 +71,42 @@ class CostField:
     """Whether it is a time, which changes with the unit of time."""
 
     @property
-    def in_forms(self) -> bool:
-        """Whether closed forms hold only where it is the same everywhere.
+    def changes(self) -> tuple[str, ...]:
+        """What it is part of: ``"times"``, ``"memory"``, or both."""
+        if self.section == "memory":
+            return ("memory",)
+        return ("times",) if self.timed and self.shape != "part" else ("times", "memory")
 
-        What forms read themselves, or know nothing of, may differ.
-        """
-        own = ("R", "kept_for_weight", "recompute_kept")
-        return self.shape in ("stage", "pair", "link", "boundary") and self.name not in own
+    def numbers(self, value: Any) -> list[float]:
+        """All numbers of a checked value; of a matrix of links, those between two ranks."""
+        if value is None:
+            return []
+        if isinstance(value, Mapping):
+            return list(value.values())
+        if not isinstance(value, tuple):
+            return [value]
+        if self.shape != "link":
+            return list(value)
+        return [time for at, row in enumerate(value) for to, time in enumerate(row) if at != to]
+
+    def uniform(self, value: Any) -> bool:
+        """Whether a checked value is the same everywhere."""
+        some = self.shape == "pair" and isinstance(value, Mapping) and DEFAULT not in value
+        return not some and len(set(self.numbers(value))) <= 1
+
+    def there(self, value: Any) -> bool:
+        """Whether a checked value changes anything at all: lengths are not 1, others are not 0."""
+        nothing = 1.0 if self.shape == "microbatch" else 0.0
+        return any(number != nothing for number in self.numbers(value))
 
 
 def cost(
-    default: Any, shape: Shape, example: str, text: str, *, memory: bool = False, **more: bool
-) -> Any:
+    default: Any, shape: Shape, in_forms: InForms, example: str, text: str, *,
+    memory: bool = False, **more: bool,
+) -> Any:  # fmt: skip
     """A field of :class:`debubble.Costs`: its default, and the values of a :class:`CostField`."""
-    spec = CostField("", shape, example, text, "memory" if memory else "times", **more)
+    section: Literal["times", "memory"] = "memory" if memory else "times"
+    spec = CostField("", shape, in_forms, example, text, section, **more)
     return field(default=default, metadata={"cost": spec})
 
 
@@ -89,7 +119,7 @@ def cost_fields(cls: type) -> dict[str, CostField]:
     }
 
 
-_ANY = CostField("", "number", "0", "any number")
+_ANY = CostField("", "number", "no effect", "0", "any number")
 
 
 def check_value(spec: CostField, value: Any) -> Any:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import VOCABULARY_KINDS, Kind
 from debubble.core.boundaries import Boundaries, boundaries_of, largest_message
 from debubble.core.embedding_and_head import PARTS, costs_of_parts
 from debubble.core.frozen import BACKWARD, Freeze, freeze
+from debubble.core.kinds import KINDS, TIMED_KINDS, VOCABULARY_KINDS, Kind, Time
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
 from debubble.core.slicing_times import attention_times, sliced_times
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 Halves: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 """Kinds and places of the one halves of some overlapped pairs."""
 
-TIMED_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
-"""Kinds with a time for every stage: the first of all kinds."""
+NO_KINDS = ("O", "FF", "overhead", "p2p", "exchange", *PARTS)
+"""Times that are not those of a kind: of pairs and transfers, and what comes on top of kinds."""
+
+_BY_STAGE = tuple(spec for spec in KINDS if spec.time is Time.STAGE and spec.cost not in NO_KINDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +45,7 @@ class CostTable:
 
     duration: NDArray[np.float64]
     """Time of an action of kind k on stage s of copy c for slice j: ``duration[k, place]`` with
-    ``place = (j * copies + c) * stages + s``."""
+    ``place = (j * copies + c) * stages + s``. Kinds of a whole stage take it whatever the slice."""
     activation: NDArray[np.float64]
     """Memory after the forward; shape ``(places,)``."""
     kept: NDArray[np.float64]
@@ -61,8 +63,6 @@ class CostTable:
     """Time of the optimizer step on each rank; shape ``(ranks,)``."""
     static: NDArray[np.float64]
     """Memory that each rank holds all the time; shape ``(ranks,)``."""
-    collective: NDArray[np.float64]
-    """Time of an UNSHARD and of a REDUCE_GRAD; shape ``(2, copies * stages)``."""
     link: NDArray[np.float64]
     """Transfer time from rank to rank of a slice of average length; shape ``(ranks, ranks)``, zero
     on the diagonal. Where messages differ by boundary it is of the largest."""
@@ -107,12 +107,7 @@ class CostTable:
         places = placement.copies * placement.stages
 
         # A cost that is the same everywhere stays one number until it is stored in a row.
-        F = spread(costs.F, "F", one)
-        half = None if costs.B is None else spread(costs.B, "B", 0.0) / 2
-        I = half if costs.I is None and half is not None else spread(costs.I, "I", one)
-        W = half if costs.W is None and half is not None else spread(costs.W, "W", one)
-        B = I + W if costs.B is None else spread(costs.B, "B", 0.0)
-        R = F if costs.R is None else spread(costs.R, "R", 0.0)
+        whole = _whole_times(costs, spread, one)
         unit = (
             placement.ranks / placement.stages
             if costs.activation is None
@@ -124,69 +119,60 @@ class CostTable:
         sharded = costs.head if vocabulary and costs.head else {}
         held = unit + part_memory if any(parts.values()) else unit
         pairs, overlap = pair_values(costs.O, spread, divisor)
-        rows = as_rows(
-            places,
-            *(F, I, W, B, R),
-            held,
-            held * spread(costs.kept_for_weight, "kept_for_weight", 1.0),
-            held * spread(costs.recompute_kept, "recompute_kept", 0.0),
-            spread(costs.kv, "kv", 0.0) / divisor,
-            spread(costs.offload_share, "offload_share", 1.0),
-            spread(costs.attention, "attention", 0.0),
-            overlap,
-            spread(costs.FF, "FF", math.nan) / divisor,
-            spread(costs.unshard, "unshard", 0.0) / divisor,
-            spread(costs.reduce_grad, "reduce_grad", 0.0) / divisor,
-        )
-        times, collective = rows[:5], rows[13:]
-        activation, kept, checkpoint, kv, offload, attention, overlaps, forwards = rows[5:13]
+        named = {
+            "activation": held,
+            "kept": held * spread(costs.kept_for_weight, "kept_for_weight", 1.0),
+            "checkpoint": held * spread(costs.recompute_kept, "recompute_kept", 0.0),
+            "kv": spread(costs.kv, "kv", 0.0) / divisor,
+            "offload": spread(costs.offload_share, "offload_share", 1.0),
+            "attention": spread(costs.attention, "attention", 0.0),
+            "overlap": overlap,
+            "forwards": spread(costs.FF, "FF", math.nan) / divisor,
+        }
+        rows = dict(zip(named, as_rows(places, named.values()), strict=True))
+        times = as_rows(places, [whole.get(kind, 0.0) for kind in Kind])
         if frozen is not None:
-            rows[5:8] *= frozen.needed
-            kept *= 1 - frozen.share
-            collective[1] *= 1 - frozen.share
+            for name in ("activation", "kept", "checkpoint"):
+                rows[name] *= frozen.needed
+            rows["kept"] *= 1 - frozen.share
         message = largest_message(costs) / costs.bandwidth
         excess = np.zeros(1)
         causal = None
         if costs.microbatch is not None:
             causal = np.zeros_like(part_duration)
-            causal[: len(TIMED_KINDS)] = attention_times(times, attention) / divisor
+            for kind, time in attention_times(_by_kind(times), rows["attention"]).items():
+                causal[kind] = time / divisor
             causal = np.hstack([share * causal for share in slicing.attention])
         if slicing != WHOLE:
             shares = np.asarray(slicing.shares)
             exchange = spread(costs.exchange, "exchange", 0.0)
-            times = sliced_times(times, attention, exchange, slicing)
-            activation, kept, checkpoint, kv = (
-                np.outer(shares, memory).ravel() for memory in (activation, kept, checkpoint, kv)
-            )
-            offload = np.tile(offload, len(shares))
+            sliced = sliced_times(_by_kind(times), rows["attention"], exchange, slicing)
+            times = np.tile(times, len(shares))
+            for kind, time in sliced.items():
+                times[kind] = time
+            for name in ("activation", "kept", "checkpoint", "kv"):
+                rows[name] = np.outer(shares, rows[name]).ravel()
+            rows["offload"] = np.tile(rows["offload"], len(shares))
             part_duration = np.hstack([share * part_duration for share in shares])
             excess = message * (shares - 1 / len(shares))
             message /= len(shares)
 
-        duration = part_duration.copy()
-        timed = duration[: len(TIMED_KINDS)]
-        timed += times / divisor
+        duration = times / divisor + part_duration
         if frozen is not None:
             frozen = frozen.of_slices(len(slicing.shares))
             for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
                 freeze(times_of_kind, frozen)
-        if costs.runtime == "torch":
-            first = slice(None, None, placement.stages)
-            for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
-                times_of_kind[Kind.I, first] = 0.0
-                times_of_kind[Kind.W, first] = times_of_kind[Kind.B, first]
-            kept[first] = activation[first]
         if costs.overhead:
             duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.overhead
             if frozen is not None:
                 duration[list(BACKWARD)] *= frozen.needed
                 duration[Kind.W] *= frozen.share < 1
         return cls(
-            duration, activation, kept, offload, checkpoint, kv, attention,
-            spread.ranks(costs.OPT, "OPT"), spread.ranks(costs.static, "static"), collective,
-            link_times(costs, placement.ranks, message), excess, part_duration,
-            sharded.get("activation", 0.0) / placement.ranks, costs,
-            placement, slicing, pairs, overlaps, forwards, causal, None,
+            duration, rows["activation"], rows["kept"], rows["offload"], rows["checkpoint"],
+            rows["kv"], rows["attention"], spread.ranks(costs.OPT, "OPT"),
+            spread.ranks(costs.static, "static"), link_times(costs, placement.ranks, message),
+            excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs,
+            placement, slicing, pairs, rows["overlap"], rows["forwards"], causal, None,
             boundaries_of(costs, placement, len(slicing.shares), frozen), frozen,
         )  # fmt: skip
 
@@ -373,6 +359,29 @@ class CostTable:
             apart = own[0] + own[1]
         together = whole(*first) + whole(*second)
         return np.divide(apart, together, out=np.zeros(len(apart)), where=together > 0)
+
+
+def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[Kind, Spread]:
+    """Times of whole microbatches, or steps, by the costs that kinds name; not divided.
+
+    `one` is the time of F, I and W where nobody says it.
+    """
+    half = one if costs.B is None else spread(costs.B, "B", 0.0) / 2
+    usual: dict[Kind, Spread] = {Kind.F: one, Kind.I: half, Kind.W: half}
+    found = {
+        spec.kind: spread(getattr(costs, spec.cost), spec.cost, usual.get(spec.kind, 0.0))
+        for spec in _BY_STAGE
+    }
+    if costs.B is None:
+        found[Kind.B] = found[Kind.I] + found[Kind.W]
+    if costs.R is None:
+        found[Kind.R] = found[Kind.F]
+    return found
+
+
+def _by_kind(times: NDArray[np.float64]) -> dict[Kind, NDArray[np.float64]]:
+    """Rows of the kinds of work."""
+    return {kind: times[kind] for kind in TIMED_KINDS}
 
 
 def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from debubble.core.cost_fields import check_value, cost, cost_fields
-from debubble.core.cost_table import CostTable
-from debubble.core.embedding_and_head import PARTS, Part
+from debubble.core.cost_fields import CostField, check_value, cost, cost_fields
+from debubble.core.cost_table import NO_KINDS, CostTable
+from debubble.core.embedding_and_head import TIMES, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, did_you_mean
+from debubble.core.kinds import KINDS
 from debubble.core.placement import Placement
+from debubble.core.runtimes import RUNTIMES as ALL_RUNTIMES
+from debubble.core.runtimes import as_run, recomputed_places
 from debubble.core.slicing import WHOLE, Slicing
 from debubble.core.stage_values import Value
 
@@ -25,10 +28,10 @@ PairTimes: TypeAlias = float | Sequence[float] | Mapping[int | str | tuple[int, 
 """Time of every overlapped pair, by stage of the forward, or by (its stage, the backward's)."""
 
 BASES = ("action", "rank")
-COMPUTE_TIMES = ("F", "I", "W", "B", "R", "O", "FF")
+COMPUTE_TIMES = (*TIMES, "O", "FF")
 """Costs that are times of computing: where none of them is given, ranks have a unit of each."""
 
-RUNTIMES = ("any", "torch")
+RUNTIMES = tuple(ALL_RUNTIMES)
 LONGEST_UNIT = 200
 
 
@@ -137,9 +140,9 @@ class Costs:
     chunks
         With the basis ``"rank"``, the divisor; the default is the schedule's own number of chunks.
     runtime
-        ``"torch"`` for PyTorch's runtime, whose I of stage 0 does nothing and whose W there is the
-        whole backward, so that nothing of its activation is free before; ``"any"`` for runtimes
-        that split every stage's backward.
+        Who runs it, a name in :data:`debubble.core.runtimes.RUNTIMES`, which has the rules of each:
+        ``"torch"`` for PyTorch's, ``"debubble"`` for that of :mod:`debubble.torch`, ``"any"`` for
+        one that does what the actions say.
     time_unit, memory_unit
         Names of the units of times and of `activation`, for instance ``"ms"`` and ``"bytes"``; for
         display alone, costs that differ only here are equal.
@@ -151,104 +154,114 @@ class Costs:
         here, or not there for every stage.
     """
 
-    F: Value | None = cost(None, "stage", "1.0", "forward; 1 unless given", timed=True)
+    F: Value | None = cost(None, "stage", "uniform", "1.0", "forward; 1 unless given", timed=True)
     I: Value | None = cost(
-        None, "stage", "1.0", "backward for the input; 1, or half of B, unless given", timed=True
-    )
+        None, "stage", "uniform", "1.0", "backward for the input; 1, or half of B, unless given",
+        timed=True,
+    )  # fmt: skip
     W: Value | None = cost(
-        None, "stage", "1.0", "backward for the weights; 1, or half of B, unless given", timed=True
+        None, "stage", "uniform", "1.0", "backward for the weights; 1, or half of B, unless given",
+        timed=True,
+    )  # fmt: skip
+    B: Value | None = cost(
+        None, "stage", "uniform", "2.0", "full backward; I + W unless given", timed=True
     )
-    B: Value | None = cost(None, "stage", "2.0", "full backward; I + W unless given", timed=True)
     R: Value | None = cost(
-        None, "stage", "1.0", "recompute: the forward once more; F unless given", timed=True
+        None, "stage", "read", "1.0", "recompute: the forward once more; F unless given", timed=True
     )
     O: PairTimes | None = cost(
-        None, "pair", "2.5", "overlapped pair of a forward and a backward; the sum of its parts"
-        " unless given", timed=True,
+        None, "pair", "uniform", "2.5", "overlapped pair of a forward and a backward; the sum of"
+        " its parts unless given", timed=True,
     )  # fmt: skip
     FF: Value | None = cost(
-        None, "stage", "1.8", "overlapped pair of two forwards; the sum of its parts unless given",
-        timed=True,
+        None, "stage", "uniform", "1.8", "overlapped pair of two forwards; the sum of its parts"
+        " unless given", timed=True,
     )  # fmt: skip
     overlap_factor: float = cost(
-        1.0, "number", "0.9", "share of the sum of its parts that a pair takes where O, or FF, does"
-        " not say; 1 unless given",
+        1.0, "number", "uniform", "0.9", "share of the sum of its parts that a pair takes where"
+        " O, or FF, does not say; 1 unless given",
     )  # fmt: skip
     OPT: Value = cost(
-        0.0, "rank", "0", "optimizer step of one rank, never divided by chunks", timed=True
-    )
-    overhead: float = cost(
-        0.0, "number", "0.01", "to start any action, never divided by chunks", timed=True
-    )
-    p2p: float | Sequence[Sequence[float]] = cost(
-        0.0, "link", "0.1", "from one rank to another; a matrix has a row for every sender",
+        0.0, "rank", "absent", "0", "optimizer step of one rank, never divided by chunks",
         timed=True,
     )  # fmt: skip
+    overhead: float = cost(
+        0.0, "number", "uniform", "0.01", "to start any action, never divided by chunks", timed=True
+    )
+    p2p: float | Sequence[Sequence[float]] = cost(
+        0.0, "link", "uniform", "0.1", "from one rank to another; a matrix has a row for every"
+        " sender", timed=True,
+    )  # fmt: skip
     message: Value = cost(
-        0.0, "boundary", "0", "size of one activation that is sent, and of its gradient"
+        0.0, "boundary", "uniform", "0", "size of one activation that is sent, and of its gradient"
     )
     bandwidth: float = cost(
-        math.inf, "rate", "1.0", "size that a link moves per unit of time; a transfer takes"
-        " p2p + message / bandwidth",
+        math.inf, "rate", "uniform", "1.0", "size that a link moves per unit of time; a transfer"
+        " takes p2p + message / bandwidth",
     )  # fmt: skip
     attention: Value = cost(
-        0.0, "stage", "0.3", "share of F and of the full backward that is causal attention, for"
-        " sequences in slices or of different lengths", share=True,
+        0.0, "stage", "uniform", "0.3", "share of F and of the full backward that is causal"
+        " attention, for sequences in slices or of different lengths", share=True,
     )  # fmt: skip
     frozen: Value = cost(
-        0.0, "stage", "0", "share of a stage's weights that is not trained: W takes that much less,"
-        " and stages before the first one that trains have no backward", share=True,
+        0.0, "stage", "absent", "0", "share of a stage's weights that is not trained: W takes"
+        " that much less, and stages before the first one that trains have no backward",
+        share=True,
     )  # fmt: skip
     microbatch: Value | None = cost(
-        None, "microbatch", "{default: 1, 3: 1.4}", "length of every microbatch, 1 for the average;"
-        " time, memory and messages grow with it, attention with its square",
+        None, "microbatch", "absent", "{default: 1, 3: 1.4}", "length of every microbatch, 1 for"
+        " the average; time, memory and messages grow with it, attention with its square",
     )  # fmt: skip
     exchange: Value = cost(
-        0.0, "stage", "0", "exchange of attention context, in schedules that do it", timed=True
-    )
+        0.0, "stage", "uniform", "0", "exchange of attention context, in schedules that do it",
+        timed=True,
+    )  # fmt: skip
     unshard: Value = cost(
-        0.0, "stage", "0", "gather a stage's weights from its replicas", timed=True
+        0.0, "stage", "absent", "0", "gather a stage's weights from its replicas", timed=True
     )
     reduce_grad: Value = cost(
-        0.0, "stage", "0", "reduce a stage's gradients over its replicas", timed=True
+        0.0, "stage", "absent", "0", "reduce a stage's gradients over its replicas", timed=True
     )
     host_bandwidth: float = cost(
-        math.inf, "rate", "1.0", "memory that a copy to the host, or back, moves per unit of time"
-    )
+        math.inf, "rate", "read", "1.0", "memory that a copy to the host, or back, moves per unit"
+        " of time",
+    )  # fmt: skip
     host_link_shared_by: int = cost(
-        1, "sharing", "1", "2 where ranks 0 and 1, 2 and 3, … share one link to the host"
+        1, "sharing", "read", "1", "2 where ranks 0 and 1, 2 and 3, … share one link to the host"
     )
     embedding: Part | None = cost(
-        None, "part", "{F: 0.1, B: 0.2}", "what the first stage does on top", timed=True
+        None, "part", "absent", "{F: 0.1, B: 0.2}", "what the first stage does on top", timed=True
     )
     head: Part | None = cost(
-        None, "part", "{F: 0.4, B: 0.8}", "what the last stage does on top", timed=True
+        None, "part", "absent", "{F: 0.4, B: 0.8}", "what the last stage does on top", timed=True
     )
     mtp: Part | None = cost(
-        None, "part", "{F: 1.2, B: 2.4}", "multi-token prediction, on top of the last", timed=True
-    )
+        None, "part", "absent", "{F: 1.2, B: 2.4}", "multi-token prediction, on top of the last",
+        timed=True,
+    )  # fmt: skip
     activation: Value | None = cost(
-        None, "stage", "1.0", "what one microbatch leaves on a stage after its forward; ranks /"
-        " stages unless given, so that one microbatch is 1 on every rank", memory=True,
+        None, "stage", "uniform", "1.0", "what one microbatch leaves on a stage after its"
+        " forward; ranks / stages unless given, so that one microbatch is 1 on every rank",
+        memory=True,
     )  # fmt: skip
     kept_for_weight: Value = cost(
-        1.0, "stage", "1.0", "share of it that stays from I to W; 1 unless given", memory=True,
-        share=True,
+        1.0, "stage", "read", "1.0", "share of it that stays from I to W; 1 unless given",
+        memory=True, share=True,
     )  # fmt: skip
     recompute_kept: Value = cost(
-        0.0, "stage", "0.06", "share of it that stays where a stage recomputes", memory=True,
-        share=True,
+        0.0, "stage", "read", "0.06", "share of it that stays where a stage recomputes",
+        memory=True, share=True,
     )  # fmt: skip
     offload_share: Value = cost(
-        1.0, "stage", "1.0", "share of it that an OFFLOAD moves; 1 unless given", memory=True,
-        share=True,
+        1.0, "stage", "uniform", "1.0", "share of it that an OFFLOAD moves; 1 unless given",
+        memory=True, share=True,
     )  # fmt: skip
     kv: Value = cost(
-        0.0, "stage", "0", "keys and values of one microbatch, for slices", memory=True
+        0.0, "stage", "absent", "0", "keys and values of one microbatch, for slices", memory=True
     )
     static: Value = cost(
-        0.0, "rank", "0", "what a rank holds all the time: weights, gradients, optimizer states,"
-        " buffers; counts in its peak", memory=True,
+        0.0, "rank", "absent", "0", "what a rank holds all the time: weights, gradients,"
+        " optimizer states, buffers; counts in its peak", memory=True,
     )  # fmt: skip
     basis: str = "action"
     chunks: int | None = None
@@ -295,18 +308,32 @@ class Costs:
         return cls(basis="rank", chunks=chunks, **values)
 
     @property
+    def not_in_forms(self) -> tuple[CostField, ...]:
+        """Costs that are there and that closed forms know nothing of."""
+        return tuple(
+            spec for name, spec in COST_FIELDS.items()
+            if spec.in_forms == "absent" and spec.there(getattr(self, name))
+        )  # fmt: skip
+
+    @property
     def uniform(self) -> bool:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
-        values = [getattr(self, name) for name, spec in COST_FIELDS.items() if spec.in_forms]
-        parts = any(getattr(self, name) is not None for name in PARTS)
-        if parts or self.runtime != "any" or self.microbatch not in (None, 1.0) or self.frozen != 0:
+        if self.runtime != "any" or any(len(spec.changes) > 1 for spec in self.not_in_forms):
             return False
-        return all(value is None or isinstance(value, float) for value in values)
+        return all(
+            spec.uniform(getattr(self, name))
+            for name, spec in COST_FIELDS.items() if spec.in_forms == "uniform"
+        )  # fmt: skip
 
     @property
     def has_times(self) -> bool:
         """Whether a time of computing is given."""
-        return any(getattr(self, name) is not None for name in COMPUTE_TIMES)
+        return any(getattr(self, name) != _DEFAULT[name] for name in COMPUTE_TIMES)
+
+    @property
+    def times_per_rank(self) -> bool:
+        """Whether times are per rank, and divided by the number of chunks."""
+        return self.basis == "rank" or not self.has_times
 
     @property
     def same_model(self) -> bool:
@@ -330,9 +357,11 @@ class Costs:
     @property
     def transfer(self) -> float:
         """Time of one transfer between ranks, when it is the same for all; else NaN."""
-        if not isinstance(self.p2p, float) or not isinstance(self.message, float):
+        fields = [(COST_FIELDS[name], getattr(self, name)) for name in ("p2p", "message")]
+        if not all(spec.uniform(value) for spec, value in fields):
             return math.nan
-        return self.p2p + self.message / self.bandwidth
+        latency, message = ((spec.numbers(value) or [0.0])[0] for spec, value in fields)
+        return latency + message / self.bandwidth
 
     @property
     def activation_unit(self) -> str:
@@ -360,7 +389,8 @@ class Costs:
         CostError
             When the costs do not fit the schedule.
         """
-        table = self.resolve(schedule.placement, schedule.slicing, schedule.vocabulary)
+        table = CostTable.of(self, schedule.placement, schedule.slicing, schedule.vocabulary)
+        table = as_run(table, recomputed_places(schedule, self))
         return table.for_microbatches(schedule.microbatches)
 
     def resolve(
@@ -371,18 +401,20 @@ class Costs:
         `vocabulary` says how the head is sharded, as in
         :class:`debubble.core.schedule.Schedule`.
         """
-        return CostTable.of(self, placement, slicing, vocabulary)
+        return as_run(CostTable.of(self, placement, slicing, vocabulary))
 
 
 COST_FIELDS = cost_fields(Costs)
 """Every cost by name, in the order of the documentation."""
 
 _NAMES = tuple(spec.name for spec in fields(Costs))
-_DEFAULTS = tuple(
-    (name, next(spec.default for spec in fields(Costs) if spec.name == name))
-    for name in COST_FIELDS
-)
+_DEFAULT: dict[str, Any] = {spec.name: spec.default for spec in fields(Costs)}
+_DEFAULTS = tuple((name, _DEFAULT[name]) for name in COST_FIELDS)
 """Costs in the order in which they are checked; what nobody gave needs no check."""
+
+_OWNED = {spec.cost for spec in KINDS if spec.cost} | set(NO_KINDS)
+_TIMED = {name for name, spec in COST_FIELDS.items() if spec.timed}
+assert _TIMED == _OWNED, f"not both a time and that of a kind or of NO_KINDS: {_TIMED ^ _OWNED}"
 
 
 def check_cost(name: str, value: Any) -> Any:

@@ -7,28 +7,31 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
 from debubble.core.frozen import Freeze, freeze
+from debubble.core.kinds import KINDS, TIMED_KINDS, Kind
 from debubble.core.placement import Placement
 
 FIRST, LAST = 0, -1
 PARTS = {"embedding": FIRST, "head": LAST, "mtp": LAST}
 """Parts of a model that live on one stage, and on which."""
 
-TIMES = ("F", "I", "W", "B", "R")
+TIMES = {KINDS[kind].cost: kind for kind in TIMED_KINDS}
+"""Kinds by the names of their times: F, I, W, B, R."""
+
 KEYS = (*TIMES, "activation")
 
 Part = Mapping[str, float]
-"""Costs of one part: times F, I, W, B, R, and the memory ``activation``; what is missing is 0."""
+"""Costs of one part: a time for each of :data:`TIMES`, and the memory ``activation``; what is
+missing is 0."""
 
 
 def times_of(part: Part) -> NDArray[np.float64]:
     """Time of every kind of action, by the same rules as for a stage: B is I + W, R is F."""
     times = np.zeros(len(Kind))
-    half = part.get("B", 0.0) / 2 if "I" not in part and "W" not in part else 0.0
-    times[Kind.F] = part.get("F", 0.0)
-    times[Kind.I] = part.get("I", half)
-    times[Kind.W] = part.get("W", half)
+    for name, kind in TIMES.items():
+        times[kind] = part.get(name, 0.0)
+    if "I" not in part and "W" not in part:
+        times[[Kind.I, Kind.W]] = part.get("B", 0.0) / 2
     times[Kind.B] = part.get("B", times[Kind.I] + times[Kind.W])
     times[Kind.R] = part.get("R", times[Kind.F])
     return times
@@ -39,7 +42,7 @@ def frozen_part(part: Part, frozen: Freeze) -> Part:
     times = times_of(part)[:, None]
     freeze(times, frozen)
     held = part.get("activation", 0.0) * float(frozen.needed[0])
-    return {name: float(times[Kind[name], 0]) for name in TIMES} | {"activation": held}
+    return {name: float(times[kind, 0]) for name, kind in TIMES.items()} | {"activation": held}
 
 
 def costs_of_parts(

@@ -48,8 +48,9 @@ class Freeze(NamedTuple):
 
 
 def freeze(times: NDArray[np.float64], frozen: Freeze) -> None:
-    """Take from times of all kinds, shape ``(kinds, n)``, what frozen weights save."""
+    """Take from times of all kinds, a row ``times[kind]`` for each, what frozen weights save."""
     share, needed = frozen
     times[Kind.B] += share * (times[Kind.I] - times[Kind.B])
-    times[Kind.W] *= 1 - share
+    for kind in (Kind.W, Kind.REDUCE_GRAD):
+        times[kind] *= 1 - share
     times[list(BACKWARD)] *= needed

@@ -16,7 +16,9 @@ ACTIVATION_KINDS = tuple(spec.kind for spec in KINDS if "stored" in spec.takes)
 RECOMPUTE_KINDS = tuple(spec.kind for spec in KINDS if "recomputed" in spec.takes)
 """Kinds that bring an activation back by computing it again."""
 
-PASS_KINDS = tuple(kind for kind in WORK_KINDS if kind not in RECOMPUTE_KINDS)
+PASS_KINDS = tuple(
+    kind for kind in WORK_KINDS if kind in ACTIVATION_KINDS or KINDS[kind].instead_of
+)
 """Kinds in which the forward and the backward of a stage are done, whole or in parts."""
 
 SPLIT_KINDS = max((spec.instead_of for spec in KINDS), key=len)
@@ -24,6 +26,14 @@ SPLIT_KINDS = max((spec.instead_of for spec in KINDS), key=len)
 
 FUSED_KIND = next(spec.kind for spec in KINDS if spec.instead_of == SPLIT_KINDS)
 """The backward that does what these parts do together."""
+
+
+COST_KINDS = {
+    spec.cost: tuple(other.kind for other in KINDS if other.cost == spec.cost)
+    for spec in KINDS
+    if spec.cost
+}
+"""Kinds that pay each cost."""
 
 
 def transfer_of(kind: Kind) -> tuple[Kind, Kind]:

@@ -1,9 +1,9 @@
 """The table of kinds: what an action of each kind does, needs, costs and holds, said once.
 
 A row is a :class:`KindSpec`. Everything that asks what an action waits for, where it runs, what it
-is called or what it does to memory reads this table, the kernels through :data:`COLUMNS`. A new
-kind of action is a member of :class:`Kind`, a row here and, to run it for real, one handler of the
-runtime.
+costs, what it is called or what it does to memory reads this table, the kernels through
+:mod:`debubble.engine.columns`. A new kind of action is a member of :class:`Kind`, a row here, the
+field of its cost in :class:`debubble.Costs` and, to run it for real, one handler of the runtime.
 
 :func:`debubble.core.waits.waits_for` applies the table to a schedule.
 """
@@ -78,6 +78,11 @@ class Per(Enum):
     STAGE_STEP = "one for every stage and iteration, which is its microbatch"
     RANK_STEP = "one for every rank and iteration, which is its microbatch"
 
+    @property
+    def of_rank(self) -> bool:
+        """Whether actions belong to their rank: the stage they carry stands for it."""
+        return self in (Per.SHARD, Per.RANK_STEP)
+
 
 class Of(Enum):
     """The producers that a :class:`Need` refers to."""
@@ -88,8 +93,8 @@ class Of(Enum):
     LATEST = "the last one of the same stage that stands before it in the program"
     ITERATION = "all of the same stage in the iteration that it ends"
     OWN_RANK = "the last one that stands before it in the program of its rank"
-    EARLIER_RANKS = "the last one before the same step of every rank up to its own"
-    EVERY_RANK = "the last one before the same step of every rank"
+    EARLIER_RANKS = "the last one before the same step of every rank up to its own, through them"
+    EVERY_RANK = "the last one before the same step of every rank, through them all and back"
 
 
 class Time(Enum):
@@ -175,8 +180,16 @@ class KindSpec:
     """Dependencies; the first is the result that it computes with."""
     time: Time = Time.STAGE
     """Source of its time."""
+    cost: str = ""
+    """Field of :class:`debubble.Costs` that it takes its time from, for :attr:`Time.STAGE` and
+    :attr:`Time.RANK`."""
     letter: str = ""
     """Letter before the microbatch in narrow pictures; empty for kinds that none shows."""
+    color: str = ""
+    """Color of its bars, ``#rrggbb``, or the lightest, the middle and the darkest shade of its
+    chunks. Empty for kinds that are no bars."""
+    stripe: str = ""
+    """Edge and color of a stripe on its bars, ``"top #rrggbb"``; empty for none."""
     takes: tuple[str, ...] = ()
     """Quantities of memory that its start takes, by the names in :data:`QUANTITIES`."""
     frees: tuple[str, ...] = ()
@@ -242,7 +255,8 @@ _WORK = (F, I, W, B, R, Kind.S, Kind.T)
 
 KINDS: tuple[KindSpec, ...] = (
     KindSpec(
-        F, "forward", Stream.COMPUTE, Per.UNIT, letter="F", takes=("stored", "kv"),
+        F, "forward", Stream.COMPUTE, Per.UNIT, cost="F", letter="F", takes=("stored", "kv"),
+        color="#77c4ff #4bb8ff #1caafa",
         needs=(
             Need((F,), stage=-1, through=Kind.RECV_F),
             Need((F,), slice=-1),
@@ -250,20 +264,23 @@ KINDS: tuple[KindSpec, ...] = (
         ),
     ),
     KindSpec(
-        I, "backward for input", Stream.COMPUTE, Per.UNIT, _BACKWARD_NEEDS, letter="I",
+        I, "backward for input", Stream.COMPUTE, Per.UNIT, _BACKWARD_NEEDS, cost="I", letter="I",
         takes=("kv_gradients",), frees=("not_kept", "kv_with_gradients"), instead_of=(B,),
+        color="#c87627 #b76b03 #a46003",
     ),
     KindSpec(
-        W, "backward for weights", Stream.COMPUTE, Per.UNIT, letter="W", frees=("kept",),
-        instead_of=(B,),
+        W, "backward for weights", Stream.COMPUTE, Per.UNIT, cost="W", letter="W", frees=("kept",),
+        instead_of=(B,), color="#ffea9d #f2de86 #e8d473", stripe="bottom #8a7420",
         needs=(Need((I,)), Need((Kind.UNSHARD,), Of.LATEST, optional=True)),
     ),
     KindSpec(
-        B, "full backward", Stream.COMPUTE, Per.UNIT, _BACKWARD_NEEDS, letter="B",
+        B, "full backward", Stream.COMPUTE, Per.UNIT, _BACKWARD_NEEDS, cost="B", letter="B",
         takes=("kv_gradients",), frees=("activation", "kv_with_gradients"), instead_of=(I, W),
+        color="#9b3428 #8e1c1b #7d0011",
     ),
     KindSpec(
-        R, "recompute", Stream.COMPUTE, Per.UNIT, letter="R", takes=("recomputed",),
+        R, "recompute", Stream.COMPUTE, Per.UNIT, cost="R", letter="R", takes=("recomputed",),
+        color="#bed0e4 #b8c9d9 #b4c3cf", stripe="top #3a6d97",
         needs=(
             *_LATE_GRADIENT,
             Need((F,)),
@@ -272,7 +289,8 @@ KINDS: tuple[KindSpec, ...] = (
         ),
     ),
     KindSpec(
-        OPT, "optimizer step", Stream.COMPUTE, Per.RANK_STEP, time=Time.RANK, letter="O",
+        OPT, "optimizer step", Stream.COMPUTE, Per.RANK_STEP, time=Time.RANK, cost="OPT",
+        letter="O", color="#3a1152 #2d0c41 #200631",
         needs=(
             Need(_WORK, Of.EVERY_RANK, when=_sync("global")),
             Need(_WORK, Of.EARLIER_RANKS, when=_sync("post-validation")),
@@ -306,19 +324,21 @@ KINDS: tuple[KindSpec, ...] = (
     ),
     KindSpec(
         Kind.REDUCE_GRAD, "reduce gradients", Stream.COLLECTIVE, Per.STAGE_STEP,
-        (Need((W, B), Of.ITERATION),),
+        (Need((W, B), Of.ITERATION),), cost="reduce_grad",
     ),
-    KindSpec(Kind.UNSHARD, "gather weights", Stream.COLLECTIVE, Per.STAGE),
+    KindSpec(Kind.UNSHARD, "gather weights", Stream.COLLECTIVE, Per.STAGE, cost="unshard"),
     KindSpec(
         Kind.RESHARD, "drop gathered weights", Stream.COLLECTIVE, Per.STAGE, time=Time.NONE,
     ),
     KindSpec(
-        Kind.S, "output layer, first pass", Stream.COMPUTE, Per.SHARD, letter="S", takes=("shard",),
-        needs=(Need((F,), Of.LAST_STAGE),),
+        Kind.S, "output layer, first pass", Stream.COMPUTE, Per.SHARD, cost="head", letter="S",
+        takes=("shard",), needs=(Need((F,), Of.LAST_STAGE),),
+        color="#2f7364 #007066 #076a68", stripe="top #b5d3cb",
     ),
     KindSpec(
-        Kind.T, "output layer, second pass", Stream.COMPUTE, Per.SHARD, letter="T",
+        Kind.T, "output layer, second pass", Stream.COMPUTE, Per.SHARD, cost="head", letter="T",
         frees=("shard",), needs=(Need((Kind.S,), Of.EVERY_SHARD),),
+        color="#122894 #142485 #142077", stripe="bottom #a9b4f0",
     ),
     KindSpec(
         Kind.WAIT_OFFLOAD, "wait for an offload", Stream.COMPUTE, Per.UNIT,
@@ -328,6 +348,13 @@ KINDS: tuple[KindSpec, ...] = (
 """A row for every kind; ``KINDS[kind]`` is the row of `kind`."""
 
 assert [spec.kind for spec in KINDS] == list(Kind)
+for _spec in KINDS:
+    _costs = _spec.time in (Time.STAGE, Time.RANK)
+    assert bool(_spec.cost) == _costs, f"{_spec.kind.name}: a time needs a cost, and a cost a time"
+    _bar = _spec.stream is Stream.COMPUTE and _spec.time is not Time.NONE
+    assert bool(_spec.color) == _bar, (
+        f"{_spec.kind.name}: kinds that compute, and only they, have a color"
+    )
 
 
 def _members(belongs: Callable[[KindSpec], bool]) -> tuple[Kind, ...]:
@@ -368,6 +395,13 @@ UNIT_KINDS = _members(lambda spec: spec.per is Per.UNIT)
 
 WORK_KINDS = tuple(kind for kind in UNIT_KINDS if kind in COMPUTE_KINDS)
 """Kinds that a stage computes for a microbatch."""
+
+TIMED_KINDS = _members(lambda spec: spec.per is Per.UNIT and spec.time is Time.STAGE)
+"""Kinds with a time for every place, in their order in cost vectors."""
+assert TIMED_KINDS == WORK_KINDS
+
+OF_RANK_KINDS = _members(lambda spec: spec.per.of_rank)
+"""Kinds that belong to their rank: the stage they carry stands for it."""
 
 STEP_KINDS = _members(lambda spec: spec.per is Per.RANK_STEP)
 """Kinds that a rank does once in every iteration."""

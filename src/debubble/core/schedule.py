@@ -71,10 +71,10 @@ class Schedule:
         take the same time; see :attr:`debubble.core.costs.Costs.exchange`.
     sync
         Dependencies of an ``OPT`` action: ``"global"``, every rank's work of the iteration (a
-        gradient norm over all ranks); ``"local"``, its own rank's; ``"post-validation"``, its own
-        rank's and the partial norm that is handed from rank to rank, with which a rank steps at
-        once and undoes the step in the rare case that the full norm, known later, says so
-        (arXiv 2401.10241).
+        gradient norm over all ranks, handed from rank to rank, and from the last one back to each);
+        ``"local"``, its own rank's; ``"post-validation"``, its own rank's and the partial norm that
+        is handed from rank to rank, with which a rank steps at once and undoes the step in the rare
+        case that the full norm, known later, says so (arXiv 2401.10241).
     weight_versions
         Versions of the weights that the training rule has in use at the same time: one number, or
         one for each rank.

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.kinds import Kind
 from debubble.core.slicing import Slicing
 from debubble.core.stage_values import Spread
 
+Times: TypeAlias = dict[Kind, NDArray[np.float64]]
+"""Times of kinds, each of shape ``(n,)``."""
+
+EXCHANGED = {Kind.F: 1, Kind.I: 2, Kind.B: 2, Kind.R: 1}
+"""How much attention context kinds exchange: as much as a forward, or its gradients, too."""
+
 
 def sliced_times(
-    times: NDArray[np.float64],
-    attention: NDArray[np.float64],
-    exchange: Spread,
-    slicing: Slicing,
-) -> NDArray[np.float64]:
-    """Times of F, I, W, B and R for every slice and stage, from those of whole microbatches."""
+    times: Times, attention: NDArray[np.float64], exchange: Spread, slicing: Slicing
+) -> Times:
+    """Times for every slice and stage, from those of whole microbatches."""
     causal = attention_times(times, attention)
-    tokens, area = np.asarray(slicing.shares), slicing.attention
-    pieces = tokens[:, None] * (times - causal)[:, None, :] + area[:, None] * causal[:, None, :]
-    if slicing.exchange:
-        sent = np.array([1, 2, 0, 2, 1])[:, None, None] * exchange
-        pieces = pieces + tokens[:, None] * sent
-    sliced: NDArray[np.float64] = pieces.reshape(len(times), -1)
+    tokens, area = np.asarray(slicing.shares)[:, None], slicing.attention[:, None]
+    sliced = {}
+    for kind, time in times.items():
+        square = causal.get(kind, np.zeros(len(time)))
+        pieces = tokens * (time - square) + area * square
+        if slicing.exchange:
+            pieces = pieces + tokens * (EXCHANGED.get(kind, 0) * exchange)
+        sliced[kind] = pieces.ravel()
     return sliced
 
 
-def attention_times(
-    times: NDArray[np.float64], attention: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Time of causal attention in F, I, W, B and R of every stage, from its share of F and B."""
-    F, I, W, B, R = times
+def attention_times(times: Times, attention: NDArray[np.float64]) -> Times:
+    """Time of causal attention on every stage, from its share of F and B; none in other kinds."""
+    I, B, both = times[Kind.I], times[Kind.B], times[Kind.I] + times[Kind.W]
     # Attention of the backward is I's: (share of I) · I = (share of the backward) · (I + W).
-    of_grad = np.minimum(attention * (I + W), I)
-    of_full = np.divide(of_grad * B, I + W, out=attention * B, where=(I + W) > 0)
-    return np.array([attention * F, of_grad, 0 * W, of_full, attention * R])
+    of_grad = np.minimum(attention * both, I)
+    of_full = np.divide(of_grad * B, both, out=attention * B, where=both > 0)
+    alone = {kind: attention * times[kind] for kind in (Kind.F, Kind.R)}
+    return {**alone, Kind.I: of_grad, Kind.B: of_full}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -28,8 +28,9 @@ _LISTED_STAGES = 64
 """Most stages whose values a message spells out."""
 
 
-def as_rows(count: int, *values: Spread) -> NDArray[np.float64]:
+def as_rows(count: int, values: Iterable[Spread]) -> NDArray[np.float64]:
     """Numbers, and arrays of `count` numbers, as the rows of an array."""
+    values = list(values)
     rows = np.empty((len(values), count))
     # All numbers at once take the time of two rows.
     rows.T[:] = [value if isinstance(value, float) else 0.0 for value in values]
@@ -46,7 +47,7 @@ class StageValues:
         self.placement = placement
         self.basis = basis
 
-    def __call__(self, value: Value | None, name: str, default: float) -> Spread:
+    def __call__(self, value: Value | None, name: str, default: Spread) -> Spread:
         """One number per (copy, stage), whatever the basis."""
         if value is None:
             return default

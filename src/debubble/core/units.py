@@ -1,8 +1,9 @@
-"""Formats of numbers: times and amounts of memory with their units, and shares."""
+"""Numbers as text: times and amounts of memory with their units, and shares."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import NamedTuple
 
 _BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -148,3 +149,17 @@ def plain(value: float) -> float:
     short = f"{value:.12g}"
     mantissa = short.partition("e")[0].lstrip("-0.").replace(".", "").rstrip("0")
     return float(short) if len(mantissa) <= 10 else value
+
+
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+
+
+def read_number(text: str) -> float:
+    """A number as cost files write it, ``1.5`` or ``1e-3``; NaN for every other text.
+
+    Examples
+    --------
+    >>> read_number(" 1e3 "), read_number("1_0"), read_number("٣"), read_number("inf")
+    (1000.0, nan, nan, nan)
+    """
+    return float(text) if _NUMBER.fullmatch(text.strip(" ")) else math.nan

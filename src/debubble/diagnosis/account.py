@@ -41,7 +41,7 @@ CAUSES = (
 COMPUTE = "compute"
 
 DUST = 1e-12
-"""Seconds that come of rounding alone."""
+"""Share of a step that comes of rounding alone."""
 
 MOST_ACTIONS = 60_000
 """Actions that are gone through; of more, steps are taken at equal distances."""
@@ -123,7 +123,8 @@ def account(
         compute = means.pop(COMPUTE)
         for cause, length in (saved or {}).items():
             _move(means, cause, length)
-        causes = {cause: length for cause, length in means.items() if length > DUST}
+        dust = DUST * (compute + sum(means.values()))
+        causes = {cause: length for cause, length in means.items() if length > dust}
         found.append(RankAccount(rank, compute, causes, compute + sum(causes.values())))
     return tuple(found)
 

@@ -12,7 +12,6 @@ from debubble.diagnosis.faults import Fault, find_faults
 from debubble.diagnosis.gains import Slowdown
 from debubble.diagnosis.replay import Replay, reordered
 from debubble.diagnosis.run import Run, Times
-from debubble.diagnosis.transfers import MOMENT
 from debubble.engine.modes import MODE, P2PMode
 
 SLOW_LINK = 2.0
@@ -67,7 +66,8 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         The schedule whose order the run has but for some actions; None where it has just its order.
     """
     run, transfers = replay.run, replay.transfers
-    times, delays = replay.times + replay.gaps, transfers.delay
+    # As what-ifs have them: a cause that is gone is a what-if.
+    times, delays = replay.times + replay.gaps, replay.under_way
     faults = find_faults(run, replay.times, replay.gaps)
     slow = list(_slow_links(replay))
     slow_link = np.sum([one[1] for one in slow], axis=0) if slow else np.zeros_like(delays)
@@ -78,7 +78,8 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     clean_times, clean_delays = times - inside, delays - slow_link - behind
 
     def lengths(times: Times, delays: Times) -> Times:
-        return replay.lengths(np.maximum(times, 0.0), np.maximum(delays, 0.0))
+        late, delays = replay.split(np.maximum(delays, 0.0))
+        return replay.lengths(np.maximum(times, 0.0) + late, delays)
 
     def of_fault(fault: Fault) -> Candidate:
         added = fault.excess + fault.late
@@ -106,7 +107,8 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         found.append(of_delays("transfer", {}, rest, np.nan))
     clean = lengths(clean_times, clean_delays)
     if nearest is not None:
-        without = reordered(run, times, delays, nearest)
+        late, since_made = replay.split(delays)
+        without = reordered(run, times + late, since_made, nearest)
         found.append(Candidate("order", {}, without, lengths(clean_times, clean_delays), np.nan))
     excess: dict[str, Times] = {}
     for fault in faults:
@@ -151,7 +153,7 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
         for copy in range(len(means)):
             like = others if others.size else np.delete(means[:, place], copy)
             usual = float(np.median(like)) if like.size else np.inf
-            if means[copy, place] > SLOW_LINK * usual + MOMENT:
+            if means[copy, place] > SLOW_LINK * usual + run.moment:
                 slow.append((copy, usual))
         everywhere = len(slow) == len(means)
         groups = [slow] if everywhere and slow else [[one] for one in slow]
@@ -165,7 +167,7 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
                     added[cells] = np.minimum(replay.transfers.delay[cells], share)
             where: Where = {"link": list(pair)}
             where |= {} if everywhere else {"copy": group[0][0]}
-            size = means[group[0][0], place] / max(group[0][1], MOMENT)
+            size = means[group[0][0], place] / max(group[0][1], run.moment)
             yield where, added, float(size)
 
 

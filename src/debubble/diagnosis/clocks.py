@@ -22,8 +22,11 @@ from numpy.typing import NDArray
 from debubble.core.actions import unpack
 from debubble.diagnosis.run import Run, Times
 
-ROUNDING = 2e-6
-"""Seconds by which written times may be off."""
+ROUNDING = 2e-4
+"""Share of a typical action by which written times may be off."""
+
+DUST = 1e-9
+"""Share of the largest bound that comes of rounding alone."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +171,9 @@ def _drifts(run: Run) -> Iterator[Drift]:
             if hosts[a] == hosts[b]:
                 continue
             # All on the clock of a: there messages to b leave, and those from b arrive.
-            upper = _tightest(rows, left, slack, run.link == a * ranks + b)
-            lower = _tightest(rows, left + slack, slack, run.link == b * ranks + a)
+            rounding = ROUNDING * run.typical
+            upper = _tightest(rows, left, slack, run.link == a * ranks + b, rounding)
+            lower = _tightest(rows, left + slack, slack, run.link == b * ranks + a, rounding)
             low, high = _slopes(upper, lower, together=True)
             if low > high:
                 # Clocks that are set anew for every step.
@@ -185,7 +189,7 @@ NARROW = 1e-4
 
 
 def _tightest(
-    rows: NDArray[np.int64], time: Times, slack: Times, columns: NDArray[np.bool_]
+    rows: NDArray[np.int64], time: Times, slack: Times, columns: NDArray[np.bool_], rounding: float
 ) -> tuple[Times, Times, NDArray[np.int64]]:
     """Time, slack and row of the tightest message in every part of every row."""
     here = np.flatnonzero(columns)
@@ -200,7 +204,7 @@ def _tightest(
         for number in np.unique(part):
             at = np.flatnonzero(part == number)
             best = at[slacks[at].argmin()]
-            found.append((times[best], slacks[best] + ROUNDING, row))
+            found.append((times[best], slacks[best] + rounding, row))
     table = np.array(found).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2].astype(np.int64)
 
@@ -243,7 +247,7 @@ def _direct(run: Run) -> tuple[Times, NDArray[np.int64]]:
         here = np.flatnonzero(run.link == link)
         tightest = slack[:, here].argmin(axis=1)
         source, target = divmod(link, ranks)
-        direct[:, source, target] = slack[np.arange(rows), here[tightest]] + ROUNDING
+        direct[:, source, target] = slack[np.arange(rows), here[tightest]] + ROUNDING * run.typical
         columns[:, source, target] = here[tightest]
     direct[:, np.arange(ranks), np.arange(ranks)] = 0
     return direct, columns
@@ -305,12 +309,13 @@ def _negative_cycle(direct: Times) -> list[int]:
         return [int(a), int(b)]
     ranks = len(direct)
     far, came = np.zeros(ranks), np.full(ranks, -1)
+    dust = DUST * np.abs(direct[np.isfinite(direct)]).max()
     last = -1
     for _ in range(ranks + 1):
         last = -1
         through = far[:, None] + direct
         best = through.argmin(axis=0)
-        better = through[best, np.arange(ranks)] < far - 1e-12
+        better = through[best, np.arange(ranks)] < far - dust
         far = np.where(better, through[best, np.arange(ranks)], far)
         came = np.where(better, best, came)
         if better.any():

@@ -127,15 +127,10 @@ class Diagnosis:
         ranks = np.array([len(np.unique(run.rank[run.known[row]])) for row in range(run.rows)])
         return float(1 - busy / (run.step_times[place] * ranks).sum())
 
-    @cached_property
+    @property
     def shown(self) -> int:
         """The row that is drawn: of the slowest copy, in the step of median length."""
-        run = self.run
-        _, place = run.step_of
-        times = run.step_times
-        step = int(np.argsort(times, kind="stable")[len(times) // 2])
-        rows = np.flatnonzero(place == step)
-        return int(rows[run.length[rows].argmax()])
+        return self.run.shown
 
     @cached_property
     def timeline(self) -> Timeline:

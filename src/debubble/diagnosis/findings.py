@@ -38,8 +38,10 @@ class Finding:
         One of :data:`debubble.diagnosis.account.CAUSES`.
     where
         ``"stage"``, ``"rank"``, ``"copy"`` and ``"link"``, as far as it is in one.
+    before
+        Seconds of a mean step as it was.
     seconds
-        What a mean step is shorter with only this fixed.
+        What it is shorter with only this fixed.
     gain
         The same as a share of the step; None where the replay is too far from the run to tell.
     persistence
@@ -54,6 +56,7 @@ class Finding:
 
     cause: str
     where: Where
+    before: float
     seconds: float
     gain: float | None
     persistence: float
@@ -83,17 +86,16 @@ def find(
     run = replay.run
     base = replay.lengths()
     before = run.slowest(base)
+    measured = float(run.step_times.mean())
     trusted = replay.error <= TRUSTED
     found: list[Finding] = []
     beyond = 0.0
     for one in causes.candidates:
         saved = float((before - run.slowest(one.without)).sum())
         gain = saved / float(before.sum())
-        seconds = saved / len(before)
         if not trusted:
             lost = [rank.causes.get(one.cause, 0.0) / rank.step for rank in accounts]
             gain = float(np.mean(lost)) if lost else 0.0
-            seconds = gain * float(run.step_times.mean())
         inherent = one.cause == "transfer" and not one.mode
         least = LEAST_TRANSFER if inherent else LEAST_GAIN
         if gain < least:
@@ -102,7 +104,7 @@ def find(
         clean = float(run.slowest(causes.clean).sum())
         alone = float(run.slowest(one.alone).sum()) / clean - 1 if clean else 0.0
         found.append(Finding(
-            one.cause, one.where, seconds, gain if trusted else None,
+            one.cause, one.where, measured, gain * measured, gain if trusted else None,
             _persistence(replay, one, base), alone, _text(one), _advice(one),
         ))  # fmt: skip
     found.sort(key=lambda finding: (-finding.seconds, finding.cause, str(finding.where)))

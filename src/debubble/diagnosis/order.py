@@ -104,7 +104,9 @@ def reconstruct(observed: Observed) -> Orders:
     first = schedules[runs[0]]
     # PyTorch's profiler may have traced one of PyTorch's own orders.
     name = name or named(first, torch=observed.format == "kineto")
-    schedules = [replace(schedules[index], name=name.text) for index in runs]
+    schedules = [
+        replace(schedules[index], name=name.text, options=dict(name.options)) for index in runs
+    ]
     order = [runs.index(index) for index in numbers if index in runs]
     return Orders(
         tuple(schedules), np.array([row.step for row in kept]),

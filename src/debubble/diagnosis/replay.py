@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
+from debubble.diagnosis.carried import shares_in_groups
 from debubble.diagnosis.ending import look
 from debubble.diagnosis.run import Indices, Run, Times
 from debubble.diagnosis.transfers import Transfers
 from debubble.engine.event_graph import EventGraph
 from debubble.engine.graph import compile_graph
 from debubble.engine.modes import MODES, P2PMode
-from debubble.engine.own_times import with_own_times
+from debubble.engine.own_times import shared_costs, with_own_times
 
 BLOCK = 1 << 24
 """Numbers in a matrix of cost vectors."""
@@ -41,25 +43,14 @@ class Replay:
     """Its messages."""
 
     @cached_property
-    def _graphs(self) -> list[tuple[EventGraph, Times, Indices, Indices]]:
-        """Of every order its graph, the costs that actions share, its rows and columns."""
-        made = []
-        for number, schedule in enumerate(self.run.orders):
-            graph = with_own_times(compile_graph(schedule), delays=True)
-            shared = graph.cost_vector(self._links.table(schedule))
-            rows = np.flatnonzero(self.run.order == number)
-            made.append((graph, shared, rows, self.run.column(number)))
-        return made
-
-    @property
-    def _links(self) -> Costs:
-        """Costs of links alone."""
-        return Costs(F=0, I=0, W=0, R=0, p2p=as_matrix(self.transfers.typical))
-
-    @cached_property
     def times(self) -> Times:
         """Time of every action, with ranks without a file filled in from others."""
         return filled(self.run)
+
+    @cached_property
+    def shares(self) -> Times:
+        """The share of every action in its overlapped group, 1 for those alone."""
+        return shares_in_groups(self.run, self.times)
 
     @cached_property
     def sure(self) -> NDArray[np.bool_]:
@@ -71,12 +62,42 @@ class Replay:
         return (run.source < 0) | told | long_there
 
     @cached_property
+    def under_way(self) -> Times:
+        """How long messages were under way since both ends were ready.
+
+        A message that a busy receiver held up counts from when that was free; any other from when
+        it was made, as in the delays.
+        """
+        run, transfers = self.run, self.transfers
+        there = run.in_groups(np.where(run.source >= 0, run.produced + transfers.delay, -np.inf),
+                              np.fmax)  # fmt: skip
+        free = np.where(transfers.held_up, 0.0, transfers.delay)
+        ready = run.in_groups(np.where(run.source >= 0, run.produced + free, -np.inf), np.fmax)
+        with np.errstate(invalid="ignore"):
+            left = np.maximum(there - np.fmax(run.before, ready), 0.0)
+        return np.where(transfers.held_up, np.nan_to_num(left), transfers.delay)
+
+    def split(self, under_way: Times) -> tuple[Times, Times]:
+        """Time of messages after their receivers were free, and their delay since they were made.
+
+        With the first added to the actions that receive them, both give what :attr:`under_way` is.
+        """
+        held_up = self.transfers.held_up
+        late = self.run.in_groups(np.where(held_up, under_way, 0.0), np.maximum)
+        return late, np.where(held_up, 0.0, under_way)
+
+    @cached_property
     def gaps(self) -> Times:
-        """Time that a rank was surely late: it was free, and all input was there."""
+        """Time that a rank was surely late: it was free, and all input was there.
+
+        An overlapped group needs the input of all its members.
+        """
         run = self.run
         there = np.where(run.source >= 0, run.produced + self.transfers.delay, -np.inf)
+        there = run.in_groups(there, np.fmax)
+        sure = run.in_groups(self.sure, np.logical_and)
         ready = np.fmax(np.fmax(run.before, there), run.begin[:, None])
-        late = np.where(self.sure & run.known, np.maximum(run.start - ready, 0.0), 0.0)
+        late = np.where(sure & run.known, np.maximum(run.start - ready, 0.0), 0.0)
         return np.where(np.isnan(late), 0.0, late)
 
     def lengths(self, times: Times | None = None, delays: Times | None = None) -> Times:
@@ -84,30 +105,18 @@ class Replay:
 
         Times of actions contain that of the host before them; the default is what was observed.
         """
+        run = self.run
         times = self.times + self.gaps if times is None else times
         delays = self.transfers.delay if delays is None else delays
-        found = np.zeros(self.run.rows)
-        partly = np.any(~self.run.known, axis=1)
-        for graph, shared, rows, column in self._graphs:
-            count = len(column)
-            # To take whole rows is many times as fast.
-            usual = np.array_equal(column, np.arange(times.shape[1]))
-            width = len(shared) + 2 * count
-            for first in range(0, len(rows), max(1, BLOCK // width)):
-                look()
-                block = rows[first : first + max(1, BLOCK // width)]
-                vectors = np.empty((len(block), width))
-                vectors[:, : len(shared)] = shared
-                for place, values in enumerate((times, delays)):
-                    begin = len(shared) + place * count
-                    mine = values[block] if usual else values[np.ix_(block, column)]
-                    vectors[:, begin : begin + count] = mine
-                found[block] = graph.makespans(vectors)
-                for row in np.flatnonzero(partly[block]).tolist():
-                    end = graph.evaluate(vectors[row])[graph.node]
-                    seen = self.run.known[block[row], column]
-                    start = end - times[block[row], column]
-                    found[block[row]] = end[seen].max() - start[seen].min()
+        found = np.zeros(run.rows)
+        for number, schedule in enumerate(run.orders):
+            rows, column = np.flatnonzero(run.order == number), run.column(number)
+            for block in in_blocks(rows, 2 * len(column)):
+                cells = np.ix_(block, column)
+                # To take whole rows is many times as fast.
+                usual = np.array_equal(column, np.arange(times.shape[1]))
+                mine = (values[block] if usual else values[cells] for values in (times, delays))
+                found[block] = lengths_of(run, block, schedule, *mine)
         return found
 
     def steps(self, times: Times | None = None, delays: Times | None = None) -> Times:
@@ -176,15 +185,43 @@ class Replay:
         return None if starts is None else np.asarray((starts + self.times).max(axis=1))
 
 
+def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:
+    """Some rows after the other, so many that a matrix of this width is not too large."""
+    size = max(1, BLOCK // max(width, 1))
+    for first in range(0, len(rows), size):
+        look()
+        yield rows[first : first + size]
+
+
+def walk(schedule: Schedule) -> tuple[EventGraph, Times]:
+    """A schedule whose actions and messages have times of their own, and all other costs: none."""
+    graph = with_own_times(compile_graph(schedule), delays=True)
+    return graph, np.zeros(shared_costs(graph))
+
+
+def lengths_of(run: Run, rows: Indices, schedule: Schedule, times: Times, delays: Times) -> Times:
+    """Time of some rows of a run in the order of a schedule, shape ``(rows,)``.
+
+    Parameters
+    ----------
+    times, delays
+        Of each action of the schedule, and of what it receives, shape ``(rows, actions)``.
+    """
+    graph, shared = walk(schedule)
+    vectors = np.hstack([np.broadcast_to(shared, (len(rows), len(shared))), times, delays])
+    found = graph.makespans(vectors)
+    for place in np.flatnonzero(~run.traced[rows].all(axis=1)).tolist():
+        # The step was seen from the first start to the last end of ranks with a file.
+        end = graph.evaluate(vectors[place])[graph.node]
+        seen = run.traced[rows[place], schedule.ranks_of_actions]
+        found[place] = end[seen].max() - (end - times[place])[seen].min()
+    return found
+
+
 def reordered(run: Run, times: Times, delays: Times, schedule: Schedule) -> Times:
     """Time of every row had its actions run in the order of another schedule, shape ``(rows,)``."""
     column = run.columns_of(schedule)
-    graph = with_own_times(compile_graph(schedule), delays=True)
-    shared = graph.cost_vector(Costs(F=0, I=0, W=0, R=0).table(schedule))
-    return np.array([
-        graph.evaluate(np.concatenate([shared, times[row, column], delays[row, column]])).max()
-        for row in range(run.rows)
-    ])  # fmt: skip
+    return lengths_of(run, np.arange(run.rows), schedule, times[:, column], delays[:, column])
 
 
 def as_matrix(links: Times) -> list[list[float]]:

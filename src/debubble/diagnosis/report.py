@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from debubble.core.units import counted, number
 from debubble.diagnosis.account import CAUSES
 from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
-from debubble.diagnosis.what_if import WhatIf, faster
+from debubble.diagnosis.what_if import APART, WhatIf, faster
 
 NO_MODE = 0.05
 """Mean distance of starts, as a share of a step, above which no p2p mode is taken to fit."""
@@ -88,18 +89,23 @@ def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
     more = len(found.findings) - LISTED_FINDINGS
     if more > 0:
         yield f"and {more} more, see --json"
-    others, first = faster_schedules(found)
+    others = faster_schedules(found, hint=True)
     if others:
-        yield from wrap(f"{others}; --schedule {first} says more", width, 2)
+        yield from wrap(others, width, 2)
 
 
-def faster_schedules(found: Diagnosis) -> tuple[str, str]:
-    """The schedules that would be faster, in a sentence, and the first; empty where none is."""
+def faster_schedules(found: Diagnosis, hint: bool = False) -> str:
+    """The schedules that would be faster, with a hint how to ask more; empty where none is."""
     others = faster(found.replay) if found.replay_error <= TRUSTED else []
     if not others:
-        return "", ""
-    names = ", ".join(f"{one.text} −{100 * one.gain:.0f} %" for one in others[:LISTED_LINES])
-    return f"Other schedules at these times: {names}", others[0].text
+        return ""
+    names = ", ".join(
+        f"{one.text} {_milliseconds(one.after)} ms (−{100 * one.gain:.0f} %)"
+        for one in others[:LISTED_LINES]
+    )
+    more = f"; --schedule {others[0].text} says more" if hint else ""
+    before = _milliseconds(others[0].before)
+    return f"Other schedules at these times, not {before} ms: {names}{more}{_caution(others[0])}"
 
 
 def untrusted(found: Diagnosis) -> str:
@@ -116,7 +122,8 @@ def gain_text(one: Finding) -> str:
     there += "" if one.persistence > 0.99 else " of steps and copies"
     if one.gain is None:
         return f"about {number(one.seconds * 1e3, 3)} ms a step, {there}"
-    return f"{100 * one.gain:.1f} % to gain, {number(one.seconds * 1e3, 3)} ms a step, {there}"
+    before, after = _milliseconds(one.before), _milliseconds(one.before - one.seconds)
+    return f"{100 * one.gain:.1f} % to gain, {before} → {after} ms a step, {there}"
 
 
 def account_columns(found: Diagnosis, most: int) -> list[Column]:
@@ -134,10 +141,10 @@ def account_columns(found: Diagnosis, most: int) -> list[Column]:
     order = sorted(causes, key=lambda cause: -mean[cause])
     columns = [
         Column(("rank",), tuple(str(one.rank) for one in chosen), left=True),
-        Column(("compute",), tuple(_ms(one.compute) for one in chosen)),
+        Column(("compute",), tuple(_ms(one.compute, one.step) for one in chosen)),
     ]
     for cause in causes:
-        cells = tuple(_ms(one.causes.get(cause, 0.0)) for one in chosen)
+        cells = tuple(_ms(one.causes.get(cause, 0.0), one.step) for one in chosen)
         columns.append(Column(tuple(cause.split("-")), cells, rank=1 + order.index(cause)))
     return columns
 
@@ -153,8 +160,10 @@ def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
         yield f"{len(columns[0].cells)} of {len(found.accounts)} ranks; --json has all"
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f}" if seconds > 0 else "–"
+def _ms(seconds: float, step: float) -> str:
+    """Milliseconds to a tenth, or to a few thousandths of a step where that is less."""
+    digits = max(1, 3 - math.floor(math.log10(step * 1e3))) if step > 0 else 1
+    return f"{seconds * 1e3:.{digits}f}" if seconds > 0 else "–"
 
 
 def facts(found: Diagnosis) -> list[tuple[str, str]]:
@@ -217,10 +226,29 @@ def what_if_text(one: WhatIf, width: int) -> list[str]:
     """What a mean step would take, in a line or two."""
     word = "shorter" if one.gain >= 0 else "longer"
     text = (
-        f"{one.text}: a mean step takes {number(one.after * 1e3, 4)} ms, not "
-        f"{number(one.before * 1e3, 4)}: {100 * abs(one.gain):.1f} % {word}"
+        f"{one.text}: a mean step takes {_milliseconds(one.after)} ms, not "
+        f"{_milliseconds(one.before)}: {100 * abs(one.gain):.1f} % {word}"
     )
     if one.timeline is not None:
         peak = float(one.timeline.peak_activation.max())
-        text += f"; {number(peak, 3)} activation units on the fullest rank, by a simulation"
-    return wrap(text, width)
+        text += f"; {number(peak, 3)} activation units on the fullest rank"
+    return wrap(text + _caution(one), width)
+
+
+def _milliseconds(seconds: float) -> str:
+    return number(seconds * 1e3, 4)
+
+
+def _caution(one: WhatIf) -> str:
+    """How far a run is from its replay, or from its own schedule at median times; empty if near."""
+    if one.after == one.before:
+        return ""
+    if one.error > TRUSTED:
+        return f". Uncertain: replayed steps are {100 * one.error:.1f} % off"
+    if abs(one.apart) <= APART:
+        return ""
+    word = "more" if one.apart > 0 else "less"
+    return (
+        f". Uncertain: at median times the schedule that ran takes {_milliseconds(one.plan)} ms, "
+        f"{100 * abs(one.apart):.1f} % {word} than it did"
+    )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import (
     PAIR_MASK,
     PAIR_SHIFT,
+    begins_group,
     ends_group,
     group_bounds,
     kinds_of,
@@ -27,6 +28,9 @@ from debubble.diagnosis.order import Orders
 
 Times = NDArray[np.float64]
 Indices = NDArray[np.int64]
+
+MOMENT = 4e-4
+"""Share of a typical action below which nobody waits."""
 
 PAIR = len(Kind)
 """The class of overlapped groups; that of other actions is their kind."""
@@ -105,20 +109,21 @@ class Run:
         alone = (self.schedule.actions & (PAIR_MASK << PAIR_SHIFT)) == 0
         return np.where(alone, self.kind, PAIR)
 
+    def in_groups(self, values: NDArray[Any], join: np.ufunc) -> NDArray[Any]:
+        """Values of actions, shape ``(rows, actions)``, joined over each overlapped group."""
+        opens = begins_group(self.schedule.actions)
+        joined = join.reduceat(values, np.flatnonzero(opens), axis=1)
+        return np.asarray(joined[:, np.cumsum(opens) - 1])
+
     @cached_property
     def source(self) -> Indices:
         """The action of another rank that each action waits for, −1 for none."""
-        waits = waits_for(self.schedule)
-        far = self.rank[waits.producer] != self.rank[waits.consumer]
-        found = np.full(len(self.rank), -1, dtype=np.int64)
-        found[waits.consumer[far]] = waits.producer[far]
-        return found
+        return sources_of(self.schedule)
 
     @cached_property
     def link(self) -> Indices:
         """The directed link that each action receives through: source · ranks + target, or −1."""
-        there = self.rank[self.source] * self.schedule.ranks + self.rank
-        return np.where(self.source >= 0, there, -1)
+        return links_of(self.schedule)
 
     @cached_property
     def duration(self) -> Times:
@@ -126,9 +131,30 @@ class Run:
         return np.maximum(self.end - self.start, 0.0)
 
     @cached_property
+    def typical(self) -> float:
+        """Median time of what ranks computed at once."""
+        times = self.duration[:, self.counted]
+        times = times[times > 0]
+        return float(np.median(times)) if times.size else 0.0
+
+    @property
+    def moment(self) -> float:
+        """Time below which nobody waits."""
+        return MOMENT * self.typical
+
+    @cached_property
     def known(self) -> NDArray[np.bool_]:
         """Whether there is a file of the rank: shape ``(rows, actions)``."""
         return ~np.isnan(self.start)
+
+    @cached_property
+    def traced(self) -> NDArray[np.bool_]:
+        """Whether there is a file of each rank: shape ``(rows, ranks)``."""
+        found = np.zeros((self.rows, self.schedule.ranks), dtype=bool)
+        for rank in range(self.schedule.ranks):
+            mine = slice(*self.schedule.offsets[rank : rank + 2])
+            found[:, rank] = self.known[:, mine].any(axis=1)
+        return found
 
     @cached_property
     def missing(self) -> tuple[tuple[int, int], ...]:
@@ -192,6 +218,15 @@ class Run:
         steps, place = np.unique(self.step, return_inverse=True)
         return steps, place
 
+    @cached_property
+    def shown(self) -> int:
+        """The row that is drawn: of the slowest copy, in the step of median length."""
+        _, place = self.step_of
+        times = self.step_times
+        step = int(np.argsort(times, kind="stable")[len(times) // 2])
+        rows = np.flatnonzero(place == step)
+        return int(rows[self.length[rows].argmax()])
+
     def slowest(self, lengths: Times) -> Times:
         """The largest of the rows of every step."""
         steps, place = self.step_of
@@ -239,6 +274,21 @@ FEW, WARM_UP = 4, 1.5
 
 OWN = ("start", "end", "issued", "waited", "posted", "began", "arrived")
 """Times on the clock of the rank that has the action."""
+
+
+def sources_of(schedule: Schedule) -> Indices:
+    """The action of another rank that each action of a schedule waits for, −1 for none."""
+    waits, rank = waits_for(schedule), schedule.ranks_of_actions
+    far = rank[waits.producer] != rank[waits.consumer]
+    found = np.full(len(rank), -1, dtype=np.int64)
+    found[waits.consumer[far]] = waits.producer[far]
+    return found
+
+
+def links_of(schedule: Schedule) -> Indices:
+    """The directed link that each action receives through: source · ranks + target, or −1."""
+    source, rank = sources_of(schedule), schedule.ranks_of_actions
+    return np.where(source >= 0, rank[source] * schedule.ranks + rank, -1)
 
 
 def run_of(observed: Observed, orders: Orders) -> Run:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from debubble.core.costs import Costs
-from debubble.core.kinds import Kind
+from debubble.core.kinds import KINDS, Kind
 from debubble.diagnosis.replay import Replay, as_matrix
 from debubble.diagnosis.run import PAIR, Run, Times
 from debubble.interchange.cost_files import costs_data
@@ -98,25 +98,34 @@ def _drift(run: Run, values: Times) -> float:
     return float(slope * (len(steps) - 1) / level) if level > 0 else 0.0
 
 
-def costs_of(replay: Replay) -> Costs:
-    """The medians as costs per action, in milliseconds."""
+def costs_of(replay: Replay, times: Times | None = None, typical: Times | None = None) -> Costs:
+    """The medians as costs per action of a whole microbatch, in milliseconds.
+
+    Parameters
+    ----------
+    replay
+        The run.
+    times, typical
+        Times of its actions and of its links in place of those it had.
+    """
     run = replay.run
+    times = replay.times if times is None else times
+    typical = replay.transfers.typical if typical is None else typical
     stages = run.schedule.stages
     values: dict[str, Any] = {}
     for cls in np.unique(run.cls[run.counted]).tolist():
-        medians = [_median(replay.times, (run.cls == cls) & (run.stage == s) & run.counted)
+        medians = [_median(run, times, (run.cls == cls) & (run.stage == s) & run.counted)
                    for s in range(stages)]  # fmt: skip
         if cls != PAIR:
-            values[Kind(cls).name] = _filled(medians)
+            values[KINDS[cls].cost] = _filled(medians)
             continue
         # By the stages of the first and the last member of each group.
         last, first = run.counted & (run.cls == PAIR), np.roll(run.stage, 1)
         pairs = set(zip(first[last].tolist(), run.stage[last].tolist(), strict=True))
         values["O"] = {
-            (a, b): _short(_median(replay.times, last & (first == a) & (run.stage == b)))
+            (a, b): _short(_median(run, times, last & (first == a) & (run.stage == b)))
             for a, b in sorted(pairs)
         }
-    typical = replay.transfers.typical
     used = typical[~np.isnan(typical)]
     if len(used) and used.max() > ALIKE * used.min():
         values["p2p"] = [[_short(v * MILLISECONDS) for v in row]
@@ -129,9 +138,13 @@ def costs_of(replay: Replay) -> Costs:
     return Costs(**values, time_unit="ms")
 
 
-def _median(times: Times, columns: np.ndarray) -> float:
-    values = times[:, columns]
-    return float(np.median(values)) * MILLISECONDS if values.size else float("nan")
+def _median(run: Run, times: Times, columns: np.ndarray) -> float:
+    """Median of some actions of one kind and stage: of every slice apart, all slices together."""
+    slices = run.schedule.slices
+    parts = [times[:, columns & (run.unit % slices == part)] for part in range(slices)]
+    if not all(part.size for part in parts):
+        return float("nan")
+    return float(sum(np.median(part) for part in parts)) * MILLISECONDS
 
 
 def _filled(medians: list[float]) -> float | list[float]:

@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 
 from debubble.diagnosis.run import Indices, Run, Times
 
-MOMENT = 5e-6
-"""Seconds below which nobody waits."""
-
 QUICK = 0.1
 """Share of the messages of a link that are at least as quick as those that nothing holds up."""
 
@@ -49,6 +46,9 @@ class Transfers:
     """What the quickest messages of every directed link take, in the same way."""
     behind: Times
     """Part of `delay` in which it was queued behind another message."""
+    held_up: NDArray[np.bool_]
+    """Whether it was there long after it was made because its receiver was busy, so that `delay`
+    says when it was received and not how long it was under way."""
 
     def usual(self, run: Run) -> Times:
         """What the link of every action typically takes, 0 where it receives nothing."""
@@ -62,7 +62,7 @@ def transfers_of(run: Run) -> Transfers:
     there = np.fmin(run.arrived, run.waited)
     told = ~np.isnan(there) & receives
     with np.errstate(invalid="ignore"):
-        in_wait = told & (there > busy_until + MOMENT) & (made >= busy_until - MOMENT)
+        in_wait = told & (there > busy_until + run.moment) & (made >= busy_until - run.moment)
     delay = np.where(in_wait, np.maximum(there - made, 0.0), np.nan)
     sample = delay if told.any() else _from_starts(run, busy_until)
     quickest = _typical(run, sample, QUICK)
@@ -75,7 +75,9 @@ def transfers_of(run: Run) -> Transfers:
     usual = _of_links(run, typical)
     with np.errstate(invalid="ignore"):
         # A receive that is posted late begins its transfer late; one that is held up takes longer.
-        held_up = told & ~in_wait & (there > busy_until + LATE * usual + MOMENT) & (made < there)
+        held_up = (
+            told & ~in_wait & (there > busy_until + LATE * usual + run.moment) & (made < there)
+        )
     delay = np.where(held_up, there - made, delay)
     if not told.any():
         queued = _queued_by_starts(run, busy_until, _of_links(run, quickest))
@@ -94,15 +96,22 @@ def transfers_of(run: Run) -> Transfers:
     else:
         behind = np.where(seen, delay - usual, 0.0)
     return Transfers(
-        delay, seen, told, np.median(typical, axis=0), typical, quickest.min(axis=0), behind
+        delay,
+        seen,
+        told,
+        np.median(typical, axis=0),
+        typical,
+        quickest.min(axis=0),
+        behind,
+        held_up,
     )
 
 
 def _from_starts(run: Run, busy_until: Times) -> Times:
     """Delays as far as actions began late for them, where a trace says nothing of messages."""
     with np.errstate(invalid="ignore"):
-        waits = (run.start > busy_until + MOMENT) & (run.produced >= busy_until - MOMENT)
-        late = run.issued > run.produced + MOMENT
+        waits = (run.start > busy_until + run.moment) & (run.produced >= busy_until - run.moment)
+        late = run.issued > run.produced + run.moment
     return np.where(waits & ~late, np.maximum(run.start - run.produced, 0.0), np.nan)
 
 
@@ -118,10 +127,10 @@ def _queued_by_starts(run: Run, busy_until: Times, usual: Times) -> NDArray[np.b
     giver, taker = run.rank[run.source[receives]], run.rank[receives]
     with np.errstate(invalid="ignore"):
         due = np.fmax(busy_until, run.produced + usual)
-        late = np.where(run.issued > run.produced + MOMENT, 0.0, run.start - due)
-        held = (late > LATE * usual + MOMENT) & (run.source >= 0)
+        late = np.where(run.issued > run.produced + run.moment, 0.0, run.start - due)
+        held = (late > LATE * usual + run.moment) & (run.source >= 0)
         # Where nobody waited, a message was there when it usually is.
-        waited = run.start > busy_until + MOMENT
+        waited = run.start > busy_until + run.moment
     there = np.where(waited, run.start, run.produced + usual)
     for row in np.flatnonzero(held.any(axis=1)).tolist():
         made = run.produced[row, receives]
@@ -131,7 +140,7 @@ def _queued_by_starts(run: Run, busy_until: Times, usual: Times) -> NDArray[np.b
             ahead = (taker == source) & (made > run.produced[row, at])
             ahead |= (giver == source) & (taker == target) & (made < run.produced[row, at])
             apart = np.abs(run.start[row, at] - usual[row, at] - came[ahead])
-            found[row, at] = bool((apart < CLOSE * usual[row, at] + MOMENT).any())
+            found[row, at] = bool((apart < CLOSE * usual[row, at] + run.moment).any())
     explained = float(late[found].sum())
     if explained < MOSTLY * float(late[held].sum()):
         found[:] = False
@@ -182,7 +191,7 @@ def _behind(run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there
     be received, holds it up until its own data is there; and so does a message sent before.
     """
     behind = np.zeros_like(delay)
-    late = seen & (delay > LATE * usual + MOMENT) & (run.source >= 0)
+    late = seen & (delay > LATE * usual + run.moment) & (run.source >= 0)
     others = np.flatnonzero(run.source >= 0)
     giver, taker = run.rank[run.source[others]], run.rank[others]
     for row in np.flatnonzero(late.any(axis=1)).tolist():
@@ -199,7 +208,7 @@ def _behind(run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there
                 ahead |= (taker == target) & (posted < run.posted[row, at])
                 ahead |= (giver == source) & (taker != target) & (left < sent)
                 # Its data was made later, and may have been there when this message was.
-                ahead &= (made > ready) & (made + usual[row, others] <= was_there + MOMENT)
+                ahead &= (made > ready) & (made + usual[row, others] <= was_there + run.moment)
                 ahead &= arrived > ready + usual[row, at]
             if ahead.any():
                 until = min(float(arrived[ahead].max()), was_there)

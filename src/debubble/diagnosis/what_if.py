@@ -1,140 +1,33 @@
-"""What a run would take if something were different: other times, or another schedule."""
+"""What a run would take if something were different: other times, another schedule, or both.
+
+One function says what a run takes under a schedule and with changes, :func:`predict`. What it took
+"before" is the same with nothing changed, so that a change of nothing changes nothing.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from debubble.core.actions import ends_group
 from debubble.core.costs import Costs
-from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
-from debubble.core.kinds import WORK_KINDS
+from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
-from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.run import PAIR, Run, Times
+from debubble.diagnosis.carried import carried
+from debubble.diagnosis.changes import Change
+from debubble.diagnosis.recut import recut
+from debubble.diagnosis.replay import Replay, in_blocks, lengths_of, walk
+from debubble.diagnosis.run import Times
 from debubble.diagnosis.times import MILLISECONDS, costs_of
 from debubble.engine.timeline import Timeline, simulate
-from debubble.interchange.text import read_number
-from debubble.schedules.registry import find, make
+from debubble.schedules.registry import entries, find, make
 
-KINDS = (*(kind.name for kind in WORK_KINDS), "O")
-"""Kinds of actions that can be set; O is an overlapped group."""
-
-KIND_OF = {int(kind): kind.name for kind in WORK_KINDS}
-
-FORM = "write stage3.F*=0.9, rank2*=0.8, copy0.B=60, F+=1 (ms), gaps=0, p2p=0 or p2p.0-1*=0.5"
-
-_CHANGE = re.compile(
-    r"(?:(?P<of>stage|rank|copy)(?P<number>\d{1,6})(?:\.(?P<kind>[A-Z]))?|(?P<bare>[A-Z])"
-    r"|(?P<gaps>gaps)|(?P<p2p>p2p)(?:\.(?P<a>\d{1,6})-(?P<b>\d{1,6}))?)"
-    r"\s*(?P<how>\*=|\+=|=)\s*(?P<value>\S+)",
-    re.ASCII,
-)
-
-
-@dataclass(frozen=True)
-class Change:
-    """Other times of some actions, gaps or messages.
-
-    Parameters
-    ----------
-    text
-        As it was written.
-    what
-        ``"stage"``, ``"rank"``, ``"copy"``, ``"kind"``, ``"gaps"`` or ``"p2p"``.
-    number
-        The stage, rank or copy; None for all.
-    kind
-        Name of a kind; empty for all.
-    link
-        Two ranks; empty for all.
-    how, value
-        ``"="``, ``"*="`` or ``"+="``, and by what; milliseconds unless it multiplies.
-    """
-
-    text: str
-    what: str
-    number: int | None
-    kind: str
-    link: tuple[int, ...]
-    how: str
-    value: float
-
-    @classmethod
-    def parse(cls, text: str) -> Change:
-        """Read a change.
-
-        Raises
-        ------
-        ParameterError
-            When it is none.
-        """
-        match = _CHANGE.fullmatch(text.strip())
-        value = read_number(match["value"]) if match else float("nan")
-        if match is None:
-            raise ParameterError(f"--set '{text}' is no change; {FORM}")
-        if not 0 <= value < float("inf"):
-            raise ParameterError(
-                f"--set '{text}': '{match['value']}' is no number from 0 on; {FORM}"
-            )
-        kind = match["kind"] or match["bare"] or ""
-        if kind and kind not in KINDS:
-            raise ParameterError(f"--set '{text}': no kind {kind}; {did_you_mean(kind, KINDS)}")
-        link = (int(match["a"]), int(match["b"])) if match["a"] else ()
-        what = match["of"] or match["gaps"] or match["p2p"] or "kind"
-        number = int(match["number"]) if match["number"] else None
-        return cls(text.strip(), what, number, kind, link, match["how"], value)
-
-    def check(self, run: Run) -> None:
-        """Refuse numbers that the run does not have."""
-        limits = {"stage": run.schedule.stages, "rank": run.schedule.ranks,
-                  "copy": int(run.copy.max()) + 1}  # fmt: skip
-        if self.number is not None and self.number >= limits[self.what]:
-            raise ParameterError(
-                f"--set '{self.text}': {self.what} {self.number}; the last is "
-                f"{limits[self.what] - 1}"
-            )
-        if self.kind and not self._columns(run).any():
-            ran = ", ".join(sorted({KIND_OF.get(cls, "O") for cls in run.cls.tolist()}))
-            raise ParameterError(
-                f"--set '{self.text}': nothing of the run is {self.kind}"
-                f"{' there' if self.number is not None else ''}; it has {ran}"
-            )
-        if self.link and not self._columns(run).any():
-            raise ParameterError(
-                f"--set '{self.text}': ranks {self.link[0]} and {self.link[1]} send nothing to "
-                "each other"
-            )
-
-    def _columns(self, run: Run) -> np.ndarray:
-        """The actions, or those that receive the messages, that are changed."""
-        if self.what == "p2p":
-            found = run.source >= 0
-            if self.link:
-                ends = np.stack([run.rank[run.source], run.rank])
-                low, high = sorted(self.link)
-                found &= (ends.min(axis=0) == low) & (ends.max(axis=0) == high)
-            return found
-        found = np.ones(len(run.rank), dtype=bool)
-        if self.kind == "O":
-            found &= run.cls == PAIR
-        elif self.kind:
-            names = {kind.name: int(kind) for kind in WORK_KINDS}
-            found &= run.cls == names[self.kind]
-        if self.what in ("stage", "rank"):
-            found &= getattr(run, self.what) == self.number
-        return found
-
-    def of(self, run: Run, values: Times) -> Times:
-        """Changed times."""
-        rows = run.copy == self.number if self.what == "copy" else np.ones(run.rows, dtype=bool)
-        cells = rows[:, None] & self._columns(run)[None, :]
-        value = self.value if self.how == "*=" else self.value / MILLISECONDS
-        other = {"=": np.full_like(values, value), "*=": values * value, "+=": values + value}
-        return np.where(cells, other[self.how], values)
+APART = 0.05
+"""Share of a step by which a run and its own schedule at median times may be apart, so that what
+another schedule would take needs no word of caution."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,13 +40,20 @@ class WhatIf:
         What is different.
     before, after
         Seconds of a mean step as it was, and with it.
+    plan
+        Seconds of a step of the schedule that ran at the median times of the run, simulated: how
+        far that is from `before` says how much of the run no model of it explains.
+    error
+        How far replayed steps are off, as a share of a step.
     timeline
-        The simulation of another schedule; None where only times differ.
+        The step that is shown, under another schedule; None where only times differ.
     """
 
     text: str
     before: float
     after: float
+    plan: float
+    error: float
     timeline: Timeline | None = None
 
     @property
@@ -161,91 +61,170 @@ class WhatIf:
         """Share of the step that goes."""
         return 1 - self.after / self.before
 
+    @property
+    def apart(self) -> float:
+        """How much longer than the run its plan is, as a share of the run."""
+        return self.plan / self.before - 1
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"change": self.text, "before": self.before, "after": self.after,
-                "gain": self.gain}  # fmt: skip
+                "gain": self.gain, "plan": self.plan}  # fmt: skip
+
+
+def predict(replay: Replay, schedule: Schedule, changes: Sequence[Change] = ()) -> float:
+    """Seconds of a mean step, had a run used a schedule, and with changes of its times.
+
+    Every step of every copy is walked through with its own times, see
+    :mod:`debubble.diagnosis.carried`, and a step is its slowest copy. With the schedule of the run
+    and no changes that is the replay of the run.
+    """
+    return float(replay.run.slowest(_predicted(replay, schedule, changes)[0]).mean())
+
+
+def _predicted(
+    replay: Replay, schedule: Schedule, changes: Sequence[Change]
+) -> tuple[Times, Times]:
+    """Time of every row, and of the work of its busiest rank; shape ``(rows,)``."""
+    run = replay.run
+    times, delays = _to_walk(replay, changes)
+    if schedule is run.schedule:
+        # Some rows may have run in another order.
+        return replay.lengths(times, delays), _busiest(schedule, times)
+    lengths, work = np.zeros((2, run.rows))
+    for rows in in_blocks(np.arange(run.rows), 8 * max(len(schedule), len(run.schedule))):
+        theirs = carried(run, times[rows], delays[rows], schedule)
+        lengths[rows] = lengths_of(run, rows, schedule, *theirs)
+        work[rows] = _busiest(schedule, theirs[0])
+    return lengths, work
+
+
+def _busiest(schedule: Schedule, times: Times) -> Times:
+    counted = np.where(ends_group(schedule.actions), times, 0.0)
+    full = np.concatenate([counted, np.zeros((len(times), 1))], axis=1)
+    by_rank = np.add.reduceat(full, schedule.offsets[:-1], axis=1)
+    return np.asarray(by_rank.max(axis=1))
+
+
+def _changed(
+    replay: Replay, changes: Sequence[Change], messages: Times
+) -> tuple[Times, Times, Times]:
+    """Times of actions, of hosts that are late with them, and of messages, with changes."""
+    run = replay.run
+    times, gaps = replay.times, replay.gaps
+    for change in changes:
+        change.check(run)
+        if change.what == "p2p":
+            messages = change.of(run, messages)
+        elif change.what == "gaps":
+            gaps = change.of(run, gaps)
+        else:
+            times = change.of_work(run, times, replay.shares)
+    return times, gaps, messages
+
+
+def _to_walk(replay: Replay, changes: Sequence[Change]) -> tuple[Times, Times]:
+    """Times of actions and delays of messages, with changes, for a walk through the run."""
+    times, gaps, messages = _changed(replay, changes, replay.under_way)
+    late, delays = replay.split(messages)
+    return times + gaps + late, delays
 
 
 def with_changes(replay: Replay, changes: Sequence[Change]) -> WhatIf:
     """Replay a run with other times."""
-    times, gaps, delays = _changed(replay, changes)
-    before = float(replay.replayed.mean())
-    after = float(replay.steps(times + gaps, delays).mean())
-    # The replay may be off by a little: what counts is what changes.
-    measured = float(replay.run.step_times.mean())
-    return WhatIf(", ".join(one.text for one in changes), measured, measured * after / before)
-
-
-def _changed(replay: Replay, changes: Iterable[Change]) -> tuple[Times, Times, Times]:
-    run = replay.run
-    times, gaps, delays = replay.times, replay.gaps, replay.transfers.delay
-    for change in changes:
-        change.check(run)
-        if change.what == "p2p":
-            delays = change.of(run, delays)
-        elif change.what == "gaps":
-            gaps = change.of(run, gaps)
-        else:
-            times = change.of(run, times)
-    return times, gaps, delays
+    return _asked(replay, replay.run.schedule, changes, [])
 
 
 def with_schedule(
     replay: Replay, name: str, changes: Sequence[Change] = (), chunks: int | None = None
 ) -> WhatIf:
-    """Simulate another schedule with the median times of a run, and with some of them changed.
+    """Walk through a run in the order of another schedule, and with some of its times changed.
 
-    Where it has another number of stages the same model is cut at equal distances: a stage that is
-    half as long takes half the time.
+    Where that has another number of stages the same model is cut at equal distances: a stage that
+    is half as long takes half the time.
 
     Raises
     ------
     ParameterError
         When there is no such schedule for this number of ranks and microbatches.
     """
-    run = replay.run
-    costs = costs_of(_with(replay, changes))
+    called, schedule = _named(replay, name, changes, chunks)
+    return _asked(replay, schedule, changes, [called])
+
+
+def _named(
+    replay: Replay, name: str, changes: Sequence[Change], chunks: int | None
+) -> tuple[str, Schedule]:
+    """A schedule for the sizes of a run and what it is called; what ran, where that has the name.
+
+    One that is made for costs is made for the median times with the changes.
+    """
+    own = replay.run.schedule
+    if name == own.name and name not in entries():
+        return name, own
     entry = find(name)
-    sizes: dict[str, Any] = {"ranks": run.schedule.ranks, "microbatches": run.schedule.microbatches}
+    sizes: dict[str, Any] = {"ranks": own.ranks, "microbatches": own.microbatches}
+    sizes |= own.options if entry.name == own.name else {}
     if chunks is not None or entry.chunks is None:
-        sizes["chunks"] = chunks or (run.schedule.chunks if run.schedule.chunks > 1 else None)
+        sizes["chunks"] = chunks or (own.chunks if own.chunks > 1 else None)
     plain = make(entry.name, **sizes)
-    other = recut(costs, run.schedule, plain)
-    made = make(entry.name, **sizes, costs=other) if entry.uses_costs else plain
-    now = simulate(run.schedule, costs_of(replay)).makespan
-    then = simulate(made, other)
-    measured = float(run.step_times.mean())
-    text = ", ".join([entry.name, *(one.text for one in changes)])
-    return WhatIf(text, measured, measured * then.makespan / now, then)
+    if entry.name == own.name or not entry.uses_costs:
+        return entry.name, own if _alike(plain, own) else plain
+    return entry.name, make(entry.name, **sizes, costs=recut(_costs(replay, changes), own, plain))
 
 
-def _with(replay: Replay, changes: Sequence[Change]) -> Replay:
-    """The run as if it had been observed with changes, for its median times."""
-    if not changes:
-        return replay
-    run = replay.run
-    times, _, delays = _changed(replay, changes)
-    typical = replay.transfers.typical.copy()
+def _alike(one: Schedule, other: Schedule) -> bool:
+    """Whether two schedules run the same actions in the same order on the same ranks."""
+    return (
+        one.placement.table == other.placement.table
+        and np.array_equal(one.offsets, other.offsets)
+        and np.array_equal(one.actions, other.actions)
+    )
+
+
+def _costs(replay: Replay, changes: Sequence[Change]) -> Costs:
+    """Median times of a run with changes, in milliseconds."""
+    run, typical = replay.run, replay.transfers.typical
+    usual = np.where(run.link >= 0, typical[run.link], 0.0)
+    times, _, messages = _changed(replay, changes, np.broadcast_to(usual, run.start.shape))
+    links = typical.copy()
     for link in np.unique(run.link[run.link >= 0]).tolist():
-        typical[link] = np.median(delays[:, run.link == link])
-    other = replace(run, end=run.start + times)
-    return Replay(other, replace(replay.transfers, delay=delays, typical=typical))
+        links[link] = np.median(messages[:, run.link == link])
+    return costs_of(replay, times, links)
 
 
-def recut(costs: Costs, schedule: Schedule, other: Schedule) -> Costs:
-    """Costs of the same model under a schedule with another number of stages."""
-    values: dict[str, Any] = {"time_unit": costs.time_unit}
-    for kind in ("F", "B", "I", "W", "R"):
-        value = getattr(costs, kind)
-        if value is not None:
-            stages = np.broadcast_to(np.asarray(value, dtype=np.float64), schedule.stages)
-            done = np.concatenate([[0.0], np.cumsum(stages)])
-            cuts = np.linspace(0, schedule.stages, other.stages + 1)
-            values[kind] = np.diff(np.interp(cuts, np.arange(schedule.stages + 1), done)).tolist()
-    link = np.asarray(costs.p2p, dtype=np.float64)
-    values["p2p"] = float(np.median(link[link > 0])) if (link > 0).any() else 0.0
-    return Costs(**values)
+def _asked(
+    replay: Replay, schedule: Schedule, changes: Sequence[Change], names: Sequence[str]
+) -> WhatIf:
+    run = replay.run
+    measured, before = float(run.step_times.mean()), predict(replay, run.schedule)
+    after, least = (
+        float(run.slowest(rows).mean()) for rows in _predicted(replay, schedule, changes)
+    )
+    # The replay may be off by a little, so that what counts is what changes; where it is longer
+    # than the run, that must not make the work of a rank shorter.
+    after = max(measured * (after / before), min(least, measured))
+    return WhatIf(
+        ", ".join([*names, *(one.text for one in changes)]), measured, after,
+        simulate(run.schedule, costs_of(replay)).makespan / MILLISECONDS, replay.error,
+        _shown(replay, schedule, changes) if names else None,
+    )  # fmt: skip
+
+
+def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Timeline:
+    """The step that is shown, in the order of a schedule; milliseconds."""
+    run, row = replay.run, replay.run.shown
+    times, delays = _to_walk(replay, changes)
+    if schedule is run.schedule:
+        number = int(run.order[row])
+        schedule, column = run.orders[number], run.column(number)
+        mine = times[[row]][:, column], delays[[row]][:, column]
+    else:
+        mine = carried(run, times[[row]], delays[[row]], schedule)
+    graph, shared = walk(schedule)
+    vector = MILLISECONDS * np.concatenate([shared, *(values[0] for values in mine)])
+    costs = schedule.made_for or Costs(time_unit="ms")
+    return Timeline(graph, costs.table(schedule), vector, graph.evaluate(vector))
 
 
 SUGGESTED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v")
@@ -253,7 +232,7 @@ SUGGESTED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v")
 
 
 def faster(replay: Replay) -> list[WhatIf]:
-    """Schedules that would be faster at the run's median times, the fastest first."""
+    """Schedules that would be faster with the times of a run, the fastest first."""
     found = []
     for name in SUGGESTED:
         if name == replay.run.schedule.name or replay.run.schedule.slices > 1:

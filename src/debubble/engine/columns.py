@@ -16,6 +16,7 @@ from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import (
     FORWARD_KINDS,
     KINDS,
+    TIMED_KINDS,
     WAIT_KINDS,
     WORK_KINDS,
     Kind,
@@ -142,7 +143,7 @@ def _gives(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
             row[layout.GIVES] = step
             row[layout.RESULT] = number
     if kind in WORK_KINDS:
-        row[layout.COST] = WORK_KINDS.index(kind)
+        row[layout.COST] = TIMED_KINDS.index(kind)
         row[layout.HALF] = 0 if kind not in PASS_KINDS else 1 if kind in FORWARD_KINDS else 2
     elif spec.time is not Time.NONE:
         row[layout.COST] = 1

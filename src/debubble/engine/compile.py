@@ -11,10 +11,18 @@ from debubble.core.actions import KIND_MASK, among, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
-from debubble.core.kinds import COPY_KINDS, KINDS, STEP_KINDS, TRANSFER_KINDS, WORK_KINDS, kind_bits
+from debubble.core.kinds import (
+    COPY_KINDS,
+    KINDS,
+    STEP_KINDS,
+    TIMED_KINDS,
+    TRANSFER_KINDS,
+    WORK_KINDS,
+    kind_bits,
+)
 from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.columns import columns
-from debubble.engine.event_graph import ARRAYS, TIMED_KINDS, EventGraph, link_times_of
+from debubble.engine.event_graph import ARRAYS, EventGraph, link_times_of
 from debubble.engine.exist import survey_of
 from debubble.engine.explain import explain as explain_refusal
 from debubble.engine.kernels import layout, sweep
@@ -29,6 +37,7 @@ _GROUP_SLOTS = 8192
 _FEW_COSTS = 1 << 16
 _TRANSFERS = kind_bits(TRANSFER_KINDS)
 _COPIES = kind_bits(COPY_KINDS)
+_STEPS = kind_bits(STEP_KINDS)
 _PLAIN = kind_bits((*WORK_KINDS, *STEP_KINDS))
 
 
@@ -78,6 +87,7 @@ def _compile(
     cells = stages * units
     places = schedule.slices * copies * stages
     chained = schedule.sync == "post-validation"
+    stepping = bool(survey.kinds & _STEPS) and schedule.sync != "local"
 
     size = 1 + count + min(ranks * schedule.iterations, count)
     if rare:
@@ -85,9 +95,11 @@ def _compile(
         size += 2 * count
     elif explicit or mode != "overlapped":
         size += count
-    costs = lanes * min(ranks * ranks, 2 * copies * stages + (3 * ranks if chained or rare else 0))
+    # Beside neighbouring stages, norms go down the ranks and back, and so do sums over shards.
+    more = 4 * ranks if stepping or rare else 0
+    costs = lanes * min(ranks * ranks, 2 * copies * stages + more)
     costs += (count if grouped else 0) + (6 * places if rare else 0)
-    room = _FEW_COSTS - (1 + TIMED_KINDS * places + ranks)
+    room = _FEW_COSTS - (1 + len(TIMED_KINDS) * places + ranks)
     few = few and room > 0
     costs = min(costs, room) if few else costs
     # One block: of several, malloc gives those back to the system that it is asked for next time.
@@ -120,7 +132,7 @@ def _compile(
         lanes,
         SYNCS.index(schedule.sync),
         schedule.vocabulary,
-        TIMED_KINDS,
+        len(TIMED_KINDS),
         spec.one_by_one,
         spec.blocks,
         spec.queued,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import kinds_of, microbatches_of, stages_of
+from debubble.core.actions import kinds_of, microbatches_of, own_stages_of
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, Kind
 from debubble.engine.event_graph import LINK, EventGraph
@@ -196,7 +196,8 @@ class Varied:
         graph, schedule, table = timeline.graph, timeline.schedule, timeline.table
         shared = graph.base or graph
         actions = schedule.actions
-        kinds, places, stages = kinds_of(actions), schedule.places_of(actions), stages_of(actions)
+        kinds, places = kinds_of(actions), schedule.places_of(actions)
+        stages = own_stages_of(actions)
         rank = schedule.ranks_of_actions
         factor = np.ones(len(actions))
         links = np.ones((schedule.ranks, schedule.ranks))

@@ -26,7 +26,16 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import computes, ends_group, kinds_of
 from debubble.core.cost_table import CostTable
-from debubble.core.kinds import COPY_KINDS, VOCABULARY_KINDS, WORK_KINDS, Kind, kind_bits
+from debubble.core.kinds import (
+    COPY_KINDS,
+    KINDS,
+    OF_RANK_KINDS,
+    TIMED_KINDS,
+    WORK_KINDS,
+    Kind,
+    Time,
+    kind_bits,
+)
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import survey_of
 from debubble.engine.kernels import evaluate as walk
@@ -34,16 +43,13 @@ from debubble.engine.kernels import layout
 from debubble.engine.modes import P2PMode
 from debubble.engine.recompute import recompute_share
 
-TIMED_KINDS = len(WORK_KINDS)
 LINK, SUM, FORWARDS = layout.LINK, layout.SUM, layout.FORWARDS
 """``dynamic_kind`` of a link, of two costs that are added, and of a pair of two forwards; other
 values are the kind of a pair's backward half, of a copy, of a collective, or of a pass of the
 output layer's shard."""
 
-COLLECTIVE_KINDS = (Kind.UNSHARD, Kind.REDUCE_GRAD)
-"""Kinds of the rows of :attr:`debubble.core.cost_table.CostTable.collective`."""
-
 _COPIES = kind_bits(COPY_KINDS)
+_TIMED = np.array(TIMED_KINDS)
 
 
 class Work(NamedTuple):
@@ -103,6 +109,11 @@ class EventGraph:
         return len(self.first) - 1
 
     @property
+    def complete(self) -> bool:
+        """Whether every backward is done."""
+        return self.completed >= self.schedule.stages * self.schedule.units
+
+    @property
     def places(self) -> int:
         """Stages of all copies, for every slice."""
         schedule = self.schedule
@@ -116,7 +127,7 @@ class EventGraph:
     @property
     def dynamic_costs(self) -> int:
         """Cost index of the first link or pair."""
-        return 1 + TIMED_KINDS * self.places + self.schedule.ranks
+        return 1 + len(TIMED_KINDS) * self.places + self.schedule.ranks
 
     @property
     def work(self) -> Work:
@@ -150,13 +161,14 @@ class EventGraph:
         timed = begin - ranks
         vector = np.empty(begin + len(self.dynamic_kind))
         vector[0] = 0
-        vector[1:timed] = table.duration[:TIMED_KINDS].ravel()
+        vector[1:timed] = table.duration[_TIMED].ravel()
         vector[timed:begin] = table.optimizer
         kinds, a, b = self.dynamic_kind, self.dynamic_a, self.dynamic_b
         if self.link_times == 1 and not np.count_nonzero(kinds != LINK):
             vector[begin:] = table.link[a, b]
             return vector
-        links, pairs = kinds == LINK, (kinds > LINK) & (kinds < TIMED_KINDS) | (kinds == FORWARDS)
+        links = kinds == LINK
+        pairs = np.isin(kinds, (*TIMED_KINDS, FORWARDS)) & ~links
         if self.link_times == 1:
             vector[begin:][links] = table.link[a[links], b[links]]
         else:
@@ -180,10 +192,8 @@ class EventGraph:
         """A cost that is neither a link's, a pair's nor a stage's; earlier ones are in `vector`."""
         if kind == SUM:
             return float(vector[a] + vector[b])
-        if kind in VOCABULARY_KINDS:
+        if KINDS[kind].time is Time.STAGE:
             return float(table.duration[kind, a])
-        if kind in COLLECTIVE_KINDS:
-            return float(table.collective[COLLECTIVE_KINDS.index(Kind(kind)), a])
         recomputed = bool(recompute_share(self.schedule)[a] >= 1)
         return table.copy(Kind(kind), a, self.schedule.copy_targets[b], recomputed)
 
@@ -192,10 +202,10 @@ class EventGraph:
         schedule = self.schedule
         stages, copies, slices = schedule.stages, schedule.placement.copies, schedule.slices
 
-        def where(place: int) -> str:
+        def where(place: int, owner: str = "") -> str:
             group, stage = divmod(place, stages)
             copy = f" of copy {group % copies}" if copies > 1 else ""
-            return f"stage {stage}{copy}{of_slice(group // copies)}"
+            return f"{owner or f'stage {stage}'}{copy}{of_slice(group // copies)}"
 
         def of_slice(part: int) -> str:
             return f", slice {part}" if slices > 1 else ""
@@ -206,9 +216,7 @@ class EventGraph:
 
         names = ["nothing"]
         names += [
-            f"{Kind(kind).name} of {where(place)}"
-            for kind in range(TIMED_KINDS)
-            for place in range(self.places)
+            f"{kind.name} of {where(place)}" for kind in TIMED_KINDS for place in range(self.places)
         ]
         names += [f"OPT of rank {rank}" for rank in range(schedule.ranks)]
         for kind, a, b in zip(self.dynamic_kind, self.dynamic_a, self.dynamic_b, strict=True):
@@ -220,7 +228,8 @@ class EventGraph:
                 second = Kind.F if kind == FORWARDS else Kind(kind)
                 names.append(f"pair F of {where(a)} and {second.name} of {where(b)}")
             else:
-                names.append(f"{Kind(kind).name} of {where(a)}")
+                owner = f"rank {b}" if kind in OF_RANK_KINDS else ""
+                names.append(f"{Kind(kind).name} of {where(a, owner)}")
         return names
 
     def evaluate(

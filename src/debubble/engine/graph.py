@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from debubble.core.actions import KIND_MASK
-from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import (
     TRANSFER_KINDS,
     kind_bits,
@@ -19,7 +18,7 @@ from debubble.engine.exist import (
     refuse_strays,
     survey_of,
 )
-from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode
+from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode, check_mode
 from debubble.engine.transfers import insert_transfers
 
 __all__ = [
@@ -62,8 +61,7 @@ def compile_graph(
         When the order cannot run: something is missing, misplaced or there twice, or actions wait
         for each other; the message shows the shortest chain of them.
     """
-    if not isinstance(mode, str) or mode not in P2P_MODES:
-        raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(mode, P2P_MODES)}")
+    check_mode(mode)
     refuse_strays(schedule)
     policy = MODE[mode].receives
     if policy is None or survey_of(schedule).kinds & _TRANSFERS:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.options import AnyText, OptionSpec, OptionType, Whole
 from debubble.engine.kernels.ensembles import INDEX_BITS
 
 Floats = NDArray[np.float64]
@@ -246,3 +247,40 @@ def _slow(where: Any, factor: Any) -> Slow:
     numbers = (match[3],) if match[2] else (match[5], match[6])
     what = match[2] or match[4]
     return Slow(what, tuple(map(int, numbers)), float(factor), one_copy=bool(match[1]))
+
+
+def _option(
+    name: str, values: OptionType, metavar: str, help: str, example: str, **more: Any
+) -> OptionSpec:
+    return OptionSpec(
+        name, values, metavar, help, "jitter", example=example, in_search=False,
+        only=("simulate", "compare"), typed_only=True, **more,
+    )  # fmt: skip
+
+
+JITTER_OPTIONS = (
+    _option(
+        "jitter", AnyText(), "TIMES",
+        "How computing varies: normal:3%, lognormal:5%, gamma:10%, or a file of measured times.",
+        "normal:5%",
+    ),
+    _option(
+        "samples", Whole(MAX_SAMPLES), "N",
+        "With --jitter, steps to simulate; by default 1,000, or 10 a copy.", "20", part_of="jitter",
+    ),
+    _option(
+        "seed", Whole(999_999_999, 0), "N", "With --jitter, of the random numbers; 0 by default.",
+        "7", part_of="jitter", neutral="0",
+    ),
+    _option(
+        "replicas", Whole(MAX_REPLICAS), "N",
+        "Data-parallel copies; a step waits for the slowest of them.", "4", part_of="jitter",
+        neutral="1",
+    ),
+    _option(
+        "slow", AnyText(), "WHAT=FACTOR",
+        "What is slow in every step: rank2=1.2, stage3=1.2, link0-1=3; in one copy only: copy=1.1, "
+        "copy.rank2=1.2; may be repeated.", "rank1=1.5", repeated=True,
+    ),
+)  # fmt: skip
+"""What varies, as options of a question that together make one :class:`Jitter`."""

@@ -21,7 +21,10 @@ Where it matters how ranks order their receives, a schedule without transfers is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.options import OptionSpec, Word
 
 P2PMode: TypeAlias = Literal["overlapped", "channel", "blocking", "pair", "group", "directed"]
 
@@ -90,11 +93,25 @@ MODES: tuple[ModeSpec, ...] = (
     ),
 )  # fmt: skip
 
-MODE = {spec.name: spec for spec in MODES}
+MODE: dict[str, ModeSpec] = {spec.name: spec for spec in MODES}
 P2P_MODES: tuple[P2PMode, ...] = tuple(spec.name for spec in MODES)
+
+P2P_OPTION = OptionSpec(
+    "p2p_mode", Word(P2P_MODES), "MODE",
+    f"Transfers are {P2P_MODES[0]} (the default), {', '.join(P2P_MODES[1:-1])} or {P2P_MODES[-1]}.",
+    "transfers", default=P2P_MODES[0], neutral=P2P_MODES[0],
+)  # fmt: skip
+"""The mode as an option of a question."""
 
 QUEUES = tuple(spec.name for spec in MODES if spec.queued)
 """Modes in which ranks queue their transfers."""
 
 MEETING = tuple(spec.name for spec in MODES if spec.receives is not None)
 """Modes in which it matters where receives stand."""
+
+
+def check_mode(mode: Any) -> P2PMode:
+    """The p2p mode of this name; a ParameterError when there is none."""
+    if not isinstance(mode, str) or mode not in MODE:
+        raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(str(mode), P2P_MODES)}")
+    return MODE[mode].name

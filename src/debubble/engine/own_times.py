@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from debubble.core.actions import computes, kinds_of
+from debubble.core.actions import computes, group_bounds, kinds_of
 from debubble.core.cost_fields import LARGEST_COST
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import CostError
@@ -68,8 +68,11 @@ def with_own_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
     if delays:
         assert not len(graph.sent), "transfers that are nodes have no delays of their own"
         lag = lag.astype(np.uint32)
-        waits = lag[node] > 0
-        lag[node[waits]] = shared + count + works[waits]
+        # Each member of a group waits at a node of its own; the last one is that of the group.
+        _, behind = group_bounds(graph.schedule.actions)
+        waiting = node - (behind[works] - 1 - works)
+        waits = lag[waiting] > 0
+        lag[waiting[waits]] = shared + count + works[waits]
     return replace(graph, cost=cost, lag=lag, base=graph.base or graph)
 
 

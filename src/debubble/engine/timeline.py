@@ -16,7 +16,9 @@ from debubble.core.actions import COPY_KINDS, KIND_MASK, among, computes, kinds_
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
+from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import FORWARD_KINDS
+from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.core.schedule import Schedule
 from debubble.engine import made_for, memory_over_time
 from debubble.engine.action_table import ActionTable
@@ -28,6 +30,8 @@ from debubble.engine.jitter import Jitter, Times
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
 from debubble.engine.own_times import checked, with_times
+
+LACKING = "the order lacks backwards, so that its time is that of a part; debubble.check says which"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,9 +73,10 @@ class Timeline:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Caveats of the times: the order was computed for other costs."""
+        """Caveats of the times: the order lacks backwards, or was computed for other costs."""
+        lacking = "" if self.graph.complete or self.measured else LACKING
         unfit = made_for.unfit(self.schedule, self.table)
-        return (unfit,) if unfit else ()
+        return tuple(note for note in (lacking, unfit) if note)
 
     @property
     def mode(self) -> P2PMode:
@@ -362,7 +367,7 @@ def simulate(
     given = None if durations is None else checked(durations, len(schedule))
     timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs(), given)
     if made_for.unaware(schedule) and timeline.notes:
-        warnings.warn(f"{schedule.name}: {timeline.notes[0]}", stacklevel=2)
+        warnings.warn(f"{schedule.name}: {timeline.notes[-1]}", stacklevel=2)
     return timeline
 
 
@@ -370,9 +375,19 @@ def evaluate_graph(
     graph: EventGraph, costs: Costs, durations: NDArray[np.float64] | None = None
 ) -> Timeline:
     """Simulate a compiled schedule with other costs, or with a time for every action."""
+    if has_rule(costs, RECOMPUTES_LATE):
+        graph = _with_late_recomputes(graph)
     if graph.has_copies and costs.host_link_shared_by != graph.shared:
         graph = compile_graph(graph.schedule, graph.mode, costs.host_link_shared_by)
     return timeline_of(graph, costs.table(graph.schedule), durations)
+
+
+def _with_late_recomputes(graph: EventGraph) -> EventGraph:
+    """The graph of the order in which recomputes wait for the gradient."""
+    schedule = graph.schedule
+    if schedule.recompute_after == "gradient" or not has(schedule, RECOMPUTE_KINDS):
+        return graph
+    return compile_graph(replace(schedule, recompute_after="gradient"), graph.mode, graph.shared)
 
 
 def timeline_of(

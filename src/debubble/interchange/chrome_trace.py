@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from debubble.analysis.metrics import times_text
 from debubble.engine.timeline import Timeline
 from debubble.interchange.trace_events import Tracks, described, document, write
 
@@ -52,7 +51,7 @@ def _about(timeline: Timeline, time_unit: str) -> dict[str, Any]:
         "makespan": timeline.makespan,
         "time_unit": time_unit if known else f"one {time_unit or 'unit of the costs'} is shown as "
         "1 ms",
-        "costs": times_text(costs, timeline.schedule.chunks),
+        "costs": "per rank, divided by chunks" if costs.times_per_rank else "per action",
         "p2p_mode": timeline.mode,
         "memory_unit": "unit of the activation cost" if costs.activation is not None
         else "activation units: what one microbatch leaves on one rank",

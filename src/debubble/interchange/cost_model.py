@@ -41,8 +41,8 @@ TOP_KEYS = {
         " a rank's whole share and divided by its chunks",
     ),
     "runtime": FileKey(
-        "any or torch", "torch", "torch: stage 0's I does nothing, and its W is the whole backward,"
-        " as in PyTorch's runtime",
+        " or ".join(RUNTIMES), "torch", "who runs it: PyTorch's runtime, debubble.torch's, or any"
+        " that does what the actions say",
     ),
     "time_unit": FileKey("text", "ms", "unit of all times"),
     "times": FileKey("mapping", "{F: 1, B: 2}", "the costs below; the only key that must be there"),

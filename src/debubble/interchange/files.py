@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from debubble.analysis.question import HOW
 from debubble.core.actions import computes, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError
@@ -15,6 +16,7 @@ from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import Limit
+from debubble.engine.modes import P2PMode
 from debubble.interchange import torch_builtin
 from debubble.interchange.text import A_TRACE, writing
 from debubble.schedules import registry
@@ -88,10 +90,13 @@ def save(schedule: Schedule, path: str | Path) -> None:
     write_text(path, text_of(schedule, "json" if str(path).lower().endswith(".json") else form))
 
 
-def text_of(schedule: Schedule, form: str, waits: bool = False) -> str:
+def text_of(
+    schedule: Schedule, form: str, waits: bool = False, p2p_mode: P2PMode = "overlapped"
+) -> str:
     """The text of a schedule file: ``"json"``, ``"torch-csv"`` or ``"torch-csv-comms"``.
 
-    `waits` as for :func:`debubble.interchange.torch_csv.to_csv`.
+    `waits` as for :func:`debubble.interchange.torch_csv.to_csv`; `p2p_mode` is that in which the
+    schedule is simulated, see :func:`debubble.interchange.torch_csv.with_transfers`.
     """
     if form == "json":
         from debubble.interchange.schedule_json import to_json
@@ -100,7 +105,7 @@ def text_of(schedule: Schedule, form: str, waits: bool = False) -> str:
     from debubble.interchange.torch_csv import to_csv, with_transfers
 
     lowered = form == "torch-csv-comms"
-    return to_csv(with_transfers(schedule) if lowered else schedule, lowered, waits)
+    return to_csv(with_transfers(schedule, p2p_mode) if lowered else schedule, lowered, waits)
 
 
 def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, Option]:
@@ -168,7 +173,6 @@ def resolve(
     costs: Costs | None = None,
     memory: Limit | None = None,
     sync: str | None = None,
-    storage: Mapping[str, Any] | None = None,
     defaults: Mapping[str, int | None] | None = None,
     **options: Any,
 ) -> Schedule:
@@ -185,9 +189,6 @@ def resolve(
         For schedules that depend on them.
     sync
         Dependencies of optimizer steps, see :func:`debubble.make`; a file has its own.
-    storage
-        ``recompute``, ``recompute_at`` and ``offload`` of :func:`debubble.make`, for registered
-        schedules; others are lowered when they are there.
     defaults
         Values of ranks, microbatches and chunks for schedules that are made and leave a choice.
     **options
@@ -235,8 +236,8 @@ def resolve(
         given["chunks"] = chunks
     for key in ("ranks", "microbatches"):
         if given[key] is None:
-            raise ParameterError(f"'{entry.name}' needs {key}; {_HOW[key]}")
-    return registry.make(entry.name, **given, sync=sync, **(storage or {}), **options)
+            raise ParameterError(f"'{entry.name}' needs {key}; {HOW[key]}")
+    return registry.make(entry.name, **given, sync=sync, **options)
 
 
 def _refuse_other_files(target: str) -> None:
@@ -249,9 +250,6 @@ def _refuse_other_files(target: str) -> None:
         )
     if name.endswith(TRACE_ENDING):
         raise ParameterError(f"'{target}' is {A_TRACE}")
-
-
-_HOW = {"ranks": "give -p, such as -p 8", "microbatches": "give -m, such as -m 32"}
 
 
 def _agree(key: str, given: object, found: object, path: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from debubble.core.errors import FormatError
+from debubble.core.units import read_number
 from debubble.engine.jitter import LONGEST_TIMES
-from debubble.interchange.text import plain, read_number, read_text
+from debubble.interchange.text import plain, read_text
 
 MAX_BYTES = 1 << 28
 """Most bytes of a file of measured times."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from debubble.analysis import compare as comparing
 from debubble.analysis.comparison import Comparison
-from debubble.core.costs import Costs
+from debubble.analysis.question import Question
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import P2PMode
-from debubble.engine.memory import Limit
 from debubble.interchange.files import is_file_name, is_foreign, resolve
 from debubble.interchange.torch_builtin import is_builtin, leaves_chunks
-from debubble.lowering.chain import LOWERINGS, lower, split
+from debubble.lowering.chain import LOWERINGS
 from debubble.schedules import registry
+
+if TYPE_CHECKING:
+    from debubble.interchange.cost_files import CostFile
+
+SIZES = ("ranks", "microbatches", "chunks")
+"""Sizes that a cost file may say."""
 
 
 @wraps(registry.make)
@@ -26,35 +30,34 @@ def make(name: str, **parameters: Any) -> Schedule:  # noqa: D103 - that of the 
         raise ParameterError(f"name is {name!r}; give a text such as '1f1b'")
     if not is_foreign(name):
         return registry.make(name, **parameters)
-    costs, memory = parameters.get("costs"), parameters.get("memory")
-    in_order = {row.name: parameters.pop(row.name, None) for row in LOWERINGS if row.in_order}
-    return lower(resolve(name, **parameters), **in_order, costs=costs, memory=memory)
+    lowerings = {row.name: parameters.pop(row.name, None) for row in LOWERINGS}
+    own = {spec.name for spec in fields(Question)}
+    asked = {key: value for key, value in parameters.items() if key in own and value is not None}
+    options = {key: value for key, value in parameters.items() if key not in own}
+    return question(name, Question("", **asked, options=options, lowerings=lowerings)).made
 
 
-def lowered(
-    name: str,
-    lowering: Mapping[str, Any],
-    *,
-    costs: Costs,
-    memory: Limit | None,
-    p2p_mode: P2PMode,
-    **parameters: Any,
-) -> Schedule:
-    """A schedule by any name with lowerings, as keywords of :func:`debubble.lowering.chain.lower`.
+def question(target: str, asked: Question, file: CostFile | None = None) -> Question:
+    """The question about the schedule that a text names, with the sizes of a cost file.
 
-    A registered schedule is made with what it stores, since its order may depend on that; others
-    are lowered when they are there. `parameters` are those of
-    :func:`debubble.interchange.files.resolve`.
+    A registered schedule stays a name, whose order may depend on all that is asked; files,
+    functions and PyTorch's own are read, and agree with the sizes that are asked.
     """
-    foreign = is_foreign(name)
-    storage, late = split(lowering)
-    rest = lowering if foreign else late
-    made = resolve(
-        name, costs=costs, memory=memory, storage=None if foreign else storage, **parameters
-    )
-    if not any(rest.values()):
-        return made
-    return lower(made, **rest, costs=costs, memory=memory, p2p_mode=p2p_mode)
+    defaults = {} if file is None else {key: getattr(file, key) for key in SIZES}
+    if not is_foreign(target):
+        entry = registry.find(target)
+        sizes: dict[str, Any] = {
+            key: defaults.get(key) for key in SIZES if getattr(asked, key) is None
+        }
+        if entry.chunks is not None:
+            sizes.pop("chunks", None)
+        return replace(asked, schedule=entry.name, **sizes)
+    schedule = resolve(
+        target, ranks=asked.ranks, microbatches=asked.microbatches, chunks=asked.chunks,
+        iterations=asked.iterations, costs=asked.costs, memory=asked.memory, sync=asked.sync,
+        defaults=defaults, **asked.options,
+    )  # fmt: skip
+    return replace(asked, schedule=schedule)
 
 
 @wraps(comparing.compare)

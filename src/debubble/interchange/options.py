@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.interchange.text import read_number, shown
+from debubble.core.units import read_number
+from debubble.interchange.text import shown
 from debubble.schedules.registry import Option
 
 ANY_TYPE = "int | float | bool | str"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -101,20 +100,6 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= 10**SHOWN:
         return "a number with more than 60 digits"
     return plain(repr(value))
-
-
-_DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-
-
-def read_number(text: str) -> float:
-    """A number as cost files write it, ``1.5`` or ``1e-3``; NaN for every other text.
-
-    Examples
-    --------
-    >>> read_number(" 1e3 "), read_number("1_0"), read_number("٣"), read_number("inf")
-    (1000.0, nan, nan, nan)
-    """
-    return float(text) if _DECIMAL.fullmatch(text.strip(" ")) else math.nan
 
 
 def read_count(name: str, text: str, least: int, most: int) -> int:

@@ -41,6 +41,7 @@ from debubble.core.kinds import GRADIENT_KINDS, OFFLOAD_KINDS, SEND_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
+from debubble.engine.modes import MODE, P2PMode
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 
 COMMUNICATING = (*PASS_KINDS, *TRANSFER_KINDS, *SHARDING_KINDS)
@@ -269,13 +270,16 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
         raise ParameterError(f"'{schedule.name}' {reason}; a JSON schedule file can say it")
 
 
-def with_transfers(schedule: Schedule) -> Schedule:
-    """The schedule with sends, receives and reductions, itself when it has them already."""
+def with_transfers(schedule: Schedule, p2p_mode: P2PMode = "overlapped") -> Schedule:
+    """The schedule with sends, receives and reductions, itself when it has them already.
+
+    Receives stand where a simulation in the mode has them, early where that does not matter.
+    """
     from debubble.lowering.sharding import add_sharding
     from debubble.lowering.transfers import add_transfers
 
     reduced = reduces(schedule)
     if not has(schedule, TRANSFER_KINDS):
         refuse_inexpressible(schedule, (*PASS_KINDS, *SHARDING_KINDS))
-        schedule = add_transfers(schedule)
+        schedule = add_transfers(schedule, policy=MODE[p2p_mode].receives or "eager")
     return schedule if reduced else add_sharding(schedule)

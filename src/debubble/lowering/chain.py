@@ -6,30 +6,25 @@ The command line, comparisons, the playground and :func:`lower` walk this list.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.options import OptionSpec, Range, Word, quoted, read_whole
 from debubble.core.schedule import Schedule
-from debubble.lowering.offload import add_offload
-from debubble.lowering.recompute import add_recompute, check_cap, place_of
+from debubble.engine.modes import check_mode
+from debubble.lowering.offload import ways_to_offload
+from debubble.lowering.recompute import check_cap, place_of, ways_to_recompute
 from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding
 from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
+from debubble.lowering.ways import Setting
 
 if TYPE_CHECKING:
     from debubble.engine.graph import P2PMode
     from debubble.engine.memory import Limit
-
-
-class Setting(NamedTuple):
-    """Costs, memory limit and p2p mode that a lowering may evaluate results with."""
-
-    costs: Costs | None = None
-    memory: Limit | None = None
-    p2p_mode: P2PMode = "overlapped"
 
 
 Values = Mapping[str, Any]
@@ -62,24 +57,53 @@ class Lowering:
     """As `metavar`, a text of ``--help``."""
     read: Callable[[str, str], Any]
     """The value in the text of a flag; gets the flag, for messages, and the text."""
-    apply: Callable[[Schedule, Values, Setting], Schedule] | None = None
-    """The schedule with it; gets the schedule, all values, and the setting. None for a parameter of
-    another lowering."""
+    apply: Callable[[Schedule, Values, Setting], Schedule | list[Schedule]] | None = None
+    """The schedule with it, or several ways to that, of which the best is taken when all lowerings
+    are added; gets the schedule, all values, and the setting. None for a parameter of another
+    lowering."""
     part_of: str = ""
     """The lowering whose parameter this is."""
     example: str = ""
-    """A value as text, for messages."""
-    in_order: bool = False
-    """Whether orders may depend on it, so that :func:`debubble.make` takes it, too."""
+    """A value as text, for messages and tests."""
     on_page: Choice | None = None
     """Control in the playground; None for none."""
     check: Callable[[Values], object] | None = None
     """Refuses values that do not go together, where that can be said before there is a schedule."""
 
+    in_search: bool = False
+    """Whether ``debubble optimize`` reads it, in its own way."""
+
     @property
     def flag(self) -> str:
         """Its flag in the command line."""
-        return f"--{self.name.replace('_', '-')}"
+        return self.option.flag
+
+    @property
+    def option(self) -> OptionSpec:
+        """The row of the table of options."""
+        return OptionSpec(
+            self.name, LoweringType(self), self.metavar, self.help, "lowerings",
+            part_of=self.part_of, in_search=self.in_search, example=self.example,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoweringType:
+    """The values of a lowering: typed texts, and lists of them in files."""
+
+    row: Lowering
+    range: Range = ""
+
+    def read(self, name: str, text: str) -> Any:
+        """The value in a typed text."""
+        return self.row.read(name, text)
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value that a file gives: a text, or a list of numbers."""
+        if not isinstance(value, str | list):
+            raise ParameterError(f"{name} is {quoted(value)}; give a text: {self.row.help}")
+        text = ",".join(map(str, value)) if isinstance(value, list) else value
+        return self.row.read(name, text)
 
 
 def read_stages(flag: str, text: str) -> str | list[int]:
@@ -98,15 +122,6 @@ def read_stages(flag: str, text: str) -> str | list[int]:
     return found
 
 
-def _one_of(known: Sequence[str]) -> Callable[[str, str], str]:
-    def read(flag: str, text: str) -> str:
-        if text not in known:
-            raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, known)}")
-        return text
-
-    return read
-
-
 def _read_lookahead(flag: str, text: str) -> str | list[int]:
     """``"full"``, ``"auto"``, or the numbers in a text such as ``2,3,3,3``."""
     if text in LOOKAHEADS:
@@ -117,28 +132,21 @@ def _read_lookahead(flag: str, text: str) -> str | list[int]:
     return [int(number) for number in numbers]
 
 
-def _read_count(flag: str, text: str) -> int:
-    if not re.fullmatch("[0-9]{1,7}", text):
-        raise ParameterError(f"{flag} is '{text}'; give a whole number")
-    return int(text)
-
-
 def _check_recompute(values: Values) -> None:
     place_of(values["recompute"], values["recompute_at"])
     check_cap(values["recompute"], values["recompute_cap"])
 
 
-def _recompute(schedule: Schedule, values: Values, setting: Setting) -> Schedule:
+def _recompute(schedule: Schedule, values: Values, setting: Setting) -> list[Schedule]:
     stages, at, cap = values["recompute"], values["recompute_at"], values["recompute_cap"]
-    return add_recompute(schedule, stages, at=at, cap=cap, **setting._asdict())
+    return ways_to_recompute(schedule, stages, at, cap, setting)
 
 
 LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute", "STAGES",
         "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
-        read_stages, _recompute, example="full", in_order=True,
-        check=_check_recompute,
+        read_stages, _recompute, example="full", in_search=True, check=_check_recompute,
         on_page=Choice(
             "recompute", {"full": "all stages"}, "nothing",
             "Run forwards again before their backwards instead of keeping activations",
@@ -146,7 +154,7 @@ LOWERINGS: list[Lowering] = [
     ),
     Lowering(
         "recompute_at", "PLACE", "Where: just-in-time, bubbles or with-backward.",
-        lambda _flag, text: place_of("full", text), part_of="recompute", in_order=True,
+        lambda _flag, text: place_of("full", text), part_of="recompute", example="with-backward",
         on_page=Choice("where", {
             "just-in-time": "just in time", "bubbles": "in bubbles",
             "with-backward": "with the backward",
@@ -156,27 +164,26 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute_cap", "COUNT",
         "Recompute only what a rank holds beyond so many whole activations of a stage.",
-        _read_count, part_of="recompute", in_order=True,
+        read_whole, part_of="recompute", example="2",
     ),
     Lowering(
         "offload", "STAGES",
         "Keep activations on the host until their backwards: full, or 0,1,4-7.",
-        read_stages, in_order=True,
-        apply=lambda order, values, setting: add_offload(
-            order, values["offload"], **setting._asdict()
-        ),
+        read_stages, example="full", in_search=True,
+        apply=lambda order, values, setting: ways_to_offload(order, values["offload"], setting),
     ),
     Lowering(
         "transfers", "POLICY",
         "Make sends and receives actions, receives eager, just-in-time, queued, or PyTorch's:"
         " pytorch, pytorch-deferred.",
-        _one_of(TRANSFER_POLICIES),
+        Word(TRANSFER_POLICIES).read,
         lambda order, values, _: add_transfers(order, policy=values["transfers"]),
+        example="just-in-time",
     ),
     Lowering(
         "sharding", "MODE",
         "Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
-        _one_of(SHARDING_MODES),
+        Word(SHARDING_MODES).read,
         lambda order, values, _: add_sharding(
             order, mode=values["sharding"], lookahead=values["unshard_lookahead"] or "full"
         ),
@@ -188,7 +195,7 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "unshard_lookahead", "POLICY",
         "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
-        _read_lookahead, part_of="sharding",
+        _read_lookahead, part_of="sharding", example="1",
     ),
 ]  # fmt: skip
 """Every lowering, in the order in which they are added."""
@@ -228,15 +235,6 @@ def read_lowerings(texts: Mapping[str, str | None]) -> dict[str, Any]:
     return found
 
 
-def split(values: Values) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values that orders may depend on, and the others."""
-    early = {lowering.name for lowering in LOWERINGS if lowering.in_order}
-    return (
-        {name: value for name, value in values.items() if name in early},
-        {name: value for name, value in values.items() if name not in early},
-    )
-
-
 def lower(
     schedule: Schedule,
     *,
@@ -252,7 +250,7 @@ def lower(
     schedule
         Schedule to lower.
     costs, memory, p2p_mode
-        Setting that positions of recomputes and distances of copies are evaluated in.
+        Setting that results are evaluated in, with all lowerings.
     **lowerings
         Values of :data:`LOWERINGS`, by name, None for no such actions: ``recompute``,
         ``recompute_at`` and ``recompute_cap``, which stages recompute their forwards, where, and
@@ -266,15 +264,19 @@ def lower(
     Returns
     -------
     Schedule
-        The same one where nothing is asked for.
+        The same one where nothing is asked for; where a lowering leaves a choice, the best of all
+        combinations in this setting, see :meth:`debubble.lowering.ways.Setting.best`.
 
     Raises
     ------
     ParameterError
         When there is no such lowering, or it cannot be added.
     """
-    values, setting = values_of(lowerings), Setting(costs, memory, p2p_mode)
+    values, setting = values_of(lowerings), Setting(costs, memory, check_mode(p2p_mode))
+    ways = [schedule]
     for lowering in LOWERINGS:
-        if lowering.apply is not None and values[lowering.name] is not None:
-            schedule = lowering.apply(schedule, values, setting)
-    return schedule
+        if lowering.apply is None or values[lowering.name] is None:
+            continue
+        made = [lowering.apply(way, values, setting) for way in ways]
+        ways = [way for one in made for way in (one if isinstance(one, list) else [one])]
+    return setting.best(ways)

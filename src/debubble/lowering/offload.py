@@ -33,11 +33,11 @@ from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind
 from debubble.engine.exist import has
 from debubble.engine.graph import P2PMode
-from debubble.engine.memory import excess, memory_limits
+from debubble.engine.memory import memory_limits
 from debubble.engine.recompute import recompute_share
-from debubble.engine.timeline import simulate
 from debubble.lowering.offload_waits import without_and_with_waits
 from debubble.lowering.recompute import Stages, chosen_stages
+from debubble.lowering.ways import Setting
 
 LEADS = (0, 1, 2, 3, 4, 6, 8)
 """Candidate distances, in actions, from a RELOAD to its backward."""
@@ -81,36 +81,45 @@ def add_offload(
     ParameterError
         When a stage does not exist, the schedule has copies already, or copies would take no time.
     """
+    setting = Setting(costs, memory, p2p_mode)
+    return setting.best(ways_to_offload(schedule, stages, setting))
+
+
+def ways_to_offload(schedule: Schedule, stages: Stages | None, setting: Setting) -> list[Schedule]:
+    """The schedule with copies at every distance, see :func:`add_offload`."""
     if stages is None:
-        return schedule
+        return [schedule]
     chosen = chosen_stages(stages, schedule.stages, "offload")
     if not chosen.any():
-        return schedule
-    costs = costs or Costs()
+        return [schedule]
+    costs = setting.costs or Costs()
     check_host(costs)
     if has(schedule, COPY_KINDS):
         raise ParameterError(f"'{schedule.name}' has copies already; offload one without")
-    limits = memory_limits(memory, schedule.ranks)
-    recomputed = recompute_share(schedule)[: schedule.stages] >= 1
+    limits = memory_limits(setting.memory, schedule.ranks)
+    share = recompute_share(schedule).reshape(-1, schedule.stages)
+    recomputed = share.min(axis=0) >= 1
+    mixed = np.flatnonzero(chosen & share.any(axis=0) & ~recomputed)
+    if len(mixed):
+        raise ParameterError(
+            f"offload has stage {mixed[0]}, which recomputes some microbatches and not others; "
+            "leave recompute_cap out, or offload other stages"
+        )
     names = "full" if chosen.all() else np.flatnonzero(chosen).tolist()
-    found = []
+    options = {**schedule.options, "offload": names}
+    table = costs.table(schedule)
+    ways: list[Schedule] = []
     for lead in LEADS:
         programs = [
             with_copies(schedule.program(rank), chosen, recomputed, lead)
             for rank in range(schedule.ranks)
         ]
-        made = schedule.with_programs(programs, options={**schedule.options, "offload": names})
-        ways = [made]
-        if limits is not None:
-            ways = list(without_and_with_waits(made, costs.table(made), limits))
-        for waits, candidate in enumerate(ways):
-            timeline = simulate(candidate, costs, p2p_mode)
-            peak = timeline.peak_activation
-            # Who sets no limit wants copies all the same.
-            idle = limits is None and len(made) == len(schedule)
-            key = (idle, excess(peak, limits), timeline.makespan, float(peak.max()), lead, waits)
-            found.append((key, candidate))
-    return min(found, key=lambda candidate: candidate[0])[1]
+        made = schedule.with_programs(programs, options=options)
+        ways += [made] if limits is None else without_and_with_waits(made, table, limits)
+    if limits is None:
+        # Who sets no limit wants copies all the same.
+        return [way for way in ways if len(way) > len(schedule)] or ways[:1]
+    return ways
 
 
 def check_host(costs: Costs) -> None:

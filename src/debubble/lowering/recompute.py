@@ -25,8 +25,7 @@ of their first chunk, p − 1 − 2r of the second group on rank r.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Literal, TypeAlias, cast
 
@@ -37,25 +36,19 @@ from debubble.core.actions import STAGE_SHIFT, Kind, Program, group_bounds, kind
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import GRADIENT_KINDS
+from debubble.core.runtimes import RECOMPUTES_LATE, RUNTIMES, has_rule
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
-from debubble.engine.kernels.recompute import fill_waits
-from debubble.engine.memory import ROUNDING, memory_limits
 from debubble.engine.recompute import recomputed_stages
-from debubble.engine.timeline import Timeline, simulate
 from debubble.engine.transfers import first_transfer
+from debubble.lowering.bubbles import in_bubbles
+from debubble.lowering.ways import Setting
 
 RecomputeAt: TypeAlias = Literal["just-in-time", "bubbles", "with-backward"]
 RECOMPUTE_AT = ("just-in-time", "bubbles", "with-backward")
 
 Stages: TypeAlias = str | Collection[int] | Mapping[int, bool]
 """``"full"`` for all stages, the stages, or a mapping that says of every stage whether."""
-
-ROUNDS = 8
-"""Maximum number of passes over the gaps: filling some moves others."""
-
-PART = 0.5
-"""Share of a recompute that has to fit into a wait when none has room for all of it."""
 
 
 def add_recompute(
@@ -83,7 +76,8 @@ def add_recompute(
         larger ``Costs.recompute_kept``.
     at
         Position of R: ``"just-in-time"`` (the default), ``"bubbles"`` or ``"with-backward"``, see
-        :mod:`debubble.lowering.recompute`.
+        :mod:`debubble.lowering.recompute`. The last alone where the costs are of a runtime whose
+        recompute is a part of the backward, see :mod:`debubble.core.runtimes`.
     cap
         How many whole activations of a stage and microbatch a rank may hold from a forward, or its
         recompute, to the end of the backward, as far as stages that recompute allow. Only what
@@ -99,7 +93,7 @@ def add_recompute(
     Schedule
         With an R before every I or B of these stages, or of those beyond the cap, before the whole
         pair when that is half of one; with ``"bubbles"`` never slower than ``"just-in-time"`` for
-        these costs.
+        these costs in this mode.
 
     Raises
     ------
@@ -118,37 +112,59 @@ def add_recompute(
     0F0 0F1 0R0 0B0 0R1 0B1
     1F0 1B0 1F1 1B1
     """
-    at = place_of(stages, at)
+    setting = Setting(costs, memory, p2p_mode)
+    return setting.best(ways_to_recompute(schedule, stages, at, cap, setting))
+
+
+def ways_to_recompute(
+    schedule: Schedule,
+    stages: Stages | None,
+    at: str | None,
+    cap: int | None,
+    setting: Setting,
+) -> list[Schedule]:
+    """The schedule with recomputes; ``"bubbles"`` has more than one way to it, none the last."""
+    at = place_of(stages, at, setting.costs)
     check_cap(stages, cap)
     if stages is None:
-        return schedule
+        return [schedule]
     chosen = chosen_stages(stages, schedule.stages)
     if not chosen.any():
-        return schedule
+        return [schedule]
     _refuse_lowered(schedule)
     names = "full" if chosen.all() else np.flatnonzero(chosen).tolist()
     asked = {"recompute": names, "recompute_at": at}
     programs = [just_in_time(schedule.program(rank), chosen, cap) for rank in range(schedule.ranks)]
-    found = schedule.with_programs(
+    made = schedule.with_programs(
         programs,
         recompute_after="gradient" if at == "with-backward" else "forward",
         options={**schedule.options, **asked, **({} if cap is None else {"recompute_cap": cap})},
     )
-    return _in_bubbles(found, costs or Costs(), memory, p2p_mode) if at == "bubbles" else found
+    if at != "bubbles":
+        return [made]
+    return [made, *in_bubbles(made, schedule, setting)]
 
 
-def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
-    """Check the position of recomputes; ``"just-in-time"`` unless given.
+def place_of(stages: Stages | None, at: str | None, costs: Costs | None = None) -> RecomputeAt:
+    """Check the position of recomputes; ``"just-in-time"`` unless given or the runtime has another.
 
-    Raises ParameterError when there is no such place, or no stage to recompute.
+    Raises ParameterError when there is no such place, no stage to recompute, or the runtime of the
+    costs has another place.
     """
+    late = costs is not None and has_rule(costs, RECOMPUTES_LATE)
     if at is None:
-        return "just-in-time"
+        return "with-backward" if late else "just-in-time"
     if at not in RECOMPUTE_AT:
         raise ParameterError(f"recompute_at is '{at}'; {did_you_mean(str(at), RECOMPUTE_AT)}")
     if stages is None:
         raise ParameterError(
             f"recompute_at is '{at}' and no stage recomputes; give recompute='full'"
+        )
+    if late and at != "with-backward":
+        assert costs is not None, "it has the rule"
+        raise ParameterError(
+            f"recompute_at is '{at}', and {RUNTIMES[costs.runtime].title} recomputes in the "
+            "backward; use 'with-backward', or another runtime"
         )
     return cast("RecomputeAt", at)
 
@@ -263,85 +279,3 @@ def _dropped(program: Program, spots: NDArray[np.int64], cap: int) -> NDArray[np
         if last[cell] == place:
             held.discard(cell)
     return gone
-
-
-def _in_bubbles(
-    schedule: Schedule, costs: Costs, memory: float | Sequence[float] | None, mode: P2PMode
-) -> Schedule:
-    """Recomputes moved into waits, without more memory, or within the limit if that is faster."""
-    given = memory_limits(memory, schedule.ranks)
-    start = simulate(schedule, costs, mode)
-    limits = [start.peak_activation]
-    if given is not None:
-        limits.append(np.maximum(start.peak_activation, given))
-
-    def simulated(schedule: Schedule) -> Timeline:
-        return simulate(schedule, costs, mode)
-
-    found = [into_waits(start, limit * (1 + ROUNDING), simulated) for limit in limits]
-    return min(found, key=lambda timeline: timeline.makespan).schedule
-
-
-def into_waits(
-    start: Timeline, limit: NDArray[np.float64], simulated: Callable[[Schedule], Timeline]
-) -> Timeline:
-    """Recomputes moved into waits, round by round, as long as that makes it faster.
-
-    Parameters
-    ----------
-    start
-        An order with recomputes.
-    limit
-        Limit of every rank's memory, shape ``(ranks,)``.
-    simulated
-        Simulates another order of the same work.
-
-    Notes
-    -----
-    A recompute that fits into a wait delays nothing: every action can still start when it did. One
-    that only fits in part may pay off or not, which the next simulation says.
-    """
-    best = current = start
-    for _ in range(ROUNDS):
-        before = best.makespan
-        for share in (1.0, PART):
-            order = _filled(current, limit, share)
-            if order is None:
-                continue
-            found = simulated(replace(current.schedule, actions=order))
-            if found.graph.has_copies and (found.peak_activation > limit).any():
-                # Where activations leave their ranks, other times make other peaks.
-                continue
-            if found.makespan <= current.makespan:
-                current = found
-            if found.makespan < best.makespan * (1 - ROUNDING):
-                best = found
-        if best.makespan == before:
-            break
-    return best
-
-
-def _filled(timeline: Timeline, limit: NDArray[np.float64], share: float) -> Program | None:
-    """The actions with recomputes moved into waits; None when there is none to move."""
-    schedule = timeline.schedule
-    count = len(schedule)
-    deltas = [timeline.memory.deltas(schedule, rank) for rank in range(schedule.ranks)]
-    place = np.zeros(count, dtype=np.int64)
-    moved = fill_waits.run(
-        20 * count,
-        schedule.actions,
-        schedule.offsets,
-        timeline.start,
-        timeline.end,
-        np.concatenate([added for added, _ in deltas]),
-        np.concatenate([freed for _, freed in deltas]),
-        limit,
-        share,
-        np.zeros(count),
-        np.zeros(count),
-        place,
-    )
-    if not moved:
-        return None
-    stays = place == np.arange(count)
-    return schedule.actions[np.argsort(2 * place + stays, kind="stable")]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
-from debubble.lowering.recompute import into_waits
+from debubble.lowering.bubbles import into_waits
 from debubble.optimize.annealing import LARGEST, SMALL_ROUNDS, small
 from debubble.optimize.backward import separate
 from debubble.optimize.incumbent import Incumbent

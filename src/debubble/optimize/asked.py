@@ -12,6 +12,13 @@ import numpy as np
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
+from debubble.core.runtimes import (
+    RECOMPUTED_WHOLE,
+    RECOMPUTES_LATE,
+    RUNTIMES,
+    has_rule,
+    recompute_in_backward,
+)
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import Limit, beside_static, memory_limits
@@ -28,7 +35,7 @@ from debubble.optimize.choices import (
 )
 from debubble.optimize.cutting import Cutting, cut_problem, smallest_limit
 from debubble.optimize.layers import Cut, Given, even_cut, layers_of
-from debubble.optimize.offload import Offload, check_offload, eased
+from debubble.optimize.offload import Offload, check_offload, eased, is_none
 from debubble.optimize.problem import BACKWARDS, Backward, Problem
 from debubble.optimize.variants import Report
 from debubble.schedules.registry import MAX_ACTIONS, check_count
@@ -124,6 +131,18 @@ class Found:
     why: str = ""
 
 
+def _as_run(backward: Backward, recompute: Recompute, costs: Costs) -> Backward:
+    """How backwards run where the runtime keeps those of stages whole that recompute."""
+    if is_none(recompute) or not has_rule(costs, RECOMPUTED_WHOLE):
+        return backward
+    if backward == "split":
+        raise ParameterError(
+            f"backward is 'split', and {RUNTIMES[costs.runtime].title} keeps it whole where a "
+            "stage recomputes; use 'fused', or no recompute"
+        )
+    return "fused"
+
+
 def problems_of(
     ranks: int,
     microbatches: int,
@@ -146,6 +165,7 @@ def problems_of(
     if backward not in BACKWARDS:
         raise ParameterError(f"backward is '{backward}'; {did_you_mean(str(backward), BACKWARDS)}")
     check_offload(offload, costs)
+    backward = _as_run(backward, recompute, costs)
     model = None if layers is None else layers_of(layers, costs)
     problems: list[Problem] = []
     refusals: list[tuple[float, ParameterError]] = []
@@ -166,6 +186,8 @@ def problems_of(
         )  # fmt: skip
         for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
             asked = with_choice(problem, chosen)
+            if recompute != "free" and has_rule(costs, RECOMPUTES_LATE):
+                asked = replace(asked, table=recompute_in_backward(table, asked.recomputed))
             room = replace(asked, limits=limits / longest)
             try:
                 if model is None:

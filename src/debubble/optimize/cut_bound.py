@@ -50,6 +50,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import Kind
 from debubble.core.boundaries import Boundaries
 from debubble.core.cost_table import CostTable
+from debubble.core.runtimes import FIRST_IN_W, has_rule
 from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import transfer_times
@@ -270,7 +271,7 @@ def _times(
     back = I + W
     if root.backward == "free":
         back, I = np.minimum(back, B), np.minimum(I, B)
-    elif root.table.costs.runtime == "torch":
+    elif has_rule(root.table.costs, FIRST_IN_W):
         # The first stage's backward is one piece, unlike the last one's.
         back = np.minimum(back, B)
     return F, np.minimum(I, back), F + back

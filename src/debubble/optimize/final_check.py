@@ -7,6 +7,7 @@ import numpy as np
 from debubble.core.kinds import COPY_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
+from debubble.engine.timeline import simulate
 from debubble.listing import TOLERANCE
 from debubble.optimize.asked import Asked
 from debubble.optimize.belongs import outside
@@ -54,7 +55,7 @@ def _wrong(asked: Asked, result: Result) -> str:
     wrong = outside(problem, schedule) or _not_offloaded(problem, schedule)
     if wrong:
         return wrong
-    timeline = problem.timeline(schedule)
+    timeline = simulate(schedule, problem.table.costs, asked.p2p_mode)
     if abs(timeline.makespan - makespan) > TOLERANCE * makespan:
         return f"it takes {timeline.makespan}, not {makespan}"
     if np.any(timeline.peak_activation > problem.limits_with_slack):

@@ -22,6 +22,7 @@ from debubble.core.actions import (
 )
 from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS, KINDS, Of
+from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
 from debubble.engine.graph import P2PMode, compile_graph
@@ -122,7 +123,8 @@ class Problem(Workload):
     @property
     def can_run_ahead(self) -> bool:
         """Whether an R takes time, so that it may pay off to run it well before its backward."""
-        return bool(self.recompute_time.any())
+        late = has_rule(self.table.costs, RECOMPUTES_LATE)
+        return bool(self.recompute_time.any()) and not late
 
     @cached_property
     def arcs(self) -> list[Arc]:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from debubble.core.cost_table import static_memory
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
+from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.engine.graph import P2PMode
 from debubble.engine.jitter import Jitter
-from debubble.engine.timeline import Timeline
+from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
 from debubble.optimize.asked import Asked, Budget, Found, Shape
 from debubble.optimize.bounding import reason
@@ -163,6 +164,8 @@ def _answer(asked: Asked, budget: Budget, published: bool) -> Result:
     """The fastest order, and published ones beside it."""
     lengths = asked.costs.microbatch is not None
     found = search_lengths(search, asked, budget) if lengths else search(asked, budget)
+    if has_rule(asked.costs, RECOMPUTES_LATE):
+        found = _with_late_recomputes(found)
     problem, schedule = found.problem, found.schedule
     timeline = _with_static(found.timeline, asked.costs)
     compared = None
@@ -179,6 +182,17 @@ def _answer(asked: Asked, budget: Budget, published: bool) -> Result:
         timeline.table.costs if problem.layers else None, found.why,
         entering(schedule) if lengths else (),
     )  # fmt: skip
+
+
+def _with_late_recomputes(found: Found) -> Found:
+    """What is found as its runtime runs it: recomputes wait for gradients.
+
+    Where stages are free, or layers are, the search lets them begin earlier.
+    """
+    timeline = evaluate_graph(found.timeline.graph, found.timeline.table.costs)
+    met = timeline.makespan <= found.bound * (1 + TOLERANCE)
+    status = "feasible" if found.status == "optimal" and not met else found.status
+    return replace(found, timeline=timeline, schedule=timeline.schedule, status=status)
 
 
 def _time_to_compare(found: Found, limit: float | None) -> float:

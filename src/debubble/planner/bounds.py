@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.engine.exist import has
 from debubble.planner.activations import stage_activation, stage_activations
-from debubble.planner.candidate import Candidate, recomputed_layers
+from debubble.planner.candidate import Candidate, recomputed_layers, whole_backwards
 from debubble.planner.in_flight import in_flight
 from debubble.planner.memory import FRAGMENTATION, margin
 from debubble.planner.orders import placement_of
@@ -88,14 +88,16 @@ def least_peaks(asked: Asked, candidate: Candidate) -> NDArray[np.float64] | Non
     where the order depends on costs.
     """
     degrees, training = candidate.degrees, asked.training
+    whole = whole_backwards(training, candidate)
+    runtime = "any" if whole else training.runtime
     counts = in_flight(
-        candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, training.runtime
+        candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, runtime
     )
     if counts is None:
         return None
     each = stage_activations(asked.model, training, candidate)
     stored = np.array([one.stored for one in each])
-    kept = np.minimum(stored, [one.kept_for_weight for one in each])
+    kept = np.minimum(stored, [0.0 if whole else one.kept_for_weight for one in each])
     placement = placement_of(candidate.schedule, degrees.pp, degrees.chunks)
     held: NDArray[np.float64] = standing(asked, candidate, placement)
     return held + (1 + FRAGMENTATION) * counts.peaks(stored, kept)

@@ -8,6 +8,8 @@ from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.runtimes import RECOMPUTED_WHOLE
+from debubble.core.runtimes import RUNTIMES as CORE_RUNTIMES
 
 RECOMPUTES = ("none", "selective", "full")
 """Ways to recompute every layer; ``"full:N"`` recomputes the first N layers of every stage."""
@@ -183,3 +185,10 @@ def _one_stage(
 ) -> Candidate:  # fmt: skip
     """A candidate with one stage and one microbatch, the same object for the same numbers."""
     return Candidate(Degrees(tp, cp, ep, dp), size, 1, "", (0,), recompute, zero, modules)
+
+
+def whole_backwards(training: Training, candidate: Candidate) -> bool:
+    """Whether I does the whole backward of every stage, as runtimes do that recompute in it."""
+    runtime = CORE_RUNTIMES.get(training.runtime)
+    ruled = runtime is not None and RECOMPUTED_WHOLE in runtime.rules
+    return ruled and candidate.recompute != "none"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
-from debubble.core.units import factor
+from debubble.core.units import factor, read_number
 from debubble.interchange import cost_syntax
-from debubble.interchange.text import read_number, read_text, shown
+from debubble.interchange.text import read_text, shown
 from debubble.planner.gpus import GPUS, Gpu
 
 MAX_BYTES = 1 << 20

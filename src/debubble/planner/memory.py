@@ -26,10 +26,10 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 from debubble.planner.activations import Activation, logits_bytes, stage_activations
 from debubble.planner.buffers import buffers
-from debubble.planner.candidate import Candidate, Training
+from debubble.planner.candidate import Candidate, Training, whole_backwards
 from debubble.planner.gpus import Gpu
 from debubble.planner.model import Model
-from debubble.planner.moments import Moments
+from debubble.planner.moments import Backwards, Moments
 from debubble.planner.state import State, head_state, stage_state
 
 Floats = NDArray[np.float64]
@@ -179,11 +179,12 @@ def memory_curves(
     head = logits_bytes(model, training, candidate) / schedule.slices
     for rank in range(schedule.ranks):
         moments = Moments.of(timeline, rank)
+        backwards = moments.backwards(training.runtime, whole_backwards(training, candidate))
         size = each[0].boundary
         yield MemoryCurve(
             moments.times,
             moments.heads,
-            _activations(timeline, rank, moments, each, training.runtime),
+            _activations(timeline, rank, moments, each, backwards),
             buffers(timeline, rank, moments, size, training.runtime),
             _logits(schedule, moments, head, HELD_FUSED if training.fused_loss else HELD_LOGITS),
             rank_state(model, training, candidate, schedule, rank),
@@ -208,11 +209,14 @@ def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict
     What a stage keeps for W is at most what it stores there; :func:`memory_of` counts the rest.
     """
     each = stage_activations(model, training, candidate)
+    whole = whole_backwards(training, candidate)
+    kept = [0.0 if whole else _share(one.kept_for_weight, one.stored) for one in each]
     return {
         "activation": [one.stored for one in each],
-        "kept_for_weight": [_share(one.kept_for_weight, one.stored) for one in each],
+        "kept_for_weight": kept,
         "recompute_kept": [_share(one.recompute_kept, one.stored) for one in each],
-        "runtime": "torch" if training.runtime == "torch" else "any",
+        # Where I does all of every stage's backward, no other rule changes anything.
+        "runtime": "torch" if training.runtime == "torch" and not whole else "any",
         "memory_unit": "bytes",
     }
 
@@ -238,7 +242,11 @@ def rank_state(
 
 
 def _activations(
-    timeline: Timeline, rank: int, moments: Moments, each: Sequence[Activation], runtime: str
+    timeline: Timeline,
+    rank: int,
+    moments: Moments,
+    each: Sequence[Activation],
+    backwards: Backwards,
 ) -> Floats:
     """What the engine says is in flight, and what backwards hold beside it."""
     schedule = timeline.schedule
@@ -253,7 +261,7 @@ def _activations(
         here = moments.positions - int(schedule.offsets[rank])
         added, freed = timeline.memory.deltas(schedule, rank)
         changes += [(moments.starts, added[here]), (moments.stops, freed[here])]
-    split, weights, whole = moments.backwards(runtime)
+    split, weights, whole = backwards
     again = np.array([[one.recomputed for one in each], [one.recomputed_for_input for one in each]])
     again /= schedule.slices
     over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])

@@ -15,6 +15,7 @@ from debubble.engine.timeline import Timeline
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Backwards = tuple[Mask, Mask, Mask]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +66,16 @@ class Moments:
         offsets = boundary_offsets().items()
         return np.isin(self.kinds, [kind for kind, offset in offsets if offset == direction])
 
-    def backwards(self, runtime: str) -> tuple[Mask, Mask, Mask]:
+    def backwards(self, runtime: str, in_input: bool = False) -> Backwards:
         """Masks of backwards for the input, of those for the weights, and of whole ones.
 
-        PyTorch's runtime does nothing in the first stage's I and the whole backward in its W.
+        PyTorch's runtime does nothing in the first stage's I and the whole backward in its W,
+        unless all of every backward is `in_input`.
         """
         split, weights, whole = (self.kinds == kind for kind in (Kind.I, Kind.W, Kind.B))
+        if in_input:
+            nothing = np.zeros_like(split)
+            return nothing, nothing, whole | split
         if runtime == "torch":
             first = self.stages == 0
             whole |= weights & first

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
 from debubble.planner.calibrate import Factors
-from debubble.planner.candidate import Candidate, Training, recomputed_layers
+from debubble.planner.candidate import Candidate, Training, recomputed_layers, whole_backwards
 from debubble.planner.cluster import Cluster
 from debubble.planner.efficiency import LAUNCH, memory_time
 from debubble.planner.layer_times import EXPOSED, LayerTimes, layer_times
@@ -28,8 +28,9 @@ def stage_costs(
 ) -> Costs:  # fmt: skip
     """Costs in seconds and bytes of one microbatch on every stage.
 
-    What recompute adds is in I and in B. The embedding is in the first stage's numbers, head and
-    multi-token prediction in the last one's. `memory` has costs in bytes beside.
+    What recompute adds is in I and in B; so is W where the runtime then keeps backwards whole. The
+    embedding is in the first stage's numbers, head and multi-token prediction in the last one's.
+    `memory` has costs in bytes beside.
     """
     times = times_by_stage(model, cluster, training, candidate, factors)
     p2p = transfer(model, cluster, training, candidate)
@@ -68,6 +69,9 @@ def times_by_stage(
         found = again[:, kept] - again[:, begin] + (sums[:, end] - sums[:, kept])
     found[:, 0] += first
     found[:, -1] += last
+    if whole_backwards(training, candidate):
+        found[1] += found[2]
+        found[2] = 0.0
     return found
 
 

@@ -35,7 +35,7 @@ COSTS = (
     CostControl("I", value="1"),
     CostControl("W", value="1"),
     CostControl("O", "O pair", placeholder="sum", most=12, tick=0.1),
-    CostControl("p2p", value="0.05", most=1, tick=0.01),
+    CostControl("p2p", placeholder="0", most=1, tick=0.01),
     CostControl("OPT", "optimizer step", placeholder="0", needs=("iterations", ())),
     CostControl("unshard", "gather weights", placeholder="0", needs=("sharding", ("fsdp",))),
     CostControl("reduce_grad", "reduce gradients", placeholder="0", needs=("sharding", ())),

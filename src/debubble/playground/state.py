@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from debubble.analysis.question import OPTIONS
 from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.errors import DebubbleError
-from debubble.engine.graph import P2PMode
+from debubble.core.options import OptionSpec, Whole, Word
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import shown
 from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
+
+if TYPE_CHECKING:
+    from debubble.engine.graph import P2PMode
 
 Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Times = Time | Annotated[list[Time], Field(min_length=1, max_length=limits.MAX_RANKS * 8)]
@@ -70,24 +74,70 @@ class CostValues(Strict):
     }
 
 
+MOST = {
+    "ranks": limits.MAX_RANKS, "microbatches": limits.MAX_MICROBATCHES,
+    "chunks": limits.MAX_CHUNKS, "iterations": limits.MAX_ITERATIONS,
+}  # fmt: skip
+"""Largest sizes of a request."""
+
+FIELD = {"p2p_mode": "mode"}
+"""Fields with other names than their options."""
+
+AT_START = {"ranks": 4, "microbatches": 8}
+"""Values of fields that are left out, where they are not those of the option."""
+
+_ON_PAGE = {row.name: row.on_page for row in LOWERINGS}
+
+
+def _values_of(row: OptionSpec) -> Any:
+    """Type of a field for an option; None where the page has none."""
+    if row.typed_only:
+        return None
+    if row.name in _ON_PAGE:
+        choice = _ON_PAGE[row.name]
+        return choice and Literal[tuple(choice.values)]
+    if isinstance(row.type, Whole):
+        return Annotated[int, Field(ge=row.type.least, le=MOST.get(row.name, row.type.most))]
+    if isinstance(row.type, Word):
+        return Literal[row.type.words]
+    return Limit | Limits
+
+
+def _field(kind: Any, default: Any) -> Any:
+    optional = kind | None if default is None else kind
+    return Annotated[optional, Field(default=default)]
+
+
+_FIELD_TYPES = [(row, kind) for row in OPTIONS if (kind := _values_of(row)) is not None]
+
+
 class State(Strict):
-    """State of the page: schedules, sizes, costs and lowerings."""
+    """State of the page: schedules, costs and every option of a question that requests may give."""
 
     schedules: Annotated[list[Wanted], Field(min_length=1, max_length=limits.MAX_SCHEDULES)]
-    ranks: Annotated[int, Field(ge=1, le=limits.MAX_RANKS)] = 4
-    microbatches: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] = 8
-    chunks: Chunks | None = None
-    iterations: Annotated[int, Field(ge=1, le=limits.MAX_ITERATIONS)] | None = None
-    mode: P2PMode = "overlapped"
-    memory: Limit | Limits | None = None
     costs: CostValues = CostValues()
 
-    # Every lowering that the page offers is a field, too.
+    if TYPE_CHECKING:
+        ranks: int
+        microbatches: int
+        chunks: int | None
+        iterations: int | None
+        mode: P2PMode
+        memory: float | list[float] | None
+
     __annotations__ |= {
-        row.name: Annotated[Literal[tuple(row.on_page.values)] | None, Field(default=None)]
-        for row in LOWERINGS
-        if row.on_page
+        FIELD.get(row.name, row.name): _field(kind, AT_START.get(row.name, row.default))
+        for row, kind in _FIELD_TYPES
     }
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options other than lowerings as keywords of :func:`debubble.compare`."""
+        return {
+            row.name: getattr(self, FIELD.get(row.name, row.name))
+            for row, _ in _FIELD_TYPES
+            if row.name not in _ON_PAGE
+        }
 
     @property
     def lowering(self) -> dict[str, Any]:

@@ -135,8 +135,7 @@ def _costs(file: File) -> dict[str, Any]:
 
 def cost_lines(costs: Costs, file: CostFile) -> list[list[str]]:
     """Contents of a cost file as (name, text), for values that the page has no fields for."""
-    of_rank = costs.basis == "rank" or not costs.has_times
-    basis = "one rank and microbatch" if of_rank else "one stage and microbatch"
+    basis = "one rank and microbatch" if costs.times_per_rank else "one stage and microbatch"
     lines = [["costs of", basis]]
     if file.time_unit:
         lines.append(["times in", file.time_unit])

@@ -41,7 +41,8 @@ def warm_up() -> None:
     import numba  # noqa: F401 - from here on kernels run compiled
 
     names = ("1f1b", "zb-v", "dualpipe-v")
-    state = State(schedules=[Wanted(name=name) for name in names], ranks=4, microbatches=64)
+    wanted = [Wanted(name=name) for name in names]
+    state = State.model_validate({"schedules": wanted, "ranks": 4, "microbatches": 64})
     simulate(state)
 
 
@@ -157,9 +158,8 @@ def _compared(items: Sequence[Any], state: State, file: CostFile) -> tuple[Compa
     if not state.costs.file and all(isinstance(item, Timeline) for item in items):
         unit = "ms"
     result = compare(
-        items, ranks=state.ranks, microbatches=state.microbatches, chunks=state.chunks,
-        iterations=state.iterations, costs=file.costs, memory=state.memory, p2p_mode=state.mode,
-        **state.lowering, time_unit=unit, memory_unit=file.memory_unit,
+        items, **state.options, costs=file.costs, **state.lowering, time_unit=unit,
+        memory_unit=file.memory_unit,
         progress=lambda label, _index, _count: labels.append(label),
     )  # fmt: skip
     return result, labels
@@ -276,7 +276,7 @@ def _file(row: Row, form: str, unit: str, memory: Limit | None) -> tuple[bytes, 
         return text.encode(), "application/json", f"{name}.trace.json"
     from debubble.interchange.files import text_of
 
-    content = text_of(timeline.schedule, form).encode()
+    content = text_of(timeline.schedule, form, p2p_mode=timeline.mode).encode()
     if form == "json":
         return content, "application/json", f"{name}.json"
     ending = "-with-transfers" if form == "torch-csv-comms" else ""

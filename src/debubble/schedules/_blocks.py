@@ -35,10 +35,10 @@ from debubble.core.actions import (
     pack,
     stages_of,
 )
-from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind, sequence
+from debubble.engine.compile import UNIT_COSTS
 from debubble.engine.jit import Array, kernel
 from debubble.engine.timeline import simulate
 
@@ -141,7 +141,7 @@ class _Grid:
         which = np.where(kinds == Kind.F, stages, 2 * placement.stages - 1 - stages)
         passes = kinds != Kind.W
         slots = np.empty_like(self.slots)
-        starts = simulate(order, Costs(F=1, I=1, W=1)).start.astype(np.int64)
+        starts = simulate(order, UNIT_COSTS).start.astype(np.int64)
         slots[which[passes], microbatches_of(order.actions)[passes]] = starts[passes]
         return slots
 

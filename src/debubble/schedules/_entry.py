@@ -17,6 +17,7 @@ import numpy as np
 
 from debubble.core.actions import Program
 from debubble.core.errors import ParameterError
+from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
 from debubble.schedules.formula import terms, value_of
 from debubble.schedules.sources import spelled_out
@@ -26,11 +27,6 @@ _SECTION = re.compile(r"\n[A-Z][A-Za-z ]+\n-{3,}\n")
 
 PLAIN = {"int", "float", "bool", "str", "None"}
 """Names of types that texts and files can have values of."""
-
-
-LIMITS = {
-    "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
-}  # fmt: skip
 
 NEAREST_SEARCH = 5000
 """How far from a refused value the nearest valid one is looked for."""
@@ -91,8 +87,9 @@ class ClosedForm:
     F, I, W, B, O, S, T     times of an action: one stage, one microbatch
     c                       latency of a transfer, the cost ``p2p``
     q                       share that a recompute keeps, with full recompute
-    copy                    time of one OFFLOAD or RELOAD
-    unit, kept              activation of one action, and its part that stays from I to W
+    copy                    time of one OFFLOAD or RELOAD; of two where ranks share a link
+    unit, kept              activation of one action, and its part that stays from I to W, NaN
+                            where stages keep different shares
     shard                   activation of one rank's shard of the output layer
     table                   all costs, as a :class:`debubble.core.cost_table.CostTable`
     ======================= =====================================================================

@@ -1,4 +1,4 @@
-"""Closed forms of a schedule with full recompute."""
+"""Closed forms of a schedule with full recompute, and of one whose activations are offloaded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from debubble.core.actions import STAGE_SHIFT, Kind, kinds_of, pairs_of
 from debubble.core.cost_table import CostTable
-from debubble.core.kinds import GRADIENT_KINDS
+from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 from debubble.engine.recompute import recompute_share
-from debubble.schedules._entry import ClosedForm
+from debubble.schedules._entry import ClosedForm, Entry
 
 _WEAKER = {"exact": "upper bound", "upper bound": "upper bound"}
 """Accuracy of a formula for times when R does not wait for the gradient; others say nothing."""
@@ -58,6 +59,27 @@ def with_recompute(
             accuracy = form.accuracy if late else _WEAKER[form.accuracy]
             found.append(replace(form, text=form.text + longer, accuracy=accuracy))
     return tuple(found)
+
+
+_LATER = {"exact": "lower bound", "lower bound": "lower bound"}
+_LESS = {"exact": "upper bound", "upper bound": "upper bound"}
+"""Accuracy of a formula for times, and for memory, where activations are away for a while."""
+
+
+def with_offload(
+    forms: tuple[ClosedForm, ...], entry: Entry, schedule: Schedule
+) -> tuple[ClosedForm, ...]:
+    """What forms say where activations leave their ranks and the formulas do not know it.
+
+    The order is the same with more waits: nothing is over sooner, and no rank holds more.
+    """
+    if entry.copies_activations or not has(schedule, COPY_KINDS):
+        return forms
+    weaker = [
+        (form, (_LESS if form.quantity == "peak_activation" else _LATER).get(form.accuracy))
+        for form in forms
+    ]
+    return tuple(replace(form, accuracy=accuracy) for form, accuracy in weaker if accuracy)
 
 
 def _just_before(schedule: Schedule) -> bool:

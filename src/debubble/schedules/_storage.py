@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,18 +15,13 @@ from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
+from debubble.core.runtimes import as_run
 from debubble.core.schedule import Schedule
-from debubble.engine.memory import excess, measure_memory, memory_limits
-from debubble.engine.timeline import simulate
-from debubble.lowering.offload import COPIES, add_offload, check_host, eased
-from debubble.lowering.recompute import (
-    RecomputeAt,
-    Stages,
-    add_recompute,
-    check_cap,
-    chosen_stages,
-    place_of,
-)
+from debubble.engine.memory import measure_memory, memory_limits
+from debubble.lowering.chain import lower, values_of
+from debubble.lowering.offload import COPIES, check_host, eased
+from debubble.lowering.recompute import Stages, add_recompute, chosen_stages, place_of
+from debubble.lowering.ways import Setting
 from debubble.schedules._entry import Entry
 
 
@@ -58,6 +54,8 @@ class Terms:
         table = (costs or Costs()).resolve(placement)
         if storage is None:
             return cls(table, None, False)
+        if storage.recompute.any():
+            table = as_run(table, storage.recompute)
         away = storage.offload
         if away.any():
             table = eased(table, storage.recompute, away)
@@ -114,33 +112,26 @@ def stored_less(
     build: Callable[[SimpleNamespace], Schedule],
     entry: Entry,
     case: SimpleNamespace,
-    *,
-    recompute: Stages | None,
-    recompute_at: RecomputeAt | None,
-    recompute_cap: int | None,
-    offload: Stages | None,
+    lowering: Mapping[str, Any],
+    setting: Setting,
 ) -> Schedule:
-    """A schedule with recomputes and copies, in an order that knows of them where it can.
+    """A schedule with lowerings, in an order that knows what these free where it can.
 
     `build` makes the schedule of a case without them; `case` has all parameters of the entry, and
-    the others are as for :func:`debubble.make`.
+    `lowering` and `setting` are those of :func:`debubble.lowering.chain.lower`, which is all that
+    happens to an order that depends on neither.
     """
-    at = place_of(recompute, recompute_at)
-    check_cap(recompute, recompute_cap)
-    costs, memory = case.costs, case.memory
 
     def lowered(case: SimpleNamespace) -> Schedule:
-        made = build(case)
-        if recompute is not None:
-            made = add_recompute(
-                made, recompute, at=at, cap=recompute_cap, costs=costs, memory=memory
-            )
-        return add_offload(made, offload, costs=costs, memory=memory)
+        return lower(build(case), **lowering, **setting._asdict())
 
-    fixed = "storage" not in entry.parameters or getattr(case, "published", False)
-    if fixed or recompute_cap is not None:
-        # Orders that know of recomputes take them for all microbatches of a stage.
+    values = values_of(lowering)
+    recompute, offload = values["recompute"], values["offload"]
+    knows = "storage" in entry.parameters and not getattr(case, "published", False)
+    # Orders that know of recomputes take them for all microbatches of a stage.
+    if not knows or values["recompute_cap"] is not None or recompute is offload is None:
         return lowered(case)
+    costs, memory, _ = setting
     placement = entry.placement(case.ranks, case.chunks)
     nothing = np.zeros(placement.stages, dtype=bool)
 
@@ -148,7 +139,8 @@ def stored_less(
         return nothing if stages is None else chosen_stages(stages, placement.stages, name)
 
     again, away = chosen(recompute, "recompute"), chosen(offload, "offload")
-    only_recompute = Storage(again, nothing, at == "with-backward")
+    late = place_of(recompute, values["recompute_at"], costs) == "with-backward"
+    only_recompute = Storage(again, nothing, late)
     case.storage = only_recompute
     limits = memory_limits(memory, placement.ranks)
     if not away.any() or limits is None:
@@ -159,23 +151,19 @@ def stored_less(
     table = (costs or Costs()).resolve(placement)
     most = np.zeros(placement.ranks)
     np.maximum.at(most, placement.ranks_of_stages, np.where(away, table.moved(again), 0.0))
-    found: list[tuple[tuple[float, float, int], Schedule]] = []
+    found: list[Schedule] = []
     refused: list[ParameterError] = []
-    for number, count in enumerate((*COPIES, None)):
+    for count in (*COPIES, None):
         case.memory, case.storage = memory, only_recompute
         if count is not None:
             case.memory, case.storage = limits - count * most, replace(only_recompute, offload=away)
         try:
-            made = lowered(case)
+            found.append(lowered(case))
         except ParameterError as error:
             refused.append(error)
-            continue
-        timeline = simulate(made, costs)
-        over = excess(timeline.peak_activation, limits)
-        found.append(((over, timeline.makespan, number), made))
     if not found:
         raise refused[0]
-    best = min(found, key=lambda candidate: candidate[0])[1]
+    best = setting.best(found)
     # The limit that was asked for, not the one that left room for copies.
     asked = np.asarray(memory, dtype=np.float64).tolist()
     return replace(best, options={**best.options, "memory": asked})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -11,20 +11,23 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.core.actions import Kind
+from debubble.core.cost_fields import CostField
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.core.units import number
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import ClosedForm
-from debubble.schedules._recomputed import with_recompute
+from debubble.schedules._recomputed import with_offload, with_recompute
 from debubble.schedules.registry import (
     TIME_QUANTITIES,
     FormValue,
+    changed,
     closed_forms,
     entries,
-    exchanges,
     find,
     form_case,
+    not_in_forms,
+    part_of,
 )
 
 
@@ -68,6 +71,7 @@ def nearest_forms(
             _Obstacle("the order was made for other costs", "for an order made for these")
         )
     plain = replace(costs, head=None) if schedule.vocabulary else costs
+    foreign = [spec for spec in not_in_forms(schedule, plain) if len(spec.changes) == 1]
     if not plain.uniform:
         if schedule.vocabulary:
             return []
@@ -75,26 +79,25 @@ def nearest_forms(
         always.append(_Obstacle(f"the costs of {differ} differ", "for their mean"))
         costs, transfer = _mean(schedule, costs)
     case = form_case(schedule, costs, transfer)
-    known = with_recompute(entry.forms, case, schedule, case.table)
+    known = with_offload(with_recompute(entry.forms, case, schedule, case.table), entry, schedule)
     recomputes = bool(recompute_share(schedule).any())
     if recomputes and not any(form.quantity in TIME_QUANTITIES for form in known):
         always.append(_Obstacle("forwards are recomputed", "without recompute"))
         known = entry.forms
-    timed = [_Obstacle(*words) for words in in_the_way]
-    if exchanges(schedule, case.table):
-        timed.append(_Obstacle("replicas exchange weights and gradients", "without that"))
-    held = (
-        [_Obstacle("keys and values are held, too", "without them")] if case.table.kv.any() else []
-    )
+    unknown = {
+        part: _distinct(_obstacle(spec) for spec in foreign if part in changed(spec, entry))
+        for part in ("times", "memory")
+    }
+    unknown["times"] = [*(_Obstacle(*words) for words in in_the_way), *unknown["times"]]
 
     holding = () if always else closed_forms(schedule, costs, transfer)
-    if timed:
+    if in_the_way:
         holding = [item for item in holding if item.form.quantity not in TIME_QUANTITIES]
     told = {item.form.quantity for item in holding if item.form.accuracy == "exact"}
     seen = {(item.form.quantity, item.form.text) for item in holding}
     found = []
     for form in known:
-        obstacles = always + (timed if form.quantity in TIME_QUANTITIES else held)
+        obstacles = always + unknown[part_of(form)]
         near = _nearest(form, case)
         if form.quantity in told or (form.quantity, form.text) in seen or near is None:
             continue
@@ -111,6 +114,25 @@ def nearest_forms(
             )
         )
     return found
+
+
+_UNKNOWN = {
+    "OPT": _Obstacle("optimizer steps take time", "without optimizer steps"),
+    "unshard": _Obstacle("replicas exchange weights and gradients", "without that"),
+    "reduce_grad": _Obstacle("replicas exchange weights and gradients", "without that"),
+    "kv": _Obstacle("keys and values are held, too", "without them"),
+    "static": _Obstacle("ranks hold more than activations", "without that"),
+}
+"""Words for costs that formulas know nothing of."""
+
+
+def _obstacle(spec: CostField) -> _Obstacle:
+    name = spec.name
+    return _UNKNOWN.get(name) or _Obstacle(f"formulas know no {name}", f"without {name}")
+
+
+def _distinct(obstacles: Iterable[_Obstacle]) -> list[_Obstacle]:
+    return list(dict.fromkeys(obstacles))
 
 
 def _nearest(

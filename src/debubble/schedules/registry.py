@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -20,16 +21,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from debubble.core.actions import MICROBATCH_SHIFT, SHARDING_KINDS, Kind, Program, pack
+from debubble.core.actions import MICROBATCH_SHIFT, Kind, Program, pack
+from debubble.core.cost_fields import CostField
+from debubble.core.cost_table import NO_KINDS
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.kind_relations import COST_KINDS
+from debubble.core.kinds import COPY_KINDS
+from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import beside_static, memory_limits
+from debubble.engine.modes import check_mode
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import (
-    LIMITS,
     OPTIONS,
     ClosedForm,
     Constraint,
@@ -41,11 +47,12 @@ from debubble.schedules._entry import (
     described_parameters,
     nearest,
 )
-from debubble.schedules._recomputed import with_recompute
+from debubble.schedules._recomputed import with_offload, with_recompute
 
 if TYPE_CHECKING:
     from debubble.core.cost_table import CostTable
-    from debubble.lowering.recompute import RecomputeAt, Stages
+    from debubble.engine.memory import Limit
+    from debubble.engine.modes import P2PMode
 
 __all__ = [
     "LIMITS", "ClosedForm", "Constraint", "Entry", "FormValue", "Option", "check_constraints",
@@ -189,12 +196,9 @@ def make(
     chunks: int | None = None,
     iterations: int | None = None,
     costs: Costs | None = None,
-    memory: float | Sequence[float] | None = None,
+    memory: Limit | None = None,
+    p2p_mode: P2PMode = "overlapped",
     sync: str | None = None,
-    recompute: Stages | None = None,
-    recompute_at: RecomputeAt | None = None,
-    recompute_cap: int | None = None,
-    offload: Stages | None = None,
     **options: Any,
 ) -> Schedule:
     """Generate a published schedule.
@@ -213,21 +217,19 @@ def make(
     costs, memory
         For schedules that are computed from costs and a memory limit (in activation units, or in
         the unit of ``costs.activation``; one for all ranks or one for each), and for recomputes in
-        bubbles; ignored by the others. Without costs such an order fits one unit of time each for
-        F, I and W, and :func:`debubble.simulate` warns where it runs on others.
+        bubbles; ignored by the others. Without costs such an order fits one unit of time per
+        rank each for F, I and W, and :func:`debubble.simulate` warns where it runs on others.
     sync
         Dependencies of OPT actions: ``"global"``, ``"local"`` or ``"post-validation"``, see
         :class:`debubble.core.schedule.Schedule`. The default is what was published.
-    recompute, recompute_at, recompute_cap
-        Stages that recompute their forward before the backward, ``"full"`` for all, where, and
-        beyond how many activations; see :func:`debubble.lowering.recompute.add_recompute`.
-        Schedules that are computed from a memory limit use what this frees, where there is no cap;
-        the order of others stays that without.
-    offload
-        Stages that keep their activations on the host until their backward, see
-        :func:`debubble.lowering.offload.add_offload`; in the same way.
+    p2p_mode
+        Mode of transfers that recomputes and copies are placed for, see :func:`debubble.simulate`.
     **options
-        Options of the schedule, for instance ``group_size``.
+        Options of the schedule, for instance ``group_size``, and lowerings: ``recompute``,
+        ``recompute_at``, ``recompute_cap``, ``offload``, ``transfers``, ``sharding`` and
+        ``unshard_lookahead``, see :func:`debubble.lowering.chain.lower`. Schedules that are
+        computed from a memory limit use what recomputes and copies free, where there is no
+        ``recompute_cap``; the order of others stays that without.
 
     Raises
     ------
@@ -237,6 +239,7 @@ def make(
     """
     entry = find(name)
     known = {option.name: option for option in entry.options}
+    lowering = _lowering(options)
     for key in options:
         if key not in known:
             hint = did_you_mean(key, known) if known else f"'{entry.name}' has no options"
@@ -252,6 +255,7 @@ def make(
             check_count(key, value)
     memory_limits(memory, ranks)
     check_costs(costs)
+    check_mode(p2p_mode)
     if chunks is not None and entry.chunks is not None and chunks != entry.chunks:
         raise ParameterError(
             f"'{entry.name}' has chunks = {entry.chunks}; got {chunks}; leave it out"
@@ -270,15 +274,23 @@ def make(
         raise ParameterError(
             f"{size:,} actions; the limit is {MAX_ACTIONS:,}; use fewer microbatches or ranks"
         )
-    if all(value is None for value in (recompute, recompute_at, recompute_cap, offload)):
+    if not lowering:
         return _build(entry, case, sync)
+    from debubble.lowering.ways import Setting
     from debubble.schedules._storage import stored_less
 
-    return stored_less(
-        lambda case: _build(entry, case, sync), entry, case,
-        recompute=recompute, recompute_at=recompute_at, recompute_cap=recompute_cap,
-        offload=offload,
-    )  # fmt: skip
+    setting = Setting(costs, memory, p2p_mode)
+    return stored_less(lambda case: _build(entry, case, sync), entry, case, lowering, setting)
+
+
+def _lowering(options: dict[str, Any]) -> dict[str, Any]:
+    """The lowerings that are asked for among options, which they are taken out of."""
+    if not options:
+        return {}
+    from debubble.lowering.chain import LOWERINGS
+
+    given = {row.name: options.pop(row.name, None) for row in LOWERINGS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 @lru_cache(maxsize=64)
@@ -360,24 +372,39 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     if schedule.name not in entries() or not plain.uniform or schedule.iterations > 1:
         return []
     entry = find(schedule.name)
-    if entry.uses_costs and (schedule.made_for != costs or recompute_share(schedule).any()):
+    copied = not entry.copies_activations and has(schedule, COPY_KINDS)
+    other = schedule.made_for != costs or copied or recompute_share(schedule).any()
+    if entry.uses_costs and other:
         return []
     case = form_case(schedule, costs, transfer)
-    forms = with_recompute(entry.forms, case, schedule, case.table)
-    known = TIME_QUANTITIES | {"peak_activation"}
-    if case.table.kv.any() or case.table.static.any():
-        # Formulas count nothing but activations.
-        known -= {"peak_activation"}
-    if exchanges(schedule, case.table):
-        # Formulas know nothing of what replicas exchange.
-        known -= TIME_QUANTITIES
-    forms = tuple(form for form in forms if form.quantity in known)
-    return [FormValue.of(form, case) for form in forms if form.holds(case)]
+    forms = with_offload(with_recompute(entry.forms, case, schedule, case.table), entry, schedule)
+    unknown = {part for spec in not_in_forms(schedule, plain) for part in changed(spec, entry)}
+    return [
+        FormValue.of(form, case)
+        for form in forms
+        if part_of(form) not in unknown and form.holds(case)
+    ]
 
 
-def exchanges(schedule: Schedule, table: CostTable) -> bool:
-    """Whether data-parallel replicas take time to exchange weights or gradients."""
-    return bool(table.collective.any() and has(schedule, SHARDING_KINDS))
+def part_of(form: ClosedForm) -> str:
+    """What a form is about, in the words of :attr:`CostField.changes`."""
+    return "times" if form.quantity in TIME_QUANTITIES else "memory"
+
+
+def changed(spec: CostField, entry: Entry) -> tuple[str, ...]:
+    """What a cost changes: memory decides on orders made for costs, and so on their times."""
+    return ("times", "memory") if entry.uses_costs and "memory" in spec.changes else spec.changes
+
+
+def not_in_forms(schedule: Schedule, costs: Costs) -> tuple[CostField, ...]:
+    """Costs that something of a schedule pays and that closed forms know nothing of."""
+    return tuple(
+        spec
+        for spec in costs.not_in_forms
+        if spec.name in NO_KINDS
+        or spec.name not in COST_KINDS
+        or has(schedule, COST_KINDS[spec.name])
+    )
 
 
 def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamespace:
@@ -393,6 +420,16 @@ def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamesp
         F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), c=transfer,
         S=S, T=T, shard=table.shard,
         s=schedule.slices, unit=float(table.activation[0]), kept=float(table.kept[0]), table=table,
-        copy=table.copy(Kind.OFFLOAD, 0, schedule.copy_targets[schedule.placement.table[0][0]]),
+        copy=_copy_time(schedule, table),
     )  # fmt: skip
+    share = case.kept / case.unit if case.unit else 0.0
+    if not np.allclose(table.kept, share * table.activation, rtol=1e-9, atol=0):
+        case.kept = math.nan
     return case
+
+
+def _copy_time(schedule: Schedule, table: CostTable) -> float:
+    """Time of an OFFLOAD, or a RELOAD, behind one of every rank that shares the link."""
+    target = schedule.copy_targets[schedule.placement.table[0][0]]
+    sharing = 1 if target is not None else table.costs.host_link_shared_by
+    return sharing * table.copy(Kind.OFFLOAD, 0, target)

@@ -32,7 +32,8 @@ class Batch:
     targets: Mapping[int, Any] = field(default_factory=dict)
     """What the loss compares the last stage's output with; empty on ranks that do not hold it."""
     weights: Sequence[float] = ()
-    """Share of each unit's loss in the loss of the step."""
+    """Share of each unit's loss in that of its iteration. A unit with a share of 0, all of whose
+    targets are padding for instance, counts nowhere, whatever its loss is."""
     scale: float = 1.0
     """A backward computes the gradient of `scale` times the loss of the step."""
     signatures: Sequence[int] = ()
@@ -67,8 +68,8 @@ class Engine(Protocol):
     def step(self, batch: Batch) -> Mapping[int, Tensor]:
         """Forwards and backwards.
 
-        Returns the unit's loss times its weight, where the last stage is; elsewhere, and added to
-        it, that of auxiliary losses. Tensors are detached and have no dimensions.
+        Returns the unit's loss where the last stage is; elsewhere, and added to it, auxiliary
+        losses. Tensors are detached and have no dimensions.
         """
 
     def forward(self, batch: Batch, outputs: bool) -> Forwarded:
@@ -134,37 +135,57 @@ def tokens_of(target: Any) -> float:
     return found
 
 
-def weights_of(targets: Mapping[int, Any], schedule: Schedule, by_tokens: bool) -> Tensor:
-    """Share of every unit's loss in that of the step, 0 for units without a target here.
+def rows_of(tree: Any) -> float:
+    """Rows of a microbatch: the length of its first tensor with dimensions, 0 without one."""
+    leaves = pytree.tree_leaves(tree)
+    return float(next((len(x) for x in leaves if isinstance(x, Tensor) and x.dim()), 0))
 
-    Microbatches count alike, slices by their tokens; `by_tokens` lets all tokens count alike.
+
+def counts_of(targets: Mapping[int, Any], schedule: Schedule, scale: str) -> list[float]:
+    """How much the loss of every unit counts, by its target; 0 for units without one here.
+
+    Under ``"tokens"`` that is the number of its targets that count. Under ``"mean"`` it is the
+    number of its microbatch's rows, and under ``"sum"`` it is 1 for all; slices share it by tokens.
     """
-    weights = torch.zeros(schedule.units, dtype=torch.float64)
-    if by_tokens:
+    counts, slices = [0.0] * schedule.units, schedule.slices
+    if scale == "tokens":
         for unit, target in targets.items():
-            weights[unit] = tokens_of(target)
-        return weights / max(float(weights.sum()), 1.0)
-    slices, microbatches = schedule.slices, schedule.microbatches
+            counts[unit] = tokens_of(target)
+        return counts
     for first in range(0, schedule.units, slices):
         if first in targets:
             units = range(first, first + slices)
+            whole = rows_of(targets[first]) if scale == "mean" else 1.0
             tokens = [tokens_of(targets[unit]) for unit in units] if slices > 1 else [1.0]
             for unit, count in zip(units, tokens, strict=True):
-                weights[unit] = count / max(sum(tokens), 1.0) / microbatches
-    return weights
+                counts[unit] = whole * count / max(sum(tokens), 1.0)
+    return counts
 
 
-def weighted(
-    parts: Iterable[Mapping[int, Sequence[Tensor]]], weights: Sequence[float]
-) -> dict[int, Tensor]:
-    """Losses by unit, times the units' weights; those of one unit are added up."""
+def shares_of(counts: Sequence[float], schedule: Schedule) -> list[float]:
+    """What each unit counts as a share of its iteration's sum."""
+    period = schedule.units // schedule.iterations
+    shares = []
+    for first in range(0, schedule.units, period):
+        part = counts[first : first + period]
+        total = sum(part) or 1.0
+        shares += [count / total for count in part]
+    return shares
+
+
+def summed(parts: Iterable[Mapping[int, Sequence[Tensor]]]) -> dict[int, Tensor]:
+    """Losses by unit; those of one unit are added up."""
     found: dict[int, Tensor] = {}
     for part in parts:
         for unit, losses in part.items():
             for loss in losses:
-                share = loss * weights[unit]
-                found[unit] = found[unit] + share if unit in found else share
+                found[unit] = found[unit] + loss if unit in found else loss
     return found
+
+
+def weighted(losses: Mapping[int, Tensor], weights: Sequence[float]) -> dict[int, Tensor]:
+    """Losses times the weights of their units, without those that count nowhere."""
+    return {unit: loss * weights[unit] for unit, loss in losses.items() if weights[unit]}
 
 
 def merged(outputs: Mapping[int, Any]) -> Any:
@@ -182,10 +203,9 @@ def merged(outputs: Mapping[int, Any]) -> Any:
 
 
 def tell_losses(losses: list[Tensor] | None, found: Mapping[int, Tensor], batch: Batch) -> None:
-    """Losses of single units, without their weights, where the last stage is."""
+    """Losses of single units, where the last stage is."""
     if losses is not None:
-        units = [unit for unit in sorted(found) if unit in batch.targets]
-        losses.extend(found[unit] / batch.weights[unit] for unit in units)
+        losses.extend(found[unit] for unit in sorted(found) if unit in batch.targets)
 
 
 def mean_loss(losses: Mapping[int, Tensor], team: Team) -> Tensor:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
+from debubble.torch.batch import rows_of
 from debubble.torch.losses import added_losses, single
 from debubble.torch.models import Model
 from debubble.torch.modules import ties_of
@@ -70,6 +71,13 @@ class Batches:
         """Arguments of the first stage and targets of all microbatches."""
         pairs = [self.microbatch(number, device, dtype) for number in range(len(self._data))]
         return [args for args, _ in pairs], [target for _, target in pairs]
+
+    def shares(self, schedule: Schedule) -> list[float]:
+        """Share of every microbatch's loss in that of its iteration: that of its rows."""
+        rows = [rows_of(target) or rows_of(x) or 1.0 for x, target in self._data]
+        period = schedule.microbatches
+        groups = [rows[first : first + period] for first in range(0, len(rows), period)]
+        return [count / sum(group) for group in groups for count in group]
 
     def loss(self, modules: Sequence[Any], number: int, dtype: torch.dtype) -> Tensor:
         """Loss of a microbatch without a pipeline, on the CPU, with auxiliary ones.

@@ -14,7 +14,7 @@ import torch.fx.experimental.symbolic_shapes  # autograd's first backward would,
 from torch import Tensor
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind, Need
-from debubble.torch.batch import Batch, Forwarded, weighted
+from debubble.torch.batch import Batch, Forwarded, summed
 from debubble.torch.errors import RunError
 from debubble.torch.gradients import Gradients, hold_back, let_go
 from debubble.torch.modules import autocast_of
@@ -167,7 +167,7 @@ class OwnEngine:
         parts = [stage.losses for stage in self.stages.values()]
         if self.shard is not None:
             parts.append({unit: [loss] for unit, loss in self.shard.losses.items()})
-        return weighted(parts, self._batch.weights)
+        return summed(parts)
 
     def _transfer(self, indices: Sequence[int]) -> None:
         """Post a group of sends and receives."""

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.torch.batch import Batch, cut, in_units, weights_of
+from debubble.torch.batch import (
+    IGNORED,
+    Batch,
+    counts_of,
+    cut,
+    in_units,
+    rows_of,
+    shares_of,
+    tokens_of,
+)
+from debubble.torch.sharded import replica_groups
 from debubble.torch.team import Team
 from debubble.torch.watch import Watch
 from debubble.torch.wire import Wire
+
+log = logging.getLogger("debubble")
 
 
 class Signatures:
@@ -51,6 +67,10 @@ class Signatures:
         return changed
 
 
+LOOKS = 8
+"""Steps in which padding is looked for on a GPU: to count there is to wait for it."""
+
+
 @dataclass(eq=False)
 class Feed:
     """Makes batches of what the training loop gives."""
@@ -69,6 +89,8 @@ class Feed:
     """What is run."""
     scaler: torch.amp.GradScaler | None = None
     """What the loss is scaled with, see :class:`debubble.torch.GradScaler`."""
+    _looks: int = 0
+    """Steps in which padding was looked for; negative once it was found."""
 
     def batch(
         self,
@@ -117,15 +139,17 @@ class Feed:
                 [part if isinstance(part, tuple) else (part,) for part in arg_mbs], schedule
             )
         targets = in_units(target_mbs, schedule) if last and target_mbs else {}
+        if targets and self.scale == "mean":
+            self._look(target_mbs or ())
         by_unit = in_units(kwarg_mbs, schedule) if kwarg_mbs and any(kwarg_mbs) else {}
-        batch, there = self._agreed(given, by_unit, targets)
+        batch, there = self._agreed(given, by_unit, targets, trains)
         if trains and not there:
             hint = "step(x, target=y)" if len(args) > 1 else "target=, or target_mbs="
             raise ParameterError(f"there is no target where the last stage is; give {hint}")
         return batch
 
     def _agreed(
-        self, given: dict[int, Any], kwargs: dict[int, Any], targets: dict[int, Any]
+        self, given: dict[int, Any], kwargs: dict[int, Any], targets: dict[int, Any], trains: bool
     ) -> tuple[Batch, bool]:
         """The batch with what all ranks have to know; and whether there are targets.
 
@@ -134,19 +158,23 @@ class Feed:
         schedule, units = self.schedule, self.schedule.units
         copies = schedule.copies_of(np.arange(units)).tolist()
         table, rank = schedule.placement.table, self.team.rank
-        # Signatures, weights, whether there are targets, what the loss is scaled by, and whether a
-        # stage begins to train, or ceases to: then it hands on other forms.
+        # Signatures, what units count by their targets and by their inputs, tokens of a replica on
+        # average, whether there are targets, what the loss is scaled by, and whether a stage begins
+        # to train, or ceases to: then it hands on other forms.
         factor = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        row = [0.0] * (2 * units + 3)
+        row = [0.0] * (3 * units + 4)
         for unit, args in given.items():
             if table[copies[unit]][0] == rank:
-                key = (args, kwargs.get(unit), self.modules[0].training)
+                own = (args, kwargs.get(unit))
+                key = (*own, self.modules[0].training)
                 row[unit] = float(self.signatures.number(key, self.team.device))
-        if self.scale == "tokens" or schedule.slices > 1:
-            own = weights_of(targets, schedule, by_tokens=self.scale == "tokens").tolist()
-            for unit in targets:
-                if table[copies[unit]][schedule.stages - 1] == rank:
-                    row[units + unit] = own[unit]
+                row[2 * units + unit] = rows_of(own)
+        counts = counts_of(targets, schedule, self.scale)
+        for unit in targets:
+            if table[copies[unit]][schedule.stages - 1] == rank:
+                row[units + unit] = counts[unit]
+        if trains and self.scale == "tokens" and table[0][schedule.stages - 1] == rank:
+            row[-4] = self._of_replicas(sum(counts))
         row[-3], row[-2] = float(bool(targets)), factor
         row[-1] = float(self.signatures.changed(self.modules))
         self.watch.waits()
@@ -158,10 +186,47 @@ class Feed:
                 f"rank {rank} scales losses by {factor:g}, and others by another number; make a "
                 "GradScaler on all ranks, and load the same state"
             )
-        weights = row[units:-3]
-        if not any(weights):
-            weights = [schedule.iterations / units] * units
+        counts, inputs = row[units : 2 * units], row[2 * units : -4]
+        if not any(counts) and (self.scale != "tokens" or not row[-3]):
+            # Without targets, or rows of these.
+            counts = inputs if self.scale == "mean" and all(inputs) else [1.0] * units
+        weights = shares_of(counts, schedule)
         scale = factor * (schedule.microbatches if self.scale == "sum" else 1)
+        if row[-4]:
+            scale *= sum(counts) / row[-4]
         signatures = [int(number) for number in row[:units]]
         batch = Batch(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
         return batch, row[-3] > 0
+
+    def _of_replicas(self, tokens: float) -> float:
+        """The mean over data-parallel replicas, which average their gradients."""
+        total = torch.tensor([tokens, 1.0], dtype=torch.float64, device=self.team.wire)
+        for group in self._replicas:
+            self.watch.waits()
+            dist.all_reduce(total, group=group)
+        return float(total[0] / total[1])
+
+    @cached_property
+    def _replicas(self) -> list[dist.ProcessGroup]:
+        return replica_groups(self.modules[self.schedule.stages - 1])
+
+    def _look(self, targets: Sequence[Any]) -> None:
+        """Warn once where microbatches have other numbers of targets than their rows say.
+
+        A mean over targets is not their mean over rows then, and the loss function alone knows
+        which of the two it computes.
+        """
+        host = all(not isinstance(leaf, Tensor) or leaf.device.type == "cpu"
+                   for leaf in pytree.tree_leaves(targets))  # fmt: skip
+        if self._looks < 0 or (not host and self._looks >= LOOKS):
+            return
+        self._looks += 1
+        each = [tokens_of(target) / rows for target in targets if (rows := rows_of(target))]
+        if each and not math.isclose(min(each), max(each)):
+            self._looks = -1
+            log.warning(
+                "microbatches have %g to %g targets per row that are not %d, and count by their "
+                "rows: where loss_fn is a mean over targets, give scale_grads='tokens' for the "
+                "gradient of the whole batch",
+                min(each), max(each), IGNORED,
+            )  # fmt: skip

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 
@@ -74,6 +76,20 @@ class added_losses:  # noqa: N801 - it is called as a function
 
     def __exit__(self, *_: object) -> None:
         _ADDED.reset(self._token)
+
+
+def nothing_of(output: Any) -> Tensor:
+    """A zero whose gradient is zero everywhere in an output, whatever numbers that has.
+
+    It takes the place of a loss that counts nowhere: NaN times 0 would be NaN.
+    """
+    found = torch.zeros(())
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            found = (
+                found.to(leaf) + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).sum()
+            )
+    return found
 
 
 def single(loss: Any, output: Any) -> Tensor:

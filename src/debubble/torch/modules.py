@@ -129,6 +129,17 @@ def custom_function(roots: Sequence[Tensor]) -> str:
     return ""
 
 
+def why_not_split(seen: Sequence[str], roots: Sequence[Tensor]) -> str:
+    """Why a backward cannot be split, by its first forward; empty when nothing is against it.
+
+    That are the hooks which :func:`saving_seen` saw, and the graph behind what the forward made.
+    """
+    if seen:
+        return f"its forward changes what autograd saves ({seen[0]}), as checkpointing does"
+    custom = custom_function(roots)
+    return f"the custom autograd.Function {custom} computes with its weights" if custom else ""
+
+
 def autocast_of(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
     """Contexts like the caller's autocast, for every action and thread.
 

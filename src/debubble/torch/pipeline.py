@@ -21,7 +21,7 @@ from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
 from debubble.interchange.run_trace import save_run_trace
-from debubble.torch.batch import Forwarded, mean_loss, merged, tell_losses
+from debubble.torch.batch import Forwarded, mean_loss, merged, tell_losses, weighted
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
 from debubble.torch.gradients import Gradients
@@ -71,7 +71,7 @@ class Pipeline:
         PyTorch's ``PipelineStage`` objects. The first stage gets what :meth:`step` gets; a tuple
         that a stage returns becomes the next one's arguments.
     loss_fn
-        Mean loss of (output of the last stage, target) over a microbatch.
+        Mean loss of (output of the last stage, target) over the rows of a microbatch.
     group
         The process group or mesh whose ranks are the schedule's; the default is all ranks.
     engine
@@ -81,9 +81,10 @@ class Pipeline:
         Tied weights, as pairs of names: ``("0.embed.weight", "7.head.weight")``. Those that are one
         object are found where a rank sees both stages.
     scale_grads
-        ``"mean"``: gradients are those of the mean of the microbatches' losses; ``"sum"``: of their
-        sum; ``"tokens"``: of the mean over all targets that are not −100. True and False are the
-        first two in PyTorch's words.
+        ``"mean"``: gradients are those of the mean over all rows of the batch, whatever
+        microbatches they are in; ``"sum"``: of the sum of the microbatches' losses; ``"tokens"``:
+        of the mean over all targets that are not −100, those of data-parallel replicas too. True
+        and False are the first two in PyTorch's words.
     split
         Where the schedule splits backwards in I and W: ``"keep"`` refuses stages for which that
         does not work, ``"fuse"`` lets I do the whole backward, ``"auto"`` does that where a split
@@ -182,7 +183,8 @@ class Pipeline:
         Returns
         -------
         Tensor
-            The mean loss, with auxiliary losses, on every rank.
+            The mean loss, with auxiliary losses, on every rank. Microbatches count in it as in the
+            gradients; with ``scale_grads="sum"`` they count alike.
 
         Raises
         ------
@@ -203,7 +205,7 @@ class Pipeline:
             self._watch.waits()
             self._gradients.finish()
             tell_losses(losses, found, batch)
-            loss = self._mean(found)
+            loss = self._mean(weighted(found, batch.weights))
         after, self._after_step = self._after_step, None
         if after is not None:
             after()
@@ -235,7 +237,7 @@ class Pipeline:
             batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, False)
             found: Forwarded = self._engine.forward(batch, return_outputs)
             tell_losses(losses, found.losses, batch)
-            loss = self._mean(found.losses)
+            loss = self._mean(weighted(found.losses, batch.weights))
         return (loss, merged(found.outputs)) if return_outputs else loss
 
     def use(self, schedule: Any, **sizes: Any) -> None:

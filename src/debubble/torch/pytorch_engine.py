@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,15 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
 
 from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS
 from debubble.torch.batch import Batch, Forwarded
 from debubble.torch.errors import RunError
-from debubble.torch.losses import added_losses, single
+from debubble.torch.losses import added_losses, nothing_of, single
+from debubble.torch.modules import saving_seen, why_not_split
 from debubble.torch.not_for_pytorch import not_for_pytorch
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_runtime import PyTorchRuntime, receive_policy
@@ -39,7 +42,7 @@ class PyTorchEngine:
     """
 
     setup: Setup
-    """What to run, on what. Backwards of stages for which it leaves that open are split."""
+    """What to run, on what."""
     watch: Watch
     """Is told where this rank is."""
     pace: Sequence[float] = ()
@@ -66,9 +69,11 @@ class PyTorchEngine:
         self._free = 0
         """When the latest action was over."""
         self._batch = Batch()
+        self._losses: dict[int, Tensor] = {}
+        """By unit, without their weights."""
         self._signature: int | None = None
         self._stages = [
-            _Stage(self, setup, number, bool(setup.fuses.get(number)))
+            _Stage(self, setup, number, setup.fuses.get(number, False))
             for number in sorted(setup.modules)
         ]
         self._runtime = PyTorchRuntime(
@@ -128,14 +133,14 @@ class PyTorchEngine:
     def _run(self, run: Callable[..., Any], batch: Batch) -> dict[int, Tensor]:
         self._batch = batch
         self._prepare(batch)
-        losses: list[Tensor] = []
+        self._losses = {}
         try:
             run(
                 arg_mbs=[batch.args[unit] for unit in self._units] if batch.args else None,
                 kwarg_mbs=[batch.kwargs.get(unit, {}) for unit in self._units],
                 # PyTorch hands on tensors only: each stands for the target of its number.
                 target_mbs=list(map(torch.tensor, self._units)) if batch.targets else None,
-                losses=losses,
+                losses=[],
                 return_outputs=False,
             )
         except RuntimeError as error:
@@ -149,7 +154,7 @@ class PyTorchEngine:
             raise
         finally:
             self._batch = Batch()
-        return {unit: loss.detach() for unit, loss in enumerate(losses)}
+        return self._losses
 
     def _prepare(self, batch: Batch) -> None:
         """Have the buffers of transfers made anew for inputs of another form."""
@@ -169,27 +174,47 @@ class PyTorchEngine:
         loss = single(self._loss_fn(output, self._batch.targets[number]), output)
         for more in self._stages[-1].added.pop(number, ()):
             loss = loss + more
-        return loss * self._batch.weights[number]
+        self._losses[number] = loss.detach()
+        weight = self._batch.weights[number]
+        return loss * weight if weight else nothing_of(output)
 
 
 class _Stage(PipelineStage):
     """A stage whose actions are noted, and whose backward can be one piece."""
 
-    def __init__(self, engine: PyTorchEngine, setup: Setup, number: int, fused: bool) -> None:
+    def __init__(
+        self, engine: PyTorchEngine, setup: Setup, number: int, fused: bool | None
+    ) -> None:
         module, team = setup.modules[number], setup.team
         if isinstance(module, DistributedDataParallel):
             # Gradients of replicas are averaged once, after the step.
             module = module.module
         super().__init__(module, number, setup.schedule.stages, team.device, group=team.group)
-        self._engine, self._fused = engine, fused
+        self._engine, self._tell = engine, setup.tell
+        self._fused = fused
+        """Whether I does the whole backward; None until a forward with a graph shows it."""
         self.outputs: dict[int, Any] | None = None
         self.added: dict[int, list[Tensor]] = {}
         self._whole: set[int] = set()
         """Units whose I has done the whole backward."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with self._engine.around(Kind.F, self.stage_index, fwd_chunk_id), added_losses() as added:
+        decides = self._fused is None and torch.is_grad_enabled()
+        watched: AbstractContextManager[list[str]] = (
+            saving_seen() if decides else contextlib.nullcontext([])
+        )
+        with (
+            self._engine.around(Kind.F, self.stage_index, fwd_chunk_id),
+            added_losses() as added,
+            watched as seen,
+        ):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if decides:
+            tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+            why = why_not_split(seen, [*tensors, *added])
+            self._fused = bool(why)
+            if why:
+                self._tell(self.stage_index, why)
         if added and not self.is_last:
             raise RunError(
                 f"stage {self.stage_index} adds a loss of its own, which PyTorch's runtime takes "

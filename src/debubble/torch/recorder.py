@@ -205,7 +205,7 @@ def costs_of(recorded: Recorded) -> Costs:
         if found:
             missing = schedule.stages - len(found)
             default = {"default": float(np.median(list(found.values())))} if missing else {}
-            values[each.name] = {**default, **found}
+            values[KINDS[each].cost] = {**default, **found}
     values |= _of_pairs(recorded, spent)
     values |= _of_shards(schedule, kind, spent)
     lag = lag_of(recorded)

@@ -9,6 +9,8 @@ import sys
 from typing import TYPE_CHECKING, TypeGuard
 
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -25,3 +27,11 @@ def is_spread(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether a tensor is a ``DTensor``, of which each rank has a part."""
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(tensor, loaded.DTensor)
+
+
+def replica_groups(module: nn.Module) -> list[dist.ProcessGroup]:
+    """The groups over which gradients of a stage are averaged, one after the other; [] for none."""
+    if isinstance(module, DistributedDataParallel):
+        return [module.process_group]
+    spread = next((weight for weight in module.parameters() if is_spread(weight)), None)
+    return [] if spread is None else list(spread.device_mesh.get_all_groups())

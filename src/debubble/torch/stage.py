@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.torch.autograd import Branches, Splitter, backward_weight
 from debubble.torch.errors import RunError
-from debubble.torch.losses import added_losses, single
-from debubble.torch.modules import custom_function, saving_seen, without_sync
+from debubble.torch.losses import added_losses, nothing_of, single
+from debubble.torch.modules import saving_seen, why_not_split, without_sync
 from debubble.torch.offload import Activations
 from debubble.torch.plan import Step
 from debubble.torch.random_state import RandomState
@@ -255,11 +255,16 @@ class Stage:
         if graph:
             carrying = [] if handed is None else handed.carrying
             held.roots = [get_gradient_edge(t) if t.requires_grad else None for t in carrying]
-            held.losses, held.keys, held.made = losses, keys, True
+            if losses and not given.weight:
+                # None of them counts; what counts nothing still has its backward.
+                counted = [nothing_of(output)] if self.last else []
+            else:
+                counted = losses
+            held.losses, held.keys, held.made = counted, keys, True
             held.inputs = inputs
             held.leaves = [leaf for parts in earlier for leaf in parts]
             if seen is not None:
-                self._decide(seen, [*carrying, *losses])
+                self._decide(seen, [*carrying, *held.losses])
         if losses:
             self.losses[unit] = [loss.detach() for loss in losses]
         if self.slices > 1 and unit not in self._memory:
@@ -291,12 +296,7 @@ class Stage:
 
     def _decide(self, seen: list[str], roots: list[Tensor]) -> None:
         """Whether I and W pay apart, from the first forward."""
-        custom = custom_function(roots)
-        why = ""
-        if seen:
-            why = f"its forward changes what autograd saves ({seen[0]}), as checkpointing does"
-        elif custom:
-            why = f"the custom autograd.Function {custom} computes with its weights"
+        why = why_not_split(seen, roots)
         self.fuses = bool(why)
         if why:
             self.tell(self.number, why)

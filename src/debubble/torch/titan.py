@@ -13,16 +13,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
+from debubble.core.actions import Kind, kinds_of, stages_of
 from debubble.core.errors import FormatError, ParameterError
+from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.schedule import Schedule
+from debubble.core.sequence import as_kind
+from debubble.engine.exist import has
 from debubble.interchange.files import load
 from debubble.interchange.layouts import TORCHTITAN, check_cut
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible
+from debubble.torch.modules import why_whole
 from debubble.torch.pytorch_runtime import PyTorchRuntime
+from debubble.torch.setup import teller
 
 Cut: TypeAlias = Sequence[int] | Sequence[Sequence[str]] | str | Path
 """Layers or module names of every stage, or a file of ``debubble optimize --layers``."""
@@ -35,6 +42,7 @@ def pipelining_fn(
 
     It cuts the model with torchtitan's own functions and takes order and placement from `schedule`,
     in place of ``--parallelism.pipeline_parallel_schedule`` and its CSV. The other flags hold.
+    Backwards of stages that are checkpointed, compiled or under ``fully_shard`` stay whole.
 
     Parameters
     ----------
@@ -108,12 +116,30 @@ def pipelining_fn(
             number: torch.Tensor = found[0] if isinstance(found, tuple) else found
             return number
 
+        tell, whole = teller("auto"), []
+        if has(order, SPLIT_KINDS):
+            for stage in stages:
+                why = why_whole(stage.submod)
+                if why:
+                    tell(stage.stage_index, why)
+                    whole.append(stage.stage_index)
         # Losses are sums, divided by the number of tokens.
-        runtime = PyTorchRuntime(order, stages, loss, scale_grads=False)
+        runtime = PyTorchRuntime(_unsplit(order, whole), stages, loss, scale_grads=False)
         modules = [stage.submod for stage in stages]
         return runtime, modules, here[0] == 0, here[-1] == order.stages - 1
 
     return pipeline
+
+
+def _unsplit(schedule: Schedule, stages: Sequence[int]) -> Schedule:
+    """The schedule with B in place of I on some stages, and without their W."""
+    programs = []
+    for rank in range(schedule.ranks):
+        program = schedule.program(rank)
+        kinds, here = kinds_of(program), np.isin(stages_of(program), stages)
+        program = np.where(here & (kinds == Kind.I), as_kind(program, Kind.B), program)
+        programs.append(program[~(here & (kinds == Kind.W))])
+    return schedule.with_programs(programs) if stages else schedule
 
 
 PASSED_ON = ("compile_config", "ac_config", "dump_folder")

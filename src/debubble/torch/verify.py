@@ -229,6 +229,7 @@ def reference(
     per_iteration = schedule.microbatches * schedule.iterations // iterations
     losses = np.zeros(iterations)
     gradients: dict[tuple[int, int], Arrays] = {}
+    shares = batches.shares(schedule)
     for iteration in range(iterations):
         for number in range(iteration * per_iteration, (iteration + 1) * per_iteration):
             stages = [
@@ -236,7 +237,7 @@ def reference(
                                         for name, key in names[stage].items()})
                 for stage, module in modules.items()
             ]  # fmt: skip
-            loss = batches.loss(stages, number, dtype) / schedule.microbatches
+            loss = batches.loss(stages, number, dtype) * shares[number]
             if loss.requires_grad:
                 loss.backward()
             losses[iteration] += loss.item()

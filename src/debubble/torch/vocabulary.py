@@ -204,7 +204,7 @@ class Shard:
             for rank in self._ranks:
                 self._receive(SUMS, rank, unit)
         self.finish()
-        return {unit: loss * batch.weights[unit] for unit, loss in self.losses.items()}, {}
+        return self.losses, {}
 
     def _mean(self, unit: int, losses: Tensor) -> Tensor:
         counted = self._about[unit].counted[:, 0]

@@ -3,17 +3,15 @@
 Forward work is cool and backward work warm, which the common colour vision deficiencies keep
 apart. For grey prints every kind has a range of lightness of its own, from the light W to the dark
 OPT, and all shades of its chunks lie within: no chunk of one kind looks like a chunk of another.
-R and S lie between two others and carry a stripe, as do W and T (see :data:`STRIPES`).
+R and S lie between two others and carry a stripe, as do W and T. The table of kinds has them all.
 """
 
 from __future__ import annotations
 
-import colorsys
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from debubble.core.errors import ParameterError, check_type, did_you_mean
 from debubble.core.kinds import COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind
@@ -21,8 +19,8 @@ from debubble.core.kinds import COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind
 NAMES = {kind: KINDS[kind].title for kind in COMPUTE_KINDS}
 """Legend titles of the kinds drawn as bars, in the order of the legend."""
 
-STREAM_COLOR = "#8791a1"
-"""Copies and collectives."""
+STREAM_COLOR = " ".join(("#8791a1",) * 3)
+"""Copies and collectives, in all shades."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +30,7 @@ class Palette:
     name: str
     """Name of the palette."""
     ramps: Mapping[Kind, tuple[str, str, str]]
-    """Lightest, middle and darkest shade of kinds, ``#rrggbb``. Kinds without an entry get a colour
-    that follows from the table of kinds."""
+    """Lightest, middle and darkest shade of kinds that are bars, ``#rrggbb``."""
     stripes: Mapping[Kind, str]
     """Colour of the stripe of the kinds in :data:`STRIPES`."""
 
@@ -50,16 +47,12 @@ class Palette:
         return _mix(middle, dark, 2 * place - 1)
 
     def _derived(self, kind: Kind) -> tuple[str, str, str]:
-        """Shades of a kind that has none: a transfer has those of what it moves."""
+        """Shades of a kind that has none here: a transfer has those of what it moves."""
         spec = KINDS[kind]
         if kind in TRANSFER_KINDS:
             moved = spec.needs[0].kinds[0]
             return self.ramps.get(moved) or self._derived(moved)
-        if kind not in COMPUTE_KINDS:
-            return (STREAM_COLOR,) * 3
-        # Hues a golden angle apart are far from those of the kinds before.
-        channels = colorsys.hls_to_rgb(kind * 0.381966 % 1.0, 0.45, 0.5)
-        return _around("#" + "".join(f"{round(255 * channel):02x}" for channel in channels))
+        return _ramp(spec.color or STREAM_COLOR)
 
 
 def _around(middle: str) -> tuple[str, str, str]:
@@ -67,31 +60,20 @@ def _around(middle: str) -> tuple[str, str, str]:
     return _mix(middle, PAPER, 0.3), middle, _mix(middle, "#000000", 0.25)
 
 
+def _ramp(colors: str) -> tuple[str, str, str]:
+    """Three shades from the colour of a kind, or its three, as the table has them."""
+    light, *darker = colors.split()
+    return (light, darker[0], darker[1]) if darker else _around(light)
+
+
 STACKED = (Kind.F, Kind.R, Kind.S, Kind.T, Kind.I, Kind.B, Kind.W, Kind.OPT)
 """The order of kinds in a column that many actions share; others follow."""
 
-STRIPES: dict[Kind, Literal["top", "bottom"]] = {
-    Kind.W: "bottom",
-    Kind.R: "top",
-    Kind.S: "top",
-    Kind.T: "bottom",
-}
-"""Edge along which a kind carries a stripe: dark on the light W and R, light on dark S and T."""
+_STRIPES = {spec.kind: spec.stripe.split() for spec in KINDS if spec.stripe}
 
-COLOR = Palette(
-    "color",
-    {
-        Kind.F: ("#77c4ff", "#4bb8ff", "#1caafa"),
-        Kind.I: ("#c87627", "#b76b03", "#a46003"),
-        Kind.W: ("#ffea9d", "#f2de86", "#e8d473"),
-        Kind.B: ("#9b3428", "#8e1c1b", "#7d0011"),
-        Kind.R: ("#bed0e4", "#b8c9d9", "#b4c3cf"),
-        Kind.OPT: ("#3a1152", "#2d0c41", "#200631"),
-        Kind.S: ("#2f7364", "#007066", "#076a68"),
-        Kind.T: ("#122894", "#142485", "#142077"),
-    },
-    {Kind.W: "#8a7420", Kind.R: "#3a6d97", Kind.S: "#b5d3cb", Kind.T: "#a9b4f0"},
-)
+STRIPES = {kind: edge for kind, (edge, _) in _STRIPES.items()}
+"""Edge along which a kind carries a stripe, ``"top"`` or ``"bottom"``: dark on the light W and R,
+light on dark S and T."""
 
 
 def _grey(color: str) -> str:
@@ -136,7 +118,7 @@ def palette_of(wanted: str | Mapping[str, str] | Palette) -> Palette:
     return Palette("own", ramps, COLOR.stripes)
 
 
-_XTERM = {
+_XTERM: dict[Kind, tuple[int, int, int]] = {
     Kind.F: (75, 32, 25),
     Kind.I: (216, 208, 130),
     Kind.W: (230, 228, 185),
@@ -213,6 +195,12 @@ def _mix(first: str, second: str, share: float) -> str:
     channels = (round(a + (b - a) * share) for a, b in zip(rgb(first), rgb(second), strict=True))
     return "#" + "".join(f"{channel:02x}" for channel in channels)
 
+
+COLOR = Palette(
+    "color",
+    {spec.kind: _ramp(spec.color) for spec in KINDS if spec.color},
+    {kind: color for kind, (_, color) in _STRIPES.items()},
+)
 
 _GREY = Palette(
     "grey",

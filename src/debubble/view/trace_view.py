@@ -104,6 +104,8 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, An
         add_differences(payload, 0, timelines, predicted, least)
         payload["timelines"][0]["setting"] = _which_step(found)
     payload["timelines"][predicted]["setting"] = _at_which_costs(found)
+    for place in range(predicted + 1, len(timelines)):
+        payload["timelines"][place]["setting"] = f"at the times of {_which_step(found)}"
     title, *said = sentences(found)
     for one in answers:
         said += what_if_text(one, ONE_LINE)
@@ -218,7 +220,7 @@ def _notes(found: Diagnosis) -> Iterable[str]:
         yield untrusted(found)
     if not found.findings:
         yield nothing(found.beyond, len(found.run.step_times))
-    others, _ = faster_schedules(found)
+    others = faster_schedules(found)
     if others:
         yield others
     if not found.run.known[found.shown].all():

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
-from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.collected import MAX_RANKS, NAN, Collected
 from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recognises
 from debubble.diagnosis.readers.kineto_places import Place, pipeline_of, places
@@ -33,6 +33,11 @@ from debubble.diagnosis.readers.stream import LeftOut
 __all__ = ["NAME", "read", "recognises"]
 
 NAME = "kineto"
+ALLOCATES = PAUSES.index("memory")
+
+BRIEF = 0.03
+"""Share of a usual action from which on a call that allocates or frees counts as a pause."""
+
 NANOSECONDS = 1e-9
 UNITS = 1e-6
 """Seconds of the format's unit, a microsecond."""
@@ -82,7 +87,11 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
             base = trace.file.base - origin
             for number, step in zip(steps, trace.steps, strict=True):
                 pair = _add(collected, number, place, step, base, pair)
+            computed = [one.end - one.start for step in trace.steps for one in step[0]]
+            brief = BRIEF * float(np.median(computed))
             for start, end, cause in trace.file.pauses.sorted().T.tolist():
+                if cause == ALLOCATES and end - start < brief:
+                    continue
                 begin, last = (base + start) * NANOSECONDS, (base + end) * NANOSECONDS
                 collected.pause(place.copy, place.rank, cause, begin, last)
     return _observed(collected, traces, found, assumed)

@@ -27,9 +27,6 @@ Times = NDArray[np.int64]
 MAX_EVENTS = 1 << 24
 """Kernels of one file, and likewise launches and ranges."""
 
-SHORTEST_PAUSE = 500_000
-"""Nanoseconds from which on a call that allocates or frees counts as a pause."""
-
 WHOLE_NANOSECONDS = 10**17
 """A time of this and more is in nanoseconds; in microseconds it would be in the year 5138."""
 
@@ -209,8 +206,7 @@ def _launch(found: KinetoFile, text: bytes) -> None:
     found.launches.add(int(correlation[1]), _nanoseconds(time), launches)
     if _ALLOCATES.search(text) is not None:
         start, end = times(text)
-        if end - start >= SHORTEST_PAUSE:
-            found.pauses.add(start, end, PAUSES.index("memory"))
+        found.pauses.add(start, end, PAUSES.index("memory"))
 
 
 def _kernel(found: KinetoFile, text: bytes, left_out: LeftOut) -> None:

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, KINDS
+from debubble.core.units import read_number
 from debubble.diagnosis.observed import ALONE, PAUSES
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import Layout, Number, in_order, layouts, numbered
 from debubble.diagnosis.readers.names import LIMIT, actions_named
 from debubble.diagnosis.readers.paired import Whole, packed, some_of_each
 from debubble.diagnosis.readers.stream import LeftOut
-from debubble.interchange.text import read_number
 
 PLACE = ("step", "copy", "rank")
 TIMES = ("start", "end", "waited", "issued", "busy")

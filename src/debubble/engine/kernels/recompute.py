@@ -9,7 +9,7 @@ REACH = 512
 """How many actions back a place is looked for: bounds the work, and covers every warm-up."""
 
 
-@kernel(writes=("place",))
+@kernel(writes=("place", "refused"))
 def fill_waits(
     actions: Array,
     offsets: Array,
@@ -22,13 +22,15 @@ def fill_waits(
     wait: Array,
     held: Array,
     place: Array,
+    refused: Array,
 ) -> int:
     """Move recomputes that delay what follows them into earlier waits; returns how many.
 
     ``wait`` and ``held`` are filled with how long the rank waits before every action, and what it
     holds while that runs. A recompute moves before the nearest action with a wait of at least
     ``share`` of its time, as long as ``held`` stays within ``limit`` on the way; ``place`` is the
-    position of that action, or the recompute's own.
+    position of that action, or the recompute's own. ``refused`` becomes the least that ``limit``
+    did not allow.
     """
     moved = 0
     for rank in range(len(offsets) - 1):
@@ -56,11 +58,10 @@ def fill_waits(
                 and (wait[spot] <= 0 or wait[spot] < share * time)
             ):
                 spot -= 1
-            if (
-                spot < last
-                or actions[spot] >> STAGE_SHIFT == action >> STAGE_SHIFT
-                or held[spot] + rest > limit[rank]
-            ):
+            if spot < last or actions[spot] >> STAGE_SHIFT == action >> STAGE_SHIFT:
+                continue
+            if held[spot] + rest > limit[rank]:
+                refused[rank] = min(refused[rank], held[spot] + rest)
                 continue
             wait[spot] -= time
             for between in range(spot, position):

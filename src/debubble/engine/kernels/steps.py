@@ -43,25 +43,26 @@ def add_step(
 
 @helper
 def step_of_all(
-    n: int, tail: int, sizes: Sizes, graph: Graph, turns: Turns, beside: Maybe,
+    n: int, tail: int, sizes: Sizes, graph: Graph, rare: Rare, turns: Turns, beside: Maybe,
     state: Array,
 ) -> tuple[int, int]:  # fmt: skip
-    """Come to a step over all ranks: the last to come joins all, and all step."""
+    """Come to a step over all ranks: the last to come joins all, and all step.
+
+    Ranks hand the norm on as for a step that does not wait for the others, and the last rank hands
+    the whole back to each.
+    """
     state[at.ARRIVED] += 1
     if state[at.ARRIVED] < sizes.ranks:
         return n, tail
     state[at.ARRIVED] = 0
     state[at.STEPS] += 1
-    joined = turns.last_node[0]
-    for rank in range(1, sizes.ranks):
-        n = add_node(n, joined, turns.last_node[rank], graph)
-        joined = n - 1
-    if beside is not None:
-        for rank in range(sizes.ranks):
-            if beside.reduced_by[rank] > 0:
-                n = add_node(n, joined, beside.reduced_by[rank], graph)
-                joined = n - 1
+    joined = 0
     for rank in range(sizes.ranks):
+        n, joined = _add_norm(n, rank, joined, sizes, graph, rare, turns, beside, state)
+    for rank in range(sizes.ranks):
+        if rank < sizes.ranks - 1:
+            link = (sizes.ranks - 1) * sizes.ranks + rank
+            graph.lag[n] = link_cost(link, sizes, rare, state)
         n = add_step(n, turns.next_action[rank], rank, joined, sizes, graph, turns)
         turns.next_action[rank] += 1
         tail = push(rank, tail, turns.queue)
@@ -75,18 +76,29 @@ def hand_on_norm(
 ) -> tuple[int, int]:  # fmt: skip
     """Add a rank's own part to the norm of the ranks before, which is there, and hand it on."""
     spot = rank * sizes.iterations + steps.done[rank]
-    if rank > 0:
-        link = (rank - 1) * sizes.ranks + rank
-        graph.lag[n] = link_cost(link, sizes, rare, state)
-        before = steps.norm[spot - sizes.iterations] - 1
-        n = add_node(n, turns.last_node[rank], before, graph)
-        turns.last_node[rank] = n - 1
-    if beside is not None:
-        if beside.reduced_by[rank] > 0:
-            n = add_node(n, turns.last_node[rank], beside.reduced_by[rank], graph)
-            turns.last_node[rank] = n - 1
+    before = steps.norm[spot - sizes.iterations] - 1 if rank > 0 else 0
+    n, joined = _add_norm(n, rank, before, sizes, graph, rare, turns, beside, state)
+    turns.last_node[rank] = joined
     if steps.norm[spot] < 0:
         tail = push(rank + 1, tail, turns.queue)
-    steps.norm[spot] = turns.last_node[rank] + 1
+    steps.norm[spot] = joined + 1
     steps.done[rank] += 1
     return n, tail
+
+
+@helper
+def _add_norm(
+    n: int, rank: int, before: int, sizes: Sizes, graph: Graph, rare: Rare, turns: Turns,
+    beside: Maybe, state: Array,
+) -> tuple[int, int]:  # fmt: skip
+    """Join a rank's gradients to the norm of the ranks before it; the second is their node."""
+    joined = turns.last_node[rank]
+    if rank > 0:
+        graph.lag[n] = link_cost((rank - 1) * sizes.ranks + rank, sizes, rare, state)
+        n = add_node(n, joined, before, graph)
+        joined = n - 1
+    if beside is not None:
+        if beside.reduced_by[rank] > 0:
+            n = add_node(n, joined, beside.reduced_by[rank], graph)
+            joined = n - 1
+    return n, joined

@@ -294,7 +294,7 @@ def sweep(
                         outcome = BAD_STEP
                         break
                     next_action[rank] = here
-                    n, tail = step_of_all(n, tail, sizes, graph, turns, beside, state)
+                    n, tail = step_of_all(n, tail, sizes, graph, rare, turns, beside, state)
                     here = next_action[rank]
                     outcome = WAITS
                     break

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
-from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.errors import ParameterError
 from debubble.lowering.chain import LOWERINGS
 from debubble.planner.sweeps import plans
 from debubble.planner.sweeps.parameters import (
@@ -82,39 +82,26 @@ def costs_of(options: Options) -> tuple[Costs, Options]:
 
 def simulate(options: Options) -> list[Row]:
     """One simulation: every measure that reports and comparisons have."""
-    from debubble.analysis.check import check
     from debubble.analysis.measures import MEASURES
+    from debubble.analysis.question import Question
     from debubble.analysis.results import keeps
-    from debubble.engine.timeline import simulate as run
-    from debubble.interchange.files import is_foreign
-    from debubble.interchange.named import lowered
+    from debubble.interchange.named import question
 
     costs, filled = costs_of(options)
-    name, memory = options["schedule"], filled.get("memory")
-    mode = filled.get("p2p_mode", "overlapped")
-    wanted = {row.name: filled.get(row.name) for row in LOWERINGS}
-    schedule = lowered(
-        name,
-        wanted,
-        **{key: options.get(key) for key in (*SIZES, "iterations", "sync")},
-        defaults={key: filled.get(key) for key in SIZES},
-        costs=costs,
-        memory=memory,
-        p2p_mode=mode,
-        **family(options, "options"),
+    given = {key: options[key] for key in (*SIZES, *SHARED) if key in options}
+    given |= {"memory": filled["memory"]} if "memory" in filled else {}
+    lowerings = {row.name: options.get(row.name) for row in LOWERINGS}
+    asked = Question(
+        "", costs=costs, lowerings=lowerings, options=family(options, "options"), **given
     )
-    if is_foreign(name):
-        report = check(schedule, p2p_mode=mode)
-        if not report.ok:
-            raise ScheduleError(f"its order is wrong: {report.problems[0]}")
-    timeline = run(schedule, costs, mode)
+    timeline = question(options["schedule"], asked, options.get("costs")).timeline
     measures = {m.key: m.one(timeline) for m in MEASURES if m.reported or m.compared}
-    sizes = {"chunks": schedule.chunks, "stages": schedule.stages}
-    return [sizes | measures | {"fits": keeps(timeline, memory)}]
+    sizes = {"chunks": timeline.schedule.chunks, "stages": timeline.schedule.stages}
+    return [sizes | measures | {"fits": keeps(timeline, asked.memory)}]
 
 
-SHARED = ("ranks", "microbatches", "chunks", "memory", "iterations", "sync", "p2p_mode")
-"""Parameters that comparisons take by these names."""
+SHARED = ("iterations", "sync", "p2p_mode")
+"""Options that questions and comparisons take by these names, beside sizes and memory."""
 
 
 def compare(options: Options) -> list[Row]:
@@ -122,8 +109,8 @@ def compare(options: Options) -> list[Row]:
     from debubble.interchange.named import compare as run
 
     costs, filled = costs_of(options)
-    given = {key: filled[key] for key in (*SHARED, *(row.name for row in LOWERINGS))
-             if key in filled}  # fmt: skip
+    known = (*SIZES, "memory", *SHARED, *(row.name for row in LOWERINGS))
+    given = {key: filled[key] for key in known if key in filled}
     result = run(options["schedules"], costs=costs, options=family(options, "options"), **given)
     rows: list[Row] = [
         {"schedule": row.name, "place": place, "ratio": row.ratio, "fits": row.fits,

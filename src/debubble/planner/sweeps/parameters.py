@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from debubble.analysis.question import OPTIONS
 from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import ParameterError, WrongValueError, did_you_mean
-from debubble.core.schedule import SYNCS
-from debubble.engine.graph import P2P_MODES
+from debubble.core.options import LARGEST, OptionType, Range, Real, Whole, Word, quoted
 from debubble.interchange.files import is_file_name, is_foreign, is_function
-from debubble.lowering.chain import LOWERINGS, Lowering
-from debubble.schedules.registry import LIMITS, entries, find
-
-LARGEST = 1e100
-"""Largest number of a parameter that has no limit of its own, as of costs."""
+from debubble.interchange.named import SIZES as SIZES_OF_FILES
+from debubble.schedules.registry import entries, find
 
 Read = Callable[[str, Any], Any]
 """The value to compute with, from the parameter's name and the value in a file.
@@ -48,49 +44,34 @@ class Parameter:
     """
 
     read: Read
-    range: Literal["whole", "real", ""] = ""
+    range: Range = ""
     files: Callable[[Any], list[str]] = _no_files
+
+
+def of_type(values: OptionType) -> Parameter:
+    """A parameter whose values are of a type of options."""
+    return Parameter(values.check, values.range)
 
 
 def whole(most: int, least: int = 1) -> Parameter:
     """A whole number."""
-    advice = f"give a whole number from {least} to {most:,}"
-    read = _reader(lambda value: least <= value <= most and value == int(value), advice, int)
-    return Parameter(read, "whole")
+    return of_type(Whole(most, least))
 
 
 def number(least: float = 0.0, most: float = LARGEST) -> Parameter:
     """A number above `least` and up to `most`."""
-    advice = f"give a number above {least:g}, at most {most:g}"
-    return Parameter(_reader(lambda value: least < value <= most, advice, float), "real")
-
-
-def _reader(fits: Callable[[Any], bool], advice: str, kind: type[int] | type[float]) -> Read:
-    def read(name: str, value: Any) -> int | float:
-        known = isinstance(value, int | float) and not isinstance(value, bool)
-        if not known or not fits(value):
-            raise ParameterError(f"{name} is {_shown(value)}; {advice}")
-        return kind(value)
-
-    return read
+    return of_type(Real(least, most))
 
 
 def one_of(known: Iterable[str]) -> Parameter:
     """One of some words."""
-    words = tuple(known)
-
-    def read(name: str, value: Any) -> str:
-        if value not in words or not isinstance(value, str):
-            raise ParameterError(f"{name} is {_shown(value)}; {did_you_mean(value, words)}")
-        return value
-
-    return Parameter(read)
+    return of_type(Word(tuple(known)))
 
 
 def schedule_name(name: str, value: Any) -> str:
     """Read the name of a schedule; the registered one for an alias."""
     if not isinstance(value, str):
-        raise ParameterError(f"{name} is {_shown(value)}; give a name such as 1f1b")
+        raise ParameterError(f"{name} is {quoted(value)}; give a name such as 1f1b")
     return value if is_foreign(value) else find(value).name
 
 
@@ -102,20 +83,15 @@ def _schedule_files(value: str) -> list[str]:
 
 def _schedule_names(name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not value:
-        raise ParameterError(f"{name} is {_shown(value)}; give a list such as [1f1b, zb-h1]")
+        raise ParameterError(f"{name} is {quoted(value)}; give a list such as [1f1b, zb-h1]")
     return [schedule_name(name, item) for item in value]
-
-
-def _limit(name: str, value: Any) -> Any:
-    read = number().read
-    return [read(name, item) for item in value] if isinstance(value, list) else read(name, value)
 
 
 def _cost(name: str, value: Any) -> Any:
     """Read ``costs.F``, ``costs.head.F`` or ``costs.basis``, or ``costs``, a file's name."""
     if name == "costs":
         if not isinstance(value, str):
-            raise ParameterError(f"costs is {_shown(value)}; give a cost file, or costs.F: 1")
+            raise ParameterError(f"costs is {quoted(value)}; give a cost file, or costs.F: 1")
         return value
     cost = name.removeprefix("costs.")
     part, _, key = cost.partition(".")
@@ -128,7 +104,7 @@ def _cost(name: str, value: Any) -> Any:
         if cost in COST_FIELDS:
             return _plain(check_cost(cost, value))
     except WrongValueError as error:
-        raise ParameterError(f"costs.{error.text(_shown)}") from None
+        raise ParameterError(f"costs.{error.text(quoted)}") from None
     if cost in ("time_unit", "memory_unit") and isinstance(value, str):
         return value
     known = [spec.name for spec in fields(Costs)] + [f"{p}.{k}" for p in PARTS for k in KEYS]
@@ -153,39 +129,18 @@ def _option(name: str, value: Any) -> Any:
     return value
 
 
-def _lowering(row: Lowering) -> Parameter:
-    def read(name: str, value: Any) -> Any:
-        text = ",".join(map(str, value)) if isinstance(value, list) else value
-        if not isinstance(text, str):
-            raise ParameterError(f"{name} is {_shown(value)}; give a text: {row.help}")
-        return row.read(name, text)
+_OPTIONS = {row.name: of_type(row.type) for row in OPTIONS if not row.typed_only}
 
-    return Parameter(read)
-
-
-def _shown(value: Any) -> str:
-    return f"'{value}'" if isinstance(value, str) else reprlib.repr(value)
-
-
-SIZES: Mapping[str, Parameter] = {
-    "ranks": whole(LIMITS["ranks"]),
-    "microbatches": whole(LIMITS["microbatches"]),
-    "chunks": whole(LIMITS["chunks"]),
-}
+SIZES: Mapping[str, Parameter] = {name: _OPTIONS[name] for name in SIZES_OF_FILES}
 COSTS: Mapping[str, Parameter] = {
     "costs": Parameter(_cost, files=lambda value: [value]),
     "costs.*": Parameter(_cost, "real"),
-    "memory": Parameter(_limit, "real"),
-    "p2p_mode": one_of(P2P_MODES),
+    "memory": _OPTIONS["memory"],
+    "p2p_mode": _OPTIONS["p2p_mode"],
 }
 SIMULATION: Mapping[str, Parameter] = {
-    **SIZES,
-    **COSTS,
-    "iterations": whole(LIMITS["iterations"]),
-    "sync": one_of(SYNCS),
-    "options.*": Parameter(_option, "whole"),
-    **{row.name: _lowering(row) for row in LOWERINGS},
-}
+    **_OPTIONS, **COSTS, "options.*": Parameter(_option, "whole"),
+}  # fmt: skip
 SCHEDULE = Parameter(schedule_name, files=_schedule_files)
 SCHEDULES = Parameter(
     _schedule_names, files=lambda value: [path for name in value for path in _schedule_files(name)]

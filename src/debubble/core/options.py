@@ -1,0 +1,288 @@
+"""Options of a question, each said once: name, type, limits, help and where it applies.
+
+A question is a schedule with its sizes, costs, memory limit, lowerings and mode of transfers. The
+command line, the playground and sweeps make their options from these rows and from those of the
+p2p modes and lowerings; :data:`debubble.analysis.question.OPTIONS` is the whole table.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from debubble.core.costs import RUNTIMES
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.schedule import SYNCS
+from debubble.core.units import factor, read_number
+
+LIMITS = {
+    "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
+}  # fmt: skip
+"""Largest sizes of a schedule; the smallest is 1."""
+
+LARGEST = 1e100
+"""Largest number of an option that has no limit of its own, as of costs."""
+
+Range: TypeAlias = Literal["whole", "real", ""]
+"""The numbers that a range of values has; empty where values are no numbers."""
+
+
+class OptionType(Protocol):
+    """The values of an option."""
+
+    @property
+    def range(self) -> Range:
+        """The numbers that a range of values has."""
+
+    def read(self, name: str, text: str) -> Any:
+        """The value in a typed text; `name` is for messages."""
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value that a file or request gives, as plain data."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Whole numbers from `least` to `most`."""
+
+    most: int
+    least: int = 1
+    range: Range = "whole"
+
+    def read(self, name: str, text: str) -> int:
+        """The whole number in a text; whether it fits is found where it is used."""
+        return read_whole(name, text)
+
+    def check(self, name: str, value: Any) -> int:
+        """A whole number, also one such as 2.0."""
+        if not is_number(value) or not self.least <= value <= self.most or value != int(value):
+            raise ParameterError(
+                f"{name} is {quoted(value)}; give a whole number from {self.least} to {self.most:,}"
+            )
+        return int(value)
+
+
+@dataclass(frozen=True)
+class Real:
+    """Numbers above `least`, up to `most`."""
+
+    least: float = 0.0
+    most: float = LARGEST
+    range: Range = "real"
+
+    def read(self, name: str, text: str) -> float:
+        """The number in a text."""
+        return self.check(name, read_number(text))
+
+    def check(self, name: str, value: Any) -> float:
+        """A number."""
+        if not is_number(value) or not self.least < value <= self.most:
+            raise ParameterError(
+                f"{name} is {quoted(value)}; give a number above {self.least:g}, at most "
+                f"{self.most:g}"
+            )
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Word:
+    """One of some words."""
+
+    words: tuple[str, ...]
+    range: Range = ""
+
+    def read(self, name: str, text: str) -> str:
+        """The word in a text."""
+        return self.check(name, text)
+
+    def check(self, name: str, value: Any) -> str:
+        """One of the words."""
+        if not isinstance(value, str) or value not in self.words:
+            raise ParameterError(f"{name} is {quoted(value)}; {did_you_mean(value, self.words)}")
+        return value
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """A limit of every rank, or one for each; as text also with a unit of bytes."""
+
+    range: Range = "real"
+
+    def read(self, name: str, text: str, unit: str = "", more: str = "") -> Any:
+        """The limit in ``8``, ``4/4/3/3`` or ``80GB``, in `unit`; `more` ends the advice."""
+        limits = tuple(self._amount(name, part, unit) for part in text.split("/"))
+        if not all(limits):
+            raise ParameterError(
+                f"{name} is '{text}'; the limit is a positive number, or one per rank: "
+                f"4/4/3/3{more}"
+            )
+        return limits if len(limits) > 1 else limits[0]
+
+    def check(self, name: str, value: Any) -> Any:
+        """A positive number, or a list with one for each rank."""
+        if isinstance(value, list):
+            return [Real().check(name, item) for item in value]
+        return Real().check(name, value)
+
+    def _amount(self, name: str, text: str, unit: str) -> float:
+        """The positive number in a text in `unit`, 0 where it is none."""
+        digits = text.rstrip(string.ascii_letters + " ")
+        given = text[len(digits) :].strip()
+        number = read_number(digits)
+        if given and 0 < number < math.inf:
+            times = factor(given, unit)
+            if math.isnan(times):
+                counted = f"in '{unit}'" if unit else "without a unit"
+                raise ParameterError(
+                    f"{name} is '{text}', and the costs count memory {counted}; give a number in "
+                    "that, or a cost file with memory: {unit: bytes}"
+                )
+            number *= times
+        return number if 0 < number < math.inf else 0.0
+
+
+@dataclass(frozen=True)
+class AnyText:
+    """A text that is read with other options: costs, or options of a schedule."""
+
+    range: Range = ""
+
+    def read(self, name: str, text: str) -> str:  # noqa: ARG002 - as of all types
+        """The text as it is."""
+        return text
+
+    def check(self, name: str, value: Any) -> str:
+        """A text."""
+        if not isinstance(value, str):
+            raise ParameterError(f"{name} is {quoted(value)}; give a text")
+        return value
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """A row of the table of options."""
+
+    name: str
+    """Keyword in Python, key in sweeps, and field of the page."""
+    type: OptionType
+    """Its values."""
+    metavar: str
+    """Stands for the value in ``--help``."""
+    help: str
+    """One line of ``--help``."""
+    group: Literal["schedule", "costs", "memory", "transfers", "lowerings", "jitter"]
+    """The part of a question it is of."""
+    flags: tuple[str, ...] = ()
+    """Flags of the command line; the default is the name."""
+    default: Any = None
+    """The value where none is given."""
+    example: str = ""
+    """A value as typed; words are their own examples."""
+    neutral: str = ""
+    """A value as typed that changes nothing; empty where each one says something."""
+    part_of: str = ""
+    """The option without which this one means nothing."""
+    in_search: bool = True
+    """Whether ``debubble optimize`` reads it."""
+    repeated: bool = False
+    """Whether it may be given several times."""
+    only: tuple[str, ...] = ()
+    """Commands that read it; empty for all that answer questions."""
+    typed_only: bool = False
+    """Whether it is a spelling of the command line: files and requests say the same otherwise."""
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """Values as typed."""
+        return self.type.words if isinstance(self.type, Word) else (self.example,)
+
+    @property
+    def flag(self) -> str:
+        """The flag of the command line, for messages."""
+        return self.flags[-1] if self.flags else f"--{self.name.replace('_', '-')}"
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, which truth values are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def quoted(value: Any) -> str:
+    """A value as messages show it."""
+    return f"'{value}'" if isinstance(value, str) else reprlib.repr(value)
+
+
+def read_whole(name: str, text: str) -> int:
+    """The whole number in the text of an option."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,40}", text.strip(" ")):
+        raise ParameterError(f"{name} is '{text}'; give a whole number")
+    return int(text)
+
+
+def row_of(rows: Iterable[OptionSpec], name: str) -> OptionSpec:
+    """The row of an option."""
+    return next(row for row in rows if row.name == name)
+
+
+CORE_OPTIONS: tuple[OptionSpec, ...] = (
+    OptionSpec(
+        "ranks", Whole(LIMITS["ranks"]), "N", "Pipeline ranks.", "schedule", ("--ranks", "-p"),
+        example="2",
+    ),
+    OptionSpec(
+        "microbatches", Whole(LIMITS["microbatches"]), "N", "Microbatches per iteration.",
+        "schedule", ("--microbatches", "-m"), example="4",
+    ),
+    OptionSpec(
+        "chunks", Whole(LIMITS["chunks"]), "N", "Stages per rank, where there is choice.",
+        "schedule", ("--chunks", "-v"), example="4",
+    ),
+    OptionSpec(
+        "times", AnyText(), "TIMES",
+        "Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; per stage: F=1/1/2/1 or F=1,F.2=2.",
+        "costs", typed_only=True, example="F=10,I=11,W=7,p2p=0.5",
+    ),
+    OptionSpec(
+        "rank_times", AnyText(), "TIMES",
+        "Costs per rank, divided by each schedule's chunks; the default is F=1,I=1,W=1.",
+        "costs", typed_only=True, example="F=4,I=4,W=2,p2p=0.25", neutral="F=1,I=1,W=1",
+    ),
+    OptionSpec(
+        "costs", AnyText(), "FILE", "Cost file: .yaml, .json or .toml; may set -p, -m, -v.",
+        "costs", typed_only=True,
+    ),
+    OptionSpec(
+        "runtime", Word(RUNTIMES), "NAME",
+        "Who runs it, by rules of its own: any (the default), torch or debubble.",
+        "costs", typed_only=True, default=RUNTIMES[0], neutral=RUNTIMES[0],
+    ),
+    OptionSpec(
+        "iterations", Whole(LIMITS["iterations"]), "N",
+        "Training steps in a row, with an optimizer step each.", "schedule", in_search=False,
+        example="2",
+    ),
+    OptionSpec(
+        "sync", Word(SYNCS), "RULE",
+        "What an optimizer step waits for: global, local or post-validation.", "schedule",
+        part_of="iterations", in_search=False,
+    ),
+    OptionSpec(
+        "memory", MemoryLimit(), "LIMIT",
+        "Memory per rank, in activation units, the cost file's unit, or one of bytes: 80GB; one "
+        "for each: 4/4/3/3.", "memory", example="3", neutral="1e9",
+    ),
+    OptionSpec(
+        "option", AnyText(), "KEY=VALUE", "Option of the schedule; may be repeated.", "schedule",
+        in_search=False, repeated=True, typed_only=True, example="group_size=3",
+    ),
+    OptionSpec(
+        "group_size", AnyText(), "N", "Microbatches per group of interleaved schedules.",
+        "schedule", in_search=False, typed_only=True, example="3",
+    ),
+)  # fmt: skip
+"""Options that no other layer says more about, in the order of ``--help``."""

@@ -1,0 +1,256 @@
+"""A run's own times under another schedule: of every action, and of every message.
+
+An action that the run has, too, takes what it took there, microbatch by microbatch, so that what is
+the same under both schedules is the same number in both, and a run under its own schedule is the
+run. What is cut elsewhere takes its share of what it is cut from. What the run has no action of
+follows from the table of kinds: a full backward takes what its parts take, each part a share of it,
+a recompute what the forward takes, and an overlapped group the share of the sum of its parts that
+groups of the run take.
+
+Messages over a link take what messages over that link took, in the same order; over a link that
+the run did not use, what all of its messages took.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import group_bounds, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError
+from debubble.core.kind_relations import (
+    ACTIVATION_KINDS,
+    FUSED_KIND,
+    RECOMPUTE_KINDS,
+    SPLIT_KINDS,
+)
+from debubble.core.kinds import FORWARD_KINDS, WORK_KINDS, Kind
+from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
+from debubble.diagnosis.recut import shares_of_cut
+from debubble.diagnosis.run import Indices, Run, Times, links_of
+
+ROW = {kind: row for row, kind in enumerate(WORK_KINDS)}
+"""The row of every kind of work in the arrays of this module."""
+
+USUAL = Costs(F=1, I=1, W=1).resolve(Placement.linear(1)).duration[list(WORK_KINDS), 0]
+"""What every kind of work takes against others where nothing is known of it."""
+
+
+def carried(run: Run, times: Times, delays: Times, schedule: Schedule) -> tuple[Times, Times]:
+    """Times of the actions of a schedule, and delays of what they receive, as a run had them.
+
+    Parameters
+    ----------
+    run
+        The run.
+    times, delays
+        Times of its actions, that of the host before them included, and of its messages, of some of
+        its rows; shape ``(rows, actions)``.
+    schedule
+        Any schedule of as many ranks and microbatches.
+
+    Returns
+    -------
+    times, delays
+        The same of the schedule's actions.
+
+    Raises
+    ------
+    ParameterError
+        When the schedule does what the run has no time of.
+    """
+    return _Work.of(run, times).under(schedule), _delays(run, delays, schedule)
+
+
+def shares_in_groups(run: Run, times: Times) -> Times:
+    """The share of every action in its overlapped group, by what it and the others take alone.
+
+    It is 1 for actions alone; shape ``(rows, actions)``, as `times`.
+    """
+    cells = _Cells.of(run.schedule)
+    _, usual, _ = _alone(cells, run.schedule, times)
+    shares = np.ones_like(times)
+    inside = np.flatnonzero(cells.group >= 0)
+    if len(inside):
+        parts = usual[:, cells.kind[inside], cells.stage[inside]]
+        sums = _sums(cells.group[inside], parts)
+        equal = 1 / _sums(cells.group[inside], np.ones_like(parts))
+        shares[:, inside] = np.where(sums > 0, parts / np.where(sums > 0, sums, 1.0), equal)
+    return shares
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What every kind of work takes on every stage, for every slice of every microbatch."""
+
+    run: Run
+    alone: Times
+    """Time outside of groups, shape ``(rows, kinds, stages, microbatches, slices)``."""
+    overlap: Times
+    """Share of the sum of their parts that groups take, shape ``(rows, 1)``."""
+
+    @classmethod
+    def of(cls, run: Run, times: Times) -> _Work:
+        """Take the times of actions apart."""
+        schedule = run.schedule
+        cells = _Cells.of(schedule)
+        alone, usual, known = _alone(cells, schedule, times)
+        overlap = np.ones((len(times), 1))
+        inside = np.flatnonzero(cells.group >= 0)
+        if len(inside):
+            parts = usual[:, cells.kind[inside], cells.stage[inside]]
+            share = _ratio(times[:, inside], _sums(cells.group[inside], parts))
+            middle = np.median(share, axis=1, keepdims=True)
+            mine = cells.kind[inside], cells.stage[inside], cells.unit[inside]
+            # Where nothing ran alone, groups are taken to take the sum of their parts.
+            overlap = np.where(known, middle, 1.0)
+            usual = usual * np.where(known, 1.0, middle)[:, :, None]
+            alone[:, *mine] = parts * share / np.where(known, middle, 1.0)
+        _complete(alone, usual)
+        shape = (*alone.shape[:3], schedule.microbatches, schedule.slices)
+        return cls(run, alone.reshape(shape), overlap)
+
+    def under(self, schedule: Schedule) -> Times:
+        """Time of every action of a schedule."""
+        own, alone = self.run.schedule, self.alone
+        if schedule.stages != own.stages:
+            cut = shares_of_cut(np.ones(own.stages), np.ones(schedule.stages))
+            alone = np.einsum("rksml,ts->rktml", alone, cut)
+        if schedule.slicing.shares != own.slicing.shares:
+            cut = shares_of_cut(own.slicing.shares, schedule.slicing.shares)
+            alone = np.einsum("rksml,nl->rksmn", alone, cut)
+        alone = alone.reshape(*alone.shape[:3], -1)
+        cells = _Cells.of(schedule)
+        found = np.asarray(alone[:, cells.kind, cells.stage, cells.unit])
+        inside = np.flatnonzero(cells.group >= 0)
+        if len(inside):
+            found[:, inside] = self.overlap * _sums(cells.group[inside], found[:, inside])
+        unknown = np.isnan(found).any(axis=0)
+        if unknown.any():
+            raise ParameterError(_no_time_of(schedule, cells.kind[unknown].min()))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """Where the actions of a schedule stand in arrays of work."""
+
+    kind: Indices
+    """Row of the kind of every action."""
+    stage: Indices
+    unit: Indices
+    group: Indices
+    """Number of the overlapped group, −1 for actions alone."""
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _Cells:
+        """Find them.
+
+        Raises ParameterError where one is no work of a stage for a microbatch.
+        """
+        actions = schedule.actions
+        rows = np.full(len(Kind), -1)
+        rows[list(ROW)] = list(ROW.values())
+        row = rows[kinds_of(actions)]
+        unknown = row < 0
+        if unknown.any():
+            other = Kind(int(kinds_of(actions)[unknown].min())).name
+            raise ParameterError(
+                f"'{schedule.name}' runs {other}, and the run has no time of that; name a schedule "
+                f"of {', '.join(known.name for known in WORK_KINDS)} alone"
+            )
+        first, _ = group_bounds(actions)
+        _, number = np.unique(first, return_inverse=True)
+        group = np.where(pairs_of(actions) > 0, number, -1)
+        return cls(row, stages_of(actions), microbatches_of(actions), group)
+
+
+def _no_time_of(schedule: Schedule, row: int) -> str:
+    return f"'{schedule.name}' runs {WORK_KINDS[row].name}, and the run has no time of that"
+
+
+def _sums(group: Indices, values: Times) -> Times:
+    """The sum over its group for every member, shape ``(rows, members)``."""
+    begins = np.flatnonzero(np.diff(group, prepend=-1))
+    sums = np.add.reduceat(values, begins, axis=1)
+    found: Times = np.repeat(sums, np.diff(begins, append=len(group)), axis=1)
+    return found
+
+
+def _ratio(value: Times, of: Times) -> Times:
+    """Their quotient; 1 where that is nothing."""
+    there = (of > 0) & (value > 0)
+    return np.where(there, value / np.where(there, of, 1.0), 1.0)
+
+
+def _alone(
+    cells: _Cells, schedule: Schedule, times: Times
+) -> tuple[Times, Times, NDArray[np.bool_]]:
+    """Times of actions alone by kind, stage and slice of a microbatch, and as :func:`_usual`."""
+    alone = np.full((len(times), len(ROW), schedule.stages, schedule.units), np.nan)
+    lone = np.flatnonzero(cells.group < 0)
+    alone[:, cells.kind[lone], cells.stage[lone], cells.unit[lone]] = times[:, lone]
+    return alone, *_usual(alone)
+
+
+def _usual(alone: Times) -> tuple[Times, NDArray[np.bool_]]:
+    """What every kind usually takes on every stage of each row, shape ``(rows, kinds, stages)``.
+
+    That is the median of what ran alone; of a kind that never did on a stage, of all stages; of one
+    that never did at all, what its work is against that of the others. And whether anything did, so
+    that these are times and no mere weights, shape ``(rows, 1)``.
+    """
+    weights = USUAL[None, :]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        usual = np.nanmedian(alone, axis=3)
+        of_kind = np.nanmedian(usual, axis=2)
+        unit = np.nanmedian(of_kind / weights, axis=1, keepdims=True)
+    known = ~np.isnan(unit)
+    of_kind = np.where(np.isnan(of_kind), weights * np.where(known, unit, 1.0), of_kind)
+    return np.where(np.isnan(usual), of_kind[:, :, None], usual), known
+
+
+def _complete(alone: Times, usual: Times) -> None:
+    """Fill in what kinds take that did not run, from those that did."""
+    fused, split = ROW[FUSED_KIND], [ROW[kind] for kind in SPLIT_KINDS]
+    there = ~np.isnan(alone[:, split]).all(axis=1)
+    sums = np.where(there, np.nansum(alone[:, split], axis=1), np.nan)
+    whole = np.where(np.isnan(alone[:, fused]), sums, alone[:, fused])
+    alone[:, fused] = whole
+    total = usual[:, split].sum(axis=1)
+    for part in split:
+        share = np.where(total > 0, _ratio(usual[:, part], total), 0.0)
+        mine = alone[:, part]
+        alone[:, part] = np.where(np.isnan(mine), whole * share[:, :, None], mine)
+    for kind in RECOMPUTE_KINDS:
+        mine, forward = alone[:, ROW[kind]], alone[:, ROW[ACTIVATION_KINDS[0]]]
+        alone[:, ROW[kind]] = np.where(np.isnan(mine), forward, mine)
+
+
+def _delays(run: Run, delays: Times, schedule: Schedule) -> Times:
+    """Delay of what every action of a schedule receives."""
+    mine, theirs = _in_turn(run.schedule), _in_turn(schedule)
+    every = np.concatenate(list(mine.values())) if mine else np.zeros(0, dtype=np.int64)
+    found = np.zeros((len(delays), len(schedule)))
+    for link, columns in theirs.items():
+        source = mine.get(link, every)
+        if len(source):
+            # As many as there are, each as often as needed: the last of one is that of the other.
+            place = np.arange(len(columns)) * len(source) // len(columns)
+            found[:, columns] = delays[:, source[place]]
+    return found
+
+
+def _in_turn(schedule: Schedule) -> dict[int, NDArray[np.int64]]:
+    """By link the actions that receive over it, microbatch by microbatch."""
+    links, actions = links_of(schedule), schedule.actions
+    forward = np.isin(kinds_of(actions), FORWARD_KINDS)
+    turn = np.lexsort((stages_of(actions), forward, microbatches_of(actions)))
+    turn = turn[links[turn] >= 0]
+    return {link: turn[links[turn] == link] for link in np.unique(links[turn]).tolist()}

@@ -1,0 +1,154 @@
+"""Other times of a run's actions, gaps and messages, as ``--set`` reads them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.kinds import WORK_KINDS
+from debubble.core.units import read_number
+from debubble.diagnosis.run import PAIR, Run, Times
+from debubble.diagnosis.times import MILLISECONDS
+
+KINDS = (*(kind.name for kind in WORK_KINDS), "O")
+"""Kinds of actions that can be set; O is an overlapped group."""
+
+KIND_OF = {int(kind): kind.name for kind in WORK_KINDS}
+
+FORM = "write stage3.F*=0.9, rank2*=0.8, copy0.B=60, F+=1 (ms), gaps=0, p2p=0 or p2p.0-1*=0.5"
+
+OWNERS = ("stage", "rank", "copy")
+"""What actions belong to; a number follows, and a kind may."""
+
+HOWS = ("*=", "+=", "=")
+"""How times change."""
+
+_CHANGE = re.compile(
+    rf"(?:(?P<of>{'|'.join(OWNERS)})(?P<number>\d{{1,6}})(?:\.(?P<kind>[A-Z]))?|(?P<bare>[A-Z])"
+    r"|(?P<gaps>gaps)|(?P<p2p>p2p)(?:\.(?P<a>\d{1,6})-(?P<b>\d{1,6}))?)"
+    rf"\s*(?P<how>{'|'.join(map(re.escape, HOWS))})\s*(?P<value>\S+)",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Other times of some actions, gaps or messages.
+
+    Parameters
+    ----------
+    text
+        As it was written.
+    what
+        ``"stage"``, ``"rank"``, ``"copy"``, ``"kind"``, ``"gaps"`` or ``"p2p"``.
+    number
+        The stage, rank or copy; None for all.
+    kind
+        Name of a kind; empty for all.
+    link
+        Two ranks; empty for all.
+    how, value
+        ``"="``, ``"*="`` or ``"+="``, and by what; milliseconds unless it multiplies.
+    """
+
+    text: str
+    what: str
+    number: int | None
+    kind: str
+    link: tuple[int, ...]
+    how: str
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> Change:
+        """Read a change.
+
+        Raises
+        ------
+        ParameterError
+            When it is none.
+        """
+        match = _CHANGE.fullmatch(text.strip())
+        value = read_number(match["value"]) if match else float("nan")
+        if match is None:
+            raise ParameterError(f"--set '{text}' is no change; {FORM}")
+        if not 0 <= value < float("inf"):
+            raise ParameterError(
+                f"--set '{text}': '{match['value']}' is no number from 0 on; {FORM}"
+            )
+        kind = match["kind"] or match["bare"] or ""
+        if kind and kind not in KINDS:
+            raise ParameterError(f"--set '{text}': no kind {kind}; {did_you_mean(kind, KINDS)}")
+        link = (int(match["a"]), int(match["b"])) if match["a"] else ()
+        what = match["of"] or match["gaps"] or match["p2p"] or "kind"
+        number = int(match["number"]) if match["number"] else None
+        return cls(text.strip(), what, number, kind, link, match["how"], value)
+
+    def check(self, run: Run) -> None:
+        """Refuse numbers that the run does not have."""
+        limits = {"stage": run.schedule.stages, "rank": run.schedule.ranks,
+                  "copy": int(run.copy.max()) + 1}  # fmt: skip
+        if self.number is not None and self.number >= limits[self.what]:
+            raise ParameterError(
+                f"--set '{self.text}': {self.what} {self.number}; the last is "
+                f"{limits[self.what] - 1}"
+            )
+        if self.kind and not self._columns(run).any():
+            classes = {*run.kind.tolist(), *run.cls.tolist()}
+            ran = ", ".join(sorted(KIND_OF.get(cls, "O") for cls in classes))
+            raise ParameterError(
+                f"--set '{self.text}': nothing of the run is {self.kind}"
+                f"{' there' if self.number is not None else ''}; it has {ran}"
+            )
+        if self.link and not self._columns(run).any():
+            raise ParameterError(
+                f"--set '{self.text}': ranks {self.link[0]} and {self.link[1]} send nothing to "
+                "each other"
+            )
+
+    def _columns(self, run: Run) -> np.ndarray:
+        """The actions, or those that receive the messages, that are changed."""
+        if self.what == "p2p":
+            found = run.source >= 0
+            if self.link:
+                ends = np.stack([run.rank[run.source], run.rank])
+                low, high = sorted(self.link)
+                found &= (ends.min(axis=0) == low) & (ends.max(axis=0) == high)
+            return found
+        found = np.ones(len(run.rank), dtype=bool)
+        if self.kind == "O":
+            found &= run.cls == PAIR
+        elif self.kind:
+            names = {kind.name: int(kind) for kind in WORK_KINDS}
+            found &= run.kind == names[self.kind]
+        if self.what in ("stage", "rank"):
+            found &= getattr(run, self.what) == self.number
+        return found
+
+    def of_work(self, run: Run, times: Times, shares: Times) -> Times:
+        """Changed times of actions: an overlapped group is longer by what its members are.
+
+        Parameters
+        ----------
+        run
+            The run.
+        times
+            Times of its actions; members of a group have that of the group.
+        shares
+            The share of every action in its group, 1 for those alone; of the same shape.
+        """
+        more = self.of(run, times) - times
+        if self.how != "+=":
+            more = more * shares
+        return np.asarray(times + run.in_groups(more, np.add))
+
+    def of(self, run: Run, values: Times) -> Times:
+        """Changed times, whatever else they are part of."""
+        rows = run.copy == self.number if self.what == "copy" else np.ones(run.rows, dtype=bool)
+        cells = rows[:, None] & self._columns(run)[None, :]
+        value = self.value if self.how == "*=" else self.value / MILLISECONDS
+        other = {"=": np.full_like(values, value), "*=": values * value, "+=": values + value}
+        return np.where(cells, other[self.how], values)

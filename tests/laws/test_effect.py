@@ -1,0 +1,59 @@
+"""Law of effect: every value of an option changes an output of every command, or is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from debubble.analysis.question import OPTIONS
+from debubble.core.options import OptionSpec
+from tests.cli.conftest import call
+from tests.laws.surfaces import SCHEDULES, Case, given, values_of, without
+
+PAYING = {"times": "F=2,I=3,W=1,p2p=0.5,OPT=3,reduce_grad=1,unshard=1,host_bandwidth=2"}
+"""Costs under which every option of a question matters."""
+
+COMMANDS = {
+    "simulate": ["--json"],
+    "compare": ["--json"],
+    "export": ["--to", "chrome-trace"],
+    "draw": [],
+}
+"""Commands that answer questions; what they print is what an option has to change."""
+
+
+def printed(command: str, name: str, case: Case) -> tuple[int, str]:
+    result = call(command, name, *case.words(), *COMMANDS[command])
+    return result.code, result.out + result.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.name)
+def test_every_value_changes_something(row: OptionSpec, command: str, tmp_path: Path) -> None:
+    if row.only and command not in row.only:
+        pytest.skip(f"{command} has no {row.flag}")
+    costs = {} if row.group == "costs" and row.name != "runtime" else PAYING
+    modes = ({}, {"p2p_mode": "group"}) if row.name != "p2p_mode" else ({},)
+    texts = [text for text in values_of(row, tmp_path) if text != row.neutral]
+    seen: dict[str, list[object]] = {text: [] for text in [row.neutral, *texts]}
+    for name in SCHEDULES:
+        for mode in modes:
+            for text, found in seen.items():
+                case = Case(name, costs | mode | (given(row, text) if text else without(row)))
+                found.append(printed(command, name, case))
+    idle = [
+        text for text in texts
+        if all(seen[text] == found for other, found in seen.items() if other != text)
+    ]  # fmt: skip
+    assert idle == [], f"{row.flag} changes nothing"
+
+
+@pytest.mark.parametrize("row", [row for row in OPTIONS if not row.in_search], ids=lambda r: r.name)
+def test_a_search_refuses_what_it_does_not_read(row: OptionSpec, tmp_path: Path) -> None:
+    for text in values_of(row, tmp_path):
+        if row.only:
+            continue
+        result = call("optimize", "-p", "2", "-m", "2", row.flag, text)
+        assert result.code == 2
+        assert row.flag in result.err
