@@ -16,6 +16,7 @@ from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES
 from debubble.interchange.cost_files import costs_data, parse_costs
 from debubble.optimize import bounding, cuts, strategies
+from debubble.optimize.asked import problems_of
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.cut_bound import bound_of_cuts
 from debubble.optimize.cuts import neighbours
@@ -24,7 +25,6 @@ from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.layers import cut_costs, even_cut
 from debubble.optimize.pareto import sweep
 from debubble.optimize.problem import Problem
-from debubble.optimize.search import problems_of
 from debubble.optimize.stop import Stop
 from tests.optimize.by_hand import all_cuts
 from tests.optimize.problems import fastest

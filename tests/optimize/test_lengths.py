@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,15 +83,22 @@ def test_optimize_with_lengths(memory: float | None) -> None:
         ranks=2, microbatches=4, costs=costs, memory=memory, cache=False, effort=0.05
     )
     own = result.timeline.table.costs
-    assert own.microbatch == tuple(lengths[i] for i in result.microbatches)
-    assert db.simulate(result.schedule, own).makespan == result.makespan
+    assert own.microbatch == tuple(lengths)
+    assert db.simulate(result.schedule, costs).makespan == result.makespan
     assert result.lower_bound <= result.makespan
     assert memory is None or result.timeline.peak_activation.max() <= memory + 1e-9
     assert result.makespan <= by_hand(result.schedule, costs, lengths, memory) + 1e-9
-    assert f"in the order {' '.join(map(str, result.microbatches))}:\nmicrobatch=" in str(result)
+    assert [cell for cell in result.schedule.rows()[0] if cell.startswith("0F")] == [
+        f"0F{number}" for number in result.microbatches
+    ]
+    sequence = "/".join(f"{lengths[number]:g}" for number in result.microbatches)
+    assert (
+        f"in the order {' '.join(map(str, result.microbatches))}, with lengths {sequence}"
+        in str(result)
+    )
     data = result.to_dict()
     assert data["order_of_microbatches"] == list(result.microbatches)
-    assert data["lengths"] == list(own.microbatch)
+    assert data["lengths"] == lengths
     assert result.published is not None
     assert result.published.rows[0].makespan == pytest.approx(result.makespan)
 
@@ -162,3 +170,67 @@ def test_no_slower_than_published_orders_whether_these_are_asked_for_or_not() ->
         assert found.timeline.peak_activation.max() <= 5
         assert found.makespan <= known.makespan
         assert (found.published is not None) == published
+
+
+FUSED: dict[str, Any] = {"cache": False, "published": False, "effort": 0.05, "workers": 1}
+PLAIN = db.Costs(F=2, I=3, W=2, kept_for_weight=0.5, host_bandwidth=0.5)
+
+
+@pytest.mark.parametrize("last", [1.0, 1.0001])
+def test_backwards_are_fused_where_that_is_asked_for(last: float) -> None:
+    costs = replace(PLAIN, microbatch=[1, 1, 1, last])
+    result = db.optimize(ranks=3, chunks=1, microbatches=4, costs=costs, backward="fused", **FUSED)
+    assert result.makespan == pytest.approx(42, rel=2e-4)
+    assert result.status == "optimal"
+    assert {cell[1] for row in result.schedule.rows() for cell in row} == {"F", "B"}
+
+
+def test_backwards_are_split_where_that_is_asked_for_even_if_it_is_slower() -> None:
+    costs = db.Costs(F=2, I=3, W=2, B=4, microbatch=[0.8, 1, 1.2])
+    result = db.optimize(
+        ranks=2, chunks=2, microbatches=3, costs=costs, backward="split", placement="wave", **FUSED
+    )
+    assert {cell[1] for row in result.schedule.rows() for cell in row} == {"F", "I", "W"}
+
+
+@pytest.mark.parametrize("backward", ["free", "fused", "split"])
+def test_activations_are_offloaded_where_that_is_asked_for(backward: Any) -> None:
+    costs = replace(PLAIN, microbatch=[1.2, 0.8, 1.2, 0.8])
+    result = db.optimize(
+        ranks=2, chunks=1, microbatches=4, costs=costs, backward=backward, offload=[0], **FUSED
+    )
+    assert result.offload == [0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "offload"), [([1.2, 0.8, 1.2, 0.8], "free"), ([0.7, 1, 1.3, 0.7, 1], [0])]
+)
+@pytest.mark.parametrize("runtime", ["any", "torch"])
+def test_memory_is_kept_while_copies_are_under_way(
+    runtime: str, lengths: list[float], offload: Any
+) -> None:
+    costs = replace(PLAIN, runtime=runtime, microbatch=lengths)
+    result = db.optimize(
+        ranks=2, chunks=1, microbatches=len(lengths), costs=costs, memory=2, offload=offload,
+        **FUSED,
+    )  # fmt: skip
+    assert db.simulate(result.schedule, costs).peak_activation.max() <= 2 + 1e-9
+
+
+def test_a_rank_that_has_room_for_one_microbatch_is_solved() -> None:
+    """The solver once pushed starts on by one unit at a time, and did not come back."""
+    costs = db.Costs(F=[3, 1], I=[1, 5], W=[1, 5], B=[1, 8], p2p=0.5, microbatch=[1, 1.0001, 1.3])
+    result = db.optimize(
+        ranks=2, chunks=1, microbatches=3, costs=costs, memory=[1.3, 2.6], backward="fused",
+        **FUSED | {"effort": 0.3},
+    )  # fmt: skip
+    assert result.makespan == pytest.approx(45.9013)
+    assert result.status == "optimal"
+
+
+def test_microbatches_that_are_all_short_need_less_memory() -> None:
+    costs = db.Costs(F=5, I=4, W=3, microbatch=[0.7, 0.6])
+    result = db.optimize(ranks=2, chunks=1, microbatches=2, costs=costs, memory=[1.4, 0.7], **FUSED)
+    assert result.timeline.peak_activation.max() <= 1.4
+    with pytest.raises(db.ParameterError, match=r"memory 0\.5 is too small"):
+        db.optimize(ranks=2, chunks=1, microbatches=2, costs=costs, memory=0.5, **FUSED)

@@ -279,6 +279,16 @@ def test_stops_follow_their_parents() -> None:
     assert Stop().left == float("inf")
 
 
+def test_what_cannot_ask_is_told_that_its_time_is_up() -> None:
+    told = threading.Event()
+    with Stop(0.01).ending(told.set):
+        assert told.wait(60)
+    late = threading.Event()
+    with Stop(0.05, Stop()).ending(late.set):
+        pass
+    assert not late.wait(0.1)
+
+
 @pytest.mark.slow
 @settings(max_examples=6)
 @given(st.data())

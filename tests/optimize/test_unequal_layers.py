@@ -15,12 +15,12 @@ from debubble.core.actions import Kind
 from debubble.core.placement import Placement
 from debubble.interchange.layouts import cut_text
 from debubble.optimize import strategies
+from debubble.optimize.asked import problems_of
 from debubble.optimize.choices import Ways, choice_of, ways_of, with_choice
 from debubble.optimize.cut_bound import bound_of_cuts
 from debubble.optimize.cutting import Cutting, cut_problem, neighbours
 from debubble.optimize.layers import layers_of
 from debubble.optimize.problem import Problem
-from debubble.optimize.search import problems_of
 from debubble.optimize.stage_choices import bound_of_all
 from tests.conftest import EXPLORES
 from tests.interchange.test_layouts import layers_in

@@ -13,12 +13,16 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.actions import MICROBATCH_SHIFT, Program, microbatches_of
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
+from debubble.core.kinds import COPY_KINDS
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import Limit, measure_memory, memory_limits
 from debubble.engine.own_times import with_times
+from debubble.engine.timeline import timeline_of
 from debubble.listing import TOLERANCE
 
 Floats = NDArray[np.float64]
@@ -29,6 +33,9 @@ ALL_UP_TO = 7
 
 EVALUATIONS = 4000
 """Assignments that are evaluated for one order where not all of them are."""
+
+MOST_SIMULATED = 100
+"""Assignments, fastest first, whose memory is simulated where activations leave their ranks."""
 
 BLOCK = 64
 """Assignments that are evaluated at once."""
@@ -100,6 +107,15 @@ def arrange(
     return best
 
 
+def renumbered(programs: Sequence[Program], microbatches: Order) -> list[Program]:
+    """An order in which every microbatch has the number of the one that takes its place."""
+    numbers = np.array(microbatches)
+    return [
+        program + ((numbers[own] - own) << MICROBATCH_SHIFT)
+        for program, own in ((program, microbatches_of(program)) for program in programs)
+    ]
+
+
 class _Judge:
     """Makespans and memory of one order with different assignments."""
 
@@ -108,7 +124,8 @@ class _Judge:
         stop: Callable[[], bool],
     ) -> None:  # fmt: skip
         self.schedule, self.table, self.stop = schedule, table, stop
-        self.graph = compile_graph(schedule, mode)
+        self.graph = compile_graph(schedule, mode, table.costs.host_link_shared_by)
+        self.copies = has(schedule, COPY_KINDS)
         self.limits = memory_limits(memory, schedule.ranks)
         assert table.lengths is not None
         self.lengths = table.lengths
@@ -121,16 +138,21 @@ class _Judge:
                 break
             found.append(self._makespans(orders[begin : begin + BLOCK]))
         makespans = np.concatenate(found)
-        for index in np.argsort(np.round(makespans, 12), kind="stable").tolist():
+        tried = np.argsort(np.round(makespans, 12), kind="stable").tolist()
+        for index in tried[: MOST_SIMULATED if self.copies else None]:
             if self.fits(orders[index]):
                 return Arranged(float(makespans[index]), tuple(orders[index]))
         return None
 
     def fits(self, order: Order) -> bool:
-        """Whether every rank stays within its memory."""
+        """Whether every rank stays within its memory; where there are copies their times decide."""
         if self.limits is None:
             return True
-        peak = measure_memory(self.schedule, self._assigned(order)).peak
+        table = self._assigned(order)
+        if self.copies:
+            peak = timeline_of(self.graph, table).peak_activation
+        else:
+            peak = measure_memory(self.schedule, table).peak
         return bool(np.all(peak <= self.limits * (1 + TOLERANCE)))
 
     def _assigned(self, order: Order) -> CostTable:

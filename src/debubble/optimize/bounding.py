@@ -49,7 +49,7 @@ COPIED_WORK, COPIED_SHARE = 24.0, 0.2
 effort, and their share of the time."""
 
 REASON_SECONDS = 1.0
-"""Seconds for each rank that may be the reason of a bound from an earlier search."""
+"""Seconds for finding the rank that is the reason of a bound from an earlier search."""
 
 
 def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -153,7 +153,9 @@ def strongest(problem: Problem) -> list[int]:
     return ranks
 
 
-def strongest_rank_bound(easy: Problem, low: float, best: float, states: float) -> float:
+def strongest_rank_bound(
+    easy: Problem, low: float, best: float, states: float, stop: Stop | None = None
+) -> float:
     """The bound by the strongest rank, as far as a number of states goes.
 
     Parameters
@@ -164,8 +166,10 @@ def strongest_rank_bound(easy: Problem, low: float, best: float, states: float) 
         A bound that is known, and a makespan that is reached.
     states
         States that may be looked at.
+    stop
+        Ends the search early.
     """
-    return kept_bound(easy, strongest(easy)[:1], low, best, Count(states), Stop())
+    return kept_bound(easy, strongest(easy)[:1], low, best, Count(states), stop or Stop())
 
 
 def reason(problem: Problem, low: float, bound: float) -> str:
@@ -185,9 +189,11 @@ def reason(problem: Problem, low: float, bound: float) -> str:
     str
         Empty where there is no such rank, or it takes too long to tell.
     """
-    easy = relaxed(problem)
+    easy, stop = relaxed(problem), Stop(REASON_SECONDS)
     for ranks in single_ranks(easy):
-        found = kept_bound(easy, ranks, low, bound, Count(STATES), Stop(REASON_SECONDS))
+        if stop():
+            return ""
+        found = kept_bound(easy, ranks, low, bound, Count(STATES), stop)
         if found >= bound * (1 - PRECISION):
             return in_words(easy, ranks, found)
     return ""

@@ -22,16 +22,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from debubble.core.actions import Program, among, kinds_of
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError
 from debubble.core.kinds import OFFLOAD_KINDS, WORK_KINDS
 from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
-from debubble.engine.recompute import recompute_share
-from debubble.optimize.choices import choice_in, choice_of
+from debubble.optimize.belongs import outside
+from debubble.optimize.choices import choice_in, choice_of, with_choice
 from debubble.optimize.cutting import Cutting, cut_problem
 from debubble.optimize.problem import Problem
 
@@ -166,16 +164,11 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
                 choices or all(a | b == b for a, b in zip(chosen, choice_of(problem), strict=True))
             )
             and check(schedule, p2p_mode=problem.mode).ok
-            and _recomputes_all(schedule)
+            and not outside(with_choice(problem, chosen), schedule)
             and problem.fits(schedule)
         ):
             return entry
     return None
-
-
-def _recomputes_all(schedule: Schedule) -> bool:
-    """Whether every stage recomputes all of its microbatches or none."""
-    return bool(np.isin(recompute_share(schedule), (0, 1)).all())
 
 
 def _as_cut(problem: Problem, cut: tuple[int, ...]) -> Problem | None:

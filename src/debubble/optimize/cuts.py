@@ -168,7 +168,8 @@ class Cuts:
         return [
             moved[i] for i in chosen
             if bounds[i] < best * (1 - TOLERANCE)
-            and strongest_rank_bound(easy[i], bounds[i], best, NODE_STATES) < best * (1 - TOLERANCE)
+            and strongest_rank_bound(easy[i], bounds[i], best, NODE_STATES, search.stop)
+            < best * (1 - TOLERANCE)
         ]  # fmt: skip
 
     def _add_all(self, search: Variants) -> None:
@@ -184,7 +185,7 @@ class Cuts:
             if search.stop():
                 return
             root = cut_problem(self.root, cut)
-            bound = bound_of_all(root, self.ways, search.best.makespan, {}, 0)[0]
+            bound = bound_of_all(root, self.ways, search.best.makespan, {}, 0, search.stop)[0]
             if bound < search.best.makespan * (1 - TOLERANCE):
                 for problem in self._over(cut).first():
                     begin(search.add(problem))

@@ -39,7 +39,8 @@ def cut_problem(root: Problem, cut: Sequence[int]) -> Problem:
     """The problem whose stages have so many layers."""
     assert root.layers is not None
     costs = root.layers.cut(root.placement, cut)
-    return replace(root, table=costs.resolve(root.placement), cut=tuple(cut))
+    table = costs.resolve(root.placement).for_microbatches(root.microbatches)
+    return replace(root, table=table, cut=tuple(cut))
 
 
 def smallest_limit(problem: Problem) -> float:

@@ -11,8 +11,9 @@ from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
+from debubble.optimize.belongs import outside
 from debubble.optimize.bounds import prove
-from debubble.optimize.offload import eased, schedules, without_copies
+from debubble.optimize.offload import eased, with_asked_copies, without_copies
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
@@ -57,15 +58,17 @@ class Incumbent:
         self._lock = threading.Lock()
 
     def offer(self, programs: Sequence[Program], found_by: str) -> bool:
-        """Keep an order if it fits, runs, and is the fastest; whether it was kept."""
+        """Keep an order of the problem if it fits, runs and is the fastest; whether it was kept."""
         kept = False
-        for schedule in schedules(self.problem, programs):
+        for schedule in with_asked_copies(self.problem, programs):
             try:
                 if not self.problem.fits(schedule):
                     continue
                 makespan = self.problem.timeline(schedule).makespan
             except DebubbleError:
                 # With blocking transfers an order that runs otherwise can be a deadlock.
+                continue
+            if makespan < self.makespan and outside(self.problem, schedule):
                 continue
             with self._lock:
                 if not makespan < self.makespan * (1 - TOLERANCE):

@@ -4,36 +4,40 @@ Orders are searched for the average microbatch first. Any microbatch may take an
 (:mod:`debubble.optimize.arranging`), so that one can choose which runs first, and which run beside
 each other. The best is annealed with every microbatch's own times, and solved exactly where it is
 small (:mod:`debubble.optimize.lengths_model`); what comes of that is arranged once more.
+
+Every order that is looked at is one of a problem with the lengths as they are given, and has its
+microbatches numbered like these: what costs say of microbatch 3 holds for microbatch 3 of the
+result.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
-from debubble.core.actions import pairs_of
+from debubble.core.actions import Kind, Program, kinds_of, microbatches_of, stages_of
+from debubble.core.cost_table import static_memory
 from debubble.core.costs import Costs
-from debubble.core.errors import ParameterError
+from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.schedule import Schedule
 from debubble.core.stage_values import numbers_of
-from debubble.engine.graph import P2PMode
-from debubble.engine.memory import Limit
-from debubble.engine.timeline import simulate
+from debubble.engine.memory import memory_limits
 from debubble.listing import TOLERANCE
-from debubble.optimize.arranging import Floats, arrange
+from debubble.optimize.asked import Asked, Budget, Found
 from debubble.optimize.lengths_model import by_work
-from debubble.optimize.lengths_search import Found, LengthsSearch
-from debubble.optimize.offload import is_none
+from debubble.optimize.lengths_search import Candidate, LengthsSearch, fastest_assignment
+from debubble.optimize.microbatch_times import lengths_of
 from debubble.optimize.problem import Problem
-from debubble.optimize.published import compare_with_published
-from debubble.optimize.result import Result
+from debubble.optimize.published import own_orders, published_orders
 from debubble.optimize.stop import Stop, Work, run_heard, time_left
+
+Search: TypeAlias = Callable[[Asked, Budget], Found]
+"""Finds the fastest order of microbatches that are alike."""
 
 CANDIDATES = 4
 """Published orders that are tried beside the one that was found."""
@@ -56,172 +60,136 @@ def without_equal_lengths(costs: Costs, microbatches: int) -> Costs:
     return replace(costs, microbatch=None) if np.all(lengths == 1) else costs
 
 
-def optimize_lengths(
-    search: Callable[..., Result],
-    costs: Costs,
-    memory: Limit | None,
-    problems: Sequence[Problem],
-    **options: Any,
-) -> Result:
-    """Find the fastest order and assignment of microbatches of different lengths.
-
-    Parameters
-    ----------
-    search
-        :func:`debubble.optimize`.
-    costs
-        With the length of every microbatch.
-    memory, **options
-        All that `search` takes beside.
-    problems
-        One for every placement and choice that the search tries.
-    """
-    began = time.monotonic()
-    average = replace(costs, microbatch=None)
-    lengths = numbers_of(
-        costs.microbatch or 1.0, "microbatch", "microbatch", options["microbatches"]
-    )
-    mode, published = options["p2p_mode"], options.pop("published")
-    problems = [
-        replace(problem, table=problem.table.for_microbatches(problem.microbatches))
-        for problem in problems
-    ]
-    limit = options["time_limit"]
+def search_lengths(search: Search, asked: Asked, budget: Budget) -> Found:
+    """Find the fastest order and assignment of microbatches of different lengths."""
+    began, limit = time.monotonic(), budget.time_limit
     part = None if limit is None else AVERAGE * limit
-    found, best, interrupted = _searched(
-        search, costs, average, memory, lengths, options | {"time_limit": part}
-    )
-    bound = min(map(by_work, problems))
-    if memory is None:
+    found, best, interrupted = _searched(search, asked, budget.within(part))
+    bound = min(map(by_work, asked.problems))
+    if asked.memory is None:
         # What takes as long as the shortest, or longer, takes no less than its share of what
         # microbatches do that are all average ones.
-        shortest = min(1.0, float(lengths.min()))
-        share = shortest if costs.attention == 0 else shortest**2
-        bound = max(bound, found.lower_bound * share)
-    own_search = LengthsSearch(best, bound, found.costs or costs, lengths, memory, mode, options)
-    if not (interrupted or own_search.done):
-        effort = options["effort"] if limit is None else math.inf
-        work = Work(effort, options["seed"], options["workers"])
-        stop = Stop(time_left(limit, began), work=work)
-        interrupted = run_heard(lambda: own_search.run(problems, stop), stop, options["until"])
-    (schedule, name, arranged), bound = own_search.best, own_search.bound
-    own = _costs_of(found, costs, lengths[list(arranged.microbatches)])
-    timeline = simulate(schedule, own, mode)
-    compared = None
-    if published and not interrupted:
-        compared = compare_with_published(
-            timeline if found.costs is not None else schedule, own, memory, mode,
-            recompute=options["recompute"], copies=not is_none(options["offload"]),
-        )  # fmt: skip
-    status = "interrupted" if interrupted else found.status
-    if status != "interrupted":
-        status = "optimal" if timeline.makespan <= bound * (1 + TOLERANCE) else "feasible"
-    return replace(
-        found, schedule=schedule, timeline=timeline, makespan=timeline.makespan, lower_bound=bound,
-        status=status, seconds=time.monotonic() - began, found_by=name, cached=False,
-        published=compared, costs=None if found.costs is None else own,
-        why="", microbatches=arranged.microbatches,
+        shortest = min(1.0, float(lengths_of(asked.problems[0]).min()))
+        share = shortest if asked.costs.attention == 0 else shortest**2
+        bound = max(bound, found.bound * share)
+    own = LengthsSearch(asked, best, bound)
+    if not (interrupted or own.done):
+        effort = budget.effort if limit is None else math.inf
+        stop = Stop(time_left(limit, began), work=Work(effort, budget.seed, budget.workers))
+        interrupted = run_heard(lambda: own.run(stop), stop, budget.until)
+    best = own.best
+    timeline = best.problem.timeline(best.schedule)
+    status = "interrupted" if interrupted else "optimal" if own.done else "feasible"
+    return Found(
+        best.problem, best.schedule, timeline, own.bound, status,
+        time.monotonic() - began, best.name,
     )  # fmt: skip
 
 
-def _searched(
-    search: Callable[..., Result],
-    costs: Costs,
-    average: Costs,
-    memory: Limit | None,
-    lengths: Floats,
-    options: dict[str, Any],
-) -> tuple[Result, Found, bool]:
+def entering(schedule: Schedule) -> tuple[int, ...]:
+    """Microbatches in the order in which they enter stage 0."""
+    actions = schedule.program(int(schedule.placement.ranks_of_stages[0]))
+    first = (kinds_of(actions) == Kind.F) & (stages_of(actions) == 0)
+    return tuple(microbatches_of(actions[first]).tolist())
+
+
+def _searched(search: Search, asked: Asked, budget: Budget) -> tuple[Found, Candidate, bool]:
     """The search for average microbatches, its best order, and whether it was interrupted.
 
     The order is the fastest with its best assignment that fits. Where memory is limited a second
     search has room for the longest in place of every microbatch: its orders fit with any
     assignment, those of the first are faster where they fit.
     """
-    began, time_limit = time.monotonic(), options["time_limit"]
-    limits = [memory]
-    if memory is not None:
-        limits.append((np.asarray(memory) / lengths.max()).tolist())
-    results: list[tuple[Result, Found]] = []
+    began, limit = time.monotonic(), budget.time_limit
+    longest = float(lengths_of(asked.problems[0]).max())
+    average = replace(asked, costs=replace(asked.costs, microbatch=None))
+    questions = [average]
+    limits = memory_limits(asked.memory, asked.ranks)
+    if limits is not None and longest != 1:
+        static = static_memory(asked.costs, asked.ranks)
+        room = replace(average, memory=((limits - static) / longest + static).tolist())
+        questions = [average, room] if longest > 1 else [room]
+    results: list[tuple[Found, Candidate]] = []
     refused, interrupted = None, False
-    for index, limit in enumerate(limits):
-        if interrupted and results:
+    for index, question in enumerate(questions):
+        if results and (interrupted or time_left(limit, began) <= 0):
             break
         part = None
-        if time_limit is not None:
-            part = max(time_left(time_limit, began) / (len(limits) - index), LEAST)
-            options = options | {"time_limit": FIRST * part}
+        if limit is not None:
+            part = max(time_left(limit, began) / (len(questions) - index), LEAST)
+            budget = budget.within(FIRST * part)
         if interrupted:
-            options = options | {"until": lambda: True}
+            budget = replace(budget, until=lambda: True)
         here = time.monotonic()
         try:
-            found = search(costs=average, memory=limit, published=True, **options)
+            found = search(question, budget)
         except ParameterError as error:
-            if limit is memory:
+            if question is questions[0]:
                 raise
             refused = error
             continue
-        best, ended = _heard(found, costs, lengths, memory, here, part, options)
+        best, ended = _heard(asked, found, budget, Stop(time_left(part, here)))
         interrupted = interrupted or ended
         if best is not None:
             results.append((found, best))
     if not results:
         raise ParameterError(
             "no order was found in which microbatches of these lengths fit into the memory, "
-            f"the longest {lengths.max():g} times the average one; give {lengths.max():g} "
+            f"the longest {longest:g} times the average one; give {longest:g} "
             "times the memory that average ones need, or recompute"
         ) from refused
-    return *min(results, key=lambda result: result[1][2].makespan), interrupted
+    # What the second proves holds for its smaller limits alone.
+    return results[0][0], min((best for _, best in results), key=lambda b: b.makespan), interrupted
 
 
-def _costs_of(found: Result, costs: Costs, lengths: Floats) -> Costs:
-    """The costs of a found order with these lengths, of its own cut where layers were cut."""
-    return replace(found.costs or costs, microbatch=lengths.tolist())
-
-
-def _heard(
-    found: Result, costs: Costs, lengths: Floats, memory: Limit | None, began: float,
-    limit: float | None, options: dict[str, Any],
-) -> tuple[Found | None, bool]:  # fmt: skip
+def _heard(asked: Asked, found: Found, budget: Budget, stop: Stop) -> tuple[Candidate | None, bool]:
     """The fastest order, within the time there is; whether Ctrl-C or `until` ended the search."""
-    stop = Stop(time_left(limit, began))
     ended = found.status == "interrupted"
     if ended:
         stop.ask()
-    made: list[Found | None] = []
-    mode, effort = options["p2p_mode"], options["effort"]
-
-    def work() -> None:
-        made.append(_fastest(found, costs, lengths, memory, mode, effort, stop))
-
-    ended = run_heard(work, stop, options["until"]) or ended
+    made: list[Candidate | None] = []
+    ended = run_heard(
+        lambda: made.append(_fastest(asked, found, budget.effort, stop)), stop, budget.until
+    ) or ended  # fmt: skip
     return made[0], ended
 
 
 def _fastest(
-    found: Result, costs: Costs, lengths: Floats, memory: Limit | None, mode: P2PMode,
-    effort: float, stop: Callable[[], bool],
-) -> Found | None:  # fmt: skip
+    asked: Asked, found: Found, effort: float, stop: Callable[[], bool]
+) -> Candidate | None:
     """The fastest order with its best assignment that fits; None where none does."""
-    orders = [(found.schedule, found.found_by)]
-    if found.published is not None and found.costs is None:
-        rows = (row for row in found.published.rows if _alike(row.schedule, found.schedule))
-        orders += [(row.schedule, row.name) for row in islice(rows, CANDIDATES)]
-    best: Found | None = None
-    for schedule, name in orders:
+    problem, best = asked.like(found.problem), None
+    for name, programs in _orders(found, stop):
         if best is not None and stop():
             break
-        own = _costs_of(found, costs, lengths)
-        arranged = arrange(schedule, own, memory, mode, effort, stop)
+        here = fastest_assignment(problem, programs, name, effort, stop)
         faster = best is None or (
-            arranged is not None and arranged.makespan < best[2].makespan * (1 - TOLERANCE)
+            here is not None and here.makespan < best.makespan * (1 - TOLERANCE)
         )
-        if arranged is not None and faster:
-            best = Found(schedule, name, arranged)
+        if here is not None and faster:
+            best = here
     return best
 
 
-def _alike(one: Schedule, other: Schedule) -> bool:
-    """Whether a published order is one that the search could have found."""
-    same = one is not other and one.placement.table == other.placement.table
-    return same and not np.any(pairs_of(one.actions))
+def _orders(found: Found, stop: Callable[[], bool]) -> Iterator[tuple[str, list[Program]]]:
+    """The order that was found, and the fastest published ones of the same problem."""
+    problem, schedule = found.problem, found.schedule
+    yield found.found_by, [schedule.program(rank) for rank in range(schedule.ranks)]
+    if problem.cut or stop():
+        return
+    rated = [
+        (_makespan(problem, programs), name, programs)
+        for name, published in published_orders(problem)
+        for programs in own_orders(problem, published)
+    ]
+    rated = [row for row in rated if row[0] < math.inf]
+    for _, name, programs in sorted(rated, key=lambda row: row[0])[:CANDIDATES]:
+        yield name, programs
+
+
+def _makespan(problem: Problem, programs: list[Program]) -> float:
+    """How long an order takes without copies; infinite where it cannot run."""
+    try:
+        return problem.timeline(problem.schedule(programs)).makespan
+    except DebubbleError:
+        return math.inf

@@ -45,6 +45,12 @@ from debubble.optimize.stop import Stop
 PRECISION = 0.01
 """Gap from which on the next target is the makespan itself, relative to it."""
 
+LEAST_WORK = 0.01
+"""Share of the work that a target takes at least: making the model is not counted."""
+
+CONFLICTS = 10_000
+"""Conflicts of the solver per unit of its work, at most; it seldom comes near."""
+
 Chain: TypeAlias = tuple[int, int]
 """The number of a kind, and a stage."""
 
@@ -200,8 +206,12 @@ class Model:
 
         highest = math.ceil(target * self.factor * (1 - TOLERANCE)) - 1
         self.model.add(self.makespan <= highest)
-        self.solver.parameters.linearization_level = 0
-        self.solver.parameters.cp_model_probing_level = 0
+        parameters = self.solver.parameters
+        parameters.linearization_level = 0
+        parameters.cp_model_probing_level = 0
+        # Else starts may be pushed on one unit at a time, which the solver does not count as work.
+        parameters.use_dynamic_precedence_in_disjunctive = True
+        parameters.max_number_of_conflicts = int(CONFLICTS * work)
         with stop.ending(self.solver.stop_search):
             # One thread needs a tenth of the work that several do.
             status = run(self.solver, self.model, work, stop.left, 1, stop.work.seed)
@@ -240,11 +250,14 @@ def narrow(
     that is much sooner done than finding the fastest order at once, and proving it. `found` is
     called with every order; then all ranks are kept.
     """
+    least, whole = LEAST_WORK * work, True
     while high > low * (1 + TOLERANCE) and work > 0 and not stop():
-        target = high if high - low <= PRECISION * high else (low + high) / 2
+        target = high if whole and high - low <= PRECISION * high else (low + high) / 2
         model = Model(problem, ranks, target, low)
         makespan = model.makespan_below(target, work / 2, Stop(stop.left / 2, stop))
-        work -= model.spent
+        work -= max(model.spent, least)
+        # Where the makespan itself is met by a little, it would be many more times.
+        whole = makespan is None or target < high or makespan == target
         if makespan == target:
             low = target
             continue

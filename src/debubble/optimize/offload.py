@@ -21,8 +21,9 @@ import numpy as np
 from debubble.core.actions import Program, among, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.kinds import OFFLOAD_KINDS, WAIT_KINDS
+from debubble.core.kinds import COPY_KINDS, OFFLOAD_KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 from debubble.lowering.offload import COPIES, LEADS, check_host, with_copies
 from debubble.lowering.offload import eased as ease_costs
 from debubble.lowering.offload_waits import with_waits, without_and_with_waits
@@ -105,3 +106,12 @@ def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedul
         ]
         copied = schedule.with_programs(made)
         yield from without_and_with_waits(copied, problem.table, problem.limits)
+
+
+def with_asked_copies(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedule]:
+    """The same without those that have no copy, but where every copy would come back at once."""
+    made = schedules(problem, programs)
+    first = next(made)
+    yield first
+    copies = has(first, COPY_KINDS)
+    yield from (schedule for schedule in made if has(schedule, COPY_KINDS) or not copies)

@@ -17,6 +17,7 @@ from debubble.core.replacing import write_whole
 from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
 from debubble.listing import TOLERANCE
+from debubble.optimize.asked import problems_of
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.cut_bound import bound_of_cuts
@@ -26,7 +27,7 @@ from debubble.optimize.offload import eased
 from debubble.optimize.problem import Problem
 from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
-from debubble.optimize.search import optimize, problems_of
+from debubble.optimize.search import optimize
 
 if TYPE_CHECKING:
     from debubble.analysis.comparison import Row

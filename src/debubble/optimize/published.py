@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline, simulate
 from debubble.lowering.recompute import add_recompute
+from debubble.optimize.backward import fusable, separate
 from debubble.optimize.choices import Recompute, same_for_all, ways_of
 from debubble.optimize.layers import Layers, even_cut
 from debubble.optimize.problem import Problem
@@ -58,6 +59,18 @@ def published_orders(problem: Problem) -> Iterator[tuple[str, list[Program]]]:
         )
 
 
+def own_orders(problem: Problem, programs: Sequence[Program]) -> Iterator[list[Program]]:
+    """A published order with backwards as the problem has them; each way that is another once."""
+    ways = [separate(problem, programs)]
+    if problem.backward == "free":
+        ways += [list(programs), separate(problem, programs, fusable(problem).tolist())]
+    found: list[list[Program]] = []
+    for way in ways:
+        if not any(all(map(np.array_equal, way, other)) for other in found):
+            found.append(way)
+            yield way
+
+
 def compare_with_published(
     found: Schedule | Timeline,
     costs: Costs,
@@ -93,7 +106,7 @@ def compare_with_published(
     asked = list(entries().values())
     for index, entry in enumerate(asked):
         if stop is not None and stop():
-            notes.append(f"interrupted: {len(asked) - index} published schedules are not compared")
+            notes.append(f"no time left: {len(asked) - index} published schedules are not compared")
             break
         chunks = entry.chunks or schedule.chunks
         if not (same_model or chunks == schedule.chunks):

@@ -60,8 +60,8 @@ class Result:
     why
         Why no schedule is faster than the bound, in words.
     microbatches
-        Where microbatches differ, which of them takes each place in the order; the costs of the
-        timeline have their lengths in that sequence.
+        Where microbatches differ, the order in which they enter stage 0, by the numbers that they
+        have in the costs, in the schedule and in what is saved of it.
     spread
         Step times under the jitter that the order was chosen for; None where it was for none.
     """
@@ -135,7 +135,7 @@ class Result:
 
     @property
     def _lengths(self) -> list[float] | None:
-        """Length of the microbatch at every place; None where all are alike."""
+        """Length of every microbatch by its number; None where all are alike."""
         lengths = self.timeline.table.lengths
         return None if lengths is None else [float(length) for length in lengths]
 
@@ -192,9 +192,10 @@ class Result:
             unit = self.timeline.table.costs.time_unit
             lines += spread_lines(self.spread, unit, PIPED)
         if self.microbatches:
-            sequence = "/".join(f"{length:g}" for length in self._lengths or [])
-            lines.append(f"microbatches in the order {' '.join(map(str, self.microbatches))}:")
-            lines.append(f"microbatch={sequence}")
+            lengths = self._lengths or [1.0] * len(self.microbatches)
+            sequence = "/".join(f"{lengths[number]:g}" for number in self.microbatches)
+            order = " ".join(map(str, self.microbatches))
+            lines.append(f"microbatches enter in the order {order}, with lengths {sequence}")
         if self.recompute:
             lines.append(f"{recompute_text(self.schedule)}, {self._where()}")
         if self.offload:

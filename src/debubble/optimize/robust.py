@@ -5,22 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from debubble.analysis.compare import compare
 from debubble.analysis.comparison import Comparison
-from debubble.core.actions import COPY_KINDS, pairs_of
+from debubble.core.actions import COPY_KINDS
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
-from debubble.engine.graph import P2PMode, compile_graph
+from debubble.engine.graph import compile_graph
 from debubble.engine.jitter import Jitter
-from debubble.engine.memory import Limit, memory_limits
+from debubble.engine.memory import memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
+from debubble.optimize.asked import Asked, Budget
+from debubble.optimize.belongs import outside
+from debubble.optimize.choices import choice_in
 from debubble.optimize.moving import moved
 from debubble.optimize.result import Result
 from debubble.optimize.stop import Stop, run_heard, time_left
@@ -40,12 +42,11 @@ order, end; the rest is for the published schedules."""
 
 
 def optimize_robust(
-    search: Callable[..., Result],
+    search: Callable[[Asked, Budget, bool], Result],
     robust: str | Jitter,
-    *,
-    costs: Costs,
-    memory: Limit | None,
-    **options: Any,
+    asked: Asked,
+    budget: Budget,
+    published: bool,
 ) -> Result:
     """Find an order whose steps are fast under jitter: the least p95.
 
@@ -56,25 +57,25 @@ def optimize_robust(
     Parameters
     ----------
     search
-        :func:`debubble.optimize`.
+        What finds the fastest order, with or without published ones beside it.
     robust
         What varies.
-    costs, memory, **options
-        All that `search` takes beside.
+    asked, budget, published
+        What is sought, for how long, and whether published schedules are to be compared.
     """
     began = time.monotonic()
     jitter = robust if isinstance(robust, Jitter) else Jitter(robust)
-    limit = options["time_limit"]
+    limit = budget.time_limit
     share = None if limit is None else FIRST * limit
-    found = search(costs=costs, memory=memory, **options | {"time_limit": share})
-    judge = _Judge(found, replace(jitter, samples=min(jitter.samples, SAMPLES)), memory, options)
+    found = search(asked, budget.within(share), published)
+    judge = _Judge(found, replace(jitter, samples=min(jitter.samples, SAMPLES)), asked)
     best = _Best(found.schedule, found.found_by)
     interrupted = found.status == "interrupted"
     if not interrupted:
         stop = Stop(time_left(None if limit is None else BEFORE_LAST * limit, began))
-        moves = int(MOVES * options["effort"] * (1 if limit is None else MORE_IN_TIME))
+        moves = int(MOVES * budget.effort * (1 if limit is None else MORE_IN_TIME))
         interrupted = run_heard(
-            lambda: _improve(best, found, judge, moves, stop), stop, options["until"]
+            lambda: _improve(best, found, asked, judge, moves, stop), stop, budget.until
         )
     chosen = judge.simulated(best.schedule)
     assert chosen is not None, "it was simulated before"
@@ -87,11 +88,11 @@ def optimize_robust(
         def race() -> None:
             compared.append(compare(
                 [timeline, *(row.timeline for row in others)], costs=timeline.table.costs,
-                memory=limits, p2p_mode=options["p2p_mode"], stop=last,
+                memory=limits, p2p_mode=asked.p2p_mode, stop=last,
                 jitter=replace(jitter, seed=jitter.seed + 1),
             ))  # fmt: skip
 
-        interrupted = run_heard(race, last, options["until"])
+        interrupted = run_heard(race, last, budget.until)
     met = timeline.makespan <= found.lower_bound * (1 + TOLERANCE)
     return replace(
         found, schedule=timeline.schedule, timeline=timeline, makespan=timeline.makespan,
@@ -113,12 +114,10 @@ class _Best:
 class _Judge:
     """Simulates orders with the costs of a result, and says how fast they are under jitter."""
 
-    def __init__(
-        self, found: Result, jitter: Jitter, memory: Limit | None, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, found: Result, jitter: Jitter, asked: Asked) -> None:
         self.costs: Costs = found.timeline.table.costs
-        self.limits = memory_limits(memory, found.schedule.ranks)
-        self.mode: P2PMode = options["p2p_mode"]
+        self.limits = memory_limits(asked.memory, asked.ranks)
+        self.mode = asked.p2p_mode
         self.jitter = jitter
 
     def simulated(self, schedule: Schedule) -> Timeline | None:
@@ -140,23 +139,22 @@ class _Judge:
         return spread.p95 + 1e-6 * spread.mean
 
 
-def _candidates(found: Result) -> Iterator[tuple[Schedule, str]]:
+def _candidates(found: Result, asked: Asked) -> Iterator[tuple[Schedule, str]]:
     """Published orders that the search could have found itself."""
     if found.published is None or found.layers:
         return
+    own = asked.problem(found.schedule.placement, (), choice_in(found.schedule))
     for row in found.published.rows:
-        schedule = row.schedule
-        same = schedule.placement.table == found.schedule.placement.table
-        if schedule is not found.schedule and same and not np.any(pairs_of(schedule.actions)):
-            yield schedule, row.name
+        if row.schedule is not found.schedule and not outside(own, row.schedule):
+            yield row.schedule, row.name
 
 
 def _improve(
-    best: _Best, found: Result, judge: _Judge, moves: int, stop: Callable[[], bool]
+    best: _Best, found: Result, asked: Asked, judge: _Judge, moves: int, stop: Callable[[], bool]
 ) -> None:
     """Hold orders against each other, and move single actions of the best, until it is to stop."""
     score = judge.score(found.timeline)
-    for schedule, label in _candidates(found):
+    for schedule, label in _candidates(found, asked):
         if stop():
             return
         timeline = judge.simulated(schedule)

@@ -6,49 +6,26 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
-
-import numpy as np
 
 from debubble.core.cost_table import static_memory
 from debubble.core.costs import Costs
-from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.placement import Placement
-from debubble.core.runtimes import (
-    RECOMPUTED_WHOLE,
-    RECOMPUTES_LATE,
-    RUNTIMES,
-    has_rule,
-    recompute_in_backward,
-)
-from debubble.engine.graph import P2P_MODES, P2PMode
+from debubble.core.errors import ParameterError
+from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
+from debubble.engine.graph import P2PMode
 from debubble.engine.jitter import Jitter
-from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
+from debubble.optimize.asked import Asked, Budget, Found, Shape
 from debubble.optimize.bounding import reason
 from debubble.optimize.cache import Entry, read_entry, write_entry
-from debubble.optimize.choices import (
-    Recompute,
-    same_for_all,
-    ways_of,
-    with_choice,
-    with_way_out,
-)
+from debubble.optimize.choices import Recompute
 from debubble.optimize.cuts import Cuts
-from debubble.optimize.cutting import Cutting, smallest_limit
-from debubble.optimize.layers import Given, even_cut, layers_of
-from debubble.optimize.lengths import optimize_lengths, without_equal_lengths
+from debubble.optimize.final_check import checked
+from debubble.optimize.layers import Given
+from debubble.optimize.lengths import entering, search_lengths, without_equal_lengths
 from debubble.optimize.listed import listed
-from debubble.optimize.offload import (
-    Offload,
-    check_offload,
-    eased,
-    is_none,
-    schedules,
-    tighter,
-)
-from debubble.optimize.problem import BACKWARDS, Backward, Problem
+from debubble.optimize.offload import Offload, is_none, schedules, tighter
+from debubble.optimize.problem import Backward, Problem
 from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
 from debubble.optimize.robust import optimize_robust
@@ -56,19 +33,9 @@ from debubble.optimize.stage_choices import Choices
 from debubble.optimize.stop import Stop, Work, run_heard
 from debubble.optimize.strategies import solver_name
 from debubble.optimize.variants import Report, Space, Variants
-from debubble.schedules.registry import MAX_ACTIONS, check_count
 
-PLACEMENTS: dict[str, tuple[Callable[[int, int], Placement], ...]] = {
-    "wave": (Placement.wave,),
-    "loop": (Placement.loop,),
-    "any": (Placement.wave, Placement.loop),
-}
-"""Placements by name; a wave of two chunks is a V."""
-
-AFTER_CTRL_C = 0.3
-"""Seconds for making published schedules to compare with."""
-
-Shape: TypeAlias = str | Placement | Sequence[int]
+AFTER_CTRL_C, AFTER_LIMIT = 0.3, 0.1
+"""Seconds for making published schedules to compare with, and their share of a time limit."""
 
 
 def optimize(
@@ -179,73 +146,96 @@ def optimize(
     >>> result.makespan, result.lower_bound, result.status
     (13.0, 13.0, 'optimal')
     """
-    began = time.monotonic()
     _check(time_limit, effort, workers)
     costs = without_equal_lengths(costs or Costs(), microbatches)
-    if robust is not None or costs.microbatch is not None:
-        same: dict[str, Any] = {
-            "ranks": ranks, "microbatches": microbatches, "chunks": chunks, "layers": layers,
-            "placement": placement, "backward": backward, "recompute": recompute,
-            "offload": offload, "p2p_mode": p2p_mode, "time_limit": time_limit, "effort": effort,
-            "seed": seed, "workers": workers, "cache": cache, "published": published,
-            "report": report, "until": until,
-        }  # fmt: skip
-        if robust is not None:
-            return optimize_robust(optimize, robust, costs=costs, memory=memory, **same)
-    room, alone = beside_static(memory, costs, ranks)
-    problems = problems_of(
-        ranks, microbatches, chunks, alone, room, placement, backward, p2p_mode, recompute,
-        offload, layers,
+    asked = Asked(
+        ranks, microbatches, chunks, costs, layers, memory, placement, backward, recompute, offload,
+        p2p_mode,
     )  # fmt: skip
-    if costs.microbatch is not None:
-        return optimize_lengths(optimize, costs, memory, problems, **same)
+    budget = Budget(time_limit, effort, seed, workers, cache, report, until)
+    if robust is not None:
+        result = optimize_robust(_answer, robust, asked, budget, published)
+    else:
+        result = _answer(asked, budget, published)
+    return checked(asked, result)
+
+
+def _answer(asked: Asked, budget: Budget, published: bool) -> Result:
+    """The fastest order, and published ones beside it."""
+    lengths = asked.costs.microbatch is not None
+    found = search_lengths(search, asked, budget) if lengths else search(asked, budget)
+    if has_rule(asked.costs, RECOMPUTES_LATE):
+        found = _with_late_recomputes(found)
+    problem, schedule = found.problem, found.schedule
+    timeline = _with_static(found.timeline, asked.costs)
+    compared = None
+    if published:
+        soon = Stop(_time_to_compare(found, budget.time_limit))
+        compared = compare_with_published(
+            timeline if problem.layers else schedule, asked.costs, asked.memory, asked.p2p_mode,
+            recompute=asked.recompute, copies=not is_none(asked.offload), layers=problem.layers,
+            stop=soon,
+        )  # fmt: skip
+    return Result(
+        schedule, timeline, timeline.makespan, found.bound, found.status, found.seconds,
+        found.found_by, found.cached, compared, problem.cut,
+        timeline.table.costs if problem.layers else None, found.why,
+        entering(schedule) if lengths else (),
+    )  # fmt: skip
+
+
+def _with_late_recomputes(found: Found) -> Found:
+    """What is found as its runtime runs it: recomputes wait for gradients.
+
+    Where stages are free, or layers are, the search lets them begin earlier.
+    """
+    timeline = evaluate_graph(found.timeline.graph, found.timeline.table.costs)
+    met = timeline.makespan <= found.bound * (1 + TOLERANCE)
+    status = "feasible" if found.status == "optimal" and not met else found.status
+    return replace(found, timeline=timeline, schedule=timeline.schedule, status=status)
+
+
+def _time_to_compare(found: Found, limit: float | None) -> float:
+    """Seconds for published schedules after a search; infinite where it has no time limit."""
+    if found.status == "interrupted":
+        return AFTER_CTRL_C
+    return math.inf if limit is None else max(AFTER_LIMIT * limit, AFTER_CTRL_C)
+
+
+def search(asked: Asked, budget: Budget) -> Found:
+    """Find the fastest order of microbatches that are alike, over all variants of the problems."""
+    began, time_limit, effort = time.monotonic(), budget.time_limit, budget.effort
+    problems = asked.problems
     effort_or_time = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
-    budget = f"{effort_or_time}, seed {seed}, {workers} workers"
-    work = Work(math.inf if time_limit else effort, seed, workers)
+    spent = f"{effort_or_time}, seed {budget.seed}, {budget.workers} workers"
+    work = Work(math.inf if time_limit else effort, budget.seed, budget.workers)
     stop = Stop(math.inf if time_limit is None else time_limit, work=work)
-    asked = {"recompute": recompute, "offload": offload}
-    free = [name for name, how in asked.items() if isinstance(how, str) and how == "free"]
-    search = Variants(_spaces(problems, recompute, offload), stop, report)
+    choices = {"recompute": asked.recompute, "offload": asked.offload}
+    free = [name for name, how in choices.items() if isinstance(how, str) and how == "free"]
+    variants = Variants(_spaces(asked), stop, budget.report)
     solver = solver_name()
-    known = read_entry(problems, free) if cache else None
+    known = read_entry(problems, free) if budget.cache else None
     interrupted = False
     if known is not None:
-        search.take(known)
-    fresh = known is None or not (search.done or known.answers(budget, solver))
+        variants.take(known)
+    fresh = known is None or not (variants.done or known.answers(spent, solver))
     if fresh:
-        interrupted = run_heard(search.run, stop, until)
-    best, bound = search.best, search.bound
+        interrupted = run_heard(variants.run, stop, budget.until)
+    best, bound = variants.best, variants.bound
     schedule = best.schedule
     if schedule is None:
         raise _no_room(best.problem)
-    timeline = best.problem.timeline(schedule)
-    if has_rule(costs, RECOMPUTES_LATE):
-        # Where stages are free, or layers are, the search lets recomputes begin earlier.
-        timeline = evaluate_graph(timeline.graph, timeline.table.costs)
-        schedule = timeline.schedule
-    timeline = _with_static(timeline, costs)
     seconds, found_by = time.monotonic() - began, best.found_by
     if known is not None and not fresh:
         seconds, found_by = known.seconds, known.found_by
-    proven = search.done and timeline.makespan <= bound * (1 + TOLERANCE)
-    status = "optimal" if proven else "interrupted" if interrupted else "feasible"
-    if cache and fresh and status != "interrupted":
-        entry = Entry(best.programs, bound, budget, seconds, found_by, solver, cut=best.problem.cut)
+    status = "optimal" if variants.done else "interrupted" if interrupted else "feasible"
+    if budget.cache and fresh and status != "interrupted":
+        entry = Entry(best.programs, bound, spent, seconds, found_by, solver, cut=best.problem.cut)
         write_entry(problems, schedule, entry, free)
-    compared = None
-    if published:
-        copies = not is_none(offload)
-        cut = best.problem.layers
-        found = timeline if cut else schedule
-        soon = Stop(AFTER_CTRL_C if interrupted else math.inf)
-        compared = compare_with_published(
-            found, costs, memory, p2p_mode,
-            recompute=recompute, copies=copies, layers=cut, stop=soon,
-        )  # fmt: skip
-    return Result(
-        schedule, timeline, timeline.makespan, bound, status, seconds, found_by, not fresh,
-        compared, best.problem.cut, timeline.table.costs if best.problem.layers else None,
-        _reason(search),
+    timeline = best.problem.timeline(schedule)
+    return Found(
+        best.problem, schedule, timeline, bound, status, seconds, found_by, not fresh,
+        _reason(variants),
     )  # fmt: skip
 
 
@@ -276,86 +266,13 @@ def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
     return replace(timeline, table=replace(timeline.table, static=static, costs=whole))
 
 
-def _as_run(backward: Backward, recompute: Recompute, costs: Costs) -> Backward:
-    """How backwards run where the runtime keeps those of stages whole that recompute."""
-    if is_none(recompute) or not has_rule(costs, RECOMPUTED_WHOLE):
-        return backward
-    if backward == "split":
-        raise ParameterError(
-            f"backward is 'split', and {RUNTIMES[costs.runtime].title} keeps it whole where a "
-            "stage recomputes; use 'fused', or no recompute"
-        )
-    return "fused"
-
-
-def problems_of(
-    ranks: int,
-    microbatches: int,
-    chunks: int | Sequence[int] | None,
-    costs: Costs,
-    memory: float | Sequence[float] | None,
-    placement: Shape,
-    backward: Backward,
-    mode: P2PMode,
-    recompute: Recompute = "none",
-    offload: Offload = "none",
-    layers: Given | None = None,
-) -> list[Problem]:
-    """One problem for every placement to choose from under which the memory is enough.
-
-    Where it is free what stages do, there is one for each way in which all do the same.
-    """
-    if mode not in P2P_MODES:
-        raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(str(mode), P2P_MODES)}")
-    if backward not in BACKWARDS:
-        raise ParameterError(f"backward is '{backward}'; {did_you_mean(str(backward), BACKWARDS)}")
-    check_offload(offload, costs)
-    backward = _as_run(backward, recompute, costs)
-    model = None if layers is None else layers_of(layers, costs)
-    problems: list[Problem] = []
-    refusals: list[tuple[float, ParameterError]] = []
-    for place in _placements(ranks, microbatches, chunks, placement, costs):
-        its = costs
-        if model is not None:
-            its = model.costs
-            if model.each:
-                its = model.cut(place, even_cut(model.count, place.stages))
-        table = its.resolve(place)
-        limits = memory_limits(memory, ranks)
-        limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
-        problem = Problem(
-            place, table, microbatches, limits,
-            mode=mode, backward=backward, layers=model,
-        )  # fmt: skip
-        for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
-            asked = with_choice(problem, chosen)
-            if recompute != "free" and has_rule(costs, RECOMPUTES_LATE):
-                asked = replace(asked, table=recompute_in_backward(table, asked.recomputed))
-            try:
-                if model is None:
-                    eased(asked).check_limits()
-                else:
-                    Cutting(asked).check()
-            except ParameterError as error:
-                least = float(eased(asked).smallest_limits.max())
-                refusals.append((least, with_way_out(error, asked, smallest_limit)))
-            else:
-                problems.append(asked)
-    if not problems:
-        raise min(refusals, key=lambda refusal: refusal[0])[1]
-    return problems
-
-
-def _spaces(problems: Sequence[Problem], recompute: Recompute, offload: Offload) -> list[Space]:
+def _spaces(asked: Asked) -> list[Space]:
     """The variants over every placement: its choices, or its cuts with the choices over each."""
     by_placement: dict[object, list[Problem]] = {}
-    for problem in problems:
+    for problem in asked.problems:
         by_placement.setdefault(problem.placement.table, []).append(problem)
-    space = Cuts if problems[0].layers else Choices
-    return [
-        space(those, ways_of(recompute, offload, those[0].stages))
-        for those in by_placement.values()
-    ]
+    space = Choices if asked.layers is None else Cuts
+    return [space(those, asked.ways(those[0].stages)) for those in by_placement.values()]
 
 
 def _no_room(problem: Problem) -> ParameterError:
@@ -369,36 +286,3 @@ def _no_room(problem: Problem) -> ParameterError:
         "no order was found in which the copies under way fit into the memory; with "
         f"{least:.6g} one was; give that, fewer stages, or offload='free'"
     )
-
-
-def _placements(
-    ranks: int,
-    microbatches: int,
-    chunks: int | Sequence[int] | None,
-    choice: Shape,
-    costs: Costs,
-) -> list[Placement]:
-    """Every placement that is to be tried, each once."""
-    if chunks is None:
-        chunks = (1, 2) if costs.same_model else 1
-    numbers = tuple(chunks) if isinstance(chunks, Sequence) else (chunks,)
-    sizes = [("ranks", ranks), ("microbatches", microbatches), *(("chunks", v) for v in numbers)]
-    for name, value in sizes:
-        check_count(name, value)
-    if isinstance(choice, str):
-        if choice not in PLACEMENTS:
-            raise ParameterError(f"placement is '{choice}'; {did_you_mean(choice, PLACEMENTS)}")
-        made = [shape(ranks, v) for v in numbers for shape in PLACEMENTS[choice]]
-    else:
-        given = choice if isinstance(choice, Placement) else Placement.explicit(choice, ranks)
-        if given.copies > 1:
-            raise ParameterError("the placement has two copies of the model; give one copy")
-        if given.ranks != ranks:
-            raise ParameterError(f"the placement has {given.ranks} ranks; ranks is {ranks}")
-        made = [given]
-    different = {place.table: place for place in reversed(made)}
-    for place in different.values():
-        size = 3 * place.stages * microbatches
-        if size > MAX_ACTIONS:
-            raise ParameterError(f"{size:,} actions; the limit is {MAX_ACTIONS:,}")
-    return list(reversed(different.values()))

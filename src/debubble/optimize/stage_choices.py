@@ -69,6 +69,9 @@ NODE_STATES = 20_000
 NODE_WORK = 200_000
 """Nodes times actions, at most; at least one stage is decided."""
 
+LATE_SECONDS = 0.5
+"""Seconds for branching when the time is up."""
+
 RANK_STEPS = 8
 """Groups of first and last ranks that are tried."""
 
@@ -95,8 +98,9 @@ def fits(problem: Problem) -> bool:
 
 
 def bound_of_all(
-    problem: Problem, ways: Ways, best: float, known: dict[Choice, float], nodes: int
-) -> tuple[float, Choice | None]:
+    problem: Problem, ways: Ways, best: float, known: dict[Choice, float], nodes: int,
+    stop: Stop | None = None,
+) -> tuple[float, Choice | None]:  # fmt: skip
     """A bound for all choices, and the one it belongs to if that is a single one.
 
     Parameters
@@ -111,8 +115,10 @@ def bound_of_all(
         Bounds that were proven for single choices.
     nodes
         How many partial decisions are looked at.
+    stop
+        Ends the search early; what is left then is a bound as well.
     """
-    number = count()
+    number, stop = count(), stop or Stop()
     rank_by_rank = np.argsort(problem.homes, kind="stable").tolist()
     open_sets: list[tuple[float, int, tuple[int | None, ...]]] = []
 
@@ -123,7 +129,7 @@ def bound_of_all(
         easy = relaxed(easy)
         bound = max(least, lower_bound(easy), known.get(_whole(decided), 0.0))
         if bound < best < float("inf"):
-            bound = strongest_rank_bound(easy, bound, best, NODE_STATES)
+            bound = strongest_rank_bound(easy, bound, best, NODE_STATES, stop)
         if bound < best * (1 - TOLERANCE):
             heapq.heappush(open_sets, (bound, -next(number), decided))
 
@@ -132,7 +138,7 @@ def bound_of_all(
         bound, _, decided = open_sets[0]
         if None not in decided:
             return bound, _whole(decided)
-        if nodes <= 0:
+        if nodes <= 0 or stop():
             return bound, None
         heapq.heappop(open_sets)
         stage = next(stage for stage in rank_by_rank if decided[stage] is None)
@@ -238,7 +244,9 @@ class Choices:
         known = {choice_of(each.problem): each.bound for each in search.over(self.root)}
         nodes = int(np.clip(NODE_WORK // self.root.size, 2, NODES))
         best = search.best.makespan
-        bound, chosen = bound_of_all(self.root, self.ways, best, known, nodes)
+        # What was proven for single choices counts here alone, even when the time is up.
+        seconds = LATE_SECONDS if search.stop.asked else max(search.stop.left, LATE_SECONDS)
+        bound, chosen = bound_of_all(self.root, self.ways, best, known, nodes, Stop(seconds))
         self._floor = max(self._floor, min(bound, best))
         # What copies cost is said by the bound of one rank alone: there is nothing to close.
         if chosen is None or any(way & OFFLOAD for way in chosen):

@@ -76,9 +76,26 @@ class Stop:
 
     @contextmanager
     def ending(self, end: Callable[[], object]) -> Iterator[None]:
-        """While this is open, :meth:`ask` calls `end`, for searches that cannot ask themselves."""
+        """While this is open, `end` is called when the time is up, and by :meth:`ask`.
+
+        For searches that cannot ask themselves, or too seldom.
+        """
+        left = self.left
+        timer = threading.Timer(left, end) if left < float("inf") else None
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            with self._asking(end):
+                yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    @contextmanager
+    def _asking(self, end: Callable[[], object]) -> Iterator[None]:
         if self._parent:
-            with self._parent.ending(end):
+            with self._parent._asking(end):
                 yield
             return
         with self._lock:

@@ -56,7 +56,7 @@ from debubble.optimize.listed import listed
 from debubble.optimize.moving import move_actions
 from debubble.optimize.offload import tighter
 from debubble.optimize.problem import Problem, without_recomputes
-from debubble.optimize.published import published_orders
+from debubble.optimize.published import own_orders, published_orders
 from debubble.optimize.refine import refine
 from debubble.optimize.repeating import can_repeat, patterns, repeat, repeat_best
 from debubble.optimize.stop import Stop
@@ -169,7 +169,8 @@ def improve(incumbent: Incumbent) -> None:
 def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Offer registered schedules for the same placement, made for the same costs.
 
-    However short the time: what is found is not to be slower than any of them.
+    However short the time: what is found is not to be slower than any of them. Only with copies,
+    where each is simulated many times, is the first order that fits enough then.
     """
     key = (problem.placement.table, problem.cut)
     known = incumbent.known
@@ -178,10 +179,10 @@ def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         made = list(takewhile(lambda _: not stop.asked, published_orders(problem)))
         orders = made if stop.asked else known.setdefault(key, made)
     for name, programs in orders:
-        incumbent.offer(separate(problem, programs), name)
-        if problem.backward == "free":
-            incumbent.offer(programs, name)
-            incumbent.offer(separate(problem, programs, fusable(problem).tolist()), name)
+        for own in own_orders(problem, programs):
+            if incumbent.problem.offload and incumbent.programs and stop():
+                return
+            incumbent.offer(own, name)
 
 
 def list_scheduling(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:

@@ -165,10 +165,16 @@ class Variants:
 
     def run(self) -> None:
         """Search until the work is done, nothing can be better, or the stop says so."""
+        begun = set[Hashable]()
         for incumbent in self.incumbents:
-            if not (self.stop.asked and self.best.programs):
+            table = incumbent.problem.placement.table
+            # When the time is up, published orders on every placement are enough.
+            enough = self.stop.asked or (self.stop() and table in begun)
+            if not (enough and self.best.programs):
                 begin(incumbent)
-        self._lowest()
+                begun.add(table)
+        if not self.stop():
+            self._lowest()
         self._explore(1.0)
         self._improve_best()
         for _ in range(int(MOST_PROOFS * min(self.stop.work.effort, 1.0))):

@@ -1,0 +1,78 @@
+"""What every result goes through before it is returned, whichever search it comes from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from debubble.core.kinds import COPY_KINDS
+from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
+from debubble.engine.timeline import simulate
+from debubble.listing import TOLERANCE
+from debubble.optimize.asked import Asked
+from debubble.optimize.belongs import outside
+from debubble.optimize.choices import OFFLOAD, choice_in
+from debubble.optimize.cutting import Cutting
+from debubble.optimize.offload import schedules, without_copies
+from debubble.optimize.problem import Problem
+from debubble.optimize.result import Result
+
+
+def checked(asked: Asked, result: Result) -> Result:
+    """The result, where it is one of what was asked for.
+
+    Raises
+    ------
+    AssertionError
+        When the schedule is not one that was asked for, breaks a memory limit, takes another time
+        than the result says or less than its bound, or has a status that does not go with both.
+    """
+    wrong = _wrong(asked, result)
+    if wrong:
+        raise AssertionError(f"the search returned a schedule that is not allowed: {wrong}")
+    return result
+
+
+def _wrong(asked: Asked, result: Result) -> str:
+    """What is wrong with a result, in words; empty where it is right."""
+    schedule, makespan, bound = result.schedule, result.makespan, result.lower_bound
+    table = schedule.placement.table
+    roots = [problem for problem in asked.problems if problem.placement.table == table]
+    if not roots:
+        return f"its placement is {table}"
+    if roots[0].layers is not None:
+        least = Cutting(roots[0]).least
+        if sum(result.layers) != roots[0].layers.count or np.any(np.array(result.layers) < least):
+            return f"its stages have {result.layers} layers"
+    chosen, ways = [], asked.ways(schedule.stages)
+    for way, open_to in zip(choice_in(schedule), ways, strict=True):
+        # Of what may be offloaded some, or all, may stay.
+        fitting = [some for some in open_to if some == way or some == way | OFFLOAD]
+        if not fitting:
+            return "stages recompute or offload activations that are not to"
+        chosen.append(fitting[0])
+    problem = asked.problem(schedule.placement, result.layers, tuple(chosen))
+    wrong = outside(problem, schedule) or _not_offloaded(problem, schedule)
+    if wrong:
+        return wrong
+    timeline = simulate(schedule, problem.table.costs, asked.p2p_mode)
+    if abs(timeline.makespan - makespan) > TOLERANCE * makespan:
+        return f"it takes {timeline.makespan}, not {makespan}"
+    if np.any(timeline.peak_activation > problem.limits_with_slack):
+        peaks, limits = timeline.peak_activation.tolist(), problem.limits.tolist()
+        return f"ranks hold {peaks} with limits of {limits}"
+    if bound > makespan * (1 + TOLERANCE):
+        return f"it takes {makespan}, less than the bound {bound}"
+    met = makespan <= bound * (1 + TOLERANCE)
+    if result.status not in (("optimal", "interrupted") if met else ("feasible", "interrupted")):
+        return f"its status is {result.status} at {makespan} with the bound {bound}"
+    return ""
+
+
+def _not_offloaded(problem: Problem, schedule: Schedule) -> str:
+    """That nothing is offloaded where this was asked for, and the order allows it."""
+    if not any(problem.offload) or has(schedule, COPY_KINDS):
+        return ""
+    programs = [schedule.program(rank) for rank in range(schedule.ranks)]
+    lowered = next(schedules(problem, without_copies(programs)))
+    return "no stage offloads anything" if has(lowered, COPY_KINDS) else ""

@@ -1,0 +1,78 @@
+"""Effect: every option of a search changes the answer, and every answer keeps to all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import debubble as db
+from tests.optimize.searches import BASE, OPTIONS, RULES, VALUES, ask, disobeyed, sampled
+
+LENGTHS = {"costs": {"microbatch": (1.25, 0.75, 1.0)}}
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "lengths": LENGTHS,
+    "layers": {"layers": 6},
+    "lengths and layers": LENGTHS | {"layers": 6},
+    "jitter": {"robust": db.Jitter("normal:5%", samples=50)},
+    "jitter and lengths": LENGTHS | {"robust": db.Jitter("normal:5%", samples=50)},
+}
+"""What makes a search go another way."""
+
+SETTINGS: dict[str, dict[str, Any]] = {"placement": {"chunks": 2}, "memory": {"backward": "fused"}}
+"""Where an option matters, if not everywhere."""
+
+
+def answered(asked: dict[str, Any]) -> tuple[Any, ...]:
+    """All of an answer that an option may change."""
+    result = ask(asked)
+    schedule, timeline = result.schedule, result.timeline
+    homes = schedule.placement.ranks_of_stages.tolist()
+    return (schedule.rows(), homes, result.layers, result.makespan,
+            timeline.peak_activation.tolist(), timeline.start.tolist())  # fmt: skip
+
+
+def test_every_option_has_values_and_a_rule() -> None:
+    assert set(OPTIONS) == set(VALUES) == set(RULES) == set(BASE)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_changes_the_answer(name: str) -> None:
+    setting = SETTINGS.get(name, {})
+    found = [answered(setting | {name: value}) for value in VALUES[name]]
+    assert any(one != found[0] for one in found[1:])
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in VALUES.items() for value in values],
+    ids=str,
+)
+def test_every_search_keeps_to_every_option(search: str, name: str, value: Any) -> None:
+    way = dict(SEARCHES[search])
+    budget = {key: way.pop(key) for key in ("robust",) if key in way}
+    asked = way | {name: value}
+    if name == "costs":
+        asked["costs"] = way.get("costs", {}) | value
+    if name == "microbatches" and "costs" in way:
+        asked["costs"] = {"microbatch": (1.25, 0.75, 1.0, 0.5)[:value]}
+    if name == "placement" and "layers" not in way and not isinstance(value, list):
+        asked["chunks"] = 2
+    result = ask(asked, **budget)
+    assert not disobeyed(asked, result)
+    assert result.lower_bound <= result.makespan * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_options_at_random_are_obeyed_together(seed: int) -> None:
+    for asked in sampled(15, seed):
+        try:
+            result = ask(asked)
+        except db.ParameterError:
+            continue
+        assert not disobeyed(asked, result), asked
+        assert result.lower_bound <= result.makespan * (1 + 1e-9), asked
