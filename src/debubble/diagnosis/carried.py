@@ -156,9 +156,9 @@ class _Cells:
         actions = schedule.actions
         rows = np.full(len(Kind), -1)
         rows[list(ROW)] = list(ROW.values())
-        kind = rows[kinds_of(actions)]
-        if (kind < 0).any():
-            other = Kind(int(kinds_of(actions)[kind < 0].min())).name
+        found = rows[kinds_of(actions)]
+        if (found < 0).any():
+            other = Kind(int(kinds_of(actions)[found < 0].min())).name
             raise ParameterError(
                 f"'{schedule.name}' runs {other}, and the run has no time of that; name a schedule "
                 f"of {', '.join(known.name for known in WORK_KINDS)} alone"
@@ -166,7 +166,7 @@ class _Cells:
         first, _ = group_bounds(actions)
         _, number = np.unique(first, return_inverse=True)
         group = np.where(pairs_of(actions) > 0, number, -1)
-        return cls(kind, stages_of(actions), microbatches_of(actions), group)
+        return cls(found, stages_of(actions), microbatches_of(actions), group)
 
 
 def _no_time_of(schedule: Schedule, row: int) -> str:
