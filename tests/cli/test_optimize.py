@@ -126,7 +126,7 @@ def test_sweep(run: Run, tmp_path: Path) -> None:
         (["-p", 4, "-m", 8, "--layers", "x"], "--layers is 'x'; give costs, or a number of layers"),
         (["-p", 4, "-m", 8, "--layers", 3], "layers is 3, fewer than the 4 stages"),
         (["-p", 2, "-m", 8, "--layers", 3, "--times", "F=1/2"], "F has 2 values, but which"),
-        (["-p", 4, "-m", 8, "--seed", "-1"], "--seed is -1; give a whole number from 0"),
+        (["-p", 4, "-m", 8, "--seed", "-1"], "--seed is '-1'; give a whole number from 0"),
         (["-p", 4, "-m", 8, "--placement", "v"], "placement is 'v'"),
         (["-p", 4, "-m", 8, "--placement", "0,x"], "--placement is '0,x'; give any, loop, wave"),
         (["-p", 4, "-m", 8, "--recompute", "some"], "give none, full, free, or stages"),

@@ -124,7 +124,7 @@ def test_a_wrong_result_is_never_returned(
     costs = replace(COSTS, microbatch=lengths)
     asked = {"ranks": 2, "microbatches": 4, "chunks": 1, "costs": costs, **more, **FAST}
     if not words:
-        db.optimize(**asked)
+        assert db.optimize(**asked).makespan > 0
         return
     with pytest.raises(AssertionError, match="that is not allowed") as caught:
         db.optimize(**asked)

@@ -67,7 +67,7 @@ def optimize(
     }  # fmt: skip
     for row in SEARCH_OPTIONS:
         if setup[row.name] is not None:
-            options[row.name] = row.type.check(row.flag, row.type.read(row.flag, setup[row.name]))
+            options[row.name] = row.type.read(row.flag, setup[row.name])
     if options.get("layers") == OF_FILE:
         options["layers"] = _layers_of_file(inputs)
     if "robust" in options:

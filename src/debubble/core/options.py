@@ -52,11 +52,16 @@ class Whole:
 
     most: int
     least: int = 1
+    at_once: bool = False
+    """Whether typed numbers are held to the limits at once, and not where they are used."""
     range: Range = "whole"
 
     def read(self, name: str, text: str) -> int:
-        """The whole number in a text; whether it fits is found where it is used."""
-        return read_whole(name, text)
+        """The whole number in a text."""
+        if not self.at_once:
+            return read_whole(name, text)
+        number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else self.least - 1
+        return number if self.least <= number <= self.most else self.check(name, text)
 
     def check(self, name: str, value: Any) -> int:
         """A whole number, also one such as 2.0."""
@@ -78,7 +83,9 @@ class Real:
     def read(self, name: str, text: str) -> float:
         """The number in a text."""
         number = read_number(text)
-        return self.check(name, text if math.isnan(number) else number)
+        if not self.least < number <= self.most and self.least == 0:
+            raise ParameterError(f"{name} is '{text}'; it is a positive number")
+        return self.check(name, number)
 
     def check(self, name: str, value: Any) -> float:
         """A number."""
