@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.optimize.asked import Budget
+from debubble.optimize.options import SEARCH_OPTIONS
 from tests.optimize.searches import BASE, OPTIONS, RULES, VALUES, ask, disobeyed, sampled
 
 LENGTHS = {"costs": {"microbatch": (1.25, 0.75, 1.0)}}
@@ -36,6 +38,8 @@ def answered(asked: dict[str, Any]) -> tuple[Any, ...]:
 
 def test_every_option_has_values_and_a_rule() -> None:
     assert set(OPTIONS) == set(VALUES) == set(RULES) == set(BASE)
+    others = {*Budget.__dataclass_fields__, "robust"}
+    assert {row.name for row in SEARCH_OPTIONS} <= {*OPTIONS, *others}
 
 
 @pytest.mark.parametrize("name", OPTIONS)

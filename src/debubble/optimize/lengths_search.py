@@ -17,7 +17,7 @@ from debubble.optimize.asked import Asked
 from debubble.optimize.belongs import outside
 from debubble.optimize.lengths_model import by_work, narrow, telling_ranks
 from debubble.optimize.offload import with_asked_copies, without_copies
-from debubble.optimize.problem import Problem
+from debubble.optimize.problem import Problem, without_recomputes
 from debubble.optimize.refine import refine
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import has_solver
@@ -58,6 +58,8 @@ def fastest_assignment(
     Copies to the host are placed anew for each assignment.
     """
     bare = without_copies(programs)
+    if not problem.can_run_ahead:
+        bare = without_recomputes(bare)
     costs, limits = problem.table.costs, problem.limits.tolist()
     assignments = {tuple(range(problem.microbatches))}
     ways = list(with_asked_copies(problem, bare))

@@ -191,7 +191,9 @@ def _with_late_recomputes(found: Found) -> Found:
     """
     timeline = evaluate_graph(found.timeline.graph, found.timeline.table.costs)
     met = timeline.makespan <= found.bound * (1 + TOLERANCE)
-    status = "feasible" if found.status == "optimal" and not met else found.status
+    status = "optimal" if met else "feasible"
+    if found.status == "interrupted":
+        status = found.status
     return replace(found, timeline=timeline, schedule=timeline.schedule, status=status)
 
 
