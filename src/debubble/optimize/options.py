@@ -91,7 +91,10 @@ SEARCH_OPTIONS = (
     ),
     _option("time_limit", Real(), "S", "Seconds to use; without it, a fixed amount of work.", "5"),
     _option("effort", Real(), "X", "Multiplies the fixed amount of work.", "0.5", neutral="1"),
-    _option("seed", Whole(LARGEST, 0, at_once=True), "N", "Seed of everything random.", "1", neutral="0"),
+    _option(
+        "seed", Whole(LARGEST, 0, at_once=True), "N", "Seed of everything random.", "1",
+        neutral="0",
+    ),
     _option("workers", Whole(256, at_once=True), "N", "Threads.", "1", neutral="2"),
     _option(
         "robust", AnyText(), "TIMES",
