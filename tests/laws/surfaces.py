@@ -22,6 +22,9 @@ from tests.cli.conftest import Result, call
 SIZES = {"ranks": "4", "microbatches": "8"}
 """Sizes of every case that does not say its own."""
 
+PAYING = {"times": "F=2,I=3,W=1,p2p=0.5,OPT=3,reduce_grad=1,unshard=1,host_bandwidth=2"}
+"""Costs under which every option of a question matters."""
+
 COSTS = {"times": "action", "rank_times": "rank"}
 """Options that are costs, and their bases."""
 

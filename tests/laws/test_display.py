@@ -10,7 +10,7 @@ import pytest
 
 from debubble.analysis.question import OPTIONS
 from debubble.cli import check, compare, simulate
-from tests.laws.surfaces import Case, answered
+from tests.laws.surfaces import PAYING, Case, answered
 
 COMMANDS = {"simulate": simulate.simulate, "compare": compare.compare, "check": check.check}
 
@@ -48,7 +48,7 @@ def test_display_changes_no_answer(command: str, name: str, tmp_path: Path) -> N
     words = words_of(name, default, tmp_path)
     if words is None:
         pytest.skip(f"{name} has a value of its own, which the tests of pictures give it")
-    base = [command, "1f1b", *Case("1f1b").words(), "--json"]
+    base = [command, "1f1b", *Case("1f1b", PAYING).words(), "--json"]
     if command == "compare" and name not in TYPED:
         base += ["-o", str(tmp_path / "picture.svg")]
     plain = answered(*base).data

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from debubble.analysis.question import OPTIONS
 from debubble.core.options import OptionSpec
 from tests.cli.conftest import call
-from tests.laws.surfaces import SCHEDULES, Case, given, values_of, without
-
-PAYING = {"times": "F=2,I=3,W=1,p2p=0.5,OPT=3,reduce_grad=1,unshard=1,host_bandwidth=2"}
-"""Costs under which every option of a question matters."""
+from tests.laws.surfaces import PAYING, SCHEDULES, Case, given, values_of, without
 
 COMMANDS = {
     "simulate": ["--json"],
@@ -23,9 +21,15 @@ COMMANDS = {
 """Commands that answer questions; what they print is what an option has to change."""
 
 
-def printed(command: str, name: str, case: Case) -> tuple[int, str]:
+NAMED = {"conventions", "p2p_mode", "otherData"}
+"""Keys that repeat what was asked, whatever comes of it."""
+
+
+def printed(command: str, name: str, case: Case) -> tuple[int, Any]:
     result = call(command, name, *case.words(), *COMMANDS[command])
-    return result.code, result.out + result.err
+    if result.code or not COMMANDS[command]:
+        return result.code, result.out + result.err
+    return 0, {key: value for key, value in result.data.items() if key not in NAMED}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

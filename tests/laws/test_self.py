@@ -14,7 +14,16 @@ from debubble.core.errors import DebubbleError
 from debubble.interchange.cost_files import costs_data
 from debubble.playground.state import FIELD, State
 from debubble.schedules.registry import find, schedules
-from tests.laws.surfaces import SCHEDULES, SURFACES, Answer, Case, by_simulate, given, values_of
+from tests.laws.surfaces import (
+    PAYING,
+    SCHEDULES,
+    SURFACES,
+    Answer,
+    Case,
+    by_simulate,
+    given,
+    values_of,
+)
 from tests.small import smallest
 
 
@@ -61,8 +70,9 @@ def test_every_schedule_is_the_same_everywhere_without_costs(name: str) -> None:
 @pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.name)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_option_is_the_same_everywhere(name: str, row: object, tmp_path: Path) -> None:
-    for text in values_of(row, tmp_path):
-        the_same(Case(name, given(row, text)))
+    for costs in ({}, PAYING) if row.group != "costs" or row.name == "runtime" else ({},):
+        for text in values_of(row, tmp_path):
+            the_same(Case(name, costs | given(row, text)))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
