@@ -56,7 +56,7 @@ def test_text_says_the_plan_and_why_others_lose(run: Run) -> None:
     assert "per step" in out
     assert "memory: rank" in out
     assert "how sure: times and bytes are modelled; kernels run at" in out
-    assert "8 more GPUs would buy " in out
+    assert "with 8 more GPUs, a step takes " in out
     assert "the fastest that fits" in out
     assert "pp=4: " in out
     assert "plans considered" in out

@@ -60,8 +60,7 @@ def test_nothing_that_is_left_out_is_faster(
     held = [group for group in held if group.degrees.pp <= 4 and group.count < 60]
     found = search(asked, held, top=3)
     best = min(time for time, _ in every(asked, held))
-    # Plans as fast as each other to three digits are ranked by simplicity.
-    assert found.plans[0].step_time <= best * 1.005
+    assert found.plans[0].step_time <= best * (1 + 1e-9)
     assert found.considered == sum(group.count for group in held)
     assert found.considered > found.simulated > 0
     assert sum(found.left_out.values()) + len(found.plans) + len(found.near) == found.considered
@@ -107,22 +106,11 @@ def test_the_bound_on_memory_changes_no_plan(
     held = held[: 40 : 1 if EXPLORES else 10]
     splits = runnable(asked, None) if free else None
     bounded = search(asked, held, 3, splits=splits)
-    bound = search_module.least_peaks
-    fewest = search_module._try_fewest
-
-    def unbounded_fewest(*given: object) -> None:
-        # The fewest layers are counted from a number that the bound says, however it is used.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(search_module, "least_peaks", bound)
-            fewest(*given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(search_module, "_try_fewest", unbounded_fewest)
     monkeypatch.setattr(search_module, "least_peaks", lambda *_: None)
     simulated = search(asked, held, 3, splits=splits)
     assert [(p.candidate, p.step_time, p.peaks) for p in bounded.plans] == [
         (p.candidate, p.step_time, p.peaks) for p in simulated.plans
     ]
-    assert [p.candidate for p in bounded.near] == [p.candidate for p in simulated.near]
     assert bounded.considered == simulated.considered == sum(group.count for group in held)
     assert bounded.simulated <= simulated.simulated
 
@@ -173,7 +161,6 @@ def test_no_layer_split_is_faster(limit: float, names: tuple[str, ...]) -> None:
     best = min(all_splits(asked, held))
     assert found.plans[0].step_time <= best * 1.005
     assert len(found.plans) == 2
-    assert not found.uneven
     # With little memory only other splits than the even ones have room.
     assert bool(search(asked, held, 2).plans) == (limit > 20e9)
     assert sum(found.left_out.values()) + len(found.plans) + len(found.near) == found.considered

@@ -22,8 +22,8 @@ from debubble.interchange.text import read_count
 
 if TYPE_CHECKING:
     from debubble.planner.degrees import Fixed
+    from debubble.planner.found import Found
     from debubble.planner.plan import Asked, Plan
-    from debubble.planner.search import Found
     from debubble.planner.why import Why
 
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
@@ -95,12 +95,10 @@ def plan(
     goes, why other plans lose, and the flags of training frameworks. What is given stays fixed.
     """
     from debubble.planner import plan_data, report
-    from debubble.planner.degrees import groups
     from debubble.planner.held import held, held_with, with_measured_steps
     from debubble.planner.more_gpus import enough_gpus, one_more_node
     from debubble.planner.request import check_request
-    from debubble.planner.search import search
-    from debubble.planner.split import runnable
+    from debubble.planner.search import best_plans
     from debubble.planner.why import why_data, why_not, why_text
 
     if rows is not None:
@@ -130,9 +128,7 @@ def plan(
 
     def found_with(fixed: Fixed, count: int) -> Found:
         with overwritten_line() as line:
-            candidates = groups(asked.model, asked.cluster, asked.training, fixed)
-            splits = None if fixed.layers else runnable(asked, fixed.framework)
-            return search(asked, candidates, count, _Progress(line), splits)
+            return best_plans(asked, fixed, count, _Progress(line))
 
     found = found_with(fixed, count)
     if how_many:
@@ -145,10 +141,10 @@ def plan(
             found.larger = (
                 enough_gpus(asked, fixed, _Progress(line))
                 if best is None
-                else one_more_node(asked, fixed, best, _Progress(line))
+                else one_more_node(asked, fixed, found.searched or best, _Progress(line))
             )
     answers = [
-        why_not(asked, best, text, other, lambda fixed: found_with(fixed, 1))
+        why_not(asked, found.searched, text, other, lambda fixed: found_with(fixed, 1))
         for text, other in others
     ]
     try:

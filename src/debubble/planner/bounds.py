@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.engine.exist import has
+from debubble.engine.timeline import simulate
 from debubble.planner.activations import stage_activation, stage_activations
 from debubble.planner.candidate import Candidate, recomputed_layers, whole_backwards
 from debubble.planner.in_flight import in_flight
@@ -67,6 +68,14 @@ def _splits(name: str) -> bool:
     return has(made, SPLIT_KINDS)
 
 
+@cache
+def saves_memory(name: str) -> bool:
+    """Whether a schedule is there to hold less than 1F1B, looked up in a larger pipeline."""
+    ranks = 16
+    made = registry.make(name, ranks=ranks, microbatches=2 * ranks)
+    return float(simulate(made).peak_activation.max()) < 0.8 * ranks
+
+
 def least_memory(asked: Asked, alone: Candidate, pp: int) -> float:
     """Bytes below which the fullest of `pp` ranks does not get.
 
@@ -84,8 +93,8 @@ def least_peaks(asked: Asked, candidate: Candidate) -> NDArray[np.float64] | Non
     """Bytes below which no rank of a candidate stays; shape ``(pp,)``.
 
     What stays all the time, and the activations of the microbatches in flight with what lies unused
-    between them: all but logits, buffers of transfers, and what comes back to be recomputed. None
-    where the order depends on costs.
+    between them: all but logits, buffers of transfers, and what comes back to be recomputed. Where
+    the order depends on costs, that is one microbatch; None for orders that are too long to count.
     """
     degrees, training = candidate.degrees, asked.training
     whole = whole_backwards(training, candidate)
@@ -93,11 +102,14 @@ def least_peaks(asked: Asked, candidate: Candidate) -> NDArray[np.float64] | Non
     counts = in_flight(
         candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, runtime
     )
-    if counts is None:
+    made = registry.find(candidate.schedule).uses_costs
+    if counts is None and not made:
         return None
     each = stage_activations(asked.model, training, candidate)
     stored = np.array([one.stored for one in each])
-    kept = np.minimum(stored, [0.0 if whole else one.kept_for_weight for one in each])
     placement = placement_of(candidate.schedule, degrees.pp, degrees.chunks)
     held: NDArray[np.float64] = standing(asked, candidate, placement)
+    if counts is None:
+        return held + (1 + FRAGMENTATION) * np.bincount(homes_of(candidate), stored)
+    kept = np.minimum(stored, [0.0 if whole else one.kept_for_weight for one in each])
     return held + (1 + FRAGMENTATION) * counts.peaks(stored, kept)

@@ -223,6 +223,8 @@ class _Choice:
         given, own = self.fixed.chunks, registry.find(name).chunks
         if given is None:
             return chunks_of(name, ranks, self.count)
+        if given == 1 and own is None and self.fixed.schedules is None and ranks > 1:
+            return ()  # the plain schedule
         right = own in (None, given) and given * ranks <= self.count + 2
         return (given,) if right else ()
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from debubble.core.errors import DebubbleError
 from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
+from debubble.planner.found import Found
 from debubble.planner.memory import FRAGMENTATION
 from debubble.planner.plan import Asked, Plan, costs_of, finished, simulated, timed, with_peaks
-from debubble.planner.search import Found
+from debubble.planner.within import within_limit
 
 
 def optimized(
@@ -55,19 +60,21 @@ def faster_order(
 
     The optimizer counts activations, with what lies unused between them; all else stays as in the
     plan, for the bound as well. Where buffers and logits turn out larger in its order, it tries
-    once more with less.
+    again with less, see :func:`~debubble.planner.within.within_limit`.
     """
-    room = [asked.limit] * plan.candidate.degrees.pp
-    result = _result(asked, plan, room, time_limit)
-    least = result.lower_bound + plan.causes["optimizer"] + plan.causes["weights"]
-    found = _plan_of(asked, plan, result)
-    interrupted = result.status == "interrupted"
-    if not found.fits and not interrupted:
-        room = [asked.limit - max(peak - asked.limit, 0.0) for peak in found.peaks]
-        result = _result(asked, plan, room, time_limit)
-        found = _plan_of(asked, plan, result)
-        interrupted = result.status == "interrupted"
-    if not found.fits or found.step_time >= plan.step_time:
+    results: list[Result] = []
+
+    def make(less: NDArray[np.float64]) -> Plan | None:
+        if results and results[-1].status == "interrupted":
+            return None
+        room = np.broadcast_to(asked.limit - less, len(plan.peaks))
+        results.append(_result(asked, plan, room.tolist(), time_limit))
+        return _plan_of(asked, plan, results[-1])
+
+    found = within_limit(make, asked.limit)
+    least = results[0].lower_bound + plan.causes["optimizer"] + plan.causes["weights"]
+    interrupted = results[-1].status == "interrupted"
+    if found is None or not found.fits or found.step_time >= plan.step_time:
         return None, least, interrupted
     return finished(asked, replace(found, lower_bound=least)), least, interrupted
 
@@ -95,4 +102,5 @@ def _result(asked: Asked, plan: Plan, room: Sequence[float], time_limit: float |
 
 def _plan_of(asked: Asked, plan: Plan, result: Result) -> Plan:
     found, timeline = timed(asked, plan.candidate, result.schedule)
-    return with_peaks(asked, found, timeline)
+    whole = with_peaks(replace(asked, limit=math.inf), found, timeline)
+    return replace(whole, limit=asked.limit, order=result.schedule, optimized=True)

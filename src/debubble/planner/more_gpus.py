@@ -1,4 +1,4 @@
-"""What more GPUs would buy: one more node beside the best plan, or enough where none fits."""
+"""What more GPUs bring: one more node next to the best plan, or enough where none fits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from debubble.planner.degrees import Fixed, groups
 from debubble.planner.plan import Asked, Plan
-from debubble.planner.search import Progress, search
+from debubble.planner.search import Progress, best_plans, search
 
 DOUBLINGS = 10
 """How often the GPUs are doubled in search of enough."""
@@ -26,9 +26,8 @@ def one_more_node(
     """The fastest plan with one more node; None where none is faster than `best`."""
     node = asked.cluster.gpu.node
     more = with_gpus(asked, (asked.cluster.gpus // node + 1) * node)
-    found = groups(more.model, more.cluster, more.training, fixed)
-    plans = search(more, found, 1, progress, below=best.step_time).plans
-    return plans[0] if plans else None
+    plans = best_plans(more, fixed, 1, progress, below=best.step_time).plans
+    return plans[0] if plans and plans[0].step_time < best.step_time else None
 
 
 def enough_gpus(asked: Asked, fixed: Fixed, progress: Progress | None = None) -> Plan | None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
-from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
-from debubble.planner.activations import logits_bytes
 from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
 from debubble.planner.cluster import Cluster
@@ -69,7 +68,10 @@ class Plan:
     memory
         What every rank's peak consists of.
     order
-        An order that was optimized for it, in place of its schedule's.
+        The order in which it runs, where its schedule makes it for costs and memory, or where it
+        was optimized.
+    optimized
+        Whether that order is no published schedule's.
     lower_bound
         Seconds below which no order of its stages within the memory brings a step; 0 where nobody
         asked.
@@ -83,12 +85,13 @@ class Plan:
     bubble_ratio: float = 0.0
     memory: tuple[RankMemory, ...] = ()
     order: Schedule | None = None
+    optimized: bool = False
     lower_bound: float = 0.0
 
     @property
     def schedule(self) -> str:
         """The name of its order."""
-        return self.candidate.schedule if self.order is None else OPTIMIZED
+        return OPTIMIZED if self.optimized else self.candidate.schedule
 
     @property
     def fits(self) -> bool:
@@ -96,24 +99,19 @@ class Plan:
         return max(self.peaks) <= self.limit
 
 
-def schedule_of(asked: Asked, candidate: Candidate, costs: Costs) -> Schedule:
-    """The schedule of a candidate, made for its costs and its memory where it is made for any."""
+def schedule_of(
+    candidate: Candidate, costs: Costs, room: Sequence[float] | None = None
+) -> Schedule:
+    """The schedule of a candidate, made for its costs where it is made for any.
+
+    `room` are the bytes of activations that its ranks may hold, where the schedule asks; by default
+    what its name promises, such as the half of V-Half.
+    """
     name, entry = candidate.schedule, registry.find(candidate.schedule)
     p, m, v = candidate.degrees.pp, candidate.microbatches, candidate.degrees.chunks
     if not entry.uses_costs:
         return registry.made_once(name, ranks=p, microbatches=m, chunks=v)
-    room = _room(asked, candidate, entry.placement(p, v)) if "memory" in entry.parameters else None
     return registry.make(name, ranks=p, microbatches=m, chunks=v, costs=costs, memory=room)
-
-
-def _room(asked: Asked, candidate: Candidate, placement: Placement) -> list[float]:
-    """Bytes that every rank has for activations, beside what stays and the logits."""
-    logits = logits_bytes(asked.model, asked.training, candidate)
-    room = (asked.limit - standing(asked, candidate, placement)) / (1 + FRAGMENTATION)
-    room[placement.ranks_of_stages[-1]] -= logits
-    if room.min() <= 0:
-        raise ParameterError("weights, optimizer states and logits alone are too large")
-    return [float(rest) for rest in room]
 
 
 def standing(asked: Asked, candidate: Candidate, placement: Placement) -> NDArray[np.float64]:
@@ -124,30 +122,39 @@ def standing(asked: Asked, candidate: Candidate, placement: Placement) -> NDArra
     return held
 
 
-def costs_of(asked: Asked, candidate: Candidate) -> Costs:
-    """Times in seconds and activations in bytes of every stage, as the engine takes them."""
+def costs_of(asked: Asked, candidate: Candidate, *, memory: bool = True) -> Costs:
+    """Times in seconds and activations in bytes of every stage, as the engine takes them.
+
+    Without `memory` activations are left out where no order is made for them.
+    """
     model, cluster, training = asked.model, asked.cluster, asked.training
-    memory = memory_costs(model, training, candidate)
-    return stage_costs(model, cluster, training, candidate, asked.factors, **memory)
+    if not memory and not registry.find(candidate.schedule).uses_costs:
+        return stage_costs(model, cluster, training, candidate, asked.factors)
+    bytes_of = memory_costs(model, training, candidate)
+    return stage_costs(model, cluster, training, candidate, asked.factors, **bytes_of)
 
 
-def simulated(asked: Asked, candidate: Candidate, order: Schedule | None = None) -> Timeline:
+def simulated(
+    asked: Asked, candidate: Candidate, order: Schedule | None = None, *, memory: bool = True
+) -> Timeline:
     """The pipeline of one step in the engine, in an order of its own or in its schedule's.
 
     A schedule that has no order for these sizes, or none within the memory, is refused.
     """
-    costs = costs_of(asked, candidate)
+    costs = costs_of(asked, candidate, memory=memory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # orders made for other costs are compared on purpose
-        return simulate(order or schedule_of(asked, candidate, costs), costs)
+        return simulate(order or schedule_of(candidate, costs), costs)
 
 
 def timed(
-    asked: Asked, candidate: Candidate, order: Schedule | None = None
+    asked: Asked, candidate: Candidate, order: Schedule | None = None, *, memory: bool = True
 ) -> tuple[Plan, Timeline]:
     """The step time of a candidate, without its memory; in an order of its own, or its schedule."""
-    timeline = simulated(asked, candidate, order)
+    timeline = simulated(asked, candidate, order, memory=memory)
     seconds = _step(asked, candidate, timeline).seconds
+    if registry.find(candidate.schedule).uses_costs:
+        order = timeline.schedule
     return Plan(candidate, seconds, (), asked.limit, order=order), timeline
 
 

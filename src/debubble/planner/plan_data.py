@@ -8,12 +8,12 @@ from typing import Any
 from debubble.planner.flags import flags
 from debubble.planner.flags_torchtitan import CSV
 from debubble.planner.flops import flops_per_token
+from debubble.planner.found import Found
 from debubble.planner.memory import RankMemory, memory_of
 from debubble.planner.more_gpus import with_gpus
 from debubble.planner.plan import Asked, Plan, efficiency, origin, relative_error, simulated, speed
 from debubble.planner.report import KEEPERS, gigabytes
 from debubble.planner.rules import FRAMEWORKS, RUNTIMES
-from debubble.planner.search import Found
 from debubble.planner.shape_traps import shape_traps
 
 
@@ -42,13 +42,13 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
         "warnings": list(shape_traps(asked.model, candidate.degrees.tp)),
         "flags": {name: plan_flags(asked, plan, name) for name in FRAMEWORKS},
         **({"lower_bound": plan.lower_bound} if plan.lower_bound else {}),
-        **({"instead_of": candidate.schedule} if plan.order is not None else {}),
+        **({"instead_of": candidate.schedule} if plan.optimized else {}),
     }
 
 
 def plan_flags(asked: Asked, plan: Plan, framework: str) -> str:
     """The text with which a framework runs a plan, and what it holds there if that is different."""
-    if plan.order is None:
+    if not plan.optimized:
         text = flags(asked.model, asked.training, plan.candidate, framework)
         return text if runs_nothing(text) else _held_there(asked, plan, framework) + text
     return (
@@ -111,7 +111,7 @@ def larger_data(asked: Asked, found: Found) -> dict[str, Any] | None:
     if plan is None:
         return None
     gpus = plan.candidate.degrees.gpus - asked.cluster.gpus
-    saves = found.plans[0].step_time - plan.step_time if found.plans else None
+    saves = found.searched.step_time - plan.step_time if found.searched else None
     more = plan_data(with_gpus(asked, plan.candidate.degrees.gpus), plan)
     return {"gpus": gpus, "saves": saves, "plan": more}
 

@@ -14,6 +14,7 @@ from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.cost_syntax import yaml_text
 from debubble.planner.candidate import Candidate
+from debubble.planner.found import Found, nearly_fits
 from debubble.planner.plan import (
     CAUSES,
     Asked,
@@ -26,7 +27,6 @@ from debubble.planner.plan import (
     speed,
     tied,
 )
-from debubble.planner.search import Found, nearly_fits
 from debubble.planner.shape_traps import shape_traps
 
 GB = 1e9
@@ -173,7 +173,7 @@ def ranked(found: Found) -> list[Plan]:
 
 def _faster(found: Found) -> list[Plan]:
     """Plans that are faster than the best and nearly fit."""
-    best = found.plans[0].step_time
+    best = (found.searched or found.plans[0]).step_time
     return [plan for plan in found.near if plan.step_time < best and nearly_fits(plan)]
 
 
@@ -243,21 +243,26 @@ def _short(plan: Plan) -> str:
 
 
 def _buys(asked: Asked, found: Found) -> list[str]:
-    """What more memory would buy, by the faster plan that misses it by least; and more GPUs."""
-    best, lines = found.plans[0].step_time, []
+    """What more memory brings, by the faster plan that misses it by least; and more GPUs."""
+    lines = []
     if faster := _faster(found):
         plan = min(faster, key=lambda plan: max(plan.peaks))
-        lines.append(
-            f"{gigabytes(max(plan.peaks) - plan.limit)} more per GPU would buy "
-            f"{seconds(best - plan.step_time)} per step: {_short(plan)}"
-        )
+        memory = f"{gigabytes(max(plan.peaks) - plan.limit)} more per GPU"
+        # Found without a search of its own: there may be faster ones.
+        lines.append(_with(memory, found, plan, " or less"))
     if found.larger is not None:
         more = found.larger.candidate.degrees.gpus - asked.cluster.gpus
-        lines.append(
-            f"{more} more {'GPU' if more == 1 else 'GPUs'} would buy "
-            f"{seconds(best - found.larger.step_time)} per step: {_short(found.larger)}"
-        )
+        lines.append(_with(f"{more} more {'GPU' if more == 1 else 'GPUs'}", found, found.larger))
     return lines
+
+
+def _with(more: str, found: Found, plan: Plan, at_most: str = "") -> str:
+    """What a step takes with more of something, and what the same search gives without it."""
+    before = (found.searched or found.plans[0]).step_time
+    return (
+        f"with {more}, a step takes {seconds(plan.step_time)}{at_most} instead of "
+        f"{seconds(before)}, {seconds(before - plan.step_time)} less: {_short(plan)}"
+    )
 
 
 def left_out(found: Found) -> str:

@@ -5,169 +5,54 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import nsmallest
-from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.batches import Batch, on_one_rank
 from debubble.planner.bounds import least_memory, least_peaks, least_time, pipeline_bound
 from debubble.planner.candidate import Candidate
-from debubble.planner.degrees import FEWEST, Group
-from debubble.planner.plan import Asked, Plan, finished, timed, with_peaks
-from debubble.planner.split import Allowed, refined, split_bound, with_balanced
+from debubble.planner.degrees import FEWEST, Fixed, Group, groups
+from debubble.planner.found import (
+    BOUND,
+    IN_FLIGHT,
+    NEAR,
+    NO_FEWER,
+    NO_ORDER,
+    NO_ROOM,
+    ROUNDING,
+    SLOW_PIPELINE,
+    SLOWER,
+    Found,
+    Kin,
+    kept,
+    kin,
+    rank,
+    rounded,
+)
+from debubble.planner.plan import Asked, Plan, finished
+from debubble.planner.split import Allowed, forced_time, runnable, split_bound
+from debubble.planner.within import Base, base_cut, base_of, fastest_within
+from debubble.schedules import registry
 
-Progress = Callable[["Found"], None]
+Progress = Callable[[Found], None]
 """Is told, now and then, what has been found so far."""
 
 
-@dataclass
-class Found:
-    """What a search has found.
+def best_plans(
+    asked: Asked, fixed: Fixed, top: int = 10, progress: Progress | None = None,
+    *, below: float = math.inf,
+) -> Found:  # fmt: skip
+    """The fastest plans that fit and have what is held; layers move where they are not given.
 
-    Parameters
-    ----------
-    plans
-        The best plans that fit, fastest first.
-    near
-        Plans that do not fit: the fastest that nearly do, then those that need least.
-    uneven
-        The fastest plans that do not fit, but would with the same memory on every rank; empty after
-        the search, when their layers were split otherwise.
-    considered
-        Number of candidates that were decided on.
-    simulated
-        How many of them ran in the engine.
-    left_out
-        How many were left out, by reason.
-    interrupted
-        Whether the search was stopped; then other candidates may be better.
-    below
-        Seconds that a plan has to stay below to be kept.
-    larger
-        The best plan on more GPUs, where that was asked: with one more node, or, where no plan
-        fits, one that does.
-    early
-        A plan that fits, found before the search began with the most promising ones.
+    Every question about plans is this search, with something else in `asked` or `fixed`.
     """
-
-    top: int
-    plans: list[Plan] = field(default_factory=list)
-    near: list[Plan] = field(default_factory=list)
-    uneven: list[Plan] = field(default_factory=list)
-    considered: int = 0
-    simulated: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)
-    interrupted: bool = False
-    below: float = math.inf
-    larger: Plan | None = None
-    early: Plan | None = None
-
-    @property
-    def best(self) -> Plan | None:
-        """The best plan that fits, so far."""
-        return self.plans[0] if self.plans else self.early
-
-    @property
-    def slowest_kept(self) -> float:
-        """A candidate that cannot be faster than this cannot be among the plans; in seconds."""
-        if len(self.plans) < self.top:
-            return self.below
-        return max(plan.step_time for plan in self.plans)
-
-    def leave_out(self, reason: str, count: int = 1, *, simulated: bool = False) -> None:
-        """Count candidates that were left out."""
-        self.left_out[reason] = self.left_out.get(reason, 0) + count
-        self.considered += count
-        self.simulated += count * simulated
-
-    def take(self, plan: Plan, *, free: bool = False) -> None:
-        """Keep a plan if it is among the best; where its split is free, also if that may fit."""
-        self.considered += 1
-        self.simulated += 1
-        even = free and fmean(plan.peaks) <= plan.limit
-        self._keep(plan, self.plans if plan.fits else self.uneven if even else self.near)
-
-    def _keep(self, plan: Plan, kept: list[Plan]) -> None:
-        rank = _distance if kept is self.near else _rank
-        alike = next((one for one in kept if _alike(one, plan)), None)
-        if alike is not None and rank(alike) <= rank(plan):
-            self._leave(plan)
-            return
-        if alike is not None:
-            kept.remove(alike)
-            self._leave(alike)
-        kept.append(plan)
-        kept.sort(key=rank)
-        if len(kept) > self.top:
-            self._leave(kept.pop())
-
-    def rank_again(self, plans: Iterable[Plan], top: int) -> None:
-        """Keep the best `top` of these plans, which are all that were kept."""
-        self.top, self.plans, self.near, self.uneven = top, [], [], []
-        for plan in plans:
-            self._keep(plan, self.plans if plan.fits else self.near)
-
-    def _leave(self, plan: Plan) -> None:
-        reason = SLOWER if plan.fits else TOO_LARGE
-        self.left_out[reason] = self.left_out.get(reason, 0) + 1
-
-
-def _alike(one: Plan, other: Plan) -> bool:
-    """Whether only the better of two plans is kept, so that the others are real alternatives.
-
-    They have the same degrees and the same schedule, or one whose order turns out the same.
-    """
-    a, b = one.candidate, other.candidate
-    return (
-        replace(a.degrees, chunks=1) == replace(b.degrees, chunks=1)
-        and a.microbatch_size == b.microbatch_size
-        and (
-            a.schedule == b.schedule or (one.step_time, one.peaks) == (other.step_time, other.peaks)
-        )
-    )
-
-
-USUAL_ZERO = 1
-"""The level of ZeRO that every framework has."""
-
-
-def _rank(plan: Plan) -> tuple[float, int, int, float]:
-    """Faster first; of plans as fast as each other the simpler one, then the smaller."""
-    candidate = plan.candidate
-    unusual = abs(candidate.zero - USUAL_ZERO)
-    return float(f"{plan.step_time:.3g}"), candidate.degrees.chunks, unusual, max(plan.peaks)
-
-
-NEAR = 1.25
-"""Share of a GPU's memory up to which a plan that does not fit is worth a look."""
-
-
-def _distance(plan: Plan) -> tuple[float, ...]:
-    """Plans that nearly fit by their rank, and then those that need least memory."""
-    peak = max(plan.peaks)
-    return (0, *_rank(plan)) if nearly_fits(plan) else (1, peak)
-
-
-def nearly_fits(plan: Plan) -> bool:
-    """Whether a plan that does not fit is near."""
-    return max(plan.peaks) <= NEAR * plan.limit
-
-
-SLOWER = "simulated with one or more layer splits, and slower"
-TOO_LARGE = "simulated with one or more layer splits, and too large for the memory"
-IN_FLIGHT = "too large with what the schedule has in flight"
-NO_ROOM = "too large with one microbatch, whatever the order"
-BOUND = "cannot be faster, whatever the schedule and the layer split"
-SLOW_PIPELINE = "cannot be faster with an even or a balanced layer split, whatever the order"
-SLOW_STAGES = "cannot be faster with these stages, whatever the order"
-NO_FEWER = "no stage has layers of which only some are recomputed"
-NO_ORDER = "no order of the schedule for these sizes and this memory"
-"""Reasons for which candidates are left out."""
-
-
-MORE = 2
-"""Where layer splits are free, so many times the plans to be shown are refined."""
+    splits = None if fixed.layers else runnable(asked, fixed.framework)
+    found = groups(asked.model, asked.cluster, asked.training, fixed)
+    return search(asked, found, top, progress, splits, below=below)
 
 
 def search(
@@ -179,78 +64,236 @@ def search(
     Candidates that differ only in schedule, chunks and layer split do the same work with the same
     weights. That gives one bound for all of them, the lowest of which come first; when the next
     bound is above the slowest plan to be kept, no candidate that is left can be among the best.
+    One schedule goes before all others, so that there is a good plan soon.
 
-    Where `splits` says which layer splits may be taken, those of the best plans are refined at the
-    end, see :func:`debubble.planner.split.refined`. What was left out by a bound for every split
-    cannot be among the best; what was simulated, or left out by the bound of its even and its
-    balanced split, might with a better one. One schedule goes before all others, so that there is
-    a good plan soon. Ctrl-C ends the search with the best so far, as does a `progress` that raises
-    KeyboardInterrupt.
+    What is left is simulated once each. Those that may be among the best, as
+    :attr:`~debubble.planner.within.Base.floor` says, are then looked at in full, see
+    :mod:`debubble.planner.within`; where `splits` says which layer splits may be taken, layers move
+    between stages, too. So the best plan depends neither on `top` nor on what else is searched.
+
+    Ctrl-C ends the search with the best so far, as does a `progress` that raises KeyboardInterrupt.
     """
-    found = Found(top if splits is None else MORE * top, below=below)
+    found = Found(top, below=below * (1 - ROUNDING))
     tell = progress or (lambda found: None)  # noqa: ARG005 - nobody is told
+    screen = _Screen(asked, found, splits)
     batches: list[Batch] = []
     try:
         for number, group in enumerate(groups, 1):
             batches += _bounded(asked, group, len(batches), found)
             if found.early is None and number & (number - 1) == 0:
-                found.early = _soon(asked, batches)
+                screen.start(_soon(asked, batches, splits))
             tell(found)
         batches.sort()
-        before = found.considered
+        rest = sum(batch.count for batch in batches)
         for usual in (True, False):
             for batch in batches:
-                if batch.bound >= found.slowest_kept:
+                if batch.bound > screen.limit:
                     break
                 for candidate in batch.candidates(usual=usual):
+                    rest -= 1
                     if batch.setting[0] == FEWEST:
-                        _try_fewest(asked, candidate, found, splits)
+                        screen.look_at_fewest(candidate)
                     else:
-                        _try(asked, candidate, found, splits)
+                        screen.look_at(candidate)
                     tell(found)
-        rest = sum(batch.count for batch in batches) - (found.considered - before)
         if rest:
             found.leave_out(BOUND, rest)
+        for _ in screen.decide():
+            tell(found)
     except KeyboardInterrupt:
         found.interrupted = True
-        if not found.plans and found.early is not None:
-            found.take(found.early)
-    if splits is not None:
-        _refine(asked, found, top, tell, splits)
+        for plan in screen.heads:
+            found.take(plan)
     found.plans = [finished(asked, plan) for plan in found.plans]
     found.near = [finished(asked, plan) for plan in found.near]
+    found.searched = found.plans[0] if found.plans else None
     return found
+
+
+@dataclass
+class _Screen:
+    """Candidates that may be among the best."""
+
+    asked: Asked
+    found: Found
+    splits: Allowed | None
+    heads: list[Plan] = field(default_factory=list)
+    """The best plans so far of those whose bases fit."""
+    alike: dict[Kin, float] = field(default_factory=dict)
+    """Seconds of the best plan so far of those alike, of which only one is kept."""
+    waiting: list[tuple[float, int, list[Base]]] = field(default_factory=list)
+    """Candidates that are to be looked at in full: the least floor, a number, and bases."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds above which no candidate can be among the best."""
+        if len(self.heads) < self.found.top:
+            return self.found.below
+        return min(self.found.below, self.heads[-1].step_time * (1 + ROUNDING))
+
+    def start(self, plan: Plan | None) -> None:
+        """Begin with a plan that fits."""
+        if plan is not None:
+            self._keep(plan)
+
+    def look_at(self, given: Candidate) -> None:
+        """Simulate a candidate, unless a bound says that it is too slow or too large."""
+        base, reason = self._base(given)
+        if base is None:
+            self.found.leave_out(reason, simulated=reason == SLOWER)
+        elif reason == IN_FLIGHT:
+            self.found.take(base.plan)
+        else:
+            self._wait([base])
+
+    def look_at_fewest(self, given: Candidate) -> None:
+        """The same with every number of recomputed layers of a stage."""
+        numbers = range(1, max(given.layers))
+        if not numbers:
+            self.found.leave_out(NO_FEWER)
+            return
+        bases = []
+        # With more layers it is slower still: most candidates need no look at how many fit.
+        _, reason = self._start(given)
+        if not reason and not self._may_fit(given, numbers[-1]):
+            reason = IN_FLIGHT
+        at = 0 if reason else bisect_left(numbers, True, key=lambda one: self._may_fit(given, one))
+        for number in numbers[at:] if not reason else ():
+            base, reason = self._base(given.recomputing(f"full:{number}"))
+            if reason in (BOUND, SLOW_PIPELINE):
+                break
+            if base is None or reason == IN_FLIGHT:
+                continue
+            bases.append(base)
+            if base.plan.fits and (self.splits is None or given.degrees.pp == 1):
+                break
+        if bases:
+            self._wait(bases)
+        else:
+            self.found.leave_out(reason or IN_FLIGHT)
+
+    def decide(self) -> Iterator[None]:
+        """Look at those in full that can still be among the best, the most promising first."""
+        for _, _, bases in sorted(self.waiting):
+            plans = [plan for base in bases if (plan := self._decided(base)) is not None]
+            if plans:
+                self._take(min(plans, key=lambda plan: (not plan.fits, rank(plan))))
+            else:
+                self.found.leave_out(SLOWER, simulated=True)
+            yield
+
+    def _decided(self, base: Base) -> Plan | None:
+        """The fastest variant of a base, or one that is near; None where all are too slow."""
+        limit = self._limit(base.plan.candidate)
+        if base.floor <= limit:
+            return fastest_within(self.asked, base, self.splits, limit)
+        return base.plan if not base.plan.fits and base.without_limit <= limit else None
+
+    def _take(self, plan: Plan) -> None:
+        if plan.fits:
+            self._keep(plan)
+        self.found.take(plan)
+
+    def _base(self, given: Candidate) -> tuple[Base | None, str]:
+        """The base of a candidate that may be among the best or near them; or why it is not.
+
+        With its peaks; and with a reason nevertheless where it is near and no more.
+        """
+        candidate, reason = self._start(given)
+        if reason:
+            return None, reason
+        limit = self._limit(candidate)
+        peaks = least_peaks(self.asked, candidate)
+        near = self._forced(candidate, peaks) > limit
+        if near and not self._may_be_near(candidate, peaks):
+            made = registry.find(candidate.schedule).uses_costs
+            return None, NO_ORDER if made else IN_FLIGHT
+        try:
+            base = base_of(self.asked, candidate, self.splits, limit)
+        except DebubbleError:
+            return None, NO_ORDER
+        if base is None:
+            return None, SLOWER
+        near = near or base.floor > limit
+        return base, IN_FLIGHT if near else ""
+
+    def _limit(self, candidate: Candidate) -> float:
+        """Seconds above which a candidate cannot be among the best, nor the best of those alike."""
+        alike = self.alike.get(kin(candidate), math.inf)
+        return min(self.limit, alike * (1 + ROUNDING))
+
+    def _start(self, given: Candidate) -> tuple[Candidate, str]:
+        """A candidate in its base cut; and why it cannot be among the best, empty where it may."""
+        limit = self._limit(given)
+        if self.splits is not None and split_bound(self.asked, given) > limit:
+            return given, BOUND
+        candidate, bound = base_cut(self.asked, given, self.splits)
+        if bound <= limit:
+            return candidate, ""
+        return candidate, BOUND if self.splits is None else SLOW_PIPELINE
+
+    def _may_fit(self, given: Candidate, number: int) -> bool:
+        some, _ = base_cut(self.asked, given.recomputing(f"full:{number}"), self.splits)
+        return math.isfinite(self._forced(some, least_peaks(self.asked, some)))
+
+    def _forced(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> float:
+        """Seconds that a candidate takes at least so that it fits, by bounds for its base's peaks.
+
+        Infinite where no variant has room.
+        """
+        if peaks is None or float(peaks.max()) <= self.asked.limit * (1 + ROUNDING):
+            return 0.0
+        made = registry.find(candidate.schedule).uses_costs
+        if made or self.splits is None or candidate.degrees.pp == 1:
+            return math.inf
+        return forced_time(self.asked, candidate, peaks)
+
+    def _may_be_near(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> bool:
+        """Whether a candidate that does not fit may be among those that are kept nevertheless."""
+        near = self.found.near
+        if registry.find(candidate.schedule).uses_costs or peaks is None:
+            return False
+        if len(near) < self.found.top:
+            return True
+        most, limit = float(peaks.max()), self.asked.limit
+        if most <= NEAR * limit * (1 + ROUNDING):
+            return (0, rounded(pipeline_bound(self.asked, candidate))) <= rank(near[-1])[:2]
+        return (1, most * (1 - ROUNDING)) <= rank(near[-1])
+
+    def _wait(self, bases: list[Base]) -> None:
+        for base in bases:
+            if base.plan.fits:
+                self._keep(base.plan)
+        floor = min(base.floor for base in bases)
+        self.waiting.append((floor, len(self.waiting), bases))
+
+    def _keep(self, plan: Plan) -> None:
+        kept(self.heads, plan, self.found.top)
+        self.found.early = self.heads[0]
+        own = kin(plan.candidate)
+        self.alike[own] = min(plan.step_time, self.alike.get(own, math.inf))
 
 
 SOON = 16
 """Batches that are looked at for a first plan, each time."""
 
 
-def _soon(asked: Asked, batches: list[Batch]) -> Plan | None:
+def _soon(asked: Asked, batches: list[Batch], splits: Allowed | None) -> Plan | None:
     """Some plan that fits, out of few of the most promising batches so far."""
     for batch in nsmallest(SOON, batches):
         if batch.setting[0] == FEWEST:
             continue
         for candidate in batch.candidates(usual=True):
-            if _may_fit(asked, candidate):
-                plan, _ = _evaluated(asked, candidate, math.inf)
-                if plan is not None and plan.fits:
-                    return plan
+            own, _ = base_cut(asked, candidate, splits)
+            peaks = least_peaks(asked, own)
+            if peaks is not None and float(peaks.max()) <= asked.limit:
+                try:
+                    base = base_of(asked, own, splits)
+                except DebubbleError:
+                    continue
+                if base is not None and base.plan.fits:
+                    return base.plan
     return None
-
-
-def _refine(asked: Asked, found: Found, top: int, tell: Progress, splits: Allowed) -> None:
-    """Split the layers of the kept plans better, and keep the best of them."""
-    plans = [*found.plans, *found.uneven]
-    try:
-        for number, plan in enumerate(plans if not found.interrupted else ()):
-            better, _ = refined(asked, plan, splits)
-            if better.fits:
-                plans[number] = better
-            tell(found)
-    except KeyboardInterrupt:
-        found.interrupted = True
-    found.rank_again([*plans, *found.near], top)
 
 
 def _bounded(asked: Asked, group: Group, number: int, found: Found) -> Iterator[Batch]:
@@ -263,105 +306,3 @@ def _bounded(asked: Asked, group: Group, number: int, found: Found) -> Iterator[
         else:
             number += 1
             yield batch
-
-
-def _try(asked: Asked, given: Candidate, found: Found, splits: Allowed | None) -> None:
-    candidate, reason = _promising(asked, given, found.slowest_kept, splits)
-    if candidate is None:
-        found.leave_out(reason)
-        return
-    if _is_too_large(asked, candidate, found, free=splits is not None):
-        found.leave_out(IN_FLIGHT)
-        return
-    plan, reason = _evaluated(asked, candidate, found.slowest_kept)
-    if plan is None:
-        found.leave_out(reason, simulated=reason == SLOWER)
-    else:
-        found.take(plan, free=splits is not None)
-
-
-def _evaluated(asked: Asked, candidate: Candidate, limit: float) -> tuple[Plan | None, str]:
-    """A candidate's plan with its peaks; or why there is none, or none faster than `limit`."""
-    try:
-        plan, timeline = timed(asked, candidate)
-        if plan.step_time >= limit:
-            return None, SLOWER
-        return with_peaks(asked, plan, timeline), ""
-    except DebubbleError:
-        return None, NO_ORDER
-
-
-def _try_fewest(asked: Asked, given: Candidate, found: Found, splits: Allowed | None) -> None:
-    """Take a candidate with the fewest recomputed layers of every stage with which it fits."""
-    numbers = range(1, max(given.layers))
-    if not numbers:
-        found.leave_out(NO_FEWER)
-        return
-    # With more layers it is slower still: most candidates need no look at how many fit.
-    candidate, reason = _promising(
-        asked, given.recomputing(f"full:{numbers[0]}"), found.slowest_kept, splits
-    )
-    if candidate is None:
-        found.leave_out(reason)
-        return
-    at = bisect_left(
-        numbers, True, key=lambda number: _may_fit(asked, given.recomputing(f"full:{number}"))
-    )
-    reason = IN_FLIGHT
-    for number in numbers[at:]:
-        some = given.recomputing(f"full:{number}")
-        candidate, reason = _promising(asked, some, found.slowest_kept, splits)
-        if candidate is None:
-            break  # and so with more layers
-        plan, reason = _evaluated(asked, candidate, found.slowest_kept)
-        if plan is None:
-            found.simulated += reason == SLOWER
-            break
-        if plan.fits:
-            found.take(plan)
-            return
-        found.simulated += 1
-        reason = TOO_LARGE
-    found.leave_out(reason)
-
-
-def _may_fit(asked: Asked, candidate: Candidate) -> bool:
-    """Whether what is in flight has room."""
-    peaks = least_peaks(asked, candidate)
-    return peaks is None or float(peaks.max()) <= asked.limit
-
-
-def _promising(
-    asked: Asked, given: Candidate, limit: float, splits: Allowed | None
-) -> tuple[Candidate | None, str]:
-    """The candidate to simulate, maybe with another split; or why none is faster than `limit`."""
-    if math.isinf(limit) or pipeline_bound(asked, given) < limit:
-        return given, ""
-    if splits is None:
-        return None, SLOW_STAGES
-    if split_bound(asked, given) >= limit:
-        return None, BOUND
-    other = with_balanced(asked, given)
-    if splits(other) and pipeline_bound(asked, other) < limit:
-        return other, ""
-    return None, SLOW_PIPELINE
-
-
-ROUNDING = 1e-9
-"""Share by which a bound has to be above a limit, so that rounding decides nothing."""
-
-
-def _is_too_large(asked: Asked, candidate: Candidate, found: Found, *, free: bool) -> bool:
-    """Whether a candidate does not fit, and is not among the plans that are kept nevertheless."""
-    peaks = least_peaks(asked, candidate)
-    if peaks is None or (most := float(peaks.max())) <= asked.limit * (1 + ROUNDING):
-        return False
-    even = free and peaks.mean() <= asked.limit * (1 + ROUNDING)
-    kept = found.uneven if even else found.near
-    if len(kept) < found.top:
-        return False
-    last = max(map(_rank if even else _distance, kept))
-    if even or most <= NEAR * asked.limit * (1 + ROUNDING):
-        first: tuple[float, ...] = (float(f"{pipeline_bound(asked, candidate):.3g}"),)
-        return (first if even else (0, *first)) > last[: 1 if even else 2]
-    return (1, most * (1 - ROUNDING)) > last

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.bounds import homes_of, pipeline_bound
 from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
 from debubble.planner.cluster import Cluster
+from debubble.planner.memory import margin
 from debubble.planner.model import Model
-from debubble.planner.plan import Asked, Plan, timed, with_peaks
+from debubble.planner.plan import Asked, Plan, costs_of, schedule_of, timed, with_peaks
 from debubble.planner.rules import broken
 from debubble.planner.stage_costs import layer_sums
+from debubble.schedules import registry
 
 Cut: TypeAlias = tuple[int, ...]
 """Layers of every stage; they are consecutive, so that their numbers say all."""
@@ -28,10 +32,13 @@ Cut: TypeAlias = tuple[int, ...]
 SIMULATIONS = 200
 """Most simulations for one plan."""
 
+MADE = 60
+"""The same where every cut has an order made for it, which takes as long as many simulations."""
+
 ACTIONS = 2_000_000
 """Most simulated actions for one plan, about: large pipelines are simulated less often."""
 
-MOVES = 256
+MOVES = 96
 """Moves of one layer that are looked at from one cut, the most promising first."""
 
 
@@ -146,6 +153,32 @@ def least_load(loads: Loads, homes: tuple[int, ...]) -> float:
     return max(mean, *rank_loads(alike, homes, _shared_out(alike, homes)))
 
 
+def forced_time(asked: Asked, candidate: Candidate, peaks: NDArray[np.float64]) -> float:
+    """Seconds below which nothing is looked for that fits, where ranks are too full; else 0.
+
+    Every rank that is too full gives layers to those with room, first to the least busy. Infinite
+    where these have no room for as many. A layer counts as the average of its rank.
+    """
+    homes = homes_of(candidate)
+    counts = np.bincount(homes, candidate.layers)
+    each = np.maximum((peaks - margin(asked.training)) / np.maximum(counts, 1), 1.0)
+    gone = np.ceil((peaks - asked.limit) / each)
+    missing = int(gone[gone > 0].sum())
+    loads = loads_of(asked, candidate)
+    ranks = list(zip(rank_loads(loads, homes, candidate.layers), (-gone).tolist(), strict=True))
+    heap = [(load, room) for load, room in ranks if room >= 0]
+    if missing > sum(room for _, room in heap):
+        return math.inf
+    layer, most = sum(loads.layers) / len(loads.layers), 0.0
+    heapq.heapify(heap)
+    while missing:
+        load, room = heapq.heappop(heap)
+        if room:
+            heapq.heappush(heap, (load + layer, room - 1))
+            most, missing = max(most, load + layer), missing - 1
+    return most * candidate.microbatches
+
+
 def split_bound(asked: Asked, candidate: Candidate) -> float:
     """Seconds below which no order and no layer split brings a candidate's pipeline."""
     least = least_load(loads_of(asked, candidate), homes_of(candidate))
@@ -168,15 +201,20 @@ def runnable(asked: Asked, framework: str | None) -> Allowed:
     return lambda candidate: not broken(model, cluster, training, candidate, framework)
 
 
-def refined(asked: Asked, plan: Plan, allowed: Allowed) -> tuple[Plan, int]:
+def refined(
+    asked: Asked, plan: Plan, allowed: Allowed, floor: float = 0.0,
+    room: Sequence[float] | None = None,
+) -> tuple[Plan, int]:  # fmt: skip
     """A plan with its layers split better, and how many simulations that took.
 
     From the better of its own cut and the balanced one, a layer moves from one stage to another
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes
-    it faster. What cannot be faster by :func:`~debubble.planner.bounds.pipeline_bound` is not
-    simulated.
+    it faster, but not below `floor` seconds. What cannot be faster by
+    :func:`~debubble.planner.bounds.pipeline_bound` is not simulated. Without a limit of memory
+    nobody asks for peaks, and there are none. `room` is for orders that are made, see
+    :func:`~debubble.planner.plan.schedule_of`.
     """
-    search = _Moves(asked, plan, allowed)
+    search = _Moves(asked, plan, allowed, floor, room)
     search.run()
     return search.best, search.simulated
 
@@ -184,14 +222,20 @@ def refined(asked: Asked, plan: Plan, allowed: Allowed) -> tuple[Plan, int]:
 class _Moves:
     """A descent over cuts; `best` is where it is."""
 
-    def __init__(self, asked: Asked, plan: Plan, allowed: Allowed) -> None:
-        self.asked, self.best, self.allowed = asked, plan, allowed
+    def __init__(
+        self, asked: Asked, plan: Plan, allowed: Allowed, floor: float,
+        room: Sequence[float] | None,
+    ) -> None:  # fmt: skip
+        self.asked, self.best, self.allowed, self.floor = asked, plan, allowed, floor
+        self.room = room
+        self.limited = math.isfinite(asked.limit)
         self.loads = loads_of(asked, plan.candidate)
         self.homes = homes_of(plan.candidate)
         self.simulated = 0
         self.tried = {plan.candidate.layers}
         actions = 3 * len(self.homes) * plan.candidate.microbatches
-        self.most = max(min(SIMULATIONS, ACTIONS // actions), 10)
+        made = registry.find(plan.candidate.schedule).uses_costs
+        self.most = max(min(MADE if made else SIMULATIONS, ACTIONS // actions), 10)
 
     def run(self) -> None:
         """Move layers until nothing helps."""
@@ -201,11 +245,15 @@ class _Moves:
         while any(self._is_better(cut) for cut in self._moves()):
             pass
 
+    @property
+    def _fits(self) -> bool:
+        return not self.limited or self.best.fits
+
     def _moves(self) -> Iterator[Cut]:
         """Cuts with one layer elsewhere, first those that take it from the fullest or busiest."""
         cut = self.best.candidate.layers
         load = rank_loads(self.loads, self.homes, cut)
-        if not self.best.fits:
+        if not self._fits:
             load = list(self.best.peaks)
         stages = range(len(cut))
 
@@ -226,20 +274,25 @@ class _Moves:
             return False
         self.tried.add(cut)
         candidate = replace(self.best.candidate, layers=cut)
-        fits = self.best.fits
+        fits = self._fits
         if fits and pipeline_bound(self.asked, candidate) >= self.best.step_time:
             return False
         if not self.allowed(candidate):
             return False
         self.simulated += 1
         try:
-            plan, timeline = timed(self.asked, candidate)
-            if fits and plan.step_time >= self.best.step_time:
+            order = None
+            if self.room is not None:
+                costs = costs_of(self.asked, candidate)
+                order = schedule_of(candidate, costs, self.room)
+            plan, timeline = timed(self.asked, candidate, order, memory=self.limited)
+            if plan.step_time < self.floor or (fits and plan.step_time >= self.best.step_time):
                 return False
-            plan = with_peaks(self.asked, plan, timeline)
+            if self.limited:
+                plan = with_peaks(self.asked, plan, timeline)
         except DebubbleError:
             return False
-        if _value(plan) >= _value(self.best):
+        if self.limited and _value(plan) >= _value(self.best):
             return False
         self.best = plan
         return True

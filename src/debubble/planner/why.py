@@ -8,11 +8,11 @@ from typing import Any
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.degrees import Fixed
+from debubble.planner.found import Found
 from debubble.planner.plan import Asked, Plan, tied
 from debubble.planner.plan_data import plan_data
 from debubble.planner.report import degrees_text, difference, excess, gigabytes, seconds
 from debubble.planner.request import check_request
-from debubble.planner.search import Found
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,15 @@ def why_not(
         nearest = min(found.near, key=lambda plan: max(plan.peaks))
         return Why(asked_for, nearest, f"it does not fit: {excess(nearest)}")
     plan = found.plans[0]
-    if best is None or plan.candidate == best.candidate:
+    if best is None:
+        return Why(asked_for, plan, "it fits")
+    if plan.candidate == best.candidate:
         return Why(asked_for, plan, "the best plan has it")
     lost = plan.step_time - best.step_time
     causes = difference(best, plan)
     tie = "a tie within the error, " if tied(asked, best, plan) else ""
-    slower = f"{seconds(lost)} slower" if lost > 0 else "as fast"
+    slower = f"{seconds(abs(lost))} {'slower' if lost > 0 else 'faster'}" if lost else "as fast"
+    slower += f" {'than' if lost else 'as'} {seconds(best.step_time)}"
     return Why(asked_for, plan, f"{tie}{slower}{f': {causes}' if causes else ''}")
 
 

@@ -10,6 +10,7 @@ from debubble.core.errors import DebubbleError, did_you_mean
 from debubble.planner.ask import ask
 from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
 from debubble.planner.degrees import ZEROS, Fixed, Group, groups
+from debubble.planner.found import Found
 from debubble.planner.gpus import GPUS
 from debubble.planner.held import held, held_with, with_measured_steps
 from debubble.planner.model import Model
@@ -27,7 +28,7 @@ from debubble.planner.report import (
 )
 from debubble.planner.request import SIZES, check_request
 from debubble.planner.rules import FRAMEWORKS
-from debubble.planner.search import Found, search
+from debubble.planner.search import search
 from debubble.planner.split import runnable
 from debubble.planner.why import why_not, why_text
 from debubble.playground import limits
@@ -101,7 +102,8 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
 
     def found_with(fixed: Fixed, count: int, long: list[int]) -> Found:
         short = _short(groups(asked.model, asked.cluster, asked.training, fixed), long)
-        return search(asked, short, count, tell, runnable(asked, fixed.framework))
+        splits = None if fixed.layers else runnable(asked, fixed.framework)
+        return search(asked, short, count, tell, splits)
 
     long: list[int] = []
     found = found_with(fixed, TOP, long)
@@ -109,9 +111,8 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
         raise RefusedError(f"all {sum(long):,} plans {TOO_LONG}; use a smaller batch", "batch")
     if sum(long):
         found.leave_out(TOO_LONG, sum(long))
-    best = found.plans[0] if found.plans else None
     answers = [
-        why_not(asked, best, text, other, lambda fixed: found_with(fixed, 1, []))
+        why_not(asked, found.searched, text, other, lambda fixed: found_with(fixed, 1, []))
         for text, other in others
     ]
     return _answer(asked, found) | {"why": [why_text(answer) for answer in answers]}

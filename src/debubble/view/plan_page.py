@@ -6,11 +6,11 @@ import html
 from collections.abc import Iterable, Sequence
 
 from debubble.analysis.layout import html_table
+from debubble.planner.found import Found
 from debubble.planner.plan import Asked, Plan
 from debubble.planner.plan_data import plan_flags
 from debubble.planner.report import columns, gigabytes, left_out, paragraphs, whole_timeline
 from debubble.planner.rules import FRAMEWORKS
-from debubble.planner.search import Found
 from debubble.planner.why import Why, why_text
 from debubble.view.page import inline_svg, page
 from debubble.view.plan_figure import front

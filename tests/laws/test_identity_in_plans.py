@@ -1,0 +1,60 @@
+"""What changes nothing moves nothing: the best plan's own values, and memory that it has anyway."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from debubble.planner.ask import ask
+from debubble.planner.degrees import Fixed
+from debubble.planner.plan import Asked, Plan
+from debubble.planner.search import best_plans
+from debubble.planner.why import why_not
+
+HELD = Fixed(pp=4, microbatch_size=1, recompute="none")
+
+
+def asked_within(limit: float) -> Asked:
+    asked = ask("llama-3.1-8b", "h100", 4, 8, 4096)
+    return replace(asked, limit=limit, model=replace(asked.model, layers=asked.model.layers[:8]))
+
+
+def own_values(plan: Plan) -> dict[str, Any]:
+    """What the command line would hold so that this plan is asked for, option by option."""
+    candidate = plan.candidate
+    return {
+        **vars(candidate.degrees),
+        "microbatch_size": candidate.microbatch_size,
+        "schedules": (candidate.schedule,),
+        "recompute": candidate.recompute,
+        "zero": candidate.zero,
+        "layers": candidate.layers,
+    }
+
+
+@pytest.mark.parametrize("limit", [25e9, pytest.param(80e9, marks=pytest.mark.slow)])
+def test_the_best_plan_is_the_best_with_its_own_values(limit: float) -> None:
+    asked = asked_within(limit)
+    best = best_plans(asked, HELD, 2).plans[0]
+    values = own_values(best)
+    assert set(values) | {"framework"} == {spec.name for spec in fields(Fixed)}
+    for name, value in values.items():
+        held = replace(HELD, **{name: value})
+        if name == "layers":  # a split is found for one schedule; others may make more of it
+            held = replace(held, schedules=(best.candidate.schedule,))
+        again = best_plans(asked, held, 1)
+        assert math.isclose(again.plans[0].step_time, best.step_time, rel_tol=1e-9), name
+        assert again.plans[0].candidate == best.candidate, name
+        why = why_not(asked, best, name, held, lambda fixed: best_plans(asked, fixed, 1))
+        assert why.reason == "the best plan has it", name
+
+
+def test_memory_that_nothing_needs_moves_nothing() -> None:
+    best = best_plans(asked_within(80e9), HELD, 2).plans[0]
+    for limit in (max(best.peaks), 80e9 + 1, 1e15):
+        again = best_plans(asked_within(limit), HELD, 2).plans[0]
+        assert again.step_time == pytest.approx(best.step_time, rel=1e-9) or limit > 80e9
+        assert again.step_time <= best.step_time * (1 + 1e-9)
