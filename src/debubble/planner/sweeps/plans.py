@@ -10,12 +10,12 @@ from debubble.core.errors import ParameterError
 from debubble.planner.ask import LARGEST, ask
 from debubble.planner.candidate import PRECISIONS, recomputed_layers
 from debubble.planner.cluster import find_gpu
-from debubble.planner.degrees import ZEROS, Fixed, groups
+from debubble.planner.degrees import ZEROS, Fixed
 from debubble.planner.model_files import ENDINGS, read_model
 from debubble.planner.plan import relative_error, speed
 from debubble.planner.request import SIZES, check_request
 from debubble.planner.rules import FRAMEWORKS
-from debubble.planner.search import search
+from debubble.planner.search import best_plans
 from debubble.planner.sweeps.parameters import Parameter, number, one_of, schedule_name, whole
 
 HELD = (*SIZES, "recompute", "zero", "framework")
@@ -33,7 +33,7 @@ def plan(options: Mapping[str, Any]) -> list[dict[str, Any]]:
         held["schedules"] = tuple(options["schedules"])
     fixed = Fixed(**held)
     check_request(asked.model, asked.cluster, asked.training, fixed)
-    found = search(asked, groups(asked.model, asked.cluster, asked.training, fixed), 1)
+    found = best_plans(asked, fixed, 1)
     if not found.plans:
         raise ParameterError(f"no plan fits into {asked.limit / 1e9:.1f} GB")
     best = found.plans[0]
