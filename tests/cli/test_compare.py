@@ -221,3 +221,14 @@ def test_chunks_that_no_schedule_takes_are_refused(run: Run, refused: Run) -> No
     said = refused("compare", "1f1b", "zb-h1", *words)
     assert "chunks is 2, and no schedule here has a choice: 1f1b has 1, zb-h1 has 1" in said
     assert run("compare", "1f1b", "interleaved-1f1b", "zb-v", *words).code == 0
+
+
+def test_several_numbers_of_microbatches_are_a_row_each(run: Run, refused: Run) -> None:
+    data = run("compare", "1f1b", "zb-v", "-p", 4, "-m", "4,8", "--json").data
+    found = {row["name"]: row["makespan"] for row in data["rows"]}
+    assert found == {
+        "1f1b (microbatches=4)": 21.0, "1f1b (microbatches=8)": 33.0,
+        "zb-v (microbatches=4)": 13.5, "zb-v (microbatches=8)": 25.5,
+    }  # fmt: skip
+    assert (data["ranked_by"], data["best"]) == ("overhead", None)
+    assert "several numbers are for" in refused("simulate", "1f1b", "-p", 4, "-m", "4,8")

@@ -41,7 +41,7 @@ def compare(
     schedules: Iterable[Item],
     *,
     ranks: int | None = None,
-    microbatches: int | None = None,
+    microbatches: int | Sequence[int] | None = None,
     chunks: int | Sequence[int] | None = None,
     costs: Costs | None = None,
     memory: Limit | None = None,
@@ -65,7 +65,8 @@ def compare(
         with ``chunks`` and options of that schedule alone. A :class:`~debubble.Timeline` stays as
         it is, whatever the costs.
     ranks, microbatches, iterations
-        Sizes that named schedules are made with; needed when there is a name.
+        Sizes that named schedules are made with; needed when there is a name. Several numbers of
+        microbatches make a row for each of them, ranked by overhead.
     sync
         Dependencies of optimizer steps of named schedules, see :func:`debubble.make`.
     chunks, options
@@ -130,10 +131,12 @@ def compare(
     )
     memory_limits(memory, ranks or np.size(memory or 1))
     asked = Question(
-        "", ranks=ranks, microbatches=microbatches, iterations=iterations, sync=sync, costs=costs,
-        memory=memory, p2p_mode=p2p_mode, lowerings=values_of(lowerings),
+        "", ranks=ranks, microbatches=None if isinstance(microbatches, Sequence) else microbatches,
+        iterations=iterations, sync=sync, costs=costs, memory=memory, p2p_mode=p2p_mode,
+        lowerings=values_of(lowerings),
     )  # fmt: skip
-    items = _spread([_read(item) for item in schedules], chunks)
+    items = _spread([_read(item) for item in schedules], "chunks", chunks)
+    items = _spread(items, "microbatches", microbatches)
     if not items:
         raise ParameterError("no schedules to compare; name at least one")
     _check_items(items, ranks, microbatches, options or {})
@@ -149,8 +152,8 @@ def compare(
             if isinstance(item, Schedule):
                 item = replace(asked, schedule=item).timeline
             elif isinstance(item, str):
-                own_chunks, fitting = _fitting(item, chunks, options or {}, own)
-                item = replace(asked, schedule=item, chunks=own_chunks, options=fitting).timeline
+                sizes, fitting = _fitting(item, chunks, options or {}, own)
+                item = replace(asked, schedule=item, options=fitting, **sizes).timeline
             rows.append(_row(label, item, memory))
         except DebubbleError as error:
             skipped.append((label, str(error)))
@@ -189,23 +192,26 @@ def _read(item: Item) -> _Read:
     )
 
 
-def _spread(items: list[_Read], chunks: int | Sequence[int] | None) -> list[_Read]:
-    """The items; of names that leave a choice of chunks, one for each of several numbers."""
-    if not isinstance(chunks, Sequence):
+def _spread(
+    items: list[_Read], size: str, values: int | Sequence[int] | None
+) -> list[_Read]:  # fmt: skip
+    """The items; of names that leave a choice of a size, one for each of several values."""
+    if not isinstance(values, Sequence):
         return items
-    if not chunks:
-        raise ParameterError("chunks is an empty list; give chunks=[2, 4] or the like")
+    if not values:
+        raise ParameterError(f"{size} is an empty list; give {size}=[2, 4] or the like")
     spread: list[_Read] = []
     for item, own in items:
-        if isinstance(item, str) and find(item).chunks is None and "chunks" not in own:
-            spread += [(item, {"chunks": value, **own}) for value in dict.fromkeys(chunks)]
+        free = isinstance(item, str) and (size != "chunks" or find(item).chunks is None)
+        if free and size not in own:
+            spread += [(item, {size: value, **own}) for value in dict.fromkeys(values)]
         else:
             spread.append((item, own))
     return spread
 
 
 def _check_items(
-    items: list[_Read], ranks: int | None, microbatches: int | None, options: Mapping[str, Any]
+    items: list[_Read], ranks: int | None, microbatches: Any, options: Mapping[str, Any]
 ) -> None:
     names = [item for item, _ in items if isinstance(item, str)]
     for key, value in (("ranks", ranks), ("microbatches", microbatches)):
@@ -255,15 +261,18 @@ def _fitting(
     chunks: int | Sequence[int] | None,
     options: Mapping[str, Any],
     own: Mapping[str, Any],
-) -> tuple[Any, dict[str, Any]]:
-    """The chunks and options that this schedule takes; its own are passed on as they are."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sizes and options that this schedule takes; its own are passed on as they are."""
     entry = find(name)
     taken = {option.name for option in entry.options}
     shared = {key: value for key, value in options.items() if key in taken}
     if entry.chunks is None and chunks is not None:
         shared["chunks"] = chunks
     found = shared | dict(own)
-    return found.pop("chunks", None), found
+    sizes: dict[str, Any] = {
+        size: found.pop(size) for size in ("chunks", "microbatches") if size in found
+    }
+    return sizes, found
 
 
 def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:

@@ -56,7 +56,7 @@ def compare(
     with phases(2 * len(schedules)) as phase:
         items, skipped = _items(schedules, inputs, phase)
         named = [item for item in items if isinstance(item, str)]
-        chunks = inputs.several or inputs.asked.chunks
+        chunks = inputs.several.get("chunks") or inputs.asked.chunks
         if chunks is None and has_choice(named):
             chunks = inputs.size("chunks")
         if named:
@@ -66,7 +66,7 @@ def compare(
         result = simulate_all(
             items,
             ranks=inputs.size("ranks"),
-            microbatches=inputs.size("microbatches"),
+            microbatches=inputs.several.get("microbatches") or inputs.size("microbatches"),
             chunks=chunks,
             costs=inputs.costs,
             memory=inputs.memory,
@@ -105,14 +105,15 @@ def _items(
     """Schedules of files and functions, and names; those that do not fit come with the reason."""
     from debubble.interchange.named import made_for_each
 
+    alike = {name: numbers for name, numbers in inputs.several.items() if name != "chunks"}
     # The comparison lowers all schedules in one way.
-    plain = replace(inputs, asked=replace(inputs.asked, lowerings={}), several=())
+    plain = replace(inputs, asked=replace(inputs.asked, lowerings={}), several=alike)
 
     def make(name: str, value: int | None) -> Schedule:
         phase(f"reading {name}")
         return replace(plain, asked=replace(plain.asked, chunks=value)).of(name).made
 
-    return made_for_each(names, inputs.several or [inputs.asked.chunks], make)
+    return made_for_each(names, inputs.several.get("chunks") or [inputs.asked.chunks], make)
 
 
 def _check_bibtex(path: str) -> None:
@@ -142,7 +143,7 @@ def _leave(skipped: Iterable[tuple[str, str]]) -> NoReturn:
 
 def _need_sizes(name: str, inputs: Inputs) -> None:
     for key, advice in (("ranks", "-p, such as -p 8"), ("microbatches", "-m, such as -m 32")):
-        if inputs.size(key) is None:
+        if inputs.size(key) is None and key not in inputs.several:
             raise ParameterError(f"'{name}' needs {key}; give {advice}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -95,19 +95,22 @@ class Setup:
         memory = None if file is None else file.memory_limit
         if "memory" in texts:
             memory = read_limit(texts["memory"], costs, limits)
-        several = [part for part in texts.get("chunks", "").split(",") if part.strip()]
+        several = {
+            name: tuple(whole(_ROWS[name].flag, part) for part in texts[name].split(","))
+            for name in _SEVERAL
+            if "," in texts.get(name, "")
+        }
         values = {
             name: _ROWS[name].type.read(_ROWS[name].flag, text)
             for name, text in texts.items()
-            if name in _READ and not (name == "chunks" and len(several) > 1)
+            if name in _READ and name not in several
         }
         lowerings = read_lowerings({row.name: self[row.name] for row in LOWERINGS})
         jitter = read_jitter(*(self[row.name] for row in JITTER_OPTIONS))
         asked = Question(
             "", **values, costs=costs, memory=memory, lowerings=lowerings, jitter=jitter
         )
-        chunks = [whole("-v", text) for text in several] if len(several) > 1 else []
-        return Inputs(asked, tuple(pairs), file, tuple(chunks), "p2p_mode" in texts)
+        return Inputs(asked, tuple(pairs), file, several, "p2p_mode" in texts)
 
     def _given(self) -> dict[str, str]:
         """The options that give costs, by flag; more than one is refused."""
@@ -132,6 +135,9 @@ class Setup:
 
 _ROWS = {row.name: row for row in OPTIONS}
 _COSTS = [_ROWS[name] for name in ("times", "rank_times", "costs")]
+_SEVERAL = ("microbatches", "chunks")
+"""Sizes of which a comparison takes several."""
+
 _READ = ("ranks", "microbatches", "chunks", "iterations", "sync", "p2p_mode")
 """Options whose values are fields of a question, and say nothing of each other."""
 
@@ -168,7 +174,7 @@ class Inputs:
     file
         The cost file.
     several
-        Numbers of chunks, where several are given.
+        Sizes of which several are given, for a row of a comparison each.
     mode_typed
         Whether the mode of transfers was typed; without that they have to run in all modes.
     """
@@ -176,7 +182,7 @@ class Inputs:
     asked: Question
     pairs: tuple[str, ...]
     file: CostFile | None
-    several: tuple[int, ...] = ()
+    several: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     mode_typed: bool = False
 
     @property
@@ -219,10 +225,10 @@ class Inputs:
         """The question about the schedule that a text names; one number of chunks is needed."""
         from debubble.interchange.named import question
 
-        if self.several:
+        for name, numbers in self.several.items():
             raise ParameterError(
-                f"-v is '{','.join(map(str, self.several))}'; several numbers are for 'debubble "
-                "compare'; give one here"
+                f"{_ROWS[name].flag} is '{','.join(map(str, numbers))}'; several numbers are for "
+                "'debubble compare'; give one here"
             )
         asked = replace(self.asked, options=self.options([target]), late=late)
         return question(target, asked, self.file)
