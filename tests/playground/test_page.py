@@ -114,9 +114,9 @@ def test_a_problem_stands_beside_its_field_with_a_value_that_works(page):
 
 
 def test_a_memory_limit_splits_the_table(page):
-    page.fill("#memory", "3")
-    settle(page, f"{HOST}.data.limit === 3")
-    assert "within 3 activation units" in page.locator("#headline").inner_text()
+    page.fill("#memory", "2.5")
+    settle(page, f"{HOST}.data.limit === 2.5")
+    assert "within 2.5 activation units" in page.locator("#headline").inner_text()
     assert page.locator("#numbers tr.over").count() >= 1
     assert "waiting for memory" in page.locator("debubble-timeline .legend").inner_text()
 
