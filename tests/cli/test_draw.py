@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 
+from debubble.analysis.question import OPTIONS
 from debubble.view.options import FigureOptions
 
 Run = Callable[..., Any]
@@ -132,6 +133,14 @@ def test_the_trace_of_a_run_is_drawn_predicted_above_measured(
     assert text.index("1f1b, predicted") < text.index("1f1b, measured")
     assert "makespan 15 ms" in text
     assert run("draw", path, "-o", tmp_path / "run.svg").code == 0
+    for row in OPTIONS:
+        alone = row.name not in ("memory", "costs") and not row.part_of
+        if alone and "draw" in (row.only or ("draw",)):
+            message = refused("draw", path, row.flag, row.examples[0])
+            assert message.startswith(f"{row.flag} is for schedules, and {path} is a trace")
+    assert "--as-late-as-possible is for" in refused("draw", path, "--as-late-as-possible")
+    assert run("draw", path, "--memory", 2, "-o", tmp_path / "run.svg").code == 0
+    assert run("draw", path, "1f1b", "-p", 2, "-m", 4).code == 0
     broken = tmp_path / "broken.json"
     broken.write_text('{"traceEvents": []}')
     assert "no event is called like an action" in refused("draw", broken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+from debubble.analysis.question import OPTIONS
 from debubble.cli.app import command
 from debubble.cli.options import Late, ScheduleNames, Setup, Text, with_setup, writes
 from debubble.cli.output import note
@@ -34,6 +35,8 @@ def draw(
 
     inputs = setup.read()
     check_picture(output, picture)
+    if all(map(is_trace_file, schedules)):
+        _refuse_unread(setup, schedules[0], late=late)
     timelines: list[Timeline] = []
     units = set()
     with phases(2 * len(schedules) + 1) as phase:
@@ -74,6 +77,18 @@ def draw(
         if index:
             print()
         print_timeline(timeline, time_unit=unit)
+
+
+def _refuse_unread(setup: Setup, trace: str, *, late: bool) -> None:
+    """Refuse options that change nothing where all times are recorded ones."""
+    # A limit, which cost files have as well, is a line.
+    typed = [row.flag for row in OPTIONS if setup[row.name] and row.name not in ("memory", "costs")]
+    typed += ["--as-late-as-possible"] if late else []
+    if typed:
+        raise ParameterError(
+            f"{typed[0]} is for schedules, and {trace} is a trace, drawn as it was recorded; "
+            "leave it out"
+        )
 
 
 def _made_within(names: list[str], timelines: list[Timeline]) -> bool:
