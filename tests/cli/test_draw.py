@@ -150,3 +150,14 @@ def test_a_limit_that_is_not_drawn_and_makes_no_order_is_refused(run: Run, refus
     words = ("-p", 4, "-m", 8, "--memory", 3)
     assert "--memory 3 is a line in pictures" in refused("draw", "1f1b", *words)
     assert "peak activation 3" in run("draw", "zb-v", *words).out
+
+
+def test_what_a_simulation_notes_stands_beside_its_picture_too(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "made.json"
+    words = ("--times", "F=1,I=1,W=1")
+    run("export", "zb-v", "-p", 4, "-m", 8, "--times", "F=10,I=11,W=3", "--to", "json", "-o", path)
+    stuck = ("interleaved-1f1b", "-p", 4, "-m", 8, "--transfers", "just-in-time")
+    for said, asked in (("computed for other costs", (path, *words)), ("refuses it", stuck)):
+        for command in (("draw",), ("draw", "-o", tmp_path / "x.txt"),
+                        ("export", "--to", "chrome-trace", "-o", tmp_path / "x.json")):  # fmt: skip
+            assert said in run(*command, *asked).err

@@ -31,6 +31,7 @@ def draw(
     Several schedules share one time axis in a file, and a memory limit is drawn there as a line.
     A trace of 'debubble run' shows predicted above measured times.
     """
+    from debubble.analysis.check import caveats
     from debubble.interchange.read_trace import is_trace_file, load_trace
 
     inputs = setup.read()
@@ -66,7 +67,8 @@ def draw(
             plain = output.lower().endswith(".txt")
             marks: dict[str, Any] = {} if plain else {"limit": inputs.memory}
             save(timelines, output, time_unit=unit, **marks, **picture)
-    for text in inputs.unread(*(timeline.schedule for timeline in timelines)):
+    notes = [f"{line.schedule.name}: {text}" for line in timelines for text in caveats(line)]
+    for text in dict.fromkeys(notes + inputs.unread(*(line.schedule for line in timelines))):
         note(f"note: {text}")
     if output is not None:
         note(f"wrote {output}")
