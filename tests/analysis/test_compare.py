@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.core.costs import RUNTIMES
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 
@@ -85,6 +87,14 @@ def test_rank_costs_compare_one_model() -> None:
     ]  # fmt: skip
     assert unsaid.notes == ()
     assert unsaid.conventions()["times"] == "per rank ÷ chunks; F, I and W take 1 each"
+
+
+@pytest.mark.parametrize("changed", [{"overhead": 0.1}, *({"runtime": name} for name in RUNTIMES)])
+def test_neither_a_runtime_nor_an_overhead_makes_another_model(changed: dict[str, Any]) -> None:
+    for costs in (db.Costs(), db.Costs.per_rank(F=3, I=2, W=4)):
+        costs = replace(costs, **changed)
+        result = db.compare(["1f1b", "zb-v"], ranks=4, microbatches=8, costs=costs)
+        assert result.ranked_by == "makespan"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +20,10 @@ from debubble.core.actions import Kind
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.units import number, percent
-from debubble.schedules.registry import ClosedForm, FormValue
+from debubble.engine.modes import P2P_MODES
+from debubble.schedules.registry import ClosedForm, Entry, FormValue, schedules
 from tests import oracle, strategies
+from tests.small import smallest
 
 
 def of(name: str, costs: db.Costs | None = None, **parameters: Any) -> dict[str, Any]:
@@ -333,3 +336,12 @@ def test_percentages_for_people() -> None:
         "100.00 %",
     ]
     assert not math.isnan(float(percent(0.5)[:-2]))
+
+
+@pytest.mark.parametrize("mode", P2P_MODES)
+@pytest.mark.parametrize("entry", schedules(), ids=lambda entry: entry.name)
+def test_exact_forms_are_exact_in_every_mode(entry: Entry, mode: db.P2PMode) -> None:
+    timeline = db.simulate(smallest(entry), db.Costs(F=2, I=3, W=1), p2p_mode=mode)
+    for form in summary(timeline)["closed_forms"]:
+        if form["accuracy"] == "exact":
+            assert form["difference"] is None or not np.any(form["difference"]), form

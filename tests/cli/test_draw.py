@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 
+from debubble.analysis.question import OPTIONS
 from debubble.view.options import FigureOptions
 
 Run = Callable[..., Any]
@@ -132,6 +133,14 @@ def test_the_trace_of_a_run_is_drawn_predicted_above_measured(
     assert text.index("1f1b, predicted") < text.index("1f1b, measured")
     assert "makespan 15 ms" in text
     assert run("draw", path, "-o", tmp_path / "run.svg").code == 0
+    for row in OPTIONS:
+        alone = row.name not in ("memory", "costs") and not row.part_of
+        if alone and "draw" in (row.only or ("draw",)):
+            message = refused("draw", path, row.flag, row.examples[0])
+            assert message.startswith(f"{row.flag} is for schedules, and {path} is a trace")
+    assert "--as-late-as-possible is for" in refused("draw", path, "--as-late-as-possible")
+    assert run("draw", path, "--memory", 2, "-o", tmp_path / "run.svg").code == 0
+    assert run("draw", path, "1f1b", "-p", 2, "-m", 4).code == 0
     broken = tmp_path / "broken.json"
     broken.write_text('{"traceEvents": []}')
     assert "no event is called like an action" in refused("draw", broken)
@@ -141,3 +150,14 @@ def test_a_limit_that_is_not_drawn_and_makes_no_order_is_refused(run: Run, refus
     words = ("-p", 4, "-m", 8, "--memory", 3)
     assert "--memory 3 is a line in pictures" in refused("draw", "1f1b", *words)
     assert "peak activation 3" in run("draw", "zb-v", *words).out
+
+
+def test_what_a_simulation_notes_stands_beside_its_picture_too(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "made.json"
+    words = ("--times", "F=1,I=1,W=1")
+    run("export", "zb-v", "-p", 4, "-m", 8, "--times", "F=10,I=11,W=3", "--to", "json", "-o", path)
+    stuck = ("interleaved-1f1b", "-p", 4, "-m", 8, "--transfers", "just-in-time")
+    for said, asked in (("computed for other costs", (path, *words)), ("refuses it", stuck)):
+        for command in (("draw",), ("draw", "-o", tmp_path / "x.txt"),
+                        ("export", "--to", "chrome-trace", "-o", tmp_path / "x.json")):  # fmt: skip
+            assert said in run(*command, *asked).err

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.core.kinds import COPY_KINDS
+from debubble.engine.exist import has
 
 COSTS = db.Costs(F=10, I=11, W=8, p2p=1)
 SIZES: dict[str, Any] = {"ranks": 3, "microbatches": 6, "cache": False, "effort": 0.1,
@@ -51,6 +53,13 @@ def test_without_jitter_the_fastest_stays_and_lengths_are_arranged() -> None:
     robust = db.optimize(**SIZES, costs=costs, robust=db.Jitter(slow={"rank1": 1.0}))
     assert robust.microbatches == plain.microbatches
     assert robust.makespan <= plain.makespan * (1 + 1e-9)
+
+
+def test_no_published_order_without_copies_stands_in_for_one_with_them() -> None:
+    costs = db.Costs(F=2, I=3, W=2, host_bandwidth=0.5)
+    sizes = {**SIZES, "ranks": 2, "microbatches": 4, "effort": 0.02}
+    result = db.optimize(**sizes, costs=costs, offload=[0], robust=JITTER)
+    assert has(result.schedule, COPY_KINDS)
 
 
 ENDLESS = 1 << 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -60,7 +61,9 @@ def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
 def model_work(timeline: Timeline) -> NDArray[np.float64]:
     """Time of all stages together for one microbatch: F, B, I and W, shape ``(4,)``."""
     placement = timeline.schedule.placement
-    whole = timeline.table.costs.resolve(placement)
+    # What starting an action takes, and I that a runtime does in W, is no work of the model.
+    costs = replace(timeline.table.costs, runtime="any", overhead=0.0)
+    whole = costs.resolve(placement)
     kinds = [Kind.F, Kind.B, Kind.I, Kind.W]
     work: NDArray[np.float64] = whole.duration[kinds].sum(axis=1) / placement.copies
     return work

@@ -12,6 +12,7 @@ from debubble.analysis.measures import FULLEST, MEASURES, largest
 from debubble.analysis.metrics import conventions, units
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import Scale, counted, memory_scale, number, percent
+from debubble.engine.modes import MODE
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 from debubble.schedules.formula import legend
@@ -161,7 +162,8 @@ def _forms(timeline: Timeline) -> tuple[list[FormValue], list[NearestForm]]:
     costs = timeline.table.costs
     schedule = timeline.schedule
     in_the_way = []
-    if timeline.mode != "overlapped" and timeline.table.link.any():
+    takes_time = timeline.mode != "overlapped" and timeline.table.link.any()
+    if takes_time or MODE[timeline.mode].holds_up:
         in_the_way.append((f"transfers are p2p {timeline.mode}", "with transfers that overlap"))
     forms = closed_forms(schedule, costs, costs.transfer)
     if in_the_way:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+from debubble.analysis.question import OPTIONS
 from debubble.cli.app import command
 from debubble.cli.options import Late, ScheduleNames, Setup, Text, with_setup, writes
 from debubble.cli.output import note
@@ -30,10 +31,13 @@ def draw(
     Several schedules share one time axis in a file, and a memory limit is drawn there as a line.
     A trace of 'debubble run' shows predicted above measured times.
     """
+    from debubble.analysis.check import caveats
     from debubble.interchange.read_trace import is_trace_file, load_trace
 
     inputs = setup.read()
     check_picture(output, picture)
+    if all(map(is_trace_file, schedules)):
+        _refuse_unread(setup, schedules[0], late=late)
     timelines: list[Timeline] = []
     units = set()
     with phases(2 * len(schedules) + 1) as phase:
@@ -63,7 +67,8 @@ def draw(
             plain = output.lower().endswith(".txt")
             marks: dict[str, Any] = {} if plain else {"limit": inputs.memory}
             save(timelines, output, time_unit=unit, **marks, **picture)
-    for text in inputs.unread(*(timeline.schedule for timeline in timelines)):
+    notes = [f"{line.schedule.name}: {text}" for line in timelines for text in caveats(line)]
+    for text in dict.fromkeys(notes + inputs.unread(*(line.schedule for line in timelines))):
         note(f"note: {text}")
     if output is not None:
         note(f"wrote {output}")
@@ -74,6 +79,18 @@ def draw(
         if index:
             print()
         print_timeline(timeline, time_unit=unit)
+
+
+def _refuse_unread(setup: Setup, trace: str, *, late: bool) -> None:
+    """Refuse options that change nothing where all times are recorded ones."""
+    # A limit, which cost files have as well, is a line.
+    typed = [row.flag for row in OPTIONS if setup[row.name] and row.name not in ("memory", "costs")]
+    typed += ["--as-late-as-possible"] if late else []
+    if typed:
+        raise ParameterError(
+            f"{typed[0]} is for schedules, and {trace} is a trace, drawn as it was recorded; "
+            "leave it out"
+        )
 
 
 def _made_within(names: list[str], timelines: list[Timeline]) -> bool:

@@ -90,9 +90,11 @@ def export(
             check_cut(made, layers)
         notes += _above_limit(made, inputs)
         if to == "chrome-trace":
+            from debubble.analysis.check import caveats
+
             phase(f"simulating {len(made):,} actions")
             timeline = inputs.simulate(question, schedule)
-            notes += inputs.unread(made)
+            notes += [*caveats(timeline), *inputs.unread(made)]
             phase(f"writing {output}")
             _trace(timeline, inputs.costs.time_unit, output)
         else:

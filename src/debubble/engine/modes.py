@@ -59,6 +59,11 @@ class ModeSpec:
     meeting: str = ""
     """Words for waits between ranks in deadlock messages; empty where there are none."""
 
+    @property
+    def holds_up(self) -> bool:
+        """Whether a rank may wait for others although transfers take no time."""
+        return self.blocks or (self.queued and not self.by_peer)
+
 
 MODES: tuple[ModeSpec, ...] = (
     ModeSpec("overlapped", "a transfer delays its consumer and occupies nobody"),

@@ -44,15 +44,10 @@ def _wrong(asked: Asked, result: Result) -> str:
         least = Cutting(roots[0]).least
         if sum(result.layers) != roots[0].layers.count or np.any(np.array(result.layers) < least):
             return f"its stages have {result.layers} layers"
-    chosen, ways = [], asked.ways(schedule.stages)
-    for way, open_to in zip(choice_in(schedule), ways, strict=True):
-        # Of what may be offloaded some, or all, may stay.
-        fitting = [some for some in open_to if some == way or some == way | OFFLOAD]
-        if not fitting:
-            return "stages recompute or offload activations that are not to"
-        chosen.append(fitting[0])
-    problem = asked.problem(schedule.placement, result.layers, tuple(chosen))
-    wrong = outside(problem, schedule) or _not_offloaded(problem, schedule)
+    problem = problem_of(asked, schedule, result.layers)
+    if problem is None:
+        return "stages recompute or offload activations that are not to"
+    wrong = outside(problem, schedule) or not_offloaded(problem, schedule)
     if wrong:
         return wrong
     timeline = simulate(schedule, problem.table.costs, asked.p2p_mode)
@@ -69,7 +64,19 @@ def _wrong(asked: Asked, result: Result) -> str:
     return ""
 
 
-def _not_offloaded(problem: Problem, schedule: Schedule) -> str:
+def problem_of(asked: Asked, schedule: Schedule, layers: tuple[int, ...]) -> Problem | None:
+    """What is asked for, with the choices of a schedule; None where they are not open."""
+    chosen, ways = [], asked.ways(schedule.stages)
+    for way, open_to in zip(choice_in(schedule), ways, strict=True):
+        # Of what may be offloaded some, or all, may stay.
+        fitting = [some for some in open_to if some == way or some == way | OFFLOAD]
+        if not fitting:
+            return None
+        chosen.append(fitting[0])
+    return asked.problem(schedule.placement, layers, tuple(chosen))
+
+
+def not_offloaded(problem: Problem, schedule: Schedule) -> str:
     """That nothing is offloaded where this was asked for, and the order allows it."""
     if not any(problem.offload) or has(schedule, COPY_KINDS):
         return ""

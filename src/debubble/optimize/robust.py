@@ -23,6 +23,7 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.asked import Asked, Budget
 from debubble.optimize.belongs import outside
 from debubble.optimize.choices import choice_in
+from debubble.optimize.final_check import not_offloaded, problem_of
 from debubble.optimize.moving import moved
 from debubble.optimize.result import Result
 from debubble.optimize.stop import Stop, run_heard, time_left
@@ -145,7 +146,11 @@ def _candidates(found: Result, asked: Asked) -> Iterator[tuple[Schedule, str]]:
         return
     own = asked.problem(found.schedule.placement, (), choice_in(found.schedule))
     for row in found.published.rows:
-        if row.schedule is not found.schedule and not outside(own, row.schedule):
+        if row.schedule is found.schedule or outside(own, row.schedule):
+            continue
+        # Some of what is to be offloaded may stay; whether all of it may, the order says.
+        problem = problem_of(asked, row.schedule, ())
+        if problem is not None and not not_offloaded(problem, row.schedule):
             yield row.schedule, row.name
 
 
