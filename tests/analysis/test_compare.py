@@ -513,3 +513,14 @@ def test_recomputes_that_differ_are_noted() -> None:
     assert "the recomputes differ: 1f1b none, 1f1b #2 recompute on stage 0" in result.notes
     with pytest.raises(db.ParameterError, match="recompute_at is 'bubble'; did you mean 'bubbles'"):
         db.compare([plain], recompute="full", recompute_at="bubble")
+
+
+@pytest.mark.parametrize("costs", [{"activation": 1}, {"kv": 1}, {"unshard": 2, "reduce_grad": 2}])
+def test_memory_per_action_is_of_another_model_with_more_stages(costs: dict[str, float]) -> None:
+    asked = {"ranks": 4, "microbatches": 8}
+    apart = db.compare(["1f1b", "zb-v"], **asked, costs=db.Costs(**costs))
+    assert apart.unlike == ("the models differ (4 and 8 stages)",)
+    assert apart.ranked_by == "overhead"
+    together = db.compare(["1f1b", "zb-v"], **asked, costs=db.Costs.per_rank(**costs))
+    assert together.unlike == ()
+    assert " is fastest" in together.headline

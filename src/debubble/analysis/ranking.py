@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
+from debubble.core.embedding_and_head import PARTS
 from debubble.engine.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -25,14 +26,16 @@ def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
     """Differences in work that make makespans incomparable; empty where all do the same work.
 
     Makespans can be compared where the same ranks do the same work in a step: forwards and
-    backwards of all stages, times the microbatches of all iterations. Overlapped pairs, recomputes
-    and transfers are what schedules differ in, and do not count.
+    backwards of all stages, times the microbatches of all iterations, with the same memory of all
+    stages together. Overlapped pairs, recomputes and transfers are what schedules differ in, and do
+    not count.
 
     Examples
     --------
     >>> import debubble as db
     >>> one, two = (
-    ...     db.simulate(db.make(name, ranks=4, microbatches=8)) for name in ("1f1b", "zb-v")
+    ...     db.simulate(db.make(name, ranks=4, microbatches=8), db.Costs(F=1))
+    ...     for name in ("1f1b", "zb-v")
     ... )
     >>> differences([one, two])
     ('the models differ (4 and 8 stages)',)
@@ -42,10 +45,11 @@ def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
     if len(set(ranks)) > 1:
         found.append(f"the clusters differ ({_all(ranks)} ranks)")
     models = [model_work(timeline) for timeline in timelines]
+    alike = _same([model_size(timeline) for timeline in timelines]) or len(set(ranks)) > 1
     batches = [t.schedule.microbatches * t.schedule.iterations for t in timelines]
-    if _same([batch * model for batch, model in zip(batches, models, strict=True)]):
+    if alike and _same([batch * model for batch, model in zip(batches, models, strict=True)]):
         return tuple(found)
-    if not _same(models):
+    if not (alike and _same(models)):
         places = [timeline.schedule.placement for timeline in timelines]
         stages = [placement.stages // placement.copies for placement in places]
         if len(set(stages)) > 1:
@@ -67,6 +71,20 @@ def model_work(timeline: Timeline) -> NDArray[np.float64]:
     kinds = [Kind.F, Kind.B, Kind.I, Kind.W]
     work: NDArray[np.float64] = whole.duration[kinds].sum(axis=1) / placement.copies
     return work
+
+
+def model_size(timeline: Timeline) -> NDArray[np.float64]:
+    """Memory of all stages together, and what their replicas exchange; shape ``(4,)``.
+
+    Without what only the ends of the model have, which some schedules move to other stages.
+    """
+    placement = timeline.schedule.placement
+    costs = replace(timeline.table.costs, runtime="any", frozen=0.0, **dict.fromkeys(PARTS))
+    whole = costs.resolve(placement)
+    exchanged = whole.duration[[Kind.UNSHARD, Kind.REDUCE_GRAD]].sum(axis=1)
+    sizes = np.array([whole.activation.sum(), whole.kv.sum(), *exchanged])
+    found: NDArray[np.float64] = sizes / placement.copies
+    return found
 
 
 def ranked(rows: Sequence[Row], by: RankedBy) -> tuple[Row, ...]:
