@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,8 @@ def model_size(timeline: Timeline) -> NDArray[np.float64]:
     Without what only the ends of the model have, which some schedules move to other stages.
     """
     placement = timeline.schedule.placement
-    costs = replace(timeline.table.costs, runtime="any", frozen=0.0, **dict.fromkeys(PARTS))
+    without: dict[str, Any] = dict.fromkeys(PARTS)
+    costs = replace(timeline.table.costs, runtime="any", frozen=0.0, **without)
     whole = costs.resolve(placement)
     exchanged = whole.duration[[Kind.UNSHARD, Kind.REDUCE_GRAD]].sum(axis=1)
     sizes = np.array([whole.activation.sum(), whole.kv.sum(), *exchanged])

@@ -14,7 +14,9 @@ the run did not use, what all of its messages took.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,9 @@ from debubble.core.schedule import Schedule
 from debubble.diagnosis.recut import shares_of_cut
 from debubble.diagnosis.run import Indices, Run, Times, links_of
 
+if TYPE_CHECKING:
+    from debubble.diagnosis.changes import Change
+
 ROW = {kind: row for row, kind in enumerate(WORK_KINDS)}
 """The row of every kind of work in the arrays of this module."""
 
@@ -41,7 +46,9 @@ USUAL = Costs(F=1, I=1, W=1).resolve(Placement.linear(1)).duration[list(WORK_KIN
 """What every kind of work takes against others where nothing is known of it."""
 
 
-def carried(run: Run, times: Times, delays: Times, schedule: Schedule) -> tuple[Times, Times]:
+def carried(
+    run: Run, times: Times, delays: Times, schedule: Schedule, slower: Sequence[Change] = ()
+) -> tuple[Times, Times]:
     """Times of the actions of a schedule, and delays of what they receive, as a run had them.
 
     Parameters
@@ -53,6 +60,8 @@ def carried(run: Run, times: Times, delays: Times, schedule: Schedule) -> tuple[
         its rows; shape ``(rows, actions)``.
     schedule
         Any schedule of as many ranks and microbatches.
+    slower
+        Changes that stay with their ranks, whatever these run.
 
     Returns
     -------
@@ -64,7 +73,7 @@ def carried(run: Run, times: Times, delays: Times, schedule: Schedule) -> tuple[
     ParameterError
         When the schedule does what the run has no time of.
     """
-    return _Work.of(run, times).under(schedule), _delays(run, delays, schedule)
+    return _Work.of(run, times).under(schedule, slower), _delays(run, delays, schedule)
 
 
 def shares_in_groups(run: Run, times: Times) -> Times:
@@ -115,8 +124,8 @@ class _Work:
         shape = (*alone.shape[:3], schedule.microbatches, schedule.slices)
         return cls(run, alone.reshape(shape), overlap)
 
-    def under(self, schedule: Schedule) -> Times:
-        """Time of every action of a schedule."""
+    def under(self, schedule: Schedule, slower: Sequence[Change] = ()) -> Times:
+        """Time of every action of a schedule, some of whose ranks are slower."""
         own, alone = self.run.schedule, self.alone
         if schedule.stages != own.stages:
             cut = shares_of_cut(np.ones(own.stages), np.ones(schedule.stages))
@@ -128,6 +137,8 @@ class _Work:
         cells = _Cells.of(schedule)
         found = np.asarray(alone[:, cells.kind, cells.stage, cells.unit])
         inside = np.flatnonzero(cells.group >= 0)
+        for change in slower:
+            found = change.of_rank(schedule, found)
         if len(inside):
             found[:, inside] = self.overlap * _sums(cells.group[inside], found[:, inside])
         unknown = np.isnan(found).any(axis=0)

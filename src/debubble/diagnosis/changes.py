@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 import numpy as np
 
+from debubble.core.actions import kinds_of, pairs_of
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.kinds import WORK_KINDS
+from debubble.core.kinds import WORK_KINDS, Kind
+from debubble.core.schedule import Schedule
 from debubble.core.units import read_number
 from debubble.diagnosis.run import PAIR, Run, Times
 from debubble.diagnosis.times import MILLISECONDS
@@ -144,6 +147,25 @@ class Change:
         if self.how != "+=":
             more = more * shares
         return np.asarray(times + run.in_groups(more, np.add))
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is of a rank that gets slower, with whatever it runs.
+
+        A rank that gets faster had been slow with the layers it ran, and these may run elsewhere.
+        """
+        least = {"*=": 1.0, "+=": 0.0}
+        return self.what == "rank" and self.value > least.get(self.how, math.inf)
+
+    def of_rank(self, schedule: Schedule, times: Times) -> Times:
+        """Times of actions alone under another schedule, those of the rank changed."""
+        mine = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets)) == self.number
+        if self.kind == "O":
+            mine &= pairs_of(schedule.actions) > 0
+        elif self.kind:
+            mine &= kinds_of(schedule.actions) == Kind[self.kind]
+        other = times * self.value if self.how == "*=" else times + self.value / MILLISECONDS
+        return np.where(mine, other, times)
 
     def of(self, run: Run, values: Times) -> Times:
         """Changed times, whatever else they are part of."""

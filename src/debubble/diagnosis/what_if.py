@@ -87,16 +87,26 @@ def _predicted(
 ) -> tuple[Times, Times]:
     """Time of every row, and of the work of its busiest rank; shape ``(rows,)``."""
     run = replay.run
-    times, delays = _to_walk(replay, changes)
+    slower = _staying(replay, schedule, changes)
+    times, delays = _to_walk(replay, [one for one in changes if one not in slower])
     if schedule is run.schedule:
         # Some rows may have run in another order.
         return replay.lengths(times, delays), _busiest(schedule, times)
     lengths, work = np.zeros((2, run.rows))
     for rows in in_blocks(np.arange(run.rows), 8 * max(len(schedule), len(run.schedule))):
-        theirs = carried(run, times[rows], delays[rows], schedule)
+        theirs = carried(run, times[rows], delays[rows], schedule, slower)
         lengths[rows] = lengths_of(run, rows, schedule, *theirs)
         work[rows] = _busiest(schedule, theirs[0])
     return lengths, work
+
+
+def _staying(
+    replay: Replay, schedule: Schedule, changes: Sequence[Change]
+) -> list[Change]:  # fmt: skip
+    """The changes that stay with their ranks where another schedule runs other layers there."""
+    for change in changes:
+        change.check(replay.run)
+    return [] if schedule is replay.run.schedule else [one for one in changes if one.stays]
 
 
 def _busiest(schedule: Schedule, times: Times) -> Times:
@@ -214,13 +224,14 @@ def _asked(
 def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Timeline:
     """The step that is shown, in the order of a schedule; milliseconds."""
     run, row = replay.run, replay.run.shown
-    times, delays = _to_walk(replay, changes)
+    slower = _staying(replay, schedule, changes)
+    times, delays = _to_walk(replay, [one for one in changes if one not in slower])
     if schedule is run.schedule:
         number = int(run.order[row])
         schedule, column = run.orders[number], run.column(number)
         mine = times[[row]][:, column], delays[[row]][:, column]
     else:
-        mine = carried(run, times[[row]], delays[[row]], schedule)
+        mine = carried(run, times[[row]], delays[[row]], schedule, slower)
     graph, shared = walk(schedule)
     vector = MILLISECONDS * np.concatenate([shared, *(values[0] for values in mine)])
     costs = schedule.made_for or Costs(time_unit="ms")
