@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from debubble.cli.app import app
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a command printed and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def data(self) -> Any:
-        return json.loads(self.out)
-
-
-def call(*words: object) -> Result:
-    """Run a command in this process; unexpected errors go through to the test."""
-    arguments = [str(word) for word in words]
-    env = {"DEBUBBLE_DEBUG": "1", "COLUMNS": "100"}
-    result = CliRunner(env=env).invoke(app, arguments, prog_name="debubble")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return Result(result.exit_code, result.stdout, result.stderr)
+from tests.command import Result, call
 
 
 @pytest.fixture(scope="session")

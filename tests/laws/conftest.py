@@ -1,5 +1,14 @@
-"""Laws ask what tests of the command line ask."""
+"""Running the command line."""
 
-from tests.cli.conftest import run
+from __future__ import annotations
 
-__all__ = ["run"]
+from collections.abc import Callable
+
+import pytest
+
+from tests.command import Result, call
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., Result]:
+    return call

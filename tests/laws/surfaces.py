@@ -17,7 +17,7 @@ from debubble.lowering.chain import LOWERINGS
 from debubble.planner.sweeps import commands, parameters
 from debubble.playground import work
 from debubble.playground.state import FIELD, State
-from tests.cli.conftest import Result, call
+from tests.command import Result, call
 
 SIZES = {"ranks": "4", "microbatches": "8"}
 """Sizes of every case that does not say its own."""

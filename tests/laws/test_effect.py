@@ -9,7 +9,7 @@ import pytest
 
 from debubble.analysis.question import OPTIONS
 from debubble.core.options import OptionSpec
-from tests.cli.conftest import call
+from tests.command import call
 from tests.laws.surfaces import PAYING, SCHEDULES, Case, given, values_of, without
 
 COMMANDS = {

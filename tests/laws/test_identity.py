@@ -10,7 +10,7 @@ import debubble as db
 from debubble.analysis.question import OPTIONS
 from debubble.core.options import OptionSpec
 from debubble.schedules.registry import find
-from tests.cli.conftest import call
+from tests.command import call
 from tests.laws.surfaces import SCHEDULES, Case, answered, given, numbers, without
 
 NEUTRAL = [row for row in OPTIONS if row.neutral]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from debubble.planner.sweeps import commands
-from tests.cli.conftest import call
+from tests.command import call
 
 ASKED = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "batch": 16, "seq": 4096}
 HELD = {"pp": 4, "cp": 1, "microbatch_size": 1, "recompute": "none"}

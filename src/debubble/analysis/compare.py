@@ -234,12 +234,17 @@ def _refuse_unused(items: list[_Read], chunks: int | Sequence[int] | None) -> No
     if chunks is None:
         return
     numbers = chunks if isinstance(chunks, Sequence) else [chunks]
-    entries = [find(item) if isinstance(item, str) else None for item, _ in items]
-    if all(entry and entry.chunks not in (None, *numbers) for entry in entries):
-        asked = ", ".join(map(str, numbers))
-        each = ", ".join(dict.fromkeys(f"{e.name} has {e.chunks}" for e in entries if e))
+    has: dict[str, int | None] = {}
+    for item, _ in items:
+        schedule = item.schedule if isinstance(item, Timeline) else item
+        known = find(schedule) if isinstance(schedule, str) else schedule
+        has[known.name] = known.chunks
+    unused = [] if None in has.values() else [n for n in numbers if n not in has.values()]
+    if unused:
+        each = ", ".join(f"{name} has {own}" for name, own in has.items())
         raise ParameterError(
-            f"chunks is {asked}, and no schedule here has a choice: {each}; leave it out"
+            f"chunks is {', '.join(map(str, unused))}, and no schedule here has a choice: {each}; "
+            "leave it out"
         )
 
 

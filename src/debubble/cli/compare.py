@@ -103,6 +103,7 @@ def _items(
     names: list[str], inputs: Inputs, phase: Phases
 ) -> tuple[list[Any], list[tuple[str, str]]]:
     """Schedules of files and functions, and names; those that do not fit come with the reason."""
+    from debubble.interchange.files import is_file_name
     from debubble.interchange.named import made_for_each
 
     alike = {name: numbers for name, numbers in inputs.several.items() if name != "chunks"}
@@ -111,7 +112,9 @@ def _items(
 
     def make(name: str, value: int | None) -> Schedule:
         phase(f"reading {name}")
-        return replace(plain, asked=replace(plain.asked, chunks=value)).of(name).made
+        mine = replace(plain, asked=replace(plain.asked, chunks=value))
+        # A file has no options; those of others are not for it.
+        return (replace(mine, pairs=()) if is_file_name(name) else mine).of(name).made
 
     return made_for_each(names, inputs.several.get("chunks") or [inputs.asked.chunks], make)
 

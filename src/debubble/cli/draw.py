@@ -49,7 +49,7 @@ def draw(
                 units |= {recording.time_unit for recording in recordings}
                 continue
             units.add(inputs.costs.time_unit)
-            question = inputs.of(name, late=late)
+            question = inputs.of(name, schedules, late=late)
             phase(f"simulating {name}, {len(question.made):,} actions")
             timelines.append(inputs.simulate(question, name))
         limited = setup["memory"] is not None

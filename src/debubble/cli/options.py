@@ -221,9 +221,15 @@ class Inputs:
 
         return parse_options(self.pairs, declared_options(targets, self.pairs))
 
-    def of(self, target: str, *, late: bool = False) -> Question:
-        """The question about the schedule that a text names; one number of chunks is needed."""
+    def of(self, target: str, among: Iterable[str] = (), *, late: bool = False) -> Question:
+        """The question about the schedule that a text names.
+
+        Chunks that others leave a choice of, `among` those that are asked about with it, are not
+        for one that has its own.
+        """
+        from debubble.interchange.files import is_foreign
         from debubble.interchange.named import question
+        from debubble.schedules.registry import find
 
         for name, numbers in self.several.items():
             raise ParameterError(
@@ -231,6 +237,9 @@ class Inputs:
                 "'debubble compare'; give one here"
             )
         asked = replace(self.asked, options=self.options([target]), late=late)
+        fixed = [is_foreign(name) or find(name).chunks is not None for name in (target, *among)]
+        if fixed[0] and not all(fixed):
+            asked = replace(asked, chunks=None)
         return question(target, asked, self.file)
 
     def unread(self, *schedules: Schedule, tried: Container[str] = ()) -> list[str]:

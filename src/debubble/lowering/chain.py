@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from debubble.engine.memory import Limit
 
 
+NOTHING = "none"
+"""The text of no such actions, for a grid of values."""
+
 Values = Mapping[str, Any]
 """Values of all lowerings by name, None where nothing is asked for."""
 
@@ -84,6 +87,7 @@ class Lowering:
         return OptionSpec(
             self.name, LoweringType(self), self.metavar, self.help, "lowerings",
             part_of=self.part_of, in_search=self.in_search, example=self.example,
+            neutral="" if self.part_of else NOTHING,
         )  # fmt: skip
 
 
@@ -96,14 +100,15 @@ class LoweringType:
 
     def read(self, name: str, text: str) -> Any:
         """The value in a typed text."""
+        if text == NOTHING and not self.row.part_of:
+            return None
         return self.row.read(name, text)
 
     def check(self, name: str, value: Any) -> Any:
         """The value that a file gives: a text, or a list of numbers."""
         if not isinstance(value, str | list):
             raise ParameterError(f"{name} is {quoted(value)}; give a text: {self.row.help}")
-        text = ",".join(map(str, value)) if isinstance(value, list) else value
-        return self.row.read(name, text)
+        return self.read(name, ",".join(map(str, value)) if isinstance(value, list) else value)
 
 
 def read_stages(flag: str, text: str) -> str | list[int]:
@@ -130,6 +135,14 @@ def _read_lookahead(flag: str, text: str) -> str | list[int]:
     if not all(re.fullmatch(r"\s*[0-9]{1,7}\s*", number) for number in numbers):
         raise ParameterError(f"{flag} is '{text}'; give full, auto, or a number per rank: 2,3,3,3")
     return [int(number) for number in numbers]
+
+
+def _check_lookahead(values: Values) -> None:
+    if values["unshard_lookahead"] is not None and values["sharding"] != "fsdp":
+        raise ParameterError(
+            f"unshard_lookahead is {values['unshard_lookahead']!r}, and no weights are gathered; "
+            "give sharding='fsdp'"
+        )
 
 
 def _check_recompute(values: Values) -> None:
@@ -195,7 +208,7 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "unshard_lookahead", "POLICY",
         "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
-        _read_lookahead, part_of="sharding", example="1",
+        _read_lookahead, part_of="sharding", example="1", check=_check_lookahead,
     ),
 ]  # fmt: skip
 """Every lowering, in the order in which they are added."""
@@ -231,7 +244,8 @@ def read_lowerings(texts: Mapping[str, str | None]) -> dict[str, Any]:
             raise ParameterError(
                 f"{lowering.flag} needs {whole.metavar.lower()}; add {whole.flag} {whole.example}"
             )
-        found[name] = None if text is None else lowering.read(lowering.flag, text)
+        given = text is not None and not (text == NOTHING and not lowering.part_of)
+        found[name] = lowering.read(lowering.flag, text) if given else None
     return found
 
 

@@ -1,0 +1,34 @@
+"""Running a command in this process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from typer.testing import CliRunner
+
+from debubble.cli.app import app
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.out)
+
+
+def call(*words: object) -> Result:
+    """Run a command in this process; unexpected errors go through to the test."""
+    arguments = [str(word) for word in words]
+    env = {"DEBUBBLE_DEBUG": "1", "COLUMNS": "100"}
+    result = CliRunner(env=env).invoke(app, arguments, prog_name="debubble")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Result(result.exit_code, result.stdout, result.stderr)
