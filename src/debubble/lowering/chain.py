@@ -244,8 +244,8 @@ def read_lowerings(texts: Mapping[str, str | None]) -> dict[str, Any]:
             raise ParameterError(
                 f"{lowering.flag} needs {whole.metavar.lower()}; add {whole.flag} {whole.example}"
             )
-        given = text is not None and not (text == NOTHING and not lowering.part_of)
-        found[name] = lowering.read(lowering.flag, text) if given else None
+        values = lowering.option.type
+        found[name] = None if text is None else values.read(lowering.flag, text)
     return found
 
 
