@@ -26,6 +26,7 @@ ASSERTING = {
     "compare",  # gradients in torch/test_verify.py
     "equals_the_oracle",  # engine/test_laws.py
     "the_same",  # laws/test_self.py
+    "never_longer",  # laws/test_monotone_in_plans.py
     "agrees",  # laws/test_self_in_searches.py, optimize/test_lengths_by_hand.py
     "settle",  # waits for a state of the page, and fails without
     "verified",  # runs a schedule and compares its gradients

@@ -166,21 +166,19 @@ def sizes(content: bytes) -> object:
     ranks, microbatches, chunks, iterations, group, runtime, mode = (
         value or None for value in fields
     )
-    return Setup(
-        ranks=ranks, microbatches=microbatches, chunks=chunks, iterations=iterations,
-        group_size=group, runtime=runtime, p2p_mode=mode,
-    ).read()  # fmt: skip
+    return Setup({
+        "ranks": ranks, "microbatches": microbatches, "chunks": chunks, "iterations": iterations,
+        "group_size": group, "runtime": runtime, "p2p_mode": mode,
+    }).read()  # fmt: skip
 
 
 def searched(content: bytes) -> object:
-    from debubble.cli import optimize
-    from debubble.cli.options import positive
+    from debubble.optimize.options import RECOMPUTE, SEARCH_OPTIONS
 
     said = typed(content)
     which, _, rest = said.partition("=")
-    if which == "recompute":
-        return optimize._stages("--recompute", rest, ("none", "full", "free"))
-    return optimize._shape(rest) if which == "placement" else positive("--effort", rest)
+    types = {row.name: row.type for row in SEARCH_OPTIONS} | {"recompute": RECOMPUTE}
+    return types.get(which, types["effort"]).read(f"--{which}", rest)
 
 
 def held(content: bytes) -> object:

@@ -133,9 +133,13 @@ def simulate(schedule: Any, times: Times, channel: bool) -> tuple[float, list[fl
         ]
         if not moved and len(waiting) == len(programs):
             steps.append(len(steps))
-            together = max(free)
+            # The norm of the gradients goes from rank to rank, and from the last back to each.
+            norm = 0.0
             for rank in waiting:
-                run(rank, programs[rank][heads[rank]], max(free[rank], together))
+                norm = max(free[rank], norm + (times.p2p if rank else 0.0))
+            for rank in waiting:
+                back = 0.0 if rank == waiting[-1] else times.p2p
+                run(rank, programs[rank][heads[rank]], max(free[rank], norm + back))
             moved = True
     if any(heads[rank] < len(program) for rank, program in enumerate(programs)):
         raise StuckError
