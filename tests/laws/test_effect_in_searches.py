@@ -9,6 +9,7 @@ import pytest
 import debubble as db
 from debubble.optimize.asked import Budget
 from debubble.optimize.options import SEARCH_OPTIONS
+from tests.conftest import EXPLORES
 from tests.optimize.searches import BASE, OPTIONS, RULES, VALUES, ask, disobeyed, sampled
 
 LENGTHS = {"costs": {"microbatch": (1.25, 0.75, 1.0)}}
@@ -71,7 +72,7 @@ def test_every_search_keeps_to_every_option(search: str, name: str, value: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4 if EXPLORES else 2))
 def test_options_at_random_are_obeyed_together(seed: int) -> None:
     for asked in sampled(15, seed):
         try:

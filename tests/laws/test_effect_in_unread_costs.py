@@ -16,6 +16,7 @@ from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.lowering.chain import lower
 from debubble.schedules.registry import find
+from tests.conftest import EXPLORES
 from tests.small import RANKS, smallest
 
 SETS = {
@@ -68,7 +69,7 @@ def changed(schedule: db.Schedule, costs: Costs, other: Costs) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [False, True] if EXPLORES else [False])
 @pytest.mark.parametrize("way", range(len(WAYS)), ids=map(str, WAYS))
 def test_what_is_said_to_change_nothing_changes_nothing(way: int, every: bool) -> None:
     wrong = []

@@ -17,6 +17,7 @@ import debubble.torch as dt
 from debubble.core.errors import ParameterError
 from debubble.schedules.registry import Entry
 from debubble.torch.not_for_pytorch import not_for_pytorch
+from tests.conftest import EXPLORES
 from tests.pairs import sorts
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import in_ranks
@@ -136,5 +137,5 @@ def test_schedules_of_each_sort_train_the_gradient_of_the_whole_batch() -> None:
 
 
 @pytest.mark.slow
-def test_every_schedule_trains_the_gradient_of_the_whole_batch() -> None:
-    assert wrong(db.schedules()) == {}
+def test_schedules_train_the_gradient_of_the_whole_batch() -> None:
+    assert wrong(db.schedules()[:: 1 if EXPLORES else 4]) == {}
