@@ -161,3 +161,9 @@ def test_what_a_simulation_notes_stands_beside_its_picture_too(run: Run, tmp_pat
         for command in (("draw",), ("draw", "-o", tmp_path / "x.txt"),
                         ("export", "--to", "chrome-trace", "-o", tmp_path / "x.json")):  # fmt: skip
             assert said in run(*command, *asked).err
+
+
+def test_chunks_are_for_the_schedules_that_leave_a_choice(run: Run, refused: Run) -> None:
+    both = run("draw", "1f1b", "interleaved-1f1b", "-p", 4, "-m", 8, "-v", 2)
+    assert (both.code, both.out.count("makespan ")) == (0, 2)
+    assert "leave it out" in refused("draw", "1f1b", "-p", 4, "-m", 8, "-v", 2)

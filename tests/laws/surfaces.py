@@ -11,13 +11,19 @@ from typing import Any
 import debubble as db
 from debubble.analysis.question import OPTIONS
 from debubble.cli.times import parse_times
-from debubble.core.options import OptionSpec, row_of
+from debubble.core.options import OptionSpec
 from debubble.interchange.cost_files import costs_data, parse_costs
 from debubble.lowering.chain import LOWERINGS
 from debubble.planner.sweeps import commands, parameters
 from debubble.playground import work
 from debubble.playground.state import FIELD, State
 from tests.command import Result, call
+
+
+def row_of(name: str) -> OptionSpec:
+    """The row of an option."""
+    return next(row for row in OPTIONS if row.name == name)
+
 
 SIZES = {"ranks": "4", "microbatches": "8"}
 """Sizes of every case that does not say its own."""
@@ -49,18 +55,18 @@ class Case:
         """The options on a command line."""
         found: list[str] = []
         for name, text in {**SIZES, **self.texts}.items():
-            found += [row_of(OPTIONS, name).flag, text]
+            found += [row_of(name).flag, text]
         return found
 
     @property
     def varies(self) -> bool:
-        return any(row_of(OPTIONS, name).group == "jitter" for name in self.texts)
+        return any(row_of(name).group == "jitter" for name in self.texts)
 
     @property
     def costs(self) -> db.Costs:
         for name in COSTS:
             if name in self.texts:
-                return parse_times(self.texts[name], row_of(OPTIONS, name).flag)
+                return parse_times(self.texts[name], row_of(name).flag)
         if "costs" in self.texts:
             return parse_costs(Path(self.texts["costs"]).read_text(), self.texts["costs"]).costs
         return db.Costs()
@@ -69,7 +75,7 @@ class Case:
         """The options as values of Python, other than costs and options of the schedule."""
         found = {}
         for name, text in {**SIZES, **self.texts}.items():
-            row = row_of(OPTIONS, name)
+            row = row_of(name)
             if not row.typed_only:
                 found[name] = row.type.read(row.flag, text)
         return found
@@ -165,7 +171,7 @@ SURFACES: dict[str, Callable[[Case], Answer]] = {
 def given(row: OptionSpec, text: str) -> dict[str, str]:
     """The option with a value, and those without which it means nothing."""
     whole = {} if not row.part_of else given(
-        row_of(OPTIONS, row.part_of), row_of(OPTIONS, row.part_of).examples[-1]
+        row_of(row.part_of), row_of(row.part_of).examples[-1]
     )  # fmt: skip
     return {**whole, row.name: text}
 

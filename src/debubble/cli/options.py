@@ -227,9 +227,12 @@ class Inputs:
         Chunks that others leave a choice of, `among` those that are asked about with it, are not
         for one that has its own.
         """
-        from debubble.interchange.files import is_foreign
+        from debubble.interchange.files import is_file_name, is_foreign
         from debubble.interchange.named import question
         from debubble.schedules.registry import find
+
+        def has_own(name: str) -> bool:
+            return is_file_name(name) if is_foreign(name) else find(name).chunks is not None
 
         for name, numbers in self.several.items():
             raise ParameterError(
@@ -237,8 +240,7 @@ class Inputs:
                 "'debubble compare'; give one here"
             )
         asked = replace(self.asked, options=self.options([target]), late=late)
-        fixed = [is_foreign(name) or find(name).chunks is not None for name in (target, *among)]
-        if fixed[0] and not all(fixed):
+        if has_own(target) and not all(map(has_own, among)):
             asked = replace(asked, chunks=None)
         return question(target, asked, self.file)
 

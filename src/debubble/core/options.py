@@ -11,7 +11,6 @@ import math
 import re
 import reprlib
 import string
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -230,11 +229,6 @@ def read_whole(name: str, text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,40}", text.strip(" ")):
         raise ParameterError(f"{name} is '{text}'; give a whole number")
     return int(text)
-
-
-def row_of(rows: Iterable[OptionSpec], name: str) -> OptionSpec:
-    """The row of an option."""
-    return next(row for row in rows if row.name == name)
 
 
 CORE_OPTIONS: tuple[OptionSpec, ...] = (

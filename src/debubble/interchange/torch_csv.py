@@ -119,10 +119,6 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
     )
 
 
-def _of_today(found: re.Match[str]) -> str:
-    return "B" if found[1] else "I"
-
-
 def _halves_alone(programs: list[Program]) -> bool:
     """Whether every backward is a B and a W of the same stage and microbatch: that B is an I."""
     actions = np.concatenate(programs)

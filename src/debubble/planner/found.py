@@ -71,13 +71,6 @@ class Found:
         """The best plan that fits, so far."""
         return self.plans[0] if self.plans else self.early
 
-    @property
-    def slowest_kept(self) -> float:
-        """A candidate that cannot be as fast as this cannot be among the plans; in seconds."""
-        if len(self.plans) < self.top:
-            return self.below
-        return min(self.below, self.plans[-1].step_time * (1 + ROUNDING))
-
     def leave_out(self, reason: str, count: int = 1, *, simulated: bool = False) -> None:
         """Count candidates that were left out."""
         self.left_out[reason] = self.left_out.get(reason, 0) + count
