@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.analysis.layout import Column, html_table
 from debubble.analysis.measures import MEASURES
+from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import FormatError, ParameterError
-from debubble.core.replacing import write_whole
 from debubble.core.units import number, percent
 from debubble.planner.sweeps import Results
 
@@ -230,7 +230,7 @@ def save(chart: Chart, path: str | Path) -> None:
     else:
         content = render(drawing, ending[1:], metadata=metadata(ending))
     try:
-        write_whole(path, content)
+        write_atomically(path, content)
     except OSError as error:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
