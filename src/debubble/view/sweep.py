@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from debubble._version import __version__
 from debubble.analysis.layout import Column, html_table
 from debubble.analysis.measures import MEASURES
 from debubble.core.atomic_write import write_atomically
@@ -238,13 +239,12 @@ def save(chart: Chart, path: str | Path) -> None:
 def _page(chart: Chart, drawing: Figure) -> str:
     from string import Template
 
-    import debubble
     from debubble.view import component
     from debubble.view.page import inline_svg
 
     title = html.escape(chart.title)
     return Template(component.asset("page.html")).substitute(
-        version=html.escape(debubble.__version__), title=title, style=component.asset("page.css"),
+        version=html.escape(__version__), title=title, style=component.asset("page.css"),
         timeline=inline_svg(drawing, title), table=html_table(chart.table()), script="",
         above="", made="",
         conventions="\n".join(f"<li>{html.escape(note)}</li>" for note in chart.notes),
