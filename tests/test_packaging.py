@@ -42,7 +42,7 @@ def test_the_version_stands_in_one_place() -> None:
         cwd=ROOT, capture_output=True, text=True, check=False,
     ).stdout.split()  # fmt: skip
     assert [name for name in tracked if not name.startswith("tests/")] == []
-    assert f'__version__ = "{db.__version__}"' in read("src/debubble/__init__.py")
+    assert f'__version__ = "{db.__version__}"' in read("src/debubble/_version.py")
     assert "version" not in loaded("CITATION.cff")
 
 

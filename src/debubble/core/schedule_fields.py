@@ -79,7 +79,7 @@ def checked(name: str, spec: Saved, value: Any, sizes: Sizes) -> Any:
         raise ParameterError(error.text()) from None
 
 
-def anything(_name: str, value: Any, _sizes: Sizes) -> Any:
+def any_value(_name: str, value: Any, _sizes: Sizes) -> Any:
     """Any value: files allow less."""
     return value
 
@@ -121,7 +121,7 @@ def one_of(known: Sequence[str]) -> Check:
     return check
 
 
-def truth(name: str, value: Any, _sizes: Sizes) -> bool:
+def boolean(name: str, value: Any, _sizes: Sizes) -> bool:
     """Check a boolean."""
     if not isinstance(value, bool | np.bool_):
         raise WrongValueError(name, value, "use true or false")
@@ -161,7 +161,7 @@ def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
     return tuple(one(f"{name}[{rank}]", item, sizes) for rank, item in enumerate(value))
 
 
-def listed(value: int | tuple[int, ...]) -> int | list[int]:
+def as_list(value: int | tuple[int, ...]) -> int | list[int]:
     """Weight versions as plain data."""
     return value if isinstance(value, int) else list(value)
 

@@ -22,7 +22,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import distributed as dist
 
-import debubble
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
 from debubble.torch.team import Link, Team
@@ -34,7 +33,7 @@ GRACE = 3.0
 """Seconds that a rank has to end by itself when another one failed."""
 
 PACKAGES = tuple(
-    str(Path(module.__file__).parent) + os.sep for module in (torch, debubble) if module.__file__
+    str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
 )
 """Where code is that is not the user's."""
 

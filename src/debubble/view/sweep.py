@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from debubble._version import __version__
 from debubble.analysis.layout import Column, html_table
 from debubble.analysis.measures import MEASURES
+from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import FormatError, ParameterError
-from debubble.core.replacing import write_whole
 from debubble.core.units import number, percent
 from debubble.planner.sweeps import Results
 
@@ -230,7 +231,7 @@ def save(chart: Chart, path: str | Path) -> None:
     else:
         content = render(drawing, ending[1:], metadata=metadata(ending))
     try:
-        write_whole(path, content)
+        write_atomically(path, content)
     except OSError as error:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
@@ -238,13 +239,12 @@ def save(chart: Chart, path: str | Path) -> None:
 def _page(chart: Chart, drawing: Figure) -> str:
     from string import Template
 
-    import debubble
     from debubble.view import component
     from debubble.view.page import inline_svg
 
     title = html.escape(chart.title)
     return Template(component.asset("page.html")).substitute(
-        version=html.escape(debubble.__version__), title=title, style=component.asset("page.css"),
+        version=html.escape(__version__), title=title, style=component.asset("page.css"),
         timeline=inline_svg(drawing, title), table=html_table(chart.table()), script="",
         above="", made="",
         conventions="\n".join(f"<li>{html.escape(note)}</li>" for note in chart.notes),

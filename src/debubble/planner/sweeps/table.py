@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from debubble.core.atomic_write import atomic_file
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
-from debubble.core.replacing import replacing
 from debubble.planner.sweeps.store import (
     about,
     columns_of,
@@ -106,7 +106,7 @@ class Results:
             raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
     def _save_csv(self, path: str | Path) -> None:
-        with _opened(self.path) as file, replacing(path) as target:
+        with _opened(self.path) as file, atomic_file(path) as target:
             text = io.TextIOWrapper(target, "utf-8", newline="", write_through=True)
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(self.columns)
@@ -122,7 +122,7 @@ class Results:
         except ImportError:
             pass
         else:
-            with replacing(path) as target:
+            with atomic_file(path) as target:
                 pyarrow.parquet.write_table(pyarrow.table(data), target)
             return
         try:
@@ -132,7 +132,7 @@ class Results:
                 "Parquet is written by pyarrow or polars, and neither is installed; "
                 "pip install pyarrow, or write a .csv"
             ) from None
-        with replacing(path) as target:
+        with atomic_file(path) as target:
             polars.DataFrame(data, strict=False).write_parquet(target)
 
     def _columns(self) -> Iterator[list[Any]]:

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[BinaryIO]:
+def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` when all is written, and only then.
 
     Devices and pipes are written to as they are, and so is a file in a folder where nothing can be
@@ -51,7 +51,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_whole(path: str | Path, content: bytes) -> None:
-    """Write a file as a whole, see :func:`replacing`."""
-    with replacing(path) as file:
+def write_atomically(path: str | Path, content: bytes) -> None:
+    """Write a file as a whole, see :func:`atomic_file`."""
+    with atomic_file(path) as file:
         file.write(content)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from debubble.core.replacing import replacing, write_whole
+from debubble.core.atomic_write import atomic_file, write_atomically
 
 
 def fail(path: Path) -> None:
-    with replacing(path) as file:
+    with atomic_file(path) as file:
         file.write(b"half")
         raise KeyboardInterrupt
 
@@ -19,7 +19,7 @@ def fail(path: Path) -> None:
 def test_a_file_takes_the_place_of_another(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     for content in (b"one", b"two"):
-        with replacing(path) as file:
+        with atomic_file(path) as file:
             file.write(content)
             file.flush()
             assert not path.exists() or path.read_bytes() == b"one"
@@ -42,30 +42,30 @@ def test_modes_and_links_stay(tmp_path: Path) -> None:
     path.write_bytes(b"before")
     path.chmod(0o640)
     link.symlink_to("x.csv")
-    write_whole(link, b"after")
+    write_atomically(link, b"after")
     assert (link.is_symlink(), path.read_bytes()) == (True, b"after")
     assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_new_file_has_the_mode_of_any_other(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"")
-    write_whole(tmp_path / "new", b"")
+    write_atomically(tmp_path / "new", b"")
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_devices_and_pipes_are_written_to(tmp_path: Path) -> None:
-    write_whole("/dev/null", b"lost")
+    write_atomically("/dev/null", b"lost")
     assert Path("/dev/null").is_char_device()
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_whole(pipe, b"said")
+    write_atomically(pipe, b"said")
     assert os.read(reader, 10) == b"said"
     os.close(reader)
 
 
 def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
-        write_whole(tmp_path / "nowhere" / "x.csv", b"")
+        write_atomically(tmp_path / "nowhere" / "x.csv", b"")
     with pytest.raises(OSError, match="directory"):
-        write_whole(tmp_path, b"")
+        write_atomically(tmp_path, b"")

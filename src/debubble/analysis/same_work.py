@@ -1,10 +1,10 @@
-"""Ranking of schedules: by time where they do the same work, else by the share of it lost."""
+"""Work of schedules, compared: makespans rank schedules only where all do the same work."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,6 @@ from numpy.typing import NDArray
 from debubble.core.actions import Kind
 from debubble.core.embedding_and_head import PARTS
 from debubble.engine.timeline import Timeline
-
-if TYPE_CHECKING:
-    from debubble.analysis.comparison import Row
-
-RankedBy: TypeAlias = Literal["makespan", "overhead"]
 
 SAME = 1e-6
 """Share by which the work of two schedules may differ through rounding."""
@@ -86,22 +81,6 @@ def model_size(timeline: Timeline) -> NDArray[np.float64]:
     sizes = np.array([whole.activation.sum(), whole.kv.sum(), *exchanged])
     found: NDArray[np.float64] = sizes / placement.copies
     return found
-
-
-def ranked(rows: Sequence[Row], by: RankedBy) -> tuple[Row, ...]:
-    """Rows within memory first, each part by `by`, then memory; with ratios to the first.
-
-    Makespans of different work have no ratio.
-    """
-
-    def place(row: Row) -> tuple[bool, float, float]:
-        # Equal times computed in different order differ in the last digits.
-        value = row.makespan if by == "makespan" else row.overhead
-        return not row.fits, float(f"{value:.9g}"), row.peak_activation
-
-    ordered = sorted(rows, key=place)
-    first = ordered[0].makespan if ordered and by == "makespan" else None
-    return tuple(row.relative_to(first) for row in ordered)
 
 
 def _same(works: Sequence[NDArray[np.float64]]) -> bool:
