@@ -27,8 +27,8 @@ from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.run import Run, run_of, without_waits
 from debubble.diagnosis.times import Spread, cost_file, costs_of, spreads_of
 from debubble.diagnosis.transfers import transfers_of
+from debubble.engine.measured_timeline import recorded
 from debubble.engine.modes import P2PMode
-from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline, simulate
 
 

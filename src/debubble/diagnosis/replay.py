@@ -17,10 +17,10 @@ from debubble.diagnosis.carried import shares_in_groups
 from debubble.diagnosis.ending import look
 from debubble.diagnosis.run import Indices, Run, Times
 from debubble.diagnosis.transfers import Transfers
+from debubble.engine.action_times import shared_costs, with_own_times
 from debubble.engine.event_graph import EventGraph
 from debubble.engine.graph import compile_graph
 from debubble.engine.modes import MODES, P2PMode
-from debubble.engine.own_times import shared_costs, with_own_times
 
 BLOCK = 1 << 24
 """Numbers in a matrix of cost vectors."""

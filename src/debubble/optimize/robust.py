@@ -14,11 +14,11 @@ from debubble.core.actions import COPY_KINDS
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
 from debubble.engine.graph import compile_graph
 from debubble.engine.jitter import Jitter
 from debubble.engine.memory import memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
+from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
 from debubble.optimize.asked import Asked, Budget
 from debubble.optimize.belongs import outside

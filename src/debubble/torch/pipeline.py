@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.engine.recorded import recorded
+from debubble.engine.measured_timeline import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
 from debubble.interchange.run_trace import save_run_trace

@@ -25,7 +25,7 @@ from debubble.core.errors import DebubbleError, ParameterError, ScheduleError
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 from debubble.interchange import files
 from debubble.interchange.named import make
 from debubble.torch.errors import RunError

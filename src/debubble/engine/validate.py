@@ -18,12 +18,12 @@ from debubble.core.actions import KIND_MASK, Kind, code_text, unpack
 from debubble.core.errors import ScheduleError
 from debubble.core.kinds import STEP_KINDS, kind_bits
 from debubble.core.schedule import Schedule
-from debubble.engine.kernels import exist
+from debubble.engine.kernels import validate as kernels
 
 MOST = 1 << 40
 """More microbatches than a packed action can name, and a number that arrays can hold."""
 
-assert len(Kind) == exist.KINDS
+assert len(Kind) == kernels.KINDS
 
 
 class Strays(NamedTuple):
@@ -50,9 +50,9 @@ def survey_of(schedule: Schedule) -> Survey:
     """Look through the actions of a schedule; the same schedule is looked through once."""
     survey: Survey | None = schedule.derived.get(Survey)
     if survey is None:
-        state = np.empty(exist.STATES, dtype=np.int64)
+        state = np.empty(kernels.STATES, dtype=np.int64)
         placement = schedule.placement
-        exist.look.run(
+        kernels.look.run(
             len(schedule),
             schedule.actions,
             schedule.offsets,
@@ -110,7 +110,7 @@ def refuse_strays(schedule: Schedule) -> None:
 def outside_text(schedule: Schedule, position: int) -> str:
     """What about an action does not exist, and what does."""
     code = int(schedule.actions[position])
-    if code & KIND_MASK >= exist.KINDS:
+    if code & KIND_MASK >= kernels.KINDS:
         return "has a kind that does not exist; write one of F, I, W, B, …"
     last = f"microbatches to {schedule.units // schedule.slices - 1}"
     if code >= 0 and code & KIND_MASK in STEP_KINDS:

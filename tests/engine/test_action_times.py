@@ -8,7 +8,7 @@ import pytest
 import debubble as db
 from debubble.core.actions import unpack
 from debubble.core.waits import waits_for
-from debubble.engine.own_times import shared_costs, with_own_times
+from debubble.engine.action_times import shared_costs, with_own_times
 
 COSTS = db.Costs(F=[1, 1.5, 2, 1], I=1.25, W=0.75, B=2.5, O=3, p2p=0.125)
 NAMES = ("1f1b", "zb-h1", "dualpipe", "gpipe")

@@ -10,8 +10,8 @@ import pytest
 import debubble as db
 from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_SHIFT, Kind, pack
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import strays_of, survey_of
-from debubble.engine.kernels.exist import look
+from debubble.engine.kernels.validate import look
+from debubble.engine.validate import strays_of, survey_of
 from debubble.lowering.transfers import add_transfers
 
 CASES = {

@@ -37,11 +37,11 @@ from debubble.core.kinds import (
 )
 from debubble.core.schedule import Schedule
 from debubble.core.waits import unmet, waits_for
-from debubble.engine.exist import refuse_strays, strays_of
 from debubble.engine.explain import words
 from debubble.engine.kernels.sweep import MOST_MEMBERS
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
+from debubble.engine.validate import refuse_strays, strays_of
 
 Positions = NDArray[np.int64]
 
