@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
+from debubble.diagnosis.cancellation import look
 from debubble.diagnosis.carried import shares_in_groups
-from debubble.diagnosis.ending import look
 from debubble.diagnosis.run import Indices, Run, Times
 from debubble.diagnosis.transfers import Transfers
 from debubble.engine.event_graph import EventGraph

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from debubble.core.errors import DebubbleError
-from debubble.diagnosis.ending import ended_by
+from debubble.diagnosis.cancellation import ended_by
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search

@@ -22,7 +22,7 @@ from debubble.diagnosis.readers import (
     table,
     victarry,
 )
-from debubble.diagnosis.readers.processes import Workers, workers_for
+from debubble.diagnosis.readers.pool import Workers, workers_for
 from debubble.diagnosis.readers.stream import LeftOut, head, keep_freed_memory
 from debubble.interchange.text import plain, shown
 

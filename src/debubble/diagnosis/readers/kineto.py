@@ -27,7 +27,7 @@ from debubble.diagnosis.readers.kineto_unnamed import (
     microbatches_of,
     runs_of,
 )
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut
 
 __all__ = ["NAME", "read", "recognises"]

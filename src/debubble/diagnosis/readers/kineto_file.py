@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.diagnosis.observed import PAUSES
-from debubble.diagnosis.readers.names import actions_named
+from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.scan import Scan, whole
 from debubble.diagnosis.readers.stream import LeftOut
 

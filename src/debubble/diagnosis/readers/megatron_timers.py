@@ -23,8 +23,8 @@ from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Actions, Observed
 from debubble.diagnosis.readers.layouts import Number, layouts, numbered
-from debubble.diagnosis.readers.paired import Whole
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.messages import Whole
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut, lines
 
 Times = NDArray[np.float64]

@@ -29,8 +29,8 @@ from debubble.diagnosis.readers.chunks import (
     stage_of,
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
-from debubble.diagnosis.readers.paired import grouped
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.messages import grouped
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.scan import Scan, decode_all, events_of, number, whole
 from debubble.diagnosis.readers.stream import LeftOut
 

@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
-from debubble.diagnosis.ending import look
+from debubble.diagnosis.cancellation import look
 from debubble.diagnosis.observed import ALONE, Observed
 from debubble.diagnosis.readers.chunks import Calls, first_units, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
-from debubble.diagnosis.readers.paired import packed
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.messages import packed
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "nsys"

@@ -30,8 +30,8 @@ from debubble.diagnosis.readers.chunks import (
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import Layout, Number, decoded, layouts
-from debubble.diagnosis.readers.paired import packed
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.messages import packed
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut, as_object, blocks, whole
 from debubble.interchange.text import shown
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from debubble.core.errors import FormatError
-from debubble.diagnosis.ending import look
+from debubble.diagnosis.cancellation import look
 
 CHUNK = 1 << 20
 """Bytes that are worked on at a time."""

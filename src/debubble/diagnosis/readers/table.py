@@ -32,7 +32,7 @@ from pathlib import Path
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers.collected import Collected
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut, lines
 from debubble.diagnosis.readers.table_lines import (
     TIMES,

@@ -32,7 +32,7 @@ from debubble.diagnosis.readers.chunks import (
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import NOTHING, RUN, Layout, Number, decoded, layouts
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.scan import FINITE, number
 from debubble.diagnosis.readers.stream import LeftOut, as_object, whole
 

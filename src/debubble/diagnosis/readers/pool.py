@@ -30,7 +30,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from debubble.diagnosis.ending import look
+from debubble.diagnosis.cancellation import look
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.worker import GREETING, receive, send
 

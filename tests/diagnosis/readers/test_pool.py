@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from debubble.core.errors import FormatError
-from debubble.diagnosis.ending import ended_by
+from debubble.diagnosis.cancellation import ended_by
 from debubble.diagnosis.observed import Columns, Observed
-from debubble.diagnosis.readers import folder, processes
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers import folder
+from debubble.diagnosis.readers import pool as processes
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import CHUNK, LeftOut
 from tests.diagnosis.readers import made, made_kineto, made_nsys
 from tests.diagnosis.readers.test_hostile import damaged
@@ -275,7 +276,8 @@ def test_threads_that_cannot_start(tmp_path: Path) -> None:
     script.write_text(f"""
 import threading, time
 import debubble as db
-from debubble.diagnosis.readers import folder, processes
+from debubble.diagnosis.readers import folder
+from debubble.diagnosis.readers import pool as processes
 folder.workers_for = lambda _: processes.Workers(2)
 def late():
     threading.main_thread().join()
