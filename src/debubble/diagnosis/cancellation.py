@@ -1,4 +1,4 @@
-"""Ending a diagnosis early: who runs it says, between two pieces of work, that nobody wants it."""
+"""Cancel a diagnosis that nobody waits for any more, between two pieces of its work."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_asked: ContextVar[Callable[[], None]] = ContextVar("asked", default=lambda: None)
+_check: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: None)
 
 
-def look() -> None:
-    """Go on, or raise what ends the diagnosis; called before every piece of work."""
-    _asked.get()()
+def check_cancelled() -> None:
+    """Return, or raise what cancels the diagnosis; called before every piece of work."""
+    _check.get()()
 
 
 @contextmanager
-def ended_by(ask: Callable[[], None]) -> Iterator[None]:
-    """While this is open, and in this thread, `ask` is called before every piece of work."""
-    token = _asked.set(ask)
+def cancelled_by(check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` before every piece of work, in this context; it raises to cancel."""
+    token = _check.set(check)
     try:
         yield
     finally:
-        _asked.reset(token)
+        _check.reset(token)

@@ -160,7 +160,7 @@ class KinetoFile:
             setattr(self, name, Rows(getattr(self, name).width))
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     if b'"otherData"' in head:
         return False

@@ -63,7 +63,7 @@ OTHER_TIMERS = "sums of timers other than forward-compute and backward-compute"
 TOO_MANY = f"iterations beyond the first {MAX_ITERATIONS:,}"
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a log, by its beginning: times, or Megatron's list of arguments."""
     text = head.decode("utf-8", "replace")
     return any(words in text for words in _HEADS) or "pipeline_model_parallel_size ..." in text

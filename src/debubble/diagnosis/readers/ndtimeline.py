@@ -123,7 +123,7 @@ _ByThread = tuple[list[tuple[int, int]], _Events]
 """Processes and threads, and events of which `worker` tells which of those."""
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     work = b'-compute"' in head and b'"mb_id"' in head
     return work or _COMPUTE.search(head) is not None

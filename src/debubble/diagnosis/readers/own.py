@@ -106,7 +106,7 @@ class _Events(NamedTuple):
         return _Events(*(column[rows] for column in self))
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     if b'"otherData"' in head and b'"schedule"' in head and b'"traceEvents"' in head:
         return True

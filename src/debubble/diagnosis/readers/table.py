@@ -58,7 +58,7 @@ BATCH = 10_000
 WRONG = "lines that are no action with a rank and times"
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its first line."""
     first = head.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
     names = {name.strip().lower() for name in first.split(",")}

@@ -63,7 +63,7 @@ OTHERS = "files of other tensor-, context- or data-parallel ranks than the first
 OPEN = "actions without a start or an end"
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     return _HEAD.search(head) is not None
 
