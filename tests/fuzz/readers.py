@@ -229,7 +229,7 @@ def cell(content: bytes) -> object:
 
 
 def named(content: bytes) -> object:
-    from debubble.diagnosis.readers.names import actions_named
+    from debubble.diagnosis.readers.action_names import actions_named
 
     return actions_named(typed(content))
 

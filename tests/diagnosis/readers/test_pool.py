@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from debubble.core.errors import FormatError
-from debubble.diagnosis.ending import ended_by
+from debubble.diagnosis.cancellation import cancelled_by
 from debubble.diagnosis.observed import Columns, Observed
-from debubble.diagnosis.readers import folder, processes
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers import folder, pool
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import CHUNK, LeftOut
 from tests.diagnosis.readers import made, made_kineto, made_nsys
 from tests.diagnosis.readers.test_hostile import damaged
@@ -223,26 +223,26 @@ def test_nobody_wants_it_any_more() -> None:
         if next(asked) == 7:
             raise EndedError
 
-    with pytest.raises(EndedError), ended_by(ask), Workers(2) as workers:
+    with pytest.raises(EndedError), cancelled_by(ask), Workers(2) as workers:
         list(workers.each(doubled, range(1000), LeftOut()))
     assert all(worker.process.returncode is not None for worker in workers._started)
 
 
 def test_few_bytes_are_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "processors", lambda: 4)
+    monkeypatch.setattr(pool, "processors", lambda: 4)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0, 0), raising=False)
     path = tmp_path / "run.csv"
-    for size, expected in ((1000, 0), (processes.FEWEST_BYTES, 4)):
+    for size, expected in ((1000, 0), (pool.FEWEST_BYTES, 4)):
         with open(path, "wb") as file:
             file.truncate(size)
-        assert processes.workers_for([path])._count == expected
+        assert pool.workers_for([path])._count == expected
     for load, expected in ((4.0, 2), (6.5, 0), (50.0, 0)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0), raising=False)
-        assert processes.workers_for([path])._count == expected
+        assert pool.workers_for([path])._count == expected
     monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0, 0), raising=False)
     monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
-    assert processes.workers_for([path])._count == 0
+    assert pool.workers_for([path])._count == 0
 
 
 def test_any_program_may_read(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_any_program_may_read(tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text(
         "from debubble.diagnosis.readers import folder, processes\n"
-        "folder.workers_for = lambda files: processes.Workers(2)\n"
+        "folder.workers_for = lambda files: pool.Workers(2)\n"
         "print('here')\n"
         "print(len(folder.read('trace').actions))\n"
     )
@@ -275,8 +275,8 @@ def test_threads_that_cannot_start(tmp_path: Path) -> None:
     script.write_text(f"""
 import threading, time
 import debubble as db
-from debubble.diagnosis.readers import folder, processes
-folder.workers_for = lambda _: processes.Workers(2)
+from debubble.diagnosis.readers import folder, pool
+folder.workers_for = lambda _: pool.Workers(2)
 def late():
     threading.main_thread().join()
     print(db.read_trace({str(tmp_path / "run")!r}).schedule.name)

@@ -30,7 +30,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from debubble.diagnosis.ending import look
+from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.worker import GREETING, receive, send
 
@@ -142,7 +142,7 @@ class Workers:
                 left_out.update(reply[1])
                 yield task, reply[0]
         for task in tasks:
-            look()
+            check_cancelled()
             yield task, do(task, left_out)
 
     def _handed_out(
@@ -217,6 +217,6 @@ class _Worker:
 def _result(future: Future[R]) -> R:
     """What comes of a future, unless meanwhile nobody wants it any more."""
     while True:
-        look()
+        check_cancelled()
         with suppress(TimeoutError):
             return future.result(PATIENCE)

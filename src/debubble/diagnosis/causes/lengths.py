@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS
-from debubble.diagnosis.faults.unexplained import TOGETHER, Fault, Unexplained
+from debubble.diagnosis.causes.unexplained import TOGETHER, Fault, Unexplained
 from debubble.diagnosis.run import Times
 
 VARIES = 0.1

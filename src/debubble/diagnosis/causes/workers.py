@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from debubble.diagnosis.faults.unexplained import Fault, Unexplained, is_slow
+from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow
 from debubble.diagnosis.run import Times
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
-from debubble.diagnosis.faults.unexplained import OUTLIER, TOGETHER, Fault, Unexplained
+from debubble.diagnosis.causes.unexplained import OUTLIER, TOGETHER, Fault, Unexplained
 from debubble.diagnosis.run import Times
 
 SIGMAS = 6.0

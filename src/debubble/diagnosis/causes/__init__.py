@@ -9,12 +9,12 @@ other copies that have its stage, in the same step; a stage with the mean of all
 
 from __future__ import annotations
 
-from debubble.diagnosis.faults.host import launch_gaps, pauses
-from debubble.diagnosis.faults.lengths import lengths
-from debubble.diagnosis.faults.stages import slow_stages
-from debubble.diagnosis.faults.unexplained import Fault, Unexplained
-from debubble.diagnosis.faults.unsteady import jitter, outliers
-from debubble.diagnosis.faults.workers import slow_copies, slow_workers
+from debubble.diagnosis.causes.host import launch_gaps, pauses
+from debubble.diagnosis.causes.lengths import lengths
+from debubble.diagnosis.causes.stages import slow_stages
+from debubble.diagnosis.causes.unexplained import Fault, Unexplained
+from debubble.diagnosis.causes.unsteady import jitter, outliers
+from debubble.diagnosis.causes.workers import slow_copies, slow_workers
 from debubble.diagnosis.run import Run, Times
 
 __all__ = ["Fault", "find_faults"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from debubble.core.kinds import Kind
-from debubble.diagnosis.faults.unexplained import Fault, Unexplained, is_slow
+from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow
 
 
 def slow_stages(left: Unexplained) -> Iterator[Fault]:

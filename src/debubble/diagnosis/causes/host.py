@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from debubble.diagnosis.faults.unexplained import Fault, Unexplained
+from debubble.diagnosis.causes.unexplained import Fault, Unexplained
 from debubble.diagnosis.observed import PAUSES
 from debubble.diagnosis.run import Times
 
