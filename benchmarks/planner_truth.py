@@ -18,18 +18,18 @@ from statistics import median
 from typing import Any
 
 from debubble.core.errors import ParameterError
-from debubble.planner.calibrate import DEFAULT, Factors, calibrated, shipped_factors
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cluster import Cluster, find_gpu
-from debubble.planner.efficiency import product_time
-from debubble.planner.factors import SHIPPED
-from debubble.planner.gpus import GPUS
-from debubble.planner.links import Group, all_reduce
-from debubble.planner.memory import memory_of
-from debubble.planner.model_files import read_model
+from debubble.planner.cost.calibrate import DEFAULT, Factors, calibrated, shipped_factors
+from debubble.planner.cost.published_efficiencies import SHIPPED
+from debubble.planner.cost.step import step_time
+from debubble.planner.hardware.cluster import Cluster, find_gpu
+from debubble.planner.hardware.gpus import GPUS
+from debubble.planner.hardware.kernel_times import product_time
+from debubble.planner.hardware.links import Group, all_reduce
+from debubble.planner.memory.peaks import memory_of
+from debubble.planner.model.files import read_model
 from debubble.planner.row_plans import RowPlan, read_row, spread
 from debubble.planner.rows import read_rows, run_rows
-from debubble.planner.step import step_time
 
 MIB = 2**20
 CURVES = {

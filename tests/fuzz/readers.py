@@ -182,7 +182,7 @@ def searched(content: bytes) -> object:
 
 
 def held(content: bytes) -> object:
-    from debubble.planner.held import held_with
+    from debubble.planner.constraints import held_with
 
     given = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size", "schedule", "recompute",
              "zero", "layers")  # fmt: skip
@@ -190,7 +190,7 @@ def held(content: bytes) -> object:
 
 
 def plan_memory(content: bytes) -> object:
-    from debubble.planner.cluster import read_bytes
+    from debubble.planner.hardware.cluster import read_bytes
 
     return read_bytes(typed(content))
 
@@ -349,7 +349,7 @@ def cached(content: bytes) -> object:
 
 def model(name: str) -> Callable[[bytes], object]:
     def read(content: bytes) -> object:
-        from debubble.planner.model_files import parse_model
+        from debubble.planner.model.files import parse_model
 
         return parse_model(text(content), name).parameters
 
@@ -357,15 +357,15 @@ def model(name: str) -> Callable[[bytes], object]:
 
 
 def gpu(content: bytes) -> object:
-    from debubble.planner.cluster import find_gpu
+    from debubble.planner.hardware.cluster import find_gpu
 
     return find_gpu(written("gpu.yaml", content))
 
 
 def calibration(name: str) -> Callable[[bytes], object]:
     def read(content: bytes) -> object:
-        from debubble.planner.calibrate import Factors
-        from debubble.planner.calibration_files import calibrate_from
+        from debubble.planner.cost.calibrate import Factors
+        from debubble.planner.cost.calibration_files import calibrate_from
 
         case = seeds.planned()
         return calibrate_from(

@@ -303,7 +303,7 @@ def planned() -> Any:
 
 
 def _models(ending: str) -> list[bytes]:
-    folder = resources.files("debubble.planner") / "models"
+    folder = resources.files("debubble.planner.model") / "shipped"
     return [
         (folder / item.name).read_bytes()
         for item in sorted(folder.iterdir(), key=lambda item: item.name)

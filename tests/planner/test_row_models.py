@@ -1,7 +1,7 @@
 import pytest
 
-from debubble.planner.model import Attention, Experts, LatentAttention, Mlp
-from debubble.planner.model_files import read_model
+from debubble.planner.model.files import read_model
+from debubble.planner.model.transformer import Attention, Experts, LatentAttention, Mlp
 from debubble.planner.row_models import row_model
 
 KEYS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk")

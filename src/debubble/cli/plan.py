@@ -21,10 +21,10 @@ from debubble.interchange.files import write_text
 from debubble.interchange.text import read_count
 
 if TYPE_CHECKING:
-    from debubble.planner.degrees import Fixed
-    from debubble.planner.found import Found
-    from debubble.planner.plan import Asked, Plan
-    from debubble.planner.why import Why
+    from debubble.planner.answer.why import Why
+    from debubble.planner.search.evaluate import Asked, Plan
+    from debubble.planner.search.found import Found
+    from debubble.planner.search.groups import Fixed
 
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
@@ -94,12 +94,13 @@ def plan(
     split and recompute, within the memory of every GPU; says what a step takes, where the time
     goes, why other plans lose, and the flags of training frameworks. What is given stays fixed.
     """
-    from debubble.planner import plan_data, report
-    from debubble.planner.held import held, held_with, with_measured_steps
-    from debubble.planner.more_gpus import enough_gpus, one_more_node
+    from debubble.planner.answer import data as plan_data
+    from debubble.planner.answer import report
+    from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
+    from debubble.planner.answer.why import why_data, why_not, why_text
+    from debubble.planner.constraints import held, held_with, with_measured_steps
     from debubble.planner.request import check_request
-    from debubble.planner.search import best_plans
-    from debubble.planner.why import why_data, why_not, why_text
+    from debubble.planner.search.best_plans import best_plans
 
     if rows is not None:
         _print_rows(rows, as_json)
@@ -132,7 +133,7 @@ def plan(
 
     found = found_with(fixed, count)
     if how_many:
-        from debubble.planner.faster import optimized
+        from debubble.planner.search.faster import optimized
 
         optimized(asked, found, how_many, limit, lambda plan, text: note(f"plan {plan}: {text}"))
     best = found.plans[0] if found.plans else None
@@ -193,9 +194,9 @@ MOST_RANKS = 32
 
 def _print_best(asked: Asked, best: Plan, framework: str | None) -> None:
     """Pictures of the best plan, and the flags of a framework that runs it."""
-    from debubble.planner.plan_data import plan_flags, runs_nothing
-    from debubble.planner.report import whole_timeline
-    from debubble.planner.rules import FRAMEWORKS
+    from debubble.planner.answer.data import plan_flags, runs_nothing
+    from debubble.planner.answer.report import whole_timeline
+    from debubble.planner.frameworks.rules import FRAMEWORKS
     from debubble.view.plan_page import memory_rows
     from debubble.view.terminal import print_timeline
 
@@ -225,7 +226,7 @@ def _write(asked: Asked, found: Found, answers: list[Why], path: str) -> None:
     """The report as a page; or of the best plan its order, or costs for all other commands."""
     if path.lower().endswith(".csv"):
         from debubble.interchange.files import save
-        from debubble.planner.plan import simulated
+        from debubble.planner.search.evaluate import simulated
 
         best = found.plans[0]
         save(simulated(asked, best.candidate, best.order).schedule, path)
@@ -235,7 +236,7 @@ def _write(asked: Asked, found: Found, answers: list[Why], path: str) -> None:
 
         content = plan_page(asked, found, answers)
     else:
-        from debubble.planner.report import costs_yaml
+        from debubble.planner.answer.report import costs_yaml
 
         content = costs_yaml(asked, found.plans[0])
     write_text(path, content)

@@ -140,7 +140,7 @@ class Candidate:
     """0 nothing, 1 optimizer states, 2 gradients, 3 also weights split over replicas."""
     modules: tuple[str, ...] = ()
     """What ``"selective"`` computes again, by Megatron-LM's names; empty for the usual ones, see
-    :func:`debubble.planner.activations.recompute_modules`."""
+    :func:`debubble.planner.memory.activations.recompute_modules`."""
 
     def __post_init__(self) -> None:
         if len(self.layers) != self.degrees.stages:

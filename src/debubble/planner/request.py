@@ -20,11 +20,7 @@ from debubble.planner.candidate import (
     Training,
     recomputed_layers,
 )
-from debubble.planner.degrees import ZEROS, Fixed, candidates, groups
-from debubble.planner.gpus import GPUS, Gpu
-from debubble.planner.model import Model
-from debubble.planner.orders import first_cut, plannable, why_not
-from debubble.planner.rules import (
+from debubble.planner.frameworks.rules import (
     ANY,
     DEGREES,
     STATE,
@@ -34,10 +30,14 @@ from debubble.planner.rules import (
     divisors,
     rules_of,
 )
+from debubble.planner.hardware.gpus import GPUS, Gpu
+from debubble.planner.model.transformer import Model
+from debubble.planner.plannable import first_cut, plannable, why_not
+from debubble.planner.search.groups import ZEROS, Fixed, candidates, groups
 from debubble.schedules import registry
 
 if TYPE_CHECKING:
-    from debubble.planner.cluster import Cluster
+    from debubble.planner.hardware.cluster import Cluster
 
 SIZES = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size")
 OF_GPUS = ("tp", "cp", "dp", "pp")

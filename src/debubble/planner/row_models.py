@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from debubble.planner.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
+from debubble.planner.model.transformer import (
+    Attention,
+    Experts,
+    LatentAttention,
+    Layer,
+    Mlp,
+    Model,
+)
 
 GATED = ("llama", "qwen", "mixtral", "mistral", "deepseek", "gpt oss", "gpt-oss", "gemma", "palm")
 """Families whose feed-forward parts are gated and whose norms have one number per channel."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from debubble.core.errors import did_you_mean
-from debubble.planner.activations import EVERY_SECOND
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cluster import Cluster
-from debubble.planner.gpus import GPUS, Gpu
-from debubble.planner.layer_bytes import RECOMPUTE_MODULES
-from debubble.planner.model import Model
+from debubble.planner.hardware.cluster import Cluster
+from debubble.planner.hardware.gpus import GPUS, Gpu
+from debubble.planner.memory.activations import EVERY_SECOND
+from debubble.planner.memory.layer_bytes import RECOMPUTE_MODULES
+from debubble.planner.model.transformer import Model
 from debubble.planner.row_models import VOCABULARY, row_model
 
 NUMBERS = (

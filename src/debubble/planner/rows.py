@@ -10,10 +10,10 @@ from typing import Any
 
 from debubble.core.errors import DebubbleError, FormatError
 from debubble.interchange.text import read_text
-from debubble.planner.calibrate import Factors, calibrated, shipped_factors
-from debubble.planner.memory import memory_of
+from debubble.planner.cost.calibrate import Factors, calibrated, shipped_factors
+from debubble.planner.cost.step import step_time
+from debubble.planner.memory.peaks import memory_of
 from debubble.planner.row_plans import RowPlan, read_row
-from debubble.planner.step import step_time
 
 MAX_BYTES = 16 << 20
 """Most bytes of a file of rows."""
