@@ -15,7 +15,7 @@ from debubble.analysis.measures import MEASURES
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.replacing import write_whole
 from debubble.core.units import number, percent
-from debubble.planner.sweeps import Results
+from debubble.sweeps import Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,9 +15,9 @@ from debubble.core.errors import DebubbleError, FormatError, ParameterError, did
 from debubble.interchange import cost_syntax
 from debubble.interchange.cost_files import parse_costs
 from debubble.interchange.text import SHOWN, check_keys, read_text, shown
-from debubble.planner.sweeps.commands import COMMANDS, Command
-from debubble.planner.sweeps.parameters import Parameter
-from debubble.planner.sweeps.points import MOST_POINTS, Range, Spec
+from debubble.sweeps.commands import COMMANDS, Command
+from debubble.sweeps.parameters import Parameter
+from debubble.sweeps.points import MOST_POINTS, Range, Spec
 
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
 MAX_BYTES = 1 << 20

@@ -12,9 +12,9 @@ from debubble.interchange.cost_files import load_costs
 from debubble.planner.ask import ask
 from debubble.planner.degrees import Fixed, groups
 from debubble.planner.search import search
-from debubble.planner.sweeps import spec_of
-from debubble.planner.sweeps.commands import COMMANDS, simulate
-from debubble.planner.sweeps.work import compute
+from debubble.sweeps import spec_of
+from debubble.sweeps.commands import COMMANDS, simulate
+from debubble.sweeps.work import compute
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
