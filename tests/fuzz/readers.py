@@ -144,7 +144,7 @@ def plain_memory(content: bytes) -> object:
 
 def option(content: bytes) -> object:
     from debubble.interchange.files import declared_options
-    from debubble.interchange.options import parse_options
+    from debubble.interchange.schedule_options import parse_options
 
     pairs = typed(content).split("|")
     return parse_options(pairs, declared_options(seeds.names(), pairs))
@@ -329,7 +329,7 @@ def resumed(content: bytes) -> object:
 
 def measured(content: bytes) -> object:
     from debubble import Jitter
-    from debubble.interchange.measured_times import read_times
+    from debubble.interchange.jitter import read_times
 
     return Jitter(read_times(written("times.txt", content)))
 

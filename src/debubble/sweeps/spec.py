@@ -12,7 +12,7 @@ from typing import Any
 from debubble.core.costs import COST_FIELDS
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError, FormatError, ParameterError, did_you_mean
-from debubble.interchange import cost_syntax
+from debubble.interchange import syntax
 from debubble.interchange.cost_files import parse_costs
 from debubble.interchange.text import SHOWN, check_keys, read_text, shown
 from debubble.sweeps.commands import COMMANDS, Command
@@ -56,7 +56,7 @@ def read_spec(path: str | Path) -> Spec:
     """
     if not str(path).lower().endswith(ENDINGS):
         raise FormatError(f"'{path}' is no spec of a sweep; these end in .yaml, .json or .toml")
-    data = cost_syntax.parse(read_text(path, MAX_BYTES), str(path))
+    data = syntax.parse(read_text(path, MAX_BYTES), str(path))
     try:
         return spec_of(data, Path(path).parent)
     except DebubbleError as error:
