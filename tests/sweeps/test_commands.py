@@ -16,7 +16,7 @@ from debubble.sweeps import spec_of
 from debubble.sweeps.commands import COMMANDS, simulate
 from debubble.sweeps.work import compute
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def rows_of(command: str, options: dict[str, Any], folder: Path = EXAMPLES) -> list[dict[str, Any]]:

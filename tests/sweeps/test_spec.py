@@ -11,7 +11,7 @@ import debubble as db
 from debubble.sweeps import Range, read_spec, spec_of
 
 GRID = {"schedule": ["1f1b"], "ranks": [2, 4]}
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_a_spec_is_read(tmp_path: Path) -> None:
