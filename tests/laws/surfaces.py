@@ -14,9 +14,9 @@ from debubble.cli.times import parse_times
 from debubble.core.options import OptionSpec
 from debubble.interchange.cost_files import costs_data, parse_costs
 from debubble.lowering.chain import LOWERINGS
-from debubble.planner.sweeps import commands, parameters
 from debubble.playground import work
 from debubble.playground.state import FIELD, State
+from debubble.sweeps import commands, parameters
 from tests.command import Result, call
 
 

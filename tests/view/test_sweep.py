@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 import debubble as db
-from debubble.planner.sweeps import Results, run, spec_of
+from debubble.sweeps import Results, run, spec_of
 from debubble.view.sweep import Chart, save
 from debubble.view.sweep_figure import figure
 

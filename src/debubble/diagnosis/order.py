@@ -16,7 +16,6 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.observed import ALONE, Actions, Observed
 from debubble.diagnosis.schedule_names import Name, like_none, named
-from debubble.engine.exist import has
 from debubble.engine.graph import compile_graph
 from debubble.engine.validate import has
 

@@ -114,7 +114,7 @@ def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, 
 
     Functions in Python files declare no types: they take every key in `pairs`.
     """
-    from debubble.interchange.options import ANY_TYPE
+    from debubble.interchange.schedule_options import ANY_TYPE
 
     found: dict[str, Option] = {}
     for target in targets:

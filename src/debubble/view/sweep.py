@@ -16,7 +16,7 @@ from debubble.analysis.measures import MEASURES
 from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.units import number, percent
-from debubble.planner.sweeps import Results
+from debubble.sweeps import Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

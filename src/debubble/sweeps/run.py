@@ -12,12 +12,12 @@ from pathlib import Path
 
 from debubble._version import __version__
 from debubble.core.errors import ParameterError
-from debubble.planner.sweeps import backends
-from debubble.planner.sweeps.commands import COMMANDS
-from debubble.planner.sweeps.points import Spec
-from debubble.planner.sweeps.spec import read_spec
-from debubble.planner.sweeps.store import ENDINGS, Result, Writer
-from debubble.planner.sweeps.work import compute
+from debubble.sweeps import backends
+from debubble.sweeps.commands import COMMANDS
+from debubble.sweeps.points import Spec
+from debubble.sweeps.spec import read_spec
+from debubble.sweeps.store import ENDINGS, Result, Writer
+from debubble.sweeps.work import compute
 
 BATCH_SECONDS = 0.5
 """Work of a batch: enough to make sending it cheap, little enough to be lost."""

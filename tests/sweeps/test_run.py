@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.planner.sweeps import Progress, Results, Spec, run, spec_of
-from debubble.planner.sweeps.store import Writer
-from debubble.planner.sweeps.work import compute
+from debubble.sweeps import Progress, Results, Spec, run, spec_of
+from debubble.sweeps.store import Writer
+from debubble.sweeps.work import compute
 
 DATA: dict[str, Any] = {
     "command": "simulate",
@@ -185,7 +185,7 @@ def test_processes_compute_the_same(
 ) -> None:
     from importlib import import_module
 
-    monkeypatch.setattr(import_module("debubble.planner.sweeps.run"), "ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(import_module("debubble.sweeps.run"), "ALONE_SECONDS", 0.0)
     run(spec, tmp_path / "one.sqlite", jobs=1)
     end = run(spec, tmp_path / "two.sqlite", jobs=2)
     assert end.here == 9

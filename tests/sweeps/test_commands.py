@@ -12,11 +12,11 @@ from debubble.interchange.cost_files import load_costs
 from debubble.planner.ask import ask
 from debubble.planner.search.best_plans import search
 from debubble.planner.search.groups import Fixed, groups
-from debubble.planner.sweeps import spec_of
-from debubble.planner.sweeps.commands import COMMANDS, simulate
-from debubble.planner.sweeps.work import compute
+from debubble.sweeps import spec_of
+from debubble.sweeps.commands import COMMANDS, simulate
+from debubble.sweeps.work import compute
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def rows_of(command: str, options: dict[str, Any], folder: Path = EXAMPLES) -> list[dict[str, Any]]:

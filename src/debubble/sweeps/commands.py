@@ -15,8 +15,8 @@ from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import ParameterError
 from debubble.lowering.chain import LOWERINGS
 from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
-from debubble.planner.sweeps import plans
-from debubble.planner.sweeps.parameters import (
+from debubble.sweeps import plans
+from debubble.sweeps.parameters import (
     COSTS,
     SCHEDULE,
     SCHEDULES,

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.planner.sweeps.store import Result
-from debubble.planner.sweeps.work import start_worker
+from debubble.sweeps.store import Result
+from debubble.sweeps.work import start_worker
 
 Task: TypeAlias = Callable[[], list[Result]]
 """A batch of points, ready to be computed anywhere."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from multiprocessing.connection import Connection
 
-from debubble.planner.sweeps.run import Progress, run
+from debubble.sweeps.run import Progress, run
 
 END = -1
 """What comes after the last report."""
@@ -13,7 +13,7 @@ END = -1
 
 def sweep(spec: str, results: str, backend: str, alone: float, reports: Connection) -> None:
     """Run a sweep that computes some seconds alone before it starts workers."""
-    running = import_module("debubble.planner.sweeps.run")
+    running = import_module("debubble.sweeps.run")
     # Many small batches: more moments that differ.
     running.BATCH_SECONDS = 0.02
     running.ALONE_SECONDS = alone

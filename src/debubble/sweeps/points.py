@@ -60,7 +60,7 @@ class Spec:
     Parameters
     ----------
     command
-        Name of an entry of :data:`debubble.planner.sweeps.commands.COMMANDS`.
+        Name of an entry of :data:`debubble.sweeps.commands.COMMANDS`.
     options
         Fixed values by dotted name.
     grid

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from debubble.core.errors import DebubbleError
-from debubble.planner.sweeps.commands import COMMANDS, Command, Row
-from debubble.planner.sweeps.points import Point
-from debubble.planner.sweeps.store import OWN, Result
+from debubble.sweeps.commands import COMMANDS, Command, Row
+from debubble.sweeps.points import Point
+from debubble.sweeps.store import OWN, Result
 
 WATCH_SECONDS = 0.5
 """How often a worker looks whether the process that started it is there."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from debubble.core.errors import FormatError
-from debubble.interchange.measured_times import read_times
+from debubble.interchange.jitter import read_times
 
 
 def test_numbers_apart_by_anything(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.planner.sweeps import Results, run, spec_of
+from debubble.sweeps import Results, run, spec_of
 
 
 @pytest.fixture(scope="module")

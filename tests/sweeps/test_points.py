@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.planner.sweeps import Range, Spec
+from debubble.sweeps import Range, Spec
 
 GRID = {"ranks": (2, 4), "schedule": ("1f1b", "zb-h1", "gpipe")}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from debubble.core.atomic_write import atomic_file
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
-from debubble.planner.sweeps.store import (
+from debubble.sweeps.store import (
     about,
     columns_of,
     kept_options,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from debubble.planner.sweeps import Results, read_spec, run
+from debubble.sweeps import Results, read_spec, run
 from tests.conftest import EXPLORES
 from tests.forkserver import forked
-from tests.planner.sweeps.sweeper import END, sweep
+from tests.sweeps.sweeper import END, sweep
 
 SPEC = """
 command: simulate

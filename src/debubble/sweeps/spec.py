@@ -12,12 +12,12 @@ from typing import Any
 from debubble.core.costs import COST_FIELDS
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError, FormatError, ParameterError, did_you_mean
-from debubble.interchange import cost_syntax
+from debubble.interchange import syntax
 from debubble.interchange.cost_files import parse_costs
 from debubble.interchange.text import SHOWN, check_keys, read_text, shown
-from debubble.planner.sweeps.commands import COMMANDS, Command
-from debubble.planner.sweeps.parameters import Parameter
-from debubble.planner.sweeps.points import MOST_POINTS, Range, Spec
+from debubble.sweeps.commands import COMMANDS, Command
+from debubble.sweeps.parameters import Parameter
+from debubble.sweeps.points import MOST_POINTS, Range, Spec
 
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
 MAX_BYTES = 1 << 20
@@ -56,7 +56,7 @@ def read_spec(path: str | Path) -> Spec:
     """
     if not str(path).lower().endswith(ENDINGS):
         raise FormatError(f"'{path}' is no spec of a sweep; these end in .yaml, .json or .toml")
-    data = cost_syntax.parse(read_text(path, MAX_BYTES), str(path))
+    data = syntax.parse(read_text(path, MAX_BYTES), str(path))
     try:
         return spec_of(data, Path(path).parent)
     except DebubbleError as error:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.planner.sweeps import Range, read_spec, spec_of
+from debubble.sweeps import Range, read_spec, spec_of
 
 GRID = {"schedule": ["1f1b"], "ranks": [2, 4]}
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_a_spec_is_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from debubble.core.errors import FormatError, ParameterError
-from debubble.planner.sweeps.points import Spec
+from debubble.sweeps.points import Spec
 
 ENDINGS = (".sqlite", ".sqlite3", ".db")
 APPLICATION = 0x64656262

@@ -16,7 +16,7 @@ from debubble.planner.request import SIZES, check_request
 from debubble.planner.search.best_plans import best_plans
 from debubble.planner.search.evaluate import relative_error, speed
 from debubble.planner.search.groups import ZEROS, Fixed
-from debubble.planner.sweeps.parameters import Parameter, number, one_of, schedule_name, whole
+from debubble.sweeps.parameters import Parameter, number, one_of, schedule_name, whole
 
 HELD = (*SIZES, "recompute", "zero", "framework")
 
