@@ -16,7 +16,7 @@ for name in (
     "debubble.sweeps.commands",
     "tests.sweeps.sweeper",
     "debubble.cli.run",
-    "debubble.torch.run",
+    "debubble.torch.run.run",
     "tests.torch.loop",
 ):
     # Where something is not installed the tests that need it are skipped.

@@ -27,8 +27,8 @@ from debubble.engine.validate import has
 from debubble.interchange.files import load
 from debubble.interchange.layouts import TORCHTITAN, check_cut
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible
-from debubble.torch.modules import why_whole
-from debubble.torch.pytorch_runtime import PyTorchRuntime
+from debubble.torch.models.modules import why_whole
+from debubble.torch.pytorch.runtime import PyTorchRuntime
 from debubble.torch.setup import teller
 
 Cut: TypeAlias = Sequence[int] | Sequence[Sequence[str]] | str | Path
