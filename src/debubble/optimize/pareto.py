@@ -17,15 +17,15 @@ from debubble.core.errors import ParameterError
 from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
 from debubble.listing import TOLERANCE
-from debubble.optimize.asked import problems_of
-from debubble.optimize.backward import relaxed
-from debubble.optimize.bounds import lower_bound
-from debubble.optimize.cut_bound import bound_of_cuts
-from debubble.optimize.cutting import Cutting, smallest_limit
-from debubble.optimize.layers import layers_of
-from debubble.optimize.offload import eased
+from debubble.optimize.bounds.paths import lower_bound
+from debubble.optimize.layer_split.cut_bound import bound_of_cuts
+from debubble.optimize.layer_split.cutting import Cutting, smallest_limit
+from debubble.optimize.layer_split.layers import layers_of
 from debubble.optimize.problem import Problem
-from debubble.optimize.published import compare_with_published
+from debubble.optimize.programs.backward import relaxed
+from debubble.optimize.programs.offload import eased
+from debubble.optimize.programs.published import compare_with_published
+from debubble.optimize.request import problems_of
 from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
 
