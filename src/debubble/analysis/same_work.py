@@ -61,7 +61,7 @@ def model_work(timeline: Timeline) -> NDArray[np.float64]:
     """Time of all stages together for one microbatch: F, B, I and W, shape ``(4,)``."""
     placement = timeline.schedule.placement
     # What starting an action takes, and I that a runtime does in W, is no work of the model.
-    costs = replace(timeline.table.costs, runtime="any", overhead=0.0)
+    costs = replace(timeline.table.costs, runtime="any", launch=0.0)
     whole = costs.resolve(placement)
     kinds = [Kind.F, Kind.B, Kind.I, Kind.W]
     work: NDArray[np.float64] = whole.duration[kinds].sum(axis=1) / placement.copies

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Halves: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 """Kinds and places of the one halves of some overlapped pairs."""
 
-NO_KINDS = ("O", "FF", "overhead", "p2p", "exchange", *PARTS)
+NO_KINDS = ("O", "FF", "launch", "p2p", "exchange", *PARTS)
 """Times that are not those of a kind: of pairs and transfers, and what comes on top of kinds."""
 
 _BY_STAGE = [spec for spec in KINDS if spec.time is Time.STAGE and spec.cost not in NO_KINDS]
@@ -166,8 +166,8 @@ class CostTable:
             frozen = frozen.of_slices(len(slicing.shares))
             for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
                 freeze(times_of_kind, frozen)
-        if costs.overhead:
-            duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.overhead
+        if costs.launch:
+            duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.launch
             if frozen is not None:
                 duration[list(BACKWARD)] *= frozen.needed
                 duration[Kind.W] *= frozen.share < 1
@@ -258,10 +258,10 @@ class CostTable:
 
     def _started(self, kinds: NDArray[Any], places: NDArray[Any]) -> PerPlace:
         """Time to start actions: none where frozen weights leave them nothing to do."""
-        overhead = self.costs.overhead
-        if not overhead or self.frozen is None:
-            return overhead
-        return np.where(self.frozen.idle(kinds, places), 0.0, overhead)
+        launch = self.costs.launch
+        if not launch or self.frozen is None:
+            return launch
+        return np.where(self.frozen.idle(kinds, places), 0.0, launch)
 
     def moved(self, recomputed: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Memory that an OFFLOAD moves on every place: of the checkpoint where it is recomputed."""
@@ -344,7 +344,7 @@ class CostTable:
         cut = self.duration.shape[1] > places
         if not cut and lengths is None:
             return 1.0
-        started = self.costs.overhead
+        started = self.costs.launch
         plain = self.duration - self.part_duration - started
 
         def whole(kinds: NDArray[Any], starts: NDArray[Any]) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.cost_fields import RENAMED
 from debubble.core.costs import COST_NAMES, Costs
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import CostError, ParameterError, WrongValueError, did_you_mean
@@ -216,7 +217,7 @@ def costs(name: str, value: Any, _sizes: Sizes) -> Costs | None:
     if not isinstance(value, Mapping):
         raise WrongValueError(name, value, "give costs by name: {F: 1, B: 2}")
     for key in value:
-        if key not in COST_NAMES:
+        if key not in COST_NAMES and key not in RENAMED:
             form = "{path} has an unknown cost {value}; "
             raise WrongValueError(name, key, did_you_mean(str(key), COST_NAMES), form)
     try:
