@@ -18,7 +18,17 @@ from debubble.cli.output import note, print_json
 from debubble.diagnosis.readers.processes import processors
 from debubble.engine.jit import load_compiler
 
-REQUIRED = ("numpy", "numba", "matplotlib", "typer", "rich", "pydantic", "PyYAML", "msgspec", "ortools")
+REQUIRED = (
+    "numpy",
+    "numba",
+    "matplotlib",
+    "typer",
+    "rich",
+    "pydantic",
+    "PyYAML",
+    "msgspec",
+    "ortools",
+)
 """Packages that every install has."""
 
 EXTRAS = {
