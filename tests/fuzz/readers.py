@@ -196,7 +196,7 @@ def plan_memory(content: bytes) -> object:
 
 
 def plotted(content: bytes) -> object:
-    from debubble.view.sweep import Chart
+    from debubble.sweeps.chart import Chart
 
     return Chart.read(seeds.results(), typed(content))
 
@@ -306,7 +306,7 @@ def spec(content: bytes) -> object:
 
 def sweep(content: bytes) -> object:
     from debubble.sweeps import Results
-    from debubble.view.sweep import Chart
+    from debubble.sweeps.chart import Chart
 
     path = written("results.sqlite", content)
     for more in ("-wal", "-shm", "-journal"):

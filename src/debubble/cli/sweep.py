@@ -185,10 +185,11 @@ def _look(
         results.save(to)
         note(f"wrote {results.rows:,} rows to {to}")
     if plot is not None and output is not None:
-        from debubble.view.sweep import Chart, save
+        from debubble.sweeps.chart import Chart
+        from debubble.view.sweep_figure import save_chart
 
         check_writable(output)
-        save(Chart.read(results, plot, title), output)
+        save_chart(Chart.read(results, plot, title), output)
         note(f"wrote {output}")
     if as_json:
         print_json(_data(results))

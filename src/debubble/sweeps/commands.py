@@ -1,4 +1,4 @@
-"""What a sweep can run: one entry of :data:`COMMANDS` each.
+"""Commands that a sweep can run: one entry of :data:`COMMANDS` each.
 
 An entry is a pure function from the values of its parameters to rows of results. Nothing else knows
 the commands: spec files, batches, files of results and pictures follow from this table.
@@ -22,8 +22,7 @@ from debubble.sweeps.parameters import (
     SCHEDULES,
     SIMULATION,
     SIZES,
-    Parameter,
-    of_type,
+    Parameters,
 )
 
 Options: TypeAlias = Mapping[str, Any]
@@ -43,13 +42,13 @@ class Command:
     """
 
     run: Callable[[Options], list[Row]]
-    parameters: Mapping[str, Parameter]
+    parameters: Parameters
     required: tuple[str, ...] = ()
     brief: bool = True
 
 
 def family(options: Options, prefix: str) -> dict[str, Any]:
-    """The options whose dotted names begin with a prefix, by the rest of their names.
+    """Return the options whose dotted names begin with a prefix, by the rest of their names.
 
     Examples
     --------
@@ -61,7 +60,7 @@ def family(options: Options, prefix: str) -> dict[str, Any]:
 
 
 def costs_of(options: Options) -> tuple[Costs, Options]:
-    """The costs that options give, and the options with the sizes and limit of their cost file."""
+    """Return the costs of options, and the options with sizes and limit of their cost file."""
     file, changes = options.get("costs"), family(options, "costs")
     if file is None and not changes:
         return Costs(), options
@@ -80,7 +79,7 @@ def costs_of(options: Options) -> tuple[Costs, Options]:
 
 
 def simulate(options: Options) -> list[Row]:
-    """One simulation: every measure that reports and comparisons have."""
+    """Simulate a schedule; return every measure that reports and comparisons have."""
     from debubble.analysis.measures import MEASURES
     from debubble.analysis.question import Question
     from debubble.analysis.results import keeps
@@ -100,11 +99,11 @@ def simulate(options: Options) -> list[Row]:
 
 
 SHARED = ("iterations", "sync", "p2p_mode")
-"""Options that questions and comparisons take by these names, beside sizes and memory."""
+"""Options that questions and comparisons take by these names, next to sizes and memory."""
 
 
 def compare(options: Options) -> list[Row]:
-    """One comparison: a row for each schedule, best first, then those that cannot be made."""
+    """Compare schedules; return a row for each, best first, then those that cannot be made."""
     from debubble.analysis.compare import has_choice
     from debubble.interchange.files import is_foreign
     from debubble.interchange.named import compare as run
@@ -125,7 +124,7 @@ def compare(options: Options) -> list[Row]:
 
 
 def optimize(options: Options) -> list[Row]:
-    """One search for the fastest order, with its bound."""
+    """Search the fastest schedule; return it with its bound."""
     from debubble.optimize.search import optimize as run
 
     costs, filled = costs_of(options)
@@ -144,9 +143,9 @@ def optimize(options: Options) -> list[Row]:
     ]  # fmt: skip
 
 
-_SEARCH: Mapping[str, Parameter] = {
-    **{row.name: of_type(row.type) for row in SEARCH_OPTIONS if not row.typed_only},
-    "recompute": of_type(RECOMPUTE), "offload": of_type(OFFLOAD),
+_SEARCH: Parameters = {
+    **{row.name: row.type for row in SEARCH_OPTIONS if not row.typed_only},
+    "recompute": RECOMPUTE, "offload": OFFLOAD,
 }  # fmt: skip
 
 COMMANDS: dict[str, Command] = {

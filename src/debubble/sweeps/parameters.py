@@ -1,8 +1,8 @@
-"""Parameters that a sweep can vary: how the value of each is read, and what a range of it gives."""
+"""Parameters that a sweep can vary: the check of a value, and the files that a value names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,73 +13,43 @@ from debubble.core.cost_fields import current_name
 from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import ParameterError, WrongValueError, did_you_mean
-from debubble.core.options import LARGEST, OptionType, Range, Real, Whole, Word, quoted
+from debubble.core.options import OptionType, Range, Word, quoted
 from debubble.interchange.files import is_file_name, is_foreign, is_function
-from debubble.interchange.named import SIZES as SIZES_OF_FILES
+from debubble.interchange.named import SIZES as NAMES_OF_SIZES
 from debubble.schedules.registry import entries, find
-
-Read = Callable[[str, Any], Any]
-"""The value to compute with, from the parameter's name and the value in a file.
-
-It is plain data, equal where two values mean the same, and the read raises
-:class:`~debubble.core.errors.ParameterError` for one that cannot be used.
-"""
-
-
-def _no_files(value: Any) -> list[str]:  # noqa: ARG001 - all are called alike
-    return []
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a command.
+    """The values of a parameter that is no row of the table of options.
 
     Parameters
     ----------
-    read
-        Reads one value.
+    check
+        Returns the value to compute with, given the parameter's name and the value in a spec. It is
+        plain data, equal where two values mean the same. The check raises
+        :class:`~debubble.core.errors.ParameterError` for a value that cannot be used.
     range
-        The numbers that a range of it gives; empty where it is no number.
+        The numbers that a range has; empty where values are no numbers.
     files
-        Files that a value names. Their content is part of what a point is.
+        The files that a value names. Their content is part of what a point is.
     """
 
-    read: Read
+    check: Callable[[str, Any], Any]
     range: Range = ""
-    files: Callable[[Any], list[str]] = _no_files
+    files: Callable[[Any], list[str]] = lambda value: []  # noqa: ARG005 - most name no file
 
 
-def of_type(values: OptionType) -> Parameter:
-    """A parameter whose values are of a type of options."""
-    return Parameter(values.check, values.range)
-
-
-def whole(most: int, least: int = 1) -> Parameter:
-    """A whole number."""
-    return of_type(Whole(most, least))
-
-
-def number(least: float = 0.0, most: float = LARGEST) -> Parameter:
-    """A number above `least` and up to `most`."""
-    return of_type(Real(least, most))
-
-
-def one_of(known: Iterable[str]) -> Parameter:
-    """One of some words."""
-    return of_type(Word(tuple(known)))
+def files_of(parameter: OptionType | Parameter, value: Any) -> list[str]:
+    """Return the files that a value of a parameter names."""
+    return parameter.files(value) if isinstance(parameter, Parameter) else []
 
 
 def schedule_name(name: str, value: Any) -> str:
-    """Read the name of a schedule; the registered one for an alias."""
+    """Return the name of a schedule; the registered one for an alias."""
     if not isinstance(value, str):
         raise ParameterError(f"{name} is {quoted(value)}; give a name such as 1f1b")
     return value if is_foreign(value) else find(value).name
-
-
-def _schedule_files(value: str) -> list[str]:
-    if is_file_name(value):
-        return [value]
-    return [value.rpartition(":")[0]] if is_function(value) else []
 
 
 def _schedule_names(name: str, value: Any) -> list[str]:
@@ -88,8 +58,15 @@ def _schedule_names(name: str, value: Any) -> list[str]:
     return [schedule_name(name, item) for item in value]
 
 
+def _schedule_files(*names: str) -> list[str]:
+    return [
+        name if is_file_name(name) else name.rpartition(":")[0]
+        for name in names if is_file_name(name) or is_function(name)
+    ]  # fmt: skip
+
+
 def _cost(name: str, value: Any) -> Any:
-    """Read ``costs.F``, ``costs.head.F`` or ``costs.basis``, or ``costs``, a file's name."""
+    """Check ``costs.F``, ``costs.head.F`` or ``costs.basis``, or ``costs``, a file's name."""
     if name == "costs":
         if not isinstance(value, str):
             raise ParameterError(f"costs is {quoted(value)}; give a cost file, or costs.F: 1")
@@ -101,7 +78,7 @@ def _cost(name: str, value: Any) -> Any:
         if part in PARTS and key in KEYS:
             return check_cost(part, {key: value})[key]
         if cost in words:
-            return one_of(words[cost]).read(name, value)
+            return Word(words[cost]).check(name, value)
         if cost in COST_FIELDS:
             return _plain(check_cost(cost, value))
     except WrongValueError as error:
@@ -113,7 +90,7 @@ def _cost(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A cost as data for JSON, which :func:`debubble.core.costs.check_cost` reads as the same."""
+    """Return a cost as data for JSON that :func:`debubble.core.costs.check_cost` reads back."""
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -122,7 +99,7 @@ def _plain(value: Any) -> Any:
 
 
 def _option(name: str, value: Any) -> Any:
-    """Read the option of a schedule, such as ``options.group_size``."""
+    """Check the option of a schedule, such as ``options.group_size``."""
     known = {option.name for entry in entries().values() for option in entry.options}
     key = name.removeprefix("options.")
     if key not in known:
@@ -130,19 +107,17 @@ def _option(name: str, value: Any) -> Any:
     return value
 
 
-_OPTIONS = {row.name: of_type(row.type) for row in OPTIONS if not row.typed_only}
+Parameters = Mapping[str, OptionType | Parameter]
 
-SIZES: Mapping[str, Parameter] = {name: _OPTIONS[name] for name in SIZES_OF_FILES}
-COSTS: Mapping[str, Parameter] = {
+_OPTIONS: Parameters = {row.name: row.type for row in OPTIONS if not row.typed_only}
+
+SIZES: Parameters = {name: _OPTIONS[name] for name in NAMES_OF_SIZES}
+COSTS: Parameters = {
     "costs": Parameter(_cost, files=lambda value: [value]),
     "costs.*": Parameter(_cost, "real"),
     "memory": _OPTIONS["memory"],
     "p2p_mode": _OPTIONS["p2p_mode"],
 }
-SIMULATION: Mapping[str, Parameter] = {
-    **_OPTIONS, **COSTS, "options.*": Parameter(_option, "whole"),
-}  # fmt: skip
+SIMULATION: Parameters = {**_OPTIONS, **COSTS, "options.*": Parameter(_option, "whole")}
 SCHEDULE = Parameter(schedule_name, files=_schedule_files)
-SCHEDULES = Parameter(
-    _schedule_names, files=lambda value: [path for name in value for path in _schedule_files(name)]
-)
+SCHEDULES = Parameter(_schedule_names, files=lambda names: _schedule_files(*names))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from debubble.core.errors import ParameterError
+from debubble.core.options import Real, Whole, Word
 from debubble.planner.ask import LARGEST, ask
 from debubble.planner.candidate import PRECISIONS, recomputed_layers
 from debubble.planner.frameworks.rules import FRAMEWORKS
@@ -14,15 +15,16 @@ from debubble.planner.hardware.cluster import find_gpu
 from debubble.planner.model.files import ENDINGS, read_model
 from debubble.planner.request import SIZES, check_request
 from debubble.planner.search.best_plans import best_plans
-from debubble.planner.search.evaluate import relative_error, speed
-from debubble.planner.search.groups import ZEROS, Fixed
-from debubble.sweeps.parameters import Parameter, number, one_of, schedule_name, whole
+from debubble.sweeps.parameters import Parameter, Parameters, schedule_name
+
+CHOSEN = ("microbatch_size", "microbatches", "schedule", "recompute", "zero")
+"""Fields of a plan that are results by the same names."""
 
 HELD = (*SIZES, "recompute", "zero", "framework")
 
 
 def plan(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The best plan that fits, or why there is none."""
+    """Return the best plan that fits, as one row of results."""
     asked = ask(
         options["model"], options["gpu"], options["gpus"], options["batch"], options["seq"],
         precision=options.get("precision", "bf16"), memory=options.get("memory"),
@@ -39,21 +41,14 @@ def plan(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     best = found.plans[0]
     candidate, fast = best.candidate, speed(asked, best.step_time)
     return [
-        asdict(candidate.degrees)
-        | {
-            "microbatch_size": candidate.microbatch_size,
-            "microbatches": candidate.microbatches,
-            "schedule": candidate.schedule,
-            "recompute": candidate.recompute,
-            "zero": candidate.zero,
+        asdict(candidate.degrees) | {
+            **{name: getattr(candidate, name) for name in CHOSEN},
             "step_time": best.step_time,
             "step_time_error": relative_error(asked, best) * best.step_time,
-            "tokens_per_second": fast.tokens_per_second,
-            "mfu": fast.mfu["causal"],
-            "bubble_ratio": best.bubble_ratio,
-            "peak": max(best.peaks),
+            "tokens_per_second": fast.tokens_per_second, "mfu": fast.mfu["causal"],
+            "bubble_ratio": best.bubble_ratio, "peak": max(best.peaks),
         }
-    ]
+    ]  # fmt: skip
 
 
 def _files(value: str) -> list[str]:
@@ -92,19 +87,19 @@ def _schedules(name: str, value: Any) -> list[str]:
     return [schedule_name(name, item) for item in names]
 
 
-PLAN: Mapping[str, Parameter] = {
+PLAN: Parameters = {
     "model": Parameter(_model, files=_files),
     "gpu": Parameter(_gpu, files=_files),
-    "gpus": whole(LARGEST),
-    "batch": whole(LARGEST),
-    "seq": whole(LARGEST),
-    **{name: whole(LARGEST) for name in SIZES},
+    "gpus": Whole(LARGEST),
+    "batch": Whole(LARGEST),
+    "seq": Whole(LARGEST),
+    **{name: Whole(LARGEST) for name in SIZES},
     "schedules": Parameter(_schedules),
     "recompute": Parameter(_recompute),
-    "zero": whole(ZEROS[-1], 0),
-    "precision": one_of(PRECISIONS),
-    "framework": one_of(FRAMEWORKS),
+    "zero": Whole(ZEROS[-1], 0),
+    "precision": Word(tuple(PRECISIONS)),
+    "framework": Word(tuple(FRAMEWORKS)),
     "memory": Parameter(_memory),
-    "imbalance": number(0.0, 1000.0),
+    "imbalance": Real(0.0, 1000.0),
 }
 REQUIRED = ("model", "gpu", "gpus", "batch", "seq")

@@ -1,4 +1,4 @@
-"""What a sweep computes: its spec, and the points that follow from it."""
+"""The spec of a sweep, and the points that follow from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_POINTS = 10_000_000
 
 
 class Point(NamedTuple):
-    """One set of options."""
+    """One set of options of a sweep."""
 
     number: int
     """Place in the sweep, from 0."""
@@ -40,7 +40,7 @@ class Range:
     """Only multiples of it from `first` on are drawn; 0 for any number."""
 
     def at(self, place: float) -> float | int:
-        """The number at a place from 0 up to, not including, 1."""
+        """Return the number at a place from 0 up to, not including, 1."""
         if self.step:
             count = math.floor((self.last - self.first) / self.step * (1 + 1e-12)) + 1
             value = self.first + self.step * math.floor(place * count)
@@ -66,10 +66,10 @@ class Spec:
     grid
         Lists of values by dotted name.
     samples, seed, draw
-        How many random draws, from which seed, and from what: a list of values or a
-        :class:`Range`, by dotted name. More samples of the same seed begin with the same ones.
+        Number of random draws, their seed, and a list of values or a :class:`Range` for each
+        dotted name to draw from. More samples of the same seed begin with the same ones.
     files
-        Content of the files that values name: what a command gets in place of the name.
+        Content of the files that values name, which a command gets in place of the name.
     digests
         Hash of each of these files.
     """
@@ -94,14 +94,14 @@ class Spec:
         return max(1, self.samples) * math.prod(len(values) for values in self.grid.values())
 
     def describe(self) -> str:
-        """The size in words: ``3 schedule × 4 ranks = 12 points``."""
+        """Return the size in words: ``3 schedule × 4 ranks = 12 points``."""
         parts = [f"{self.samples:,} samples"] if self.samples else []
         parts += [f"{len(values):,} {name}" for name, values in self.grid.items()]
         total = f"{self.size:,} point{'' if self.size == 1 else 's'}"
         return f"{self.command}: {' × '.join(parts)} = {total}" if parts else total
 
     def to_dict(self) -> dict[str, Any]:
-        """The spec as plain data; equal for specs of the same points."""
+        """Return the spec as plain data; equal for specs of the same points."""
         data: dict[str, Any] = {"command": self.command, "options": dict(self.options)}
         if self.grid:
             data["grid"] = {name: list(values) for name, values in self.grid.items()}
@@ -116,7 +116,7 @@ class Spec:
         return data
 
     def points(self) -> Iterator[Point]:
-        """Every point once, in order: the grid's last option varies fastest."""
+        """Yield every point once; the grid's last option varies fastest."""
         names = tuple(self.grid)
         number = 0
         for drawn in self._draws():

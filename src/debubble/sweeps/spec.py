@@ -12,11 +12,12 @@ from typing import Any
 from debubble.core.costs import COST_FIELDS
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError, FormatError, ParameterError, did_you_mean
+from debubble.core.options import OptionType, Whole
 from debubble.interchange import syntax
 from debubble.interchange.cost_files import parse_costs
 from debubble.interchange.text import SHOWN, check_keys, read_text, shown
 from debubble.sweeps.commands import COMMANDS, Command
-from debubble.sweeps.parameters import Parameter
+from debubble.sweeps.parameters import Parameter, files_of
 from debubble.sweeps.points import MOST_POINTS, Range, Spec
 
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
@@ -26,6 +27,7 @@ MAX_BYTES = 1 << 20
 KEYS = ("command", "options", "grid", "samples")
 SAMPLE_KEYS = ("count", "seed", "draw")
 RANGE_KEYS = ("from", "to", "scale", "step")
+SCALES = ("linear", "log")
 LARGEST_FILE = 1 << 28
 """Most bytes of a schedule file that a spec names."""
 
@@ -40,7 +42,7 @@ def read_spec(path: str | Path) -> Spec:
 
             command: simulate             # or compare, optimize
             options:                      # the same for all points
-              costs: ../costs.yaml        # files are looked for beside this one
+              costs: ../costs.yaml        # a path from the folder of the spec
               microbatches: 32
             grid:                         # every combination of these
               schedule: [1f1b, zb-h1]
@@ -52,7 +54,7 @@ def read_spec(path: str | Path) -> Spec:
                 costs.p2p: {from: 0.01, to: 1, scale: log}
                 costs.kept_for_weight: [0.3, 0.5]
 
-    Of the first thing that is wrong, the error names the dotted key and the value.
+    The error names the dotted key and the value of the first thing that is wrong.
     """
     if not str(path).lower().endswith(ENDINGS):
         raise FormatError(f"'{path}' is no spec of a sweep; these end in .yaml, .json or .toml")
@@ -64,7 +66,7 @@ def read_spec(path: str | Path) -> Spec:
 
 
 def spec_of(data: Any, folder: str | Path = ".") -> Spec:
-    """The same from data; files that it names are looked for in a folder."""
+    """Return the spec in plain data; paths of files in it start from a folder."""
     if not isinstance(data, Mapping):
         raise FormatError(f"{shown(data)} is no spec of a sweep; it needs command and grid")
     check_keys(data, "spec", KEYS, ("command",))
@@ -75,7 +77,7 @@ def spec_of(data: Any, folder: str | Path = ".") -> Spec:
     options = reader.options(data.get("options"))
     grid = reader.grid(data.get("grid"))
     count, seed, draw = reader.samples(data.get("samples"))
-    reader.check_names(options, grid, draw)
+    _check_names(COMMANDS[name], options=options, grid=grid, samples=draw)
     spec = Spec(name, options, grid, count, seed, draw, reader.files, reader.digests)
     if spec.size > MOST_POINTS:
         raise ParameterError(
@@ -85,23 +87,21 @@ def spec_of(data: Any, folder: str | Path = ".") -> Spec:
 
 
 class _Reader:
-    """Reads the sections of a spec for one command, and the files that they name."""
+    """A reader of the sections of a spec for one command, and of the files that they name."""
 
     def __init__(self, command: Command, folder: Path) -> None:
-        self.command = command
+        self.known = command.parameters
         self.folder = folder
         self.files: dict[str, Any] = {}
         self.digests: dict[str, str] = {}
 
     def options(self, section: Any) -> dict[str, Any]:
-        """Fixed values; mappings are spelt out in dotted names."""
-        return {
-            name: self._value(name, value)
-            for name, value in _dotted(_mapping(section, "options")).items()
-        }
+        """Return fixed values; mappings are spelled out in dotted names."""
+        found = _dotted(_mapping(section, "options"))
+        return {name: self._value(name, value) for name, value in found.items()}
 
     def grid(self, section: Any) -> dict[str, tuple[Any, ...]]:
-        """Lists of values, each of them once."""
+        """Return lists of values, each value once."""
         found = _mapping(section, "grid")
         for name, values in found.items():
             if isinstance(values, Mapping) and RANGE_KEYS[0] in values:
@@ -109,7 +109,7 @@ class _Reader:
         return {name: self._values(name, values, "grid") for name, values in found.items()}
 
     def samples(self, section: Any) -> tuple[int, int, dict[str, tuple[Any, ...] | Range]]:
-        """Number, seed, and what is drawn."""
+        """Return the number of samples, the seed, and the values to draw from."""
         if section is None:
             return 0, 0, {}
         found = _mapping(section, "samples")
@@ -118,8 +118,8 @@ class _Reader:
         if not draw:
             raise FormatError("samples.draw is empty; give lists or ranges: ranks: [4, 8]")
         return (
-            _whole(found["count"], "samples.count", 1, MOST_POINTS),
-            _whole(found.get("seed", 0), "samples.seed", 0, (1 << 32) - 1),
+            Whole(MOST_POINTS).check("samples.count", found["count"]),
+            Whole((1 << 32) - 1, 0).check("samples.seed", found.get("seed", 0)),
             {
                 name: self._range(name, values)
                 if isinstance(values, Mapping)
@@ -128,29 +128,14 @@ class _Reader:
             },
         )
 
-    def check_names(self, *sections: Mapping[str, Any]) -> None:
-        """Refuse options that are given twice, and missing ones."""
-        seen: dict[str, str] = {}
-        for title, section in zip(("options", "grid", "samples"), sections, strict=True):
-            for name in section:
-                if name in seen:
-                    raise FormatError(f"{name} is in {seen[name]} and in {title}; give it once")
-                seen[name] = title
-        for name in self.command.required:
-            if name not in seen:
-                raise FormatError(f"{name} is missing; give it in options, grid or samples")
-        if not sections[1] and not sections[2]:
-            raise FormatError("nothing varies; give a grid such as grid: {ranks: [4, 8]}")
-
-    def _parameter(self, name: Any) -> Parameter:
-        known = self.command.parameters
+    def _parameter(self, name: Any) -> OptionType | Parameter:
         if isinstance(name, str):
             head, dot, _ = name.partition(".")
-            found = known.get(f"{head}.*" if dot else name)
+            found = self.known.get(f"{head}.*" if dot else name)
             if found is not None:
                 return found
-        names = [key for key in known if not key.endswith(".*")]
-        if "costs.*" in known:
+        names = [key for key in self.known if not key.endswith(".*")]
+        if "costs.*" in self.known:
             names += [f"costs.{key}" for key in COST_FIELDS]
         hint = did_you_mean(str(name)[:SHOWN], names)
         if isinstance(name, str) and name in COST_FIELDS:
@@ -159,8 +144,8 @@ class _Reader:
 
     def _value(self, name: str, value: Any) -> Any:
         parameter = self._parameter(name)
-        found = parameter.read(name, value)
-        for path in parameter.files(found):
+        found = parameter.check(name, value)
+        for path in files_of(parameter, found):
             self._load(name, path)
         return found
 
@@ -174,9 +159,8 @@ class _Reader:
         return tuple({json.dumps(value): value for value in read}.values())
 
     def _range(self, name: str, data: Mapping[str, Any]) -> Range:
-        parameter = self._parameter(name)
         where = f"samples.draw.{name}"
-        if not parameter.range:
+        if not self._parameter(name).range:
             raise FormatError(f"{where} is a range; {name} is no number, give a list")
         check_keys(data, where, RANGE_KEYS, ("from", "to"))
         first, last = (self._value(name, data[key]) for key in ("from", "to"))
@@ -184,14 +168,11 @@ class _Reader:
             raise FormatError(f"{where}: from and to are numbers; give a list for anything else")
         if not first < last:
             raise FormatError(f"{where} goes from {first:g} to {last:g}; it must rise")
-        scale = data.get("scale", "linear")
-        if scale not in ("linear", "log"):
-            raise FormatError(
-                f"{where}.scale is {shown(scale)}; {did_you_mean(scale, ('linear', 'log'))}"
-            )
+        scale, step = data.get("scale", SCALES[0]), data.get("step", 0)
+        if scale not in SCALES:
+            raise FormatError(f"{where}.scale is {shown(scale)}; {did_you_mean(scale, SCALES)}")
         if scale == "log" and first <= 0:
             raise FormatError(f"{where} begins at {first:g}; a log scale begins above 0")
-        step = data.get("step", 0)
         known = isinstance(step, int | float) and not isinstance(step, bool)
         whole = isinstance(first, int) and isinstance(last, int)
         if "step" in data and (not known or not 0 < step <= last - first):
@@ -210,10 +191,26 @@ class _Reader:
             return
         where = os.path.join(self.folder, path)
         content = read_text(where, LARGEST_FILE)
-        # Workers on other hosts may not see the file; schedules they have to.
-        is_costs = name == "costs"
-        self.files[path] = parse_costs(content, where) if is_costs else os.path.abspath(where)
+        # Costs travel with the points; schedule files have to be where they are here on all hosts.
+        self.files[path] = (
+            parse_costs(content, where) if name == "costs" else os.path.abspath(where)
+        )
         self.digests[path] = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _check_names(command: Command, **sections: Mapping[str, Any]) -> None:
+    """Refuse options that are given twice, missing ones, and a spec in which nothing varies."""
+    seen: dict[str, str] = {}
+    for title, section in sections.items():
+        for name in section:
+            if name in seen:
+                raise FormatError(f"{name} is in {seen[name]} and in {title}; give it once")
+            seen[name] = title
+    for name in command.required:
+        if name not in seen:
+            raise FormatError(f"{name} is missing; give it in options, grid or samples")
+    if {*seen.values()} <= {"options"}:
+        raise FormatError("nothing varies; give a grid such as grid: {ranks: [4, 8]}")
 
 
 def _mapping(section: Any, name: str) -> Mapping[str, Any]:
@@ -228,7 +225,7 @@ def _mapping(section: Any, name: str) -> Mapping[str, Any]:
 
 
 def _dotted(section: Mapping[str, Any]) -> dict[str, Any]:
-    """``costs: {F: 1, head: {F: 2}}`` in dotted names; costs per stage stay mappings."""
+    """Spell ``costs: {F: 1, head: {F: 2}}`` out in dotted names; costs per stage stay mappings."""
     found: dict[str, Any] = {}
     for name, value in section.items():
         inner = isinstance(value, Mapping) and name.partition(".")[0] in ("costs", "options")
@@ -237,9 +234,3 @@ def _dotted(section: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
-
-
-def _whole(value: Any, name: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise FormatError(f"{name} is {shown(value)}; give a whole number from {least} to {most:,}")
-    return value

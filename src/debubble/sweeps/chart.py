@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from debubble._version import __version__
 from debubble.analysis.layout import Column, html_table
 from debubble.analysis.measures import MEASURES
 from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import FormatError, ParameterError
+from debubble.analysis.layout import Column
+from debubble.core.errors import ParameterError
 from debubble.core.units import number, percent
-from debubble.sweeps import Results
+from debubble.sweeps.table import Results
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-ENDINGS = (".png", ".svg", ".pdf", ".html")
 MOST_LINES = 12
 MOST_TEXTS = 40
 """Values of an option that is text, on the axis below."""
@@ -35,7 +31,7 @@ class Line:
     """The values of one group, by place on the axis below."""
 
     name: str
-    """Value of the option that tells groups apart, empty for a single group."""
+    """Value of the option that separates groups, empty for a single group."""
     x: tuple[float, ...]
     """Places, rising."""
     y: tuple[tuple[float, ...], ...]
@@ -49,37 +45,39 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn."""
+    """Lines, axes and notes of one picture."""
 
     x: str
     """Column of the option on the axis below."""
     y: str
     """Column of the result."""
     by: str
-    """Column of the option that tells lines apart, empty for none."""
+    """Column of the option that separates lines, empty for none."""
     lines: tuple[Line, ...]
     """The lines, in the order of the sweep."""
     texts: tuple[str, ...]
     """Labels of the places 0, 1, … where the option on the axis below is text; else empty."""
     title: str
-    """The title."""
     notes: tuple[str, ...]
-    """What stands at the foot."""
+    """Lines at the foot."""
 
     @classmethod
     def read(cls, results: Results, wanted: str, title: str | None = None) -> Chart:
-        """The chart in a text such as ``x=ranks y=bubble_ratio by=schedule microbatches=32``.
+        """Return the chart for a text such as ``x=ranks y=bubble_ratio by=schedule chunks=2``.
 
-        What is not x, y or by chooses points by the value of an option.
+        Other keys than x, y and by choose points by the value of an option.
 
-        Raises ParameterError when the text names no column, nothing is left to draw, or too much.
+        Raises
+        ------
+        ParameterError
+            When the text names no column, or nothing is left to draw, or too much.
         """
-        axes, chosen = _read(results, wanted)
+        axes, chosen = _parse(results, wanted)
         x, y, by = axes["x"], axes["y"], axes.get("by", "")
         others = [name for name in results.options if name not in (x, by)]
         names = (y, x, *([by] if by else []), *others)
         rows = [dict(zip(names, row, strict=True)) for row in results.select(*names)]
-        rows = [row for row in rows if all(_is(row[key], text) for key, text in chosen.items())]
+        rows = [row for row in rows if all(_equals(row[key], text) for key, text in chosen.items())]
         if not rows:
             found = " ".join(f"{key}={text}" for key, text in chosen.items())
             raise ParameterError(
@@ -94,7 +92,7 @@ class Chart:
 
     @property
     def scattered(self) -> bool:
-        """Whether values are dots: random draws, of which hardly two are at one place."""
+        """Whether values are dots: random draws, hardly two at one place."""
         places = {place for line in self.lines for place in line.x}
         single = sum(len(values) == 1 for line in self.lines for values in line.y)
         return len(places) > MANY and single > 0.5 * sum(len(line.x) for line in self.lines)
@@ -115,11 +113,11 @@ class Chart:
         return all(v.is_integer() for line in self.lines for values in line.y for v in values)
 
     def text(self, value: float) -> str:
-        """A value of the result for people."""
+        """Return a value of the result in words."""
         return percent(value) if self.share else number(value)
 
     def table(self) -> list[Column]:
-        """The values that are drawn."""
+        """Return the drawn values."""
         rows = [
             (line.name, self.texts[int(place)] if self.texts else number(place), values)
             for line in self.lines
@@ -136,8 +134,8 @@ class Chart:
         return columns
 
 
-def _read(results: Results, wanted: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Columns of the axes, and values that points must have."""
+def _parse(results: Results, wanted: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the columns of the axes, and the values that points must have."""
     axes: dict[str, str] = {}
     chosen: dict[str, str] = {}
     for word in wanted.replace(",", " ").split():
@@ -196,7 +194,7 @@ def _lines(
 def _notes(
     rows: Sequence[Mapping[str, Any]], left_out: int, x: str, y: str, by: str, others: Sequence[str]
 ) -> tuple[str, ...]:
-    """Definition of the result, and what is the same or not at all points."""
+    """Return the definition of the result, the options that vary, and the fixed ones."""
     words = next((m.words for m in MEASURES if m.key == y), "")
     notes = [f"{_words(y)}: {words}"] if words else []
     numbers = all(_is_number(row[x]) for row in rows)
@@ -216,41 +214,6 @@ def _notes(
     return tuple(notes)
 
 
-def save(chart: Chart, path: str | Path) -> None:
-    """Write a chart as ``.png``, ``.svg``, ``.pdf`` or ``.html``."""
-    ending = Path(path).suffix.lower()
-    if ending not in ENDINGS:
-        raise FormatError(f"'{path}': pictures of sweeps end in {', '.join(ENDINGS)}")
-    from debubble.view.figure import render
-    from debubble.view.provenance import metadata
-    from debubble.view.sweep_figure import figure
-
-    drawing = figure(chart)
-    if ending == ".html":
-        content = _page(chart, drawing).encode()
-    else:
-        content = render(drawing, ending[1:], metadata=metadata(ending))
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
-
-
-def _page(chart: Chart, drawing: Figure) -> str:
-    from string import Template
-
-    from debubble.view import component
-    from debubble.view.page import inline_svg
-
-    title = html.escape(chart.title)
-    return Template(component.asset("page.html")).substitute(
-        version=html.escape(__version__), title=title, style=component.asset("page.css"),
-        timeline=inline_svg(drawing, title), table=html_table(chart.table()), script="",
-        above="", made="",
-        conventions="\n".join(f"<li>{html.escape(note)}</li>" for note in chart.notes),
-    )  # fmt: skip
-
-
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
@@ -259,8 +222,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _is(value: Any, text: str) -> bool:
-    """Whether a value is what a text says."""
+def _equals(value: Any, text: str) -> bool:
+    """Return whether a value equals the one in a text."""
     if isinstance(value, int | float):
         try:
             return value == float(text)

@@ -12,8 +12,8 @@ from matplotlib.text import Text
 
 import debubble as db
 from debubble.sweeps import Results, run, spec_of
-from debubble.view.sweep import Chart, save
-from debubble.view.sweep_figure import figure
+from debubble.sweeps.chart import Chart
+from debubble.view.sweep_figure import chart_figure, save_chart
 
 DATA: dict[str, Any] = {
     "command": "simulate",
@@ -67,7 +67,7 @@ def test_texts_are_places_beside_each_other(results: Results) -> None:
     chart = Chart.read(results, "x=schedule y=makespan by=ranks")
     assert chart.texts == ("1f1b", "zb-h1", "dualpipe")
     assert [line.name for line in chart.lines] == ["2", "3", "4"]
-    labels = [label.get_text() for label in figure(chart).axes[0].get_xticklabels()]
+    labels = [label.get_text() for label in chart_figure(chart).axes[0].get_xticklabels()]
     assert labels == ["1f1b", "zb-h1", "dualpipe"]
 
 
@@ -78,7 +78,7 @@ def test_random_draws_are_dots(tmp_path: Path) -> None:
     }  # fmt: skip
     chart = Chart.read(swept(tmp_path, data), "x=costs.p2p y=makespan")
     assert chart.scattered
-    (ax,) = figure(chart).axes
+    (ax,) = chart_figure(chart).axes
     assert ax.get_xscale() == "log"
     assert len(ax.lines[0].get_xdata()) == 60
 
@@ -92,7 +92,7 @@ def test_random_draws_are_dots(tmp_path: Path) -> None:
     ],
 )
 def test_all_text_is_within_the_picture(results: Results, words: str) -> None:
-    drawing = figure(Chart.read(results, words, "A title " * 12))
+    drawing = chart_figure(Chart.read(results, words, "A title " * 12))
     canvas = FigureCanvasAgg(drawing)
     canvas.draw()
     page, renderer = drawing.bbox, canvas.get_renderer()
@@ -108,7 +108,7 @@ def test_all_text_is_within_the_picture(results: Results, words: str) -> None:
 
 def test_a_page_stands_alone_and_escapes(results: Results, tmp_path: Path) -> None:
     path = tmp_path / "x.html"
-    save(Chart.read(results, "x=ranks y=makespan by=schedule", "<b>&"), path)
+    save_chart(Chart.read(results, "x=ranks y=makespan by=schedule", "<b>&"), path)
     page = path.read_text(encoding="utf-8")
     assert "<h1>&lt;b&gt;&amp;</h1>" in page
     assert "<svg" in page
