@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from debubble._version import __version__
-from debubble.analysis.layout import Column, html_table
-from debubble.analysis.measures import MEASURES
-from debubble.core.atomic_write import write_atomically
-from debubble.core.errors import FormatError, ParameterError
 from debubble.analysis.layout import Column
+from debubble.analysis.measures import MEASURES
 from debubble.core.errors import ParameterError
 from debubble.core.units import number, percent
 from debubble.sweeps.table import Results

@@ -15,6 +15,8 @@ from debubble.planner.hardware.cluster import find_gpu
 from debubble.planner.model.files import ENDINGS, read_model
 from debubble.planner.request import SIZES, check_request
 from debubble.planner.search.best_plans import best_plans
+from debubble.planner.search.evaluate import relative_error, speed
+from debubble.planner.search.groups import ZEROS, Fixed
 from debubble.sweeps.parameters import Parameter, Parameters, schedule_name
 
 CHOSEN = ("microbatch_size", "microbatches", "schedule", "recompute", "zero")

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from debubble.core.errors import FormatError, ParameterError, did_you_mean
 from debubble.core.atomic_write import atomic_file
+from debubble.core.errors import FormatError, ParameterError, did_you_mean
 from debubble.sweeps.store import columns_of, quoted, read_about, refuse_others, reported
 
 WRITTEN = (".csv", ".parquet")

@@ -145,7 +145,7 @@ class Pipeline:
             self._watch = self._watched()
             self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
             self._after_step: Callable[[], None] | None = None
-            """What :func:`debubble.torch.tune` does once, after a step."""
+            """What :func:`debubble.torch.measure.tune` does once, after a step."""
             self._engine = self._made()
 
     def step(

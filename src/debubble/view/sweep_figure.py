@@ -15,8 +15,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from debubble._version import __version__
 from debubble.analysis.layout import html_table
-from debubble.core.errors import FormatError, ParameterError
 from debubble.core.atomic_write import write_atomically
+from debubble.core.errors import FormatError, ParameterError
 from debubble.core.units import number
 from debubble.sweeps.chart import Chart, Line
 from debubble.view import component

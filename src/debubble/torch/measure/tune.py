@@ -21,9 +21,6 @@ from debubble.engine.graph import compile_graph
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.engine.validate import has
-from debubble.torch.not_for_pytorch import not_for_pytorch
-from debubble.torch.recorder import KEPT
-from debubble.torch.weights import local
 from debubble.torch.autograd.tied_weights import local
 from debubble.torch.engine.recorder import KEPT
 from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch

@@ -31,7 +31,7 @@ def layers_of(stage: nn.Module) -> list[nn.Module]:
 
     A list is a ``Sequential``, or an attribute called `layers`, `h` or `blocks` that is a
     ``ModuleList``, ``ModuleDict`` or ``Sequential``; the outermost one counts. Those that live on
-    other stages, where :func:`debubble.torch.split` cut the model, are left out.
+    other stages, where :func:`debubble.torch.models.split` cut the model, are left out.
     """
     return [layer for layer in _listed(stage) if not isinstance(layer, Absent)]
 
