@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -225,15 +225,8 @@ def make(
         value that works.
     """
     entry = find(name)
-    known = {option.name: option for option in entry.options}
     lowering = _lowering(options)
-    for key in options:
-        if key not in known:
-            hint = did_you_mean(key, known) if known else f"'{entry.name}' has no options"
-            raise ParameterError(f"unknown option '{key}' of schedule '{entry.name}'; {hint}")
-    for option in entry.options:
-        if option.name in options:
-            option.check(options[option.name])
+    _check_options(entry, options)
     for key, value in (
         ("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks),
         ("iterations", iterations), ("slices", options.get("slices")),
@@ -268,6 +261,18 @@ def make(
 
     setting = Setting(costs, memory, p2p_mode)
     return stored_less(lambda case: _build(entry, case, sync), entry, case, lowering, setting)
+
+
+def _check_options(entry: Entry, options: Mapping[str, Any]) -> None:
+    """Refuse options that a schedule does not have, and values of a wrong type."""
+    known = {option.name: option for option in entry.options}
+    for key in options:
+        if key not in known:
+            hint = did_you_mean(key, known) if known else f"'{entry.name}' has no options"
+            raise ParameterError(f"unknown option '{key}' of schedule '{entry.name}'; {hint}")
+    for name, option in known.items():
+        if name in options:
+            option.check(options[name])
 
 
 def _lowering(options: dict[str, Any]) -> dict[str, Any]:
