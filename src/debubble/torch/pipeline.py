@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.engine.measured_timeline import recorded
+from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
 from debubble.interchange.run_trace import save_run_trace
@@ -338,7 +338,7 @@ class Pipeline:
     def timeline(self) -> Timeline:
         """The latest step as measured, in ms."""
         start, end = self._recorded("timeline").last(self._engine.plan.positions)
-        return recorded(self.schedule, start * 1e3, end * 1e3, Costs(time_unit="ms"))
+        return measured_timeline(self.schedule, start * 1e3, end * 1e3, Costs(time_unit="ms"))
 
     def trace(self, path: str | Path) -> None:
         """Write the latest step as a trace file for Perfetto; rank 0 does.
