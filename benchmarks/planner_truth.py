@@ -19,8 +19,8 @@ from typing import Any
 
 from debubble.core.errors import ParameterError
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.calibrate import DEFAULT, Factors, calibrated, shipped_factors
-from debubble.planner.cost.published_efficiencies import SHIPPED
+from debubble.planner.cost.calibrate import calibrated
+from debubble.planner.cost.published_efficiencies import DEFAULT, Factors, shipped_factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.hardware.gpus import GPUS
@@ -357,7 +357,7 @@ def chart() -> str:
 
 def efficiencies() -> Iterator[str]:
     yield "| GPU | tp | precision | software | efficiency | from |\n|---|---|---|---|---|---|"
-    for item in SHIPPED:
+    for item in shipped_factors().table:
         software = item.runtime + (", experts" if item.experts else "")
         texts = f"{item.gpu} | {item.tp} | {item.precision} | {software} | {item.efficiency}"
         yield f"| {texts} | {item.source}, {item.gpus} GPUs, {item.seconds:g} s |"

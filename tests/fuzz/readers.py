@@ -364,8 +364,8 @@ def gpu(content: bytes) -> object:
 
 def calibration(name: str) -> Callable[[bytes], object]:
     def read(content: bytes) -> object:
-        from debubble.planner.cost.calibrate import Factors
         from debubble.planner.cost.calibration_files import calibrate_from
+        from debubble.planner.cost.published_efficiencies import Factors
 
         case = seeds.planned()
         return calibrate_from(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.frameworks.rules import Case
+from debubble.planner.frameworks.case import Case
 from debubble.planner.model.transformer import (
     Attention,
     Experts,

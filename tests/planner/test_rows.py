@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from debubble.core.errors import FormatError
-from debubble.planner.cost.calibrate import Factors
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.rows import run_rows
 from tests.planner.test_row_plans import ROW
 

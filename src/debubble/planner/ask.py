@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from debubble.core.errors import ParameterError
 from debubble.planner.candidate import Training
-from debubble.planner.cost.calibrate import shipped_factors
+from debubble.planner.cost.published_efficiencies import shipped_factors
 from debubble.planner.frameworks.rules import RUNTIMES, check_framework
 from debubble.planner.hardware.cluster import Cluster, find_gpu, read_bytes
 from debubble.planner.model.files import read_model

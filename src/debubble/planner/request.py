@@ -20,16 +20,8 @@ from debubble.planner.candidate import (
     Training,
     recomputed_layers,
 )
-from debubble.planner.frameworks.rules import (
-    ANY,
-    DEGREES,
-    STATE,
-    Case,
-    broken,
-    check_framework,
-    divisors,
-    rules_of,
-)
+from debubble.planner.frameworks.case import ANY, DEGREES, STATE, Case, divisors
+from debubble.planner.frameworks.rules import broken, check_framework, rules_of
 from debubble.planner.hardware.gpus import GPUS, Gpu
 from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import first_cut, plannable, why_not

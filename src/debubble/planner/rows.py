@@ -10,7 +10,8 @@ from typing import Any
 
 from debubble.core.errors import DebubbleError, FormatError
 from debubble.interchange.text import read_text
-from debubble.planner.cost.calibrate import Factors, calibrated, shipped_factors
+from debubble.planner.cost.calibrate import calibrated
+from debubble.planner.cost.published_efficiencies import Factors, shipped_factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.memory.peaks import memory_of
 from debubble.planner.row_plans import RowPlan, read_row

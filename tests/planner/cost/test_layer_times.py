@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.calibrate import Factors
 from debubble.planner.cost.layer_times import INTERFERENCE, LayerTimes, layer_times
 from debubble.planner.cost.layer_work import Times
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.hardware.links import Group, reduce_scatter
 from debubble.planner.model.files import read_model

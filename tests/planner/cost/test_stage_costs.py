@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.calibrate import Factors
 from debubble.planner.cost.layer_times import layer_times
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.stage_costs import stage_costs, stage_times, transfer
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.memory.peaks import memory_costs

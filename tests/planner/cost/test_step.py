@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.calibrate import shipped_factors
+from debubble.planner.cost.published_efficiencies import shipped_factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.model.files import read_model

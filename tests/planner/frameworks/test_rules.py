@@ -8,19 +8,16 @@ import pytest
 
 import debubble as db
 from debubble.planner.candidate import Candidate
-from debubble.planner.frameworks.rules import (
+from debubble.planner.frameworks.case import (
     ANY,
-    FRAMEWORKS,
     Case,
     Problem,
     Rule,
-    broken,
-    check_framework,
     divisors,
     nearest_multiple,
     nearest_of,
-    rules_of,
 )
+from debubble.planner.frameworks.rules import FRAMEWORKS, broken, check_framework, rules_of
 from debubble.schedules import registry
 from tests.planner.cases import Gpus, case, changed, dense, latent, mixture
 

@@ -15,8 +15,9 @@ from debubble.interchange import cost_syntax
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import read_text, shown
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.calibrate import Factors, calibrated, with_measured
+from debubble.planner.cost.calibrate import calibrated, with_measured
 from debubble.planner.cost.layer_times import layer_times
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.kernel_times import PRECISIONS
 from debubble.planner.model.transformer import Model

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from debubble.planner.candidate import Candidate, Training
-from debubble.planner.cost.calibrate import Factors
 from debubble.planner.cost.layer_work import Times, module_times, tokens_of
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.kernel_times import memory_time
 from debubble.planner.hardware.links import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from debubble.planner.frameworks.rules import (
+from debubble.planner.frameworks.case import (
     ANY,
     DEGREES,
     ORDER,

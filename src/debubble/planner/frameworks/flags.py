@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.frameworks.automodel.flags import automodel_lines
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.megatron.flags import megatron_lines
-from debubble.planner.frameworks.rules import Case, broken_rules, check_framework
+from debubble.planner.frameworks.rules import broken_rules, check_framework
 from debubble.planner.frameworks.torchtitan.flags import CSV, csv_command, torchtitan_lines
 from debubble.planner.model.transformer import Model
 

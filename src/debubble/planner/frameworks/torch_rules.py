@@ -5,7 +5,7 @@ from __future__ import annotations
 from debubble.interchange.layouts import in_loop, in_v
 from debubble.planner.candidate import recomputed_layers
 from debubble.planner.frameworks.any_rules import tensor_degrees
-from debubble.planner.frameworks.rules import (
+from debubble.planner.frameworks.case import (
     DEGREES,
     ORDER,
     STATE,

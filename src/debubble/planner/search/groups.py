@@ -19,7 +19,8 @@ from itertools import product
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, Training
-from debubble.planner.frameworks.rules import DEGREES, ORDER, STATE, Case, divisors, rules_of
+from debubble.planner.frameworks.case import DEGREES, ORDER, STATE, Case, divisors
+from debubble.planner.frameworks.rules import rules_of
 from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import chunks_of, first_cut, fits, plannable
 from debubble.schedules import registry

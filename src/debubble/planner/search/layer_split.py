@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
-from debubble.planner.cost.calibrate import Factors
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.stage_costs import layer_sums
 from debubble.planner.frameworks.rules import broken
 from debubble.planner.hardware.cluster import Cluster

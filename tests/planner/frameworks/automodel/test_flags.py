@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from debubble.interchange.layouts import AUTOMODEL
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.flags import flags
-from debubble.planner.frameworks.rules import Case
 from debubble.planner.frameworks.torchtitan.flags import NAMES
 from tests import wheels
 from tests.planner.cases import case, dense, latent, mixture, sampled

@@ -18,8 +18,8 @@ from debubble.interchange.files import resolve
 from debubble.interchange.launchers import placing_name
 from debubble.interchange.layouts import TORCHTITAN
 from debubble.interchange.torch_csv import from_csv
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.flags import flags
-from debubble.planner.frameworks.rules import Case
 from debubble.planner.frameworks.torchtitan.flags import (
     NAMES,
     csv_command,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from debubble.interchange.layouts import in_loop
 from debubble.planner.frameworks.any_rules import expert_degrees
-from debubble.planner.frameworks.rules import (
+from debubble.planner.frameworks.case import (
     DEGREES,
     ORDER,
     STATE,
