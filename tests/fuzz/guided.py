@@ -27,7 +27,6 @@ def main() -> None:
         import debubble.interchange.read_trace
         import debubble.planner.constraints
         import debubble.planner.cost.calibration_files
-        import debubble.planner.rows
         import debubble.planner.sweeps
         import debubble.playground.app
         import debubble.playground.traces  # noqa: F401

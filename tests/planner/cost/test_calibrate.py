@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from debubble.planner.cost.published_efficiencies import (
     Factors,
     shipped_factors,
 )
+from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.gpus import GPUS
 from tests.planner.published import korthikanti, llama_70b
 
@@ -28,7 +30,7 @@ TABLE = Factors(
 )
 
 
-def efficiency(factors: Factors, tp: int, name: str = "h100", **fields: str) -> float:
+def efficiency(factors: Factors, tp: int, name: str = "h100", **fields: Any) -> float:
     return factors.efficiency(GPUS[name], tp, replace(TRAINING, **fields), experts=False)
 
 
@@ -39,7 +41,7 @@ def test_the_nearest_factor_counts() -> None:
     assert efficiency(TABLE, 8, precision="fp8") == 0.7
     assert efficiency(TABLE, 8, precision="mxfp8") == 0.7
     assert efficiency(TABLE, 4, precision="fp16") == 0.8
-    assert efficiency(TABLE, 8, runtime="torch") == 0.5
+    assert efficiency(TABLE, 8, runtime=TORCH) == 0.5
     assert TABLE.efficiency(H100, 8, TRAINING, experts=True) == 0.4
 
 
@@ -53,7 +55,7 @@ def test_a_measured_step_scales_other_degrees() -> None:
     measured = Factors((*TABLE.table, Factor("h100", 4, "bf16", 0.4, measured=True)))
     assert efficiency(measured, 4) == 0.4
     assert efficiency(measured, 8) == pytest.approx(0.3)
-    assert efficiency(measured, 8, runtime="torch") == 0.5
+    assert efficiency(measured, 8, runtime=TORCH) == 0.5
 
 
 def test_errors_say_where_the_efficiency_is_from() -> None:

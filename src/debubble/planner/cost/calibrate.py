@@ -69,8 +69,9 @@ def with_measured(
 ) -> Factors:  # fmt: skip
     """Factors with a measured efficiency in place of that of the same GPU, degree and software."""
     new = Factor(
-        cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency, training.runtime,
-        "measured", cluster.gpus, seconds, bool(model.experts), measured=True,
+        cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency,
+        training.runtime.name, "measured", cluster.gpus, seconds, bool(model.experts),
+        measured=True,
     )  # fmt: skip
     rest = (item for item in factors.table if not item.measured or item.key != new.key)
     return replace(factors, table=(*rest, new))

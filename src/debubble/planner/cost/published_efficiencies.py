@@ -111,7 +111,7 @@ class Factors:
             degrees = abs(item.tp.bit_length() - tp.bit_length())
             return (
                 item.experts != experts, _bits(item.precision) != bits,
-                item.runtime != training.runtime, item.gpu != gpu, not item.measured,
+                item.runtime != training.runtime.name, item.gpu != gpu, not item.measured,
                 item.precision != training.precision, degrees, item.tp,
             )  # fmt: skip
 

@@ -12,9 +12,6 @@ from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import placement_of
 from debubble.schedules.registry import find
 
-ANY = "any"
-"""Whoever runs it."""
-
 DEGREES, ORDER, STATE = "degrees", "order", "state"
 """What a rule looks at beside model and training: tp, cp, ep, dp and pp with the number of GPUs;
 schedule, stages and microbatches, too; or recompute and ZeRO, too."""
@@ -63,7 +60,6 @@ class Problem:
 
     text: str
     changes: Mapping[str, Any]
-    rule: str = ""
 
     @property
     def nearest(self) -> str:
@@ -77,16 +73,27 @@ class Problem:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that is refused, and what is wrong with a case where it is.
+    """One thing that a framework refuses.
 
-    `options` has by framework the option that is refused or the function that does it; `scope` says
-    what the rule looks at, see :data:`DEGREES`.
+    Parameters
+    ----------
+    name
+        By which problems are told apart.
+    option
+        The framework's option that is refused, or its function that refuses.
+    scope
+        What the rule looks at, see :data:`DEGREES`.
+    check
+        Returns what is wrong with a case, None where nothing is.
+    of_order
+        Whether it refuses an order that may run elsewhere on PyTorch.
     """
 
     name: str
-    options: Mapping[str, str]
+    option: str
     scope: str
     check: Callable[[Case], Problem | None]
+    of_order: bool = False
 
 
 _WORDS = {
