@@ -364,8 +364,8 @@ def gpu(content: bytes) -> object:
 
 def calibration(name: str) -> Callable[[bytes], object]:
     def read(content: bytes) -> object:
-        from debubble.planner.cost.calibrate import Factors
         from debubble.planner.cost.calibration_files import calibrate_from
+        from debubble.planner.cost.published_efficiencies import Factors
 
         case = seeds.planned()
         return calibrate_from(
@@ -373,12 +373,6 @@ def calibration(name: str) -> Callable[[bytes], object]:
         )
 
     return read
-
-
-def rows(content: bytes) -> object:
-    from debubble.planner.rows import run_rows
-
-    return run_rows(written("rows.csv", content))
 
 
 # Traces.
@@ -480,7 +474,6 @@ READERS: Mapping[str, Reader] = {
     "calibration-log": Reader(calibration("x.log"), seeds.logs),
     "calibration-profile": Reader(calibration("x.json"), seeds.profiles, mutators.tree),
     "calibration-rows": Reader(calibration("x.csv"), seeds.tables),
-    "rows": Reader(rows, seeds.tables, seconds=30.0),
     "chrome-trace": Reader(chrome, seeds.chrome_traces, mutators.tree),
     "chrome-trace-gz": Reader(
         packed_chrome, seeds.packed_chrome_traces, mutators.packed(mutators.tree)

@@ -158,7 +158,6 @@ def load() -> None:
     import debubble.cli.app
     import debubble.diagnosis.diagnose
     import debubble.planner.cost.calibration_files
-    import debubble.planner.rows
     import debubble.playground.app
     import debubble.sweeps.chart  # noqa: F401
 

@@ -353,7 +353,7 @@ def logs() -> list[bytes]:
 
 
 def tables() -> list[bytes]:
-    from tests.planner.test_row_plans import ROW
+    from tests.benchmarks.rows import ROW
 
     return encoded("\n".join((",".join([*ROW, "calibrate"]), ",".join([*ROW.values(), "yes"]),
                               ",".join([*ROW.values(), ""]))))  # fmt: skip

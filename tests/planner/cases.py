@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.frameworks.rules import Case
+from debubble.planner.frameworks.case import Case
+from debubble.planner.frameworks.habits import Habits
 from debubble.planner.model.transformer import (
     Attention,
     Experts,
@@ -20,6 +21,8 @@ from debubble.planner.model.transformer import (
 from debubble.planner.plannable import first_cut
 from debubble.planner.search.evaluate import Asked, Plan, finished, timed
 from debubble.planner.search.groups import Fixed, groups
+
+PLAIN = Habits("plain", "software without habits")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.flags import flags
-from debubble.planner.frameworks.rules import Case
 from debubble.planner.model.transformer import LatentAttention, Model
 from tests import wheels
 

@@ -80,9 +80,6 @@ def plan(
     time_limit: Annotated[
         Text, takes("SECONDS", "For each of them; else a fixed amount of work.")
     ] = None,
-    rows: Annotated[
-        Text, takes("FILE.csv", "Predict every published row of a file instead.")
-    ] = None,
     as_json: AsJson = False,
     output: Annotated[
         Text, writes("Report (.html), or costs (.yaml) or order (.csv) of the best.")
@@ -102,9 +99,6 @@ def plan(
     from debubble.planner.request import check_request
     from debubble.planner.search.best_plans import best_plans
 
-    if rows is not None:
-        _print_rows(rows, as_json)
-        return
     asked = _asked(
         {"MODEL": model, "--gpu": gpu, "--gpus": gpus, "--batch": batch}, seq,
         precision, memory, imbalance, framework,
@@ -196,7 +190,7 @@ def _print_best(asked: Asked, best: Plan, framework: str | None) -> None:
     """Pictures of the best plan, and the flags of a framework that runs it."""
     from debubble.planner.answer.data import plan_flags, runs_nothing
     from debubble.planner.answer.report import whole_timeline
-    from debubble.planner.frameworks.rules import FRAMEWORKS
+    from debubble.planner.frameworks.table import FRAMEWORKS
     from debubble.view.plan_page import memory_rows
     from debubble.view.terminal import print_timeline
 
@@ -209,7 +203,7 @@ def _print_best(asked: Asked, best: Plan, framework: str | None) -> None:
         print("\n".join(table(memory_rows(best))))
     texts = {name: plan_flags(asked, best, name) for name in FRAMEWORKS}
     chosen = framework or next((one for one in FRAMEWORKS if not runs_nothing(texts[one])), "")
-    name = chosen or FRAMEWORKS[0]
+    name = chosen or next(iter(FRAMEWORKS))
     others = "" if framework else ", others with --framework, -o plan.html or --json"
     print(f"\nflags for {name}{others}:\n\n{texts[name]}", end="")
 
@@ -258,26 +252,6 @@ class _Progress:
             f"{now:5.1f} s  {found.considered:,} plans decided, {found.simulated:,} simulated, "
             f"{best}"
         )
-
-
-def _print_rows(path: str, as_json: bool) -> None:
-    from debubble.planner.rows import run_rows
-
-    found = run_rows(path)
-    if as_json:
-        print_json({"rows": found})
-        return
-    lines = [["row", "measured", "predicted", "error", "memory", "measured", ""]]
-    for row in found:
-        times = [_cell(row[name], "{:.4g} s") for name in ("measured", "step_time")]
-        error = _cell(row["error"], "{:+.1%}")
-        sizes = [_cell(row[name], "{:.1f} GB", 1e9) for name in ("memory", "measured_memory")]
-        lines.append([str(row["row"]), *times, error, *sizes, row["skipped"] or ""])
-    print("\n".join(table(lines, (6,))))
-
-
-def _cell(value: float | None, form: str, unit: float = 1.0) -> str:
-    return "" if value is None else form.format(value / unit)
 
 
 app = command(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from debubble.core.errors import ParameterError
 from debubble.planner.candidate import Training
-from debubble.planner.cost.calibrate import shipped_factors
-from debubble.planner.frameworks.rules import RUNTIMES, check_framework
+from debubble.planner.cost.published_efficiencies import shipped_factors
+from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.planner.frameworks.table import find_framework
 from debubble.planner.hardware.cluster import Cluster, find_gpu, read_bytes
 from debubble.planner.model.files import read_model
 from debubble.planner.model.transformer import Model
@@ -49,7 +50,7 @@ def ask(
         Tokens of the busiest experts over the mean.
     framework
         Who runs it, and so what is kept for how long, see
-        :data:`debubble.planner.frameworks.rules.RUNTIMES`; Megatron-LM unless given.
+        :data:`debubble.planner.frameworks.table.FRAMEWORKS`; Megatron-LM unless given.
     """
     if not 1 <= imbalance <= 1000:
         raise ParameterError(f"imbalance is {imbalance:g}; it is from 1, balanced, to 1000")
@@ -63,6 +64,6 @@ def ask(
             f"a sequence of {length:,} tokens, and {known.name} has {known.positions:,} learned "
             f"positions; the nearest that works is {known.positions:,}"
         )
-    runtime = RUNTIMES["megatron" if framework is None else check_framework(framework)]
+    runtime = MEGATRON if framework is None else find_framework(framework).runtime
     training = Training(batch, length, precision, imbalance=imbalance, runtime=runtime)
     return Asked(known, Cluster(found, gpus), training, shipped_factors(), limit)

@@ -20,7 +20,7 @@ from debubble.planner.answer.why import why_not, why_text
 from debubble.planner.ask import ask
 from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
 from debubble.planner.constraints import held, held_with, with_measured_steps
-from debubble.planner.frameworks.rules import FRAMEWORKS
+from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.model.files import parse_model, read_model, shipped_models
 from debubble.planner.model.transformer import Model

@@ -10,7 +10,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.options import Real, Whole, Word
 from debubble.planner.ask import LARGEST, ask
 from debubble.planner.candidate import PRECISIONS, recomputed_layers
-from debubble.planner.frameworks.rules import FRAMEWORKS
+from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.cluster import find_gpu
 from debubble.planner.model.files import ENDINGS, read_model
 from debubble.planner.request import SIZES, check_request

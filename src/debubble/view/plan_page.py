@@ -9,7 +9,7 @@ from debubble.analysis.layout import html_table
 from debubble.planner.answer.data import plan_flags
 from debubble.planner.answer.report import columns, gigabytes, left_out, paragraphs, whole_timeline
 from debubble.planner.answer.why import Why, why_text
-from debubble.planner.frameworks.rules import FRAMEWORKS
+from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.search.evaluate import Asked, Plan
 from debubble.planner.search.found import Found
 from debubble.view.page import inline_svg, page

@@ -7,9 +7,9 @@ from debubble.planner.answer.report import paragraphs
 from debubble.planner.ask import ask
 from debubble.planner.candidate import Candidate
 from debubble.planner.constraints import with_measured_steps
-from debubble.planner.cost.calibrate import Factors
 from debubble.planner.cost.calibration_files import calibrate_from, log_seconds, measured_run
 from debubble.planner.cost.layer_times import layer_times
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.search.best_plans import search
 from debubble.planner.search.groups import Fixed, groups
 from tests.planner.published import llama_70b

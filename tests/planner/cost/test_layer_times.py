@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.calibrate import Factors
 from debubble.planner.cost.layer_times import INTERFERENCE, LayerTimes, layer_times
 from debubble.planner.cost.layer_work import Times
+from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.hardware.links import Group, reduce_scatter
 from debubble.planner.model.files import read_model
@@ -138,7 +139,7 @@ def test_gradients_in_shards_are_scattered_by_every_microbatch() -> None:
     assert pytest.approx(INTERFERENCE * scatter + exposed) == split.W - whole.W
     assert dict(split.parts)["dp"].W == split.W - whole.W
     # PyTorch's pipelines add them up first: see test_state.
-    assert dict(modern(Degrees(dp=64), zero=2, runtime="torch").parts)["dp"] == Times()
+    assert dict(modern(Degrees(dp=64), zero=2, runtime=TORCH).parts)["dp"] == Times()
 
 
 def test_weights_in_shards_are_exposed_where_links_are_slow() -> None:

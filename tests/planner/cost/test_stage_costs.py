@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.calibrate import Factors
 from debubble.planner.cost.layer_times import layer_times
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.stage_costs import stage_costs, stage_times, transfer
+from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.memory.peaks import memory_costs
 from debubble.planner.model.files import read_model
@@ -56,7 +57,7 @@ def test_recompute_is_part_of_the_backward() -> None:
 
 def test_pytorchs_runtime_keeps_backwards_whole_that_recompute() -> None:
     model, cluster = llama()
-    plan, theirs = candidate((8, 8, 8, 8)), replace(TRAINING, runtime="torch")
+    plan, theirs = candidate((8, 8, 8, 8)), replace(TRAINING, runtime=TORCH)
     for recompute in ("none", "selective", "full"):
         plan = replace(plan, recompute=recompute)
         whole = stage_times(model, cluster, theirs, plan, FACTORS)

@@ -6,11 +6,13 @@ from itertools import combinations
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.calibrate import shipped_factors
+from debubble.planner.cost.calibration_files import spread
+from debubble.planner.cost.published_efficiencies import shipped_factors
 from debubble.planner.cost.step import step_time
+from debubble.planner.frameworks.deepspeed import DEEPSPEED
+from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.model.files import read_model
-from debubble.planner.row_plans import spread
 from tests.planner.published import (
     Case,
     gpt,
@@ -61,7 +63,7 @@ def test_a_model_of_530b_takes_what_it_took_on_280_nodes() -> None:
     # MT-NLG, arXiv 2201.11990, section 2.4: 60.1 s.
     case = korthikanti("530B", "full")
     training = replace(
-        case.training, batch=1920, precision="bf16", gradient_bytes=4, runtime="deepspeed"
+        case.training, batch=1920, precision="bf16", gradient_bytes=4, runtime=DEEPSPEED
     )
     degrees = Degrees(tp=8, dp=8, pp=35)
     candidate = Candidate(degrees, 1, 240, "1f1b", (3,) * 35, "full", 1)
@@ -73,7 +75,7 @@ def test_a_model_of_530b_takes_what_it_took_on_280_nodes() -> None:
 def test_interleaving_gains_what_torchtitan_measured() -> None:
     # 128 and 100 tokens per second and GPU: Llama 3.1 405B on 512 H100, 8 microbatches.
     model, cluster = read_model("llama-3.1-405b"), Cluster(find_gpu("h100-96gb-hbm2e"), 512)
-    training = Training(64, 8192, "fp8", runtime="torch")
+    training = Training(64, 8192, "fp8", runtime=TORCH)
     times = []
     for chunks, schedule in ((1, "1f1b"), (2, "interleaved-1f1b")):
         degrees = Degrees(tp=8, dp=8, pp=8, chunks=chunks)
@@ -87,7 +89,7 @@ def test_a_ramp_of_the_batch_takes_what_it_took() -> None:
     # BigScience, 182B on 384 A100: 35.77, 59.65, 83.11 and 107.12 s for 512 to 2048 sequences.
     model = gpt(72, 14336, 64, 250880)
     cluster = Cluster(replace(find_gpu("a100-80gb"), nic=6.25e9), 384)
-    training = replace(korthikanti("175B", "full").training, runtime="deepspeed")
+    training = replace(korthikanti("175B", "full").training, runtime=DEEPSPEED)
     degrees, factors = Degrees(tp=4, pp=12, dp=8), shipped_factors()
     for batch, seconds in ((512, 35.77), (1024, 59.65), (1536, 83.11), (2048, 107.12)):
         candidate = Candidate(degrees, 2, batch // 16, "1f1b", (6,) * 12, "full", 1)
@@ -106,7 +108,7 @@ PLANS = {
 def test_plans_rank_as_they_ran() -> None:
     model = gpt(72, 14336, 64, 250880)
     cluster = Cluster(replace(find_gpu("a100-80gb"), nic=6.25e9), 384)
-    training = replace(korthikanti("175B", "full").training, runtime="deepspeed", batch=2048)
+    training = replace(korthikanti("175B", "full").training, runtime=DEEPSPEED, batch=2048)
 
     def case(tp: int, pp: int, size: int) -> Case:
         degrees = Degrees(tp=tp, pp=pp, dp=384 // tp // pp)

@@ -8,21 +8,19 @@ import pytest
 
 import debubble as db
 from debubble.planner.candidate import Candidate
-from debubble.planner.frameworks.rules import (
-    ANY,
-    FRAMEWORKS,
+from debubble.planner.frameworks.any_rules import ANY_RULES
+from debubble.planner.frameworks.case import (
     Case,
     Problem,
     Rule,
-    broken,
-    check_framework,
     divisors,
     nearest_multiple,
     nearest_of,
-    rules_of,
 )
+from debubble.planner.frameworks.rules import broken, rules_of
+from debubble.planner.frameworks.table import FRAMEWORKS, find_framework
 from debubble.schedules import registry
-from tests.planner.cases import Gpus, case, changed, dense, latent, mixture
+from tests.planner.cases import case, changed, dense, latent, mixture
 
 RULES = {rule.name: rule for name in FRAMEWORKS for rule in rules_of(name)}
 
@@ -130,7 +128,7 @@ def test_every_rule_has_an_example() -> None:
 def test_a_case_is_refused_and_taken_with_the_nearest_change(
     rule: Rule, example: Case, nearest: str
 ) -> None:
-    frameworks = FRAMEWORKS if ANY in rule.options else tuple(rule.options)
+    frameworks = [name for name in FRAMEWORKS if rule.name in {one.name for one in rules_of(name)}]
     for framework in frameworks:
         found = refused(example, framework)
         assert rule.name in found, found
@@ -140,13 +138,12 @@ def test_a_case_is_refused_and_taken_with_the_nearest_change(
         assert rule.name not in refused(changed(example, broke.changes), framework)
     for framework in set(FRAMEWORKS) - set(frameworks):
         assert rule.name not in refused(example, framework)
-    assert (rule.name in refused(example, None)) == (ANY in rule.options)
+    assert (rule.name in refused(example, None)) == (rule in ANY_RULES)
 
 
 def refused(one: Case, framework: str | None) -> dict[str, Problem]:
-    cluster: object = Gpus(one.gpus)
-    found = broken(one.model, cluster, one.training, one.candidate, framework)  # type: ignore[arg-type]
-    return {row.rule: row for row in found}
+    found = broken(Case.of(one.model, one.gpus, one.training, one.candidate), framework)
+    return {rule.name: problem for rule, problem in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +181,7 @@ def test_changes_of_stages_cut_the_layers_anew() -> None:
 
 
 def test_unknown_frameworks_are_refused() -> None:
-    assert check_framework(" Megatron") == "megatron"
+    assert find_framework(" Megatron").name == "megatron"
     with pytest.raises(db.ParameterError, match="unknown framework 'megatorn'; did you mean"):
         rules_of("megatorn")
 

@@ -6,6 +6,7 @@ import pytest
 
 from debubble.core.errors import ParameterError
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.memory.activations import (
     default_modules,
     layer_activation,
@@ -194,7 +195,7 @@ def test_logits():
 
 
 def test_torchtitans_selective_recompute_keeps_every_second_product():
-    model, training = read_model("llama-3.1-8b"), Training(8, 1, runtime="torch")
+    model, training = read_model("llama-3.1-8b"), Training(8, 1, runtime=TORCH)
     plan = candidate(model, recompute="selective")
     found = layer_activation(model, model.layers[0], training, plan)
     kept = 4096 + 4096 + 1024 + 14336 + 4096  # input, queries, values, gate, last matrix
@@ -210,7 +211,7 @@ def test_pytorchs_tensor_parallelism_stores_gathered_inputs():
     model, training = read_model("llama-3.1-8b"), Training(8, 1)
     plan = candidate(model, tp=8)
     split = layer_activation(model, model.layers[0], training, plan)
-    whole = layer_activation(model, model.layers[0], replace(training, runtime="torch"), plan)
+    whole = layer_activation(model, model.layers[0], replace(training, runtime=TORCH), plan)
     assert split.stored == 139_392 / 8
     assert whole.stored - split.stored == 4 * 4096 * 7 / 8
     assert whole.kept_for_weight - split.kept_for_weight == 4 * 4096 * 7 / 8
@@ -222,7 +223,7 @@ def test_products_in_8_bits_store_their_inputs_in_8_bits():
     plan = Candidate(Degrees(), 1, 1, "1f1b", (32,))
     wide, narrow, cast_again = (
         layer_activation(model, model.layers[0], Training(1, 8192, **more), plan).stored / 8192
-        for more in ({}, {"precision": "fp8"}, {"precision": "fp8", "runtime": "torch"})
+        for more in ({}, {"precision": "fp8"}, {"precision": "fp8", "runtime": TORCH})
     )
     # Inputs of QKV, of the first and of the second matrix in a byte less; that of the projection
     # is beside attention's output, which attention needs.

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import debubble as db
-from debubble.planner.candidate import RUNTIMES
-from debubble.planner.memory.buffers import KEEPS, buffers
+from debubble.planner.frameworks.deepspeed import DEEPSPEED
+from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.planner.frameworks.torch.runtime import TORCH
+from debubble.planner.memory.buffers import buffers
 from debubble.planner.memory.memory_events import Moments
 
 
@@ -15,28 +17,24 @@ def held(schedule, rank, runtime, costs=None):
     return moments, buffers(timeline, rank, moments, 1.0, runtime)
 
 
-def test_every_runtime_has_rules():
-    assert set(KEEPS) == set(RUNTIMES)
-
-
 def test_pytorch_keeps_a_buffer_for_every_microbatch_and_stage():
     schedule = db.make("1f1b", ranks=4, microbatches=8)
-    _, first = held(schedule, 0, "torch")
+    _, first = held(schedule, 0, TORCH)
     # 8 gradients come to the first rank; what it sent stays.
     assert first[0] == 8
     assert first[-1] == 8 + 8
-    _, inner = held(schedule, 1, "torch")
+    _, inner = held(schedule, 1, TORCH)
     # Of 8 inputs and 8 gradients, the input that is in use is an activation.
     assert inner[0] == 8 + 8 - 1
     assert inner[-1] == 16 + 16
-    _, last = held(schedule, 3, "torch")
+    _, last = held(schedule, 3, TORCH)
     assert last[0] == 8 - 1
     assert last[-1] == 8 + 8
 
 
 def test_pytorchs_buffers_of_neighbours_on_one_rank_are_there_too():
     schedule = db.make("zb-v", ranks=2, microbatches=4)
-    _, last = held(schedule, 1, "torch", db.Costs(F=1, I=1, W=1))
+    _, last = held(schedule, 1, TORCH, db.Costs(F=1, I=1, W=1))
     # Stages 1 and 2, an input and a gradient each; sends to stages 0 and 3 alone.
     assert last[-1] == 4 * 4 + 2 * 4
 
@@ -44,14 +42,14 @@ def test_pytorchs_buffers_of_neighbours_on_one_rank_are_there_too():
 def test_a_receive_buffer_example_of_users():
     # 4096 tokens of 8192 channels in bf16 are 64 MiB; 64 microbatches, two chunks: 16 GiB.
     schedule = db.make("interleaved-1f1b", ranks=4, microbatches=64, chunks=2)
-    _, inner = held(schedule, 1, "torch")
+    _, inner = held(schedule, 1, TORCH)
     assert (inner[0] + 1) * 4096 * 8192 * 2 == 16 << 30
 
 
 def test_megatron_holds_what_has_just_come_or_goes():
     schedule = db.make("1f1b", ranks=4, microbatches=8)
     for rank in range(4):
-        _, found = held(schedule, rank, "megatron")
+        _, found = held(schedule, rank, MEGATRON)
         assert found.max() <= 3
         assert found.min() == 0
     # The last rank ends with a gradient on its way.
@@ -61,24 +59,16 @@ def test_megatron_holds_what_has_just_come_or_goes():
 def test_deepspeed_keeps_outputs_until_their_backward():
     schedule = db.make("1f1b", ranks=4, microbatches=8)
     # Each of the first rank's four microbatches in flight, and the gradient in use.
-    assert held(schedule, 0, "deepspeed")[1].max() == 4 + 1
-    assert held(schedule, 3, "deepspeed")[1].max() <= 1
-
-
-def test_our_runtime_keeps_all_to_the_end_of_the_step():
-    schedule = db.make("1f1b", ranks=4, microbatches=8)
-    assert held(schedule, 0, "debubble")[1][-1] == 8 + 8
-    assert held(schedule, 1, "debubble")[1][-1] == 4 * 8
-    # At the start only what has come is there.
-    assert held(schedule, 1, "debubble")[1][0] == 0
+    assert held(schedule, 0, DEEPSPEED)[1].max() == 4 + 1
+    assert held(schedule, 3, DEEPSPEED)[1].max() <= 1
 
 
 def test_slices_have_their_share():
     schedule = db.make("seq1f1b", ranks=2, microbatches=4, slices=2)
-    assert held(schedule, 0, "torch")[1][0] == 4
+    assert held(schedule, 0, TORCH)[1][0] == 4
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", [MEGATRON, DEEPSPEED, TORCH])
 @pytest.mark.parametrize("transfers", [False, True])
 def test_transfers_as_actions_change_little(runtime, transfers):
     schedule = db.make("1f1b", ranks=3, microbatches=5)

@@ -7,6 +7,9 @@ import pytest
 
 import debubble as db
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.frameworks.deepspeed import DEEPSPEED
+from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.memory.activations import logits_bytes, stage_activation
 from debubble.planner.memory.peaks import (
     FRAGMENTATION,
@@ -20,6 +23,7 @@ from debubble.planner.memory.peaks import (
 from debubble.planner.memory.state import stage_state
 from debubble.planner.model.files import read_model
 from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
+from tests.planner.cases import PLAIN
 
 GIB = 1 << 30
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")
@@ -75,7 +79,7 @@ def test_activations_are_the_engines(schedule, chunks):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("runtime", ["megatron", "deepspeed", "torch", "debubble"])
+@pytest.mark.parametrize("runtime", [MEGATRON, DEEPSPEED, TORCH, PLAIN])
 @pytest.mark.parametrize(
     ("schedule", "chunks"),
     [("1f1b", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved-1f1b", 2), ("chimera", 1)],
@@ -119,7 +123,7 @@ def test_gpipe_holds_a_third_of_all_logits_and_all_of_one():
 
 
 def test_sharded_vocabulary_spreads_head_and_logits():
-    training = replace(TRAINING, runtime="debubble")
+    training = replace(TRAINING, runtime=PLAIN)
     plan, timeline, _ = planned(SMALL, training, Degrees(pp=4), microbatches=8, schedule="vocab-1")
     states = [rank_state(SMALL, training, plan, timeline.schedule, rank) for rank in range(4)]
     whole = [stage_state(SMALL, training, plan, stage) for stage in range(4)]
@@ -206,7 +210,7 @@ def bloom(layers=72, hidden=14336, heads=64):
 
 
 BIGSCIENCE = Training(
-    2048, 2048, precision="fp16", flash=False, sequence_parallel=False, runtime="deepspeed"
+    2048, 2048, precision="fp16", flash=False, sequence_parallel=False, runtime=DEEPSPEED
 )
 """The trials before BLOOM, bigscience/train/tr11-176B-ml/chronicles-prequel.md, A100 80 GB."""
 
@@ -293,7 +297,7 @@ def test_the_margin_is_stated():
     ],
 )
 def test_torchtitans_memory(name, degrees, size, sequence, recompute, gibibytes):
-    training = Training(64, sequence, runtime="torch", fused=False)
+    training = Training(64, sequence, runtime=TORCH, fused=False)
     # Its split counts embedding and head as a layer each.
     layers = (32,) if degrees.pp == 1 else (15, *(16,) * 6, 15)
     _, _, ranks = planned(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.memory.state import (
     bytes_per_parameter,
     layer_parameters,
@@ -17,6 +18,7 @@ from debubble.planner.memory.state import (
 )
 from debubble.planner.model.files import read_model
 from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
+from tests.planner.cases import PLAIN
 
 GIB = 1 << 30
 
@@ -41,7 +43,7 @@ def test_bytes_per_parameter_are_megatrons():
     narrow = replace(plain, gradient_bytes=2)
     assert sum(bytes_per_parameter(narrow, 1, 8)) == 4 + 12 / 8
     assert sum(bytes_per_parameter(replace(narrow, moment_bytes=2), 1, 8)) == 4 + 8 / 8
-    fsdp = replace(plain, runtime="torch")
+    fsdp = replace(plain, runtime=TORCH)
     assert sum(bytes_per_parameter(fsdp, 3, 8)) == 16 / 8
     assert sum(bytes_per_parameter(fsdp, 0, 8)) == 16
 
@@ -85,12 +87,12 @@ def test_vocabulary_is_padded_as_megatron_does():
     model, training = read_model("gpt2"), Training(8, 1024)
     assert padded_vocabulary(model, training, 1) == 50304
     assert padded_vocabulary(model, training, 8) == 51200
-    assert padded_vocabulary(model, replace(training, runtime="torch"), 2) == 50258
+    assert padded_vocabulary(model, replace(training, runtime=TORCH), 2) == 50258
     assert padded_vocabulary(read_model("llama-3.1-8b"), training, 2) == 128256
 
 
 def test_a_stage_sum_is_the_model():
-    training = Training(8, 1024, runtime="debubble")
+    training = Training(8, 1024, runtime=PLAIN)
     for name in ("llama-3.1-8b", "deepseek-v2", "mixtral-8x7b", "gpt-oss-20b"):
         model = read_model(name)
         plan = even(model, pp=2, chunks=2)
@@ -99,7 +101,7 @@ def test_a_stage_sum_is_the_model():
 
 
 def test_both_ends_have_a_tied_embedding():
-    model, training = read_model("llama-3.2-1b"), Training(8, 1024, runtime="debubble")
+    model, training = read_model("llama-3.2-1b"), Training(8, 1024, runtime=PLAIN)
     alone = stage_parameters(model, training, even(model), 0).total
     plan = even(model, pp=2)
     ends = sum(stage_parameters(model, training, plan, stage).total for stage in range(2))
@@ -108,7 +110,7 @@ def test_both_ends_have_a_tied_embedding():
 
 
 def test_multi_token_prediction_is_on_the_last_stage_with_an_embedding():
-    training = Training(8, 4096, runtime="debubble")
+    training = Training(8, 4096, runtime=PLAIN)
     model = read_model("deepseek-v3")
     plan = candidate([31, 30], pp=2)
     without = replace(model, mtp=0)
@@ -156,7 +158,7 @@ def test_zero_3_gathers_two_layers_and_fsdp_in_a_pipeline_keeps_all():
     two = stage_state(model, training, replace(plan, zero=2), 0)
     assert (two.weights, two.gradients) == (2 * model.parameters, state.gradients)
     assert two.between_steps == (2 + 16 / 8) * model.parameters
-    fsdp = replace(training, runtime="torch")
+    fsdp = replace(training, runtime=TORCH)
     one = stage_state(model, fsdp, replace(plan, zero=1), 0)
     assert one == stage_state(model, fsdp, replace(plan, zero=2), 0)
     assert stage_state(model, fsdp, plan, 0).between_steps == 16 * model.parameters / 8
@@ -180,7 +182,7 @@ def test_stages_without_layers_have_their_ends_alone():
 @given(st.data())
 def test_any_split_of_layers_has_the_same_parameters(data):
     model = read_model("deepseek-v2-lite")
-    training = Training(8, 1024, runtime="debubble")
+    training = Training(8, 1024, runtime=PLAIN)
     stages = data.draw(st.integers(1, 8))
     cuts = sorted(data.draw(st.lists(st.integers(0, 27), min_size=stages - 1, max_size=stages - 1)))
     layers = [end - begin for begin, end in pairwise([0, *cuts, 27])]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, Training
-from debubble.planner.frameworks.rules import FRAMEWORKS, broken
+from debubble.planner.frameworks.rules import broken
+from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import first_cut, fits, plannable, why_not

@@ -6,11 +6,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from debubble.planner.answer.more_gpus import with_gpus
-from debubble.planner.answer.report import KEEPERS, gigabytes
+from debubble.planner.answer.report import gigabytes
 from debubble.planner.cost.flops import flops_per_token
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.flags import flags
-from debubble.planner.frameworks.rules import FRAMEWORKS, RUNTIMES
-from debubble.planner.frameworks.torchtitan.flags import CSV
+from debubble.planner.frameworks.table import FRAMEWORKS, find_framework
+from debubble.planner.frameworks.torch.flags import CSV
 from debubble.planner.memory.peaks import RankMemory, memory_of
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.search.evaluate import (
@@ -57,7 +58,9 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
 def plan_flags(asked: Asked, plan: Plan, framework: str) -> str:
     """The text with which a framework runs a plan, and what it holds there if that is different."""
     if not plan.optimized:
-        text = flags(asked.model, asked.training, plan.candidate, framework)
+        gpus = plan.candidate.degrees.gpus
+        case = Case.of(asked.model, gpus, asked.training, plan.candidate)
+        text = flags(case, framework)
         return text if runs_nothing(text) else _held_there(asked, plan, framework) + text
     return (
         f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with\n"
@@ -73,7 +76,7 @@ def runs_nothing(text: str) -> bool:
 
 def _held_there(asked: Asked, plan: Plan, framework: str) -> str:
     """A comment on the fullest rank where a framework keeps other things than were counted."""
-    runtime = RUNTIMES[framework]
+    runtime = find_framework(framework).runtime
     if runtime == asked.training.runtime:
         return ""
     training = replace(asked.training, runtime=runtime)
@@ -81,7 +84,7 @@ def _held_there(asked: Asked, plan: Plan, framework: str) -> str:
     ranks = memory_of(asked.model, asked.cluster.gpu, training, plan.candidate, timeline)
     fullest = max(ranks, key=lambda rank: rank.peak)
     line = (
-        f"# as {KEEPERS[runtime]} keeps it, rank {fullest.rank} is the fullest with "
+        f"# as {runtime.title} keeps it, rank {fullest.rank} is the fullest with "
         f"{gigabytes(fullest.peak)} of {gigabytes(plan.limit)}"
     )
     if fullest.peak > plan.limit:

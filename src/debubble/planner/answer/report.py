@@ -136,7 +136,7 @@ def _sentences(asked: Asked, found: Found) -> list[str]:
         f"ZeRO-{candidate.zero}; layers per stage: {layers_text(candidate.layers)}",
         f"time: {spent}",
         f"memory: rank {fullest} is the fullest with {gigabytes(plan.peaks[fullest])} of "
-        f"{gigabytes(plan.limit)}, as {KEEPERS[asked.training.runtime]} keeps it",
+        f"{gigabytes(plan.limit)}, as {asked.training.runtime.title} keeps it",
         f"how sure: times and bytes are modelled; kernels run at {efficiency(asked, plan):.3g} of "
         f"the modelled speed, {origin(asked, plan)}; 9 of 10 such steps stay within "
         f"± {percent(relative_error(asked, plan))}",
@@ -159,11 +159,6 @@ def _too_fast(asked: Asked, fast: Speed) -> list[str]:
         f"product on {gpu.name} is known to reach; check what was measured: batch, sequence, GPUs, "
         "and that the time is of a whole step"
     ]
-
-
-KEEPERS = {"megatron": "Megatron-LM", "torch": "PyTorch 2.13 with FSDP2", "deepspeed": "DeepSpeed",
-           "debubble": "debubble's runtime"}  # fmt: skip
-"""Who keeps buffers, by :attr:`debubble.planner.candidate.Training.runtime`."""
 
 
 def ranked(found: Found) -> list[Plan]:

@@ -1,148 +1,18 @@
-"""Efficiencies: the share of modelled kernel speed that training reaches, from measured steps."""
+"""Efficiencies that measured steps imply."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from debubble.core.errors import ParameterError
 from debubble.core.units import percent
+from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cost.flops import flops_per_token
-from debubble.planner.hardware.gpus import Gpu
+from debubble.planner.cost.published_efficiencies import Factor, Factors
+from debubble.planner.cost.step import step_time
+from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.kernel_times import PRECISIONS
-
-if TYPE_CHECKING:
-    from debubble.planner.candidate import Candidate, Training
-    from debubble.planner.hardware.cluster import Cluster
-    from debubble.planner.model.transformer import Model
-
-DEFAULT = 0.86
-"""Efficiency of a GPU without any measured step."""
-
-
-@dataclass(frozen=True)
-class Factor:
-    """One efficiency: of a GPU, tensor-parallel degree, precision and software.
-
-    `source` names the step it is from, of so many `gpus` and `seconds`; `experts` says whether the
-    model has a mixture of experts, `measured` whether the user gave the step.
-    """
-
-    gpu: str
-    tp: int
-    precision: str
-    efficiency: float
-    runtime: str = "megatron"
-    source: str = ""
-    gpus: int = 0
-    seconds: float = 0.0
-    experts: bool = False
-    measured: bool = False
-
-    @property
-    def key(self) -> tuple[str, int, str, str, bool]:
-        """What it counts for."""
-        return self.gpu, self.tp, self.precision, self.runtime, self.experts
-
-
-@dataclass(frozen=True)
-class Factors:
-    """Efficiencies, of which the nearest to what is asked for counts."""
-
-    table: tuple[Factor, ...] = ()
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self.table)
-
-    def __hash__(self) -> int:
-        # Results are looked up by it many times.
-        return self._hash
-
-    def efficiency(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
-        """Share of the modelled speed of kernels that training reaches.
-
-        A measured step of the same GPU and software counts for other degrees, too: published
-        efficiencies say how they differ from its own degree's.
-        """
-        found = self.nearest(gpu.name, tp, training, experts=experts)
-        if found is None:
-            return DEFAULT
-        if not found.measured or found.tp == tp:
-            return found.efficiency
-        rest = Factors(tuple(item for item in self.table if not item.measured))
-        here = rest.efficiency(gpu, tp, training, experts=experts)
-        there = rest.efficiency(gpu, found.tp, training, experts=experts)
-        return found.efficiency * here / there
-
-    def error(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
-        """Relative error of a step's time that 9 of 10 published steps stay within."""
-        found = self.nearest(gpu.name, tp, training, experts=experts)
-        if experts:
-            return ERRORS["experts"]
-        if found is None or found.gpu != gpu.name:
-            return ERRORS["other"]
-        if _bits(found.precision) != _bits(training.precision):
-            return ERRORS["other"]
-        if not found.measured:
-            return ERRORS["shipped"]
-        return ERRORS["measured"] if found.tp == tp else ERRORS["other degree"]
-
-    def origin(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> str:
-        """Where an efficiency is from, for people: a measured step, a published one, or neither."""
-        found = self.nearest(gpu.name, tp, training, experts=experts)
-        if found is None:
-            return f"assumed: no step of {gpu.name} or its generation is known"
-        if found.measured:
-            scaled = "" if found.tp == tp else f", scaled from tp {found.tp}"
-            return f"measured{scaled}"
-        own = found.gpu == gpu.name and found.tp == tp and found.precision == training.precision
-        other = "" if own else f" on {found.gpu} with tp {found.tp} in {found.precision}"
-        return f"published{other}: {found.source}"
-
-    def nearest(self, gpu: str, tp: int, training: Training, *, experts: bool) -> Factor | None:
-        """The factor that counts for a GPU, one of its generation.
-
-        First that of models with experts, or without; of the same precision (16 bits, 8 or 4); the
-        same software; of the GPU itself; one that the user measured; one of the same precision to
-        the letter; and of the nearest degree.
-        """
-        own = [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
-        bits = _bits(training.precision)
-
-        def distance(item: Factor) -> tuple[int, ...]:
-            degrees = abs(item.tp.bit_length() - tp.bit_length())
-            return (
-                item.experts != experts, _bits(item.precision) != bits,
-                item.runtime != training.runtime, item.gpu != gpu, not item.measured,
-                item.precision != training.precision, degrees, item.tp,
-            )  # fmt: skip
-
-        return min(own, key=distance, default=None)
-
-
-ERRORS = {"measured": 0.06, "other degree": 0.1, "shipped": 0.1, "other": 0.18, "experts": 0.41}
-"""90th percentiles of the relative error, by where the efficiency is from: see
-``docs/planner-truth.md``."""
-
-
-@cache
-def _bits(precision: str) -> str:
-    return "".join(filter(str.isdigit, precision))
-
-
-@cache
-def _generation(gpu: str) -> str:
-    """Chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
-    return {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}.get(gpu[:1], gpu[:5])
-
-
-def shipped_factors() -> Factors:
-    """Efficiencies of published steps."""
-    from debubble.planner.cost.published_efficiencies import SHIPPED
-
-    return Factors(SHIPPED)
+from debubble.planner.model.transformer import Model
 
 
 def calibrated(
@@ -153,7 +23,6 @@ def calibrated(
 
     A time that no efficiency explains is refused.
     """
-    from debubble.planner.cost.step import step_time
 
     def step(value: float) -> float:
         known = with_measured(factors, model, cluster, training, candidate, value, seconds)
@@ -200,8 +69,9 @@ def with_measured(
 ) -> Factors:  # fmt: skip
     """Factors with a measured efficiency in place of that of the same GPU, degree and software."""
     new = Factor(
-        cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency, training.runtime,
-        "measured", cluster.gpus, seconds, bool(model.experts), measured=True,
+        cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency,
+        training.runtime.name, "measured", cluster.gpus, seconds, bool(model.experts),
+        measured=True,
     )  # fmt: skip
     rest = (item for item in factors.table if not item.measured or item.key != new.key)
     return replace(factors, table=(*rest, new))

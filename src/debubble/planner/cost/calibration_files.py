@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -12,16 +15,19 @@ from debubble.core.errors import FormatError, ParameterError, did_you_mean
 from debubble.core.kinds import Kind
 from debubble.core.placement import Placement
 from debubble.interchange import syntax
+from debubble.core.units import read_number
+from debubble.interchange import cost_syntax
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import read_text, shown
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.calibrate import Factors, calibrated, with_measured
+from debubble.planner.cost.calibrate import calibrated, with_measured
 from debubble.planner.cost.layer_times import layer_times
-from debubble.planner.hardware.cluster import Cluster
+from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.hardware.cluster import Cluster, find_gpu
+from debubble.planner.hardware.gpus import GPUS, Gpu
 from debubble.planner.hardware.kernel_times import PRECISIONS
+from debubble.planner.model.files import own_model
 from debubble.planner.model.transformer import Model
-from debubble.planner.row_plans import LARGEST, MOST_ACTIONS, read_row, spread
-from debubble.planner.rows import parse_rows
 
 MAX_BYTES = 16 << 20
 """Most bytes of a file."""
@@ -32,12 +38,28 @@ LONGEST = 1e6
 WARM_UP = 3
 """Iterations of a log that are left out where it has more than twice as many."""
 
+LARGEST, MOST_ACTIONS = 10**7, 4 * 10**6
+"""Limits of any number, and of the actions of the schedule that ran."""
+
 DEGREES = tuple(item.name for item in fields(Degrees))
 STEP_KEYS = (
     *DEGREES, "microbatch_size", "schedule", "layers", "recompute", "zero", "gpus", "batch",
     "sequence", "precision", "seconds", "log",
 )  # fmt: skip
 """Keys of one step in a YAML file."""
+
+
+NEEDED = ("model", "gpu", "gpus", "tp", "pp", "global_batch", "step_s")
+"""Columns that a table of steps has."""
+COLUMNS = {
+    "gpus": "gpus", "tp": "tp", "pp": "pp", "vp": "chunks", "cp": "cp", "ep": "ep", "dp": "dp",
+    "micro_batch": "microbatch_size", "global_batch": "batch", "seq": "sequence",
+    "recompute": "recompute", "zero": "zero", "schedule": "schedule", "precision": "precision",
+    "step_s": "seconds",
+}  # fmt: skip
+"""Columns of how a step ran, and the keys of :data:`STEP_KEYS` that they are."""
+SHAPES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk")
+"""Columns of the model that ran."""
 
 
 def calibrate_from(
@@ -54,7 +76,8 @@ def calibrate_from(
           hold a line of Megatron in place of ``seconds``. What a step leaves out is the command's.
         * The same endings with ``times``: a cost file such as ``debubble profile`` writes, of one
           GPU of the candidate, or ``debubble trace``, of all stages of it.
-        * ``.csv`` with the columns of :func:`~debubble.planner.rows.run_rows`.
+        * ``.csv`` with the columns :data:`COLUMNS`; a row with the columns :data:`SHAPES` is of
+          the model that they describe, any other of the command's.
         * Anything else is a log of Megatron with lines "elapsed time per iteration (ms): 14660.0".
     factors
         What counts where the file says nothing.
@@ -71,7 +94,7 @@ def calibrate_from(
     if text is None:
         text = read_text(path, MAX_BYTES)
     if path.endswith(".csv"):
-        return _from_rows(text, path, factors)
+        return _from_rows(text, path, factors, model, cluster, training)
     if not path.endswith((".yaml", ".yml", ".json")):
         seconds = log_seconds(text, path, training.batch)
         run = _needed(candidate, path, missing)
@@ -110,21 +133,72 @@ def _needed(candidate: Candidate | None, path: str, missing: Sequence[str]) -> C
     return candidate
 
 
-def _from_rows(text: str, path: str, factors: Factors) -> Factors:
-    found = False
-    for index, row in enumerate(parse_rows(text, path)):
-        try:
-            plan = read_row(row)
-        except ValueError as error:
-            raise FormatError(f"{path}: row {index}: {error}") from None
-        if plan.seconds is None:
-            continue
-        factors, found = calibrated(
-            factors, plan.model, plan.cluster, plan.training, plan.candidate, plan.seconds
-        ), True  # fmt: skip
-    if not found:
+def parse_rows(text: str, path: str) -> list[dict[str, str]]:
+    """Parse the text of a CSV file with the columns :data:`NEEDED` into its rows."""
+    reader = csv.DictReader(io.StringIO(text))
+    try:
+        names = reader.fieldnames or []
+        rows = list(reader)
+    except csv.Error as error:
+        raise FormatError(f"{path}, line {reader.line_num}: not CSV: {error}") from None
+    missing = [name for name in NEEDED if name not in names]
+    if missing:
+        raise FormatError(f"{path}: no column {', '.join(missing)}; these are needed: "
+                          f"{', '.join(NEEDED)}")  # fmt: skip
+    return [{key: value or "" for key, value in row.items() if key} for row in rows]
+
+
+def _from_rows(
+    text: str, path: str, factors: Factors, model: Model, cluster: Cluster, training: Training
+) -> Factors:
+    rows = [(index, row) for index, row in enumerate(parse_rows(text, path)) if row["step_s"]]
+    if not rows:
         raise FormatError(f"{path}: no row has a step_s")
+    for index, row in rows:
+        where = f"{path}: row {index}"
+        step = {key: _cell(row.get(column, "")) for column, key in COLUMNS.items()}
+        try:
+            own = replace(cluster, gpu=_gpu_of(row["gpu"]))
+            step = {key: value for key, value in step.items() if value is not None}
+            factors = _from_step(
+                step, where, factors, _model_of(row, where) or model, own, training
+            )
+        except ParameterError as error:
+            raise FormatError(f"{where}: {error}") from None
     return factors
+
+
+def _cell(text: str) -> int | float | str | None:
+    """Return the number or word of a cell, without a remark in brackets; None for an empty one."""
+    word = text.partition("(")[0].strip().lower()
+    number = read_number(word)
+    if math.isnan(number):
+        return word if word not in ("", "none") else None
+    return int(number) if number == int(number) else number
+
+
+def _gpu_of(text: str) -> Gpu:
+    """Return the GPU whose name begins a cell, such as ``"H100-80GB-SXM"``."""
+    known = [name for name in GPUS if text.lower().startswith(name)]
+    return find_gpu(max(known, key=len, default=text))
+
+
+def _model_of(row: Mapping[str, str], where: str) -> Model | None:
+    """Return the model that columns describe; None where they describe none."""
+    one = {column: _cell(row.get(column, "")) for column in SHAPES}
+    if one["hidden"] is None:
+        return None
+    part = {"width": one["ffn"]}
+    if one["experts"] is not None:
+        part |= {"count": one["experts"], "top_k": one["topk"]}
+    attention = {"heads": one["heads"], "kv_heads": one["kv_heads"] or one["heads"]}
+    if isinstance(one["hidden"], int) and isinstance(one["heads"], int):
+        attention["head_dim"] = one["hidden"] // max(one["heads"], 1)
+    shape = {
+        "hidden": one["hidden"], "vocabulary": one["vocab"], "layers": one["layers"],
+        "attention": attention, "mlp" if one["experts"] is None else "experts": part,
+    }  # fmt: skip
+    return own_model(shape, where)
 
 
 def _from_step(
@@ -207,6 +281,20 @@ def _layers(value: Any, where: str, stages: int, layers: int) -> tuple[int, ...]
             f"{layers} in all"
         )
     return tuple(counts)
+
+
+def spread(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers per stage as frameworks spread them by default.
+
+    Evenly; else with embedding and head counted as a layer each; else the first stages get more.
+    """
+    if layers % stages == 0:
+        return (layers // stages,) * stages
+    each, rest = divmod(layers + 2, stages)
+    if rest == 0 and stages > 1:
+        return (each - 1, *(each,) * (stages - 2), each - 1)
+    each, rest = divmod(layers, stages)
+    return tuple(each + (stage < rest) for stage in range(stages))
 
 
 SECONDS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from debubble.planner.candidate import Candidate, Training
-from debubble.planner.cost.calibrate import Factors
 from debubble.planner.cost.layer_work import Times, module_times, tokens_of
+from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.frameworks.torch.runtime import EVERY_SECOND
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.kernel_times import memory_time
 from debubble.planner.hardware.links import (
@@ -18,7 +19,7 @@ from debubble.planner.hardware.links import (
     reduce_scatter,
     send,
 )
-from debubble.planner.memory.activations import EVERY_SECOND, recompute_modules
+from debubble.planner.memory.activations import recompute_modules
 from debubble.planner.memory.state import scatters
 from debubble.planner.model.transformer import Attention, Layer, Model
 

@@ -186,7 +186,7 @@ def core_times(layer: Layer, gpu: Gpu, training: Training, candidate: Candidate)
         window = part.window if isinstance(part, Attention) else None
         seen = min(2 * window, s) if window else s
         forward = part.score_width * batch * s * seen / (cp * tp)
-        portable = training.runtime == "torch"
+        portable = training.runtime.portable_attention
         back = attention_time(gpu, 2.5 * forward, backward=True, portable=portable)
         return Times(attention_time(gpu, forward, portable=portable) + LAUNCH, back + LAUNCH)
     heads, d, rows = -(-batch * part.heads // tp), part.head_dim, s // cp

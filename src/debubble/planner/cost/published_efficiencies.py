@@ -1,79 +1,151 @@
-"""Efficiencies that the package brings: each from one published step."""
+"""Efficiencies of kernels: the share of their modeled speed that training reaches.
+
+Each published one is from one published step: a row of ``published_efficiencies.csv``.
+"""
 
 from __future__ import annotations
 
-from debubble.planner.cost.calibrate import Factor
+import csv
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
 
-SHIPPED: tuple[Factor, ...] = (
-    Factor("a100-80gb", 8, "fp16", 0.941, "megatron", "arXiv:2205.05198: GPT-530B", 280, 37.83),
-    Factor("a100-80gb", 1, "fp16", 0.941, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
-    Factor("a100-80gb", 1, "bf16", 0.919, "torch", "llm-foundry benchmarking: MPT-30B", 8, 140.8),
-    Factor("a100-80gb", 4, "fp16", 0.832, "deepspeed",
-           "bigscience tr11-176B-ml 2022-02-25: GPT-181B", 384, 110.48),
-    Factor("a100-80gb", 8, "fp16", 0.76, "deepspeed",
-           "bigscience tr11-176B-ml 2022-02-25: GPT-181B", 384, 123.57),
-    Factor("a100-80gb", 2, "fp16", 0.831, "deepspeed",
-           "bigscience tr11-176B-ml 2022-02-25: GPT-181B", 384, 112.5),
-    Factor("a100-40gb", 1, "bf16", 0.839, "torch", "llm-foundry benchmarking: MPT-7B", 8, 26.72),
-    Factor("h100", 1, "bf16", 0.895, "megatron",
-           "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_8B", 64, 12.33),
-    Factor("h100", 2, "bf16", 0.849, "megatron",
-           "dgxc-benchmarking nemotron v25.04.02: Nemotron4-15B", 64, 2.67),
-    Factor("h100", 4, "bf16", 0.859, "megatron",
-           "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_70B", 256, 14.68),
-    Factor("h100", 8, "bf16", 0.85, "megatron",
-           "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3.1_405B", 512, 19.78),
-    Factor("h100", 1, "bf16", 0.801, "torch", "llm-foundry benchmarking: MPT-13B", 128, 6.45),
-    Factor("h100", 1, "fp8", 0.924, "megatron",
-           "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_8B", 32, 9.43),
-    Factor("h100", 2, "fp8", 0.859, "megatron",
-           "dgxc-benchmarking nemotron v25.04.02: Nemotron4-15B", 64, 1.98),
-    Factor("h100", 4, "fp8", 0.992, "megatron",
-           "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_70B", 1024, 10.08),
-    Factor("h100", 8, "fp8", 1.014, "megatron",
-           "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3.1_405B", 1024, 12.42),
-    Factor("h100-96gb-hbm2e", 8, "bf16", 0.817, "torch",
-           "torchtitan asyncTP_llama3_h100_2025-06: LLAMA3_70B", 256, 25.11),
-    Factor("h100-96gb-hbm2e", 8, "fp8", 0.839, "torch",
-           "torchtitan llama3_h100_202412: LLAMA3.1_405B", 512, 53.89),
-    Factor("h200", 1, "fp8", 0.867, "torch",
-           "torchtitan llama3-8b_h200_202506: LLAMA3_8B", 64, 1.524),
-    Factor("gb200", 4, "bf16", 0.725, "megatron",
-           "dgxc-benchmarking llama3.1 v25.05.05: LLAMA3.1_405B", 128, 9.347),
-    Factor("gb200", 1, "fp8", 0.786, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.16),
-    Factor("gb200", 4, "fp8", 0.812, "megatron",
-           "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 60.09),
-    Factor("gb200", 4, "mxfp8", 0.763, "megatron",
-           "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 63.42),
-    Factor("gb200", 4, "nvfp4", 0.746, "megatron",
-           "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 45.39),
-    Factor("gb300", 4, "fp8", 1.066, "megatron", "Megatron-Bridge 26.06: LLAMA3.1_405B", 256, 46.9),
-    Factor("gb300", 2, "fp8", 1.005, "megatron",
-           "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 48.0),
-    Factor("gb300", 1, "mxfp8", 1.188, "megatron",
-           "Megatron-Bridge 26.02.01: LLAMA3_70B", 64, 6.83),
-    Factor("gb300", 2, "mxfp8", 0.928, "megatron",
-           "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 51.79),
-    Factor("gb300", 4, "nvfp4", 0.764, "megatron",
-           "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 36.19),
-    Factor("gb300", 1, "fp8", 0.938, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 3.49),
-    Factor("b200", 1, "fp8", 0.785, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.28),
-    Factor("b200", 4, "fp8", 0.749, "megatron", "Megatron-Bridge 25.11: LLAMA3.1_405B", 128, 6.197),
-    Factor("h100", 1, "bf16", 0.524, "megatron",
-           "Megatron-Bridge 26.02: GPT OSS 120B", 64, 13.67, True),
-    Factor("gb200", 1, "bf16", 0.668, "megatron",
-           "dgxc-benchmarking llama4 v25.05.05: Llama4-Maverick-400B", 256, 7.859, True),
-    Factor("gb200", 1, "mxfp8", 0.694, "megatron",
-           "Megatron-Bridge 26.02: DeepSeekV3", 256, 16.57, True),
-    Factor("gb300", 1, "bf16", 0.829, "megatron",
-           "Megatron-Bridge 25.11: DeepSeekV3", 256, 17.03, True),
-    Factor("gb300", 1, "mxfp8", 0.822, "megatron",
-           "Megatron-Bridge 26.04: DeepSeekV3", 256, 13.2, True),
-    Factor("h100", 1, "fp8", 0.49, "megatron",
-           "Megatron-Bridge 26.04: Qwen3_30B_a3B", 16, 29.45, True),
-    Factor("h100", 2, "fp8", 0.917, "megatron",
-           "Megatron-Bridge 25.09: DeepSeekV3", 1024, 25.26, True),
-    Factor("b200", 1, "mxfp8", 0.579, "megatron",
-           "Megatron-Bridge 26.02.01: Qwen3_30B_a3B", 8, 9.82, True),
-)  # fmt: skip
-"""GPU, tensor-parallel degree, precision, efficiency, software, source and model, GPUs, seconds."""
+from debubble.planner.candidate import Training
+from debubble.planner.hardware.gpus import Gpu
+
+DEFAULT = 0.86
+"""Efficiency of a GPU without any measured step."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One efficiency: of a GPU, tensor-parallel degree, precision and software.
+
+    `source` names the step it is from, of so many `gpus` and `seconds`; `experts` says whether the
+    model has a mixture of experts, `measured` whether the user gave the step.
+    """
+
+    gpu: str
+    tp: int
+    precision: str
+    efficiency: float
+    runtime: str = "megatron"
+    source: str = ""
+    gpus: int = 0
+    seconds: float = 0.0
+    experts: bool = False
+    measured: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, str, str, bool]:
+        """What it counts for."""
+        return self.gpu, self.tp, self.precision, self.runtime, self.experts
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Efficiencies, of which the nearest to what is asked for counts."""
+
+    table: tuple[Factor, ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.table)
+
+    def __hash__(self) -> int:
+        # Results are looked up by it many times.
+        return self._hash
+
+    def efficiency(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
+        """Share of the modelled speed of kernels that training reaches.
+
+        A measured step of the same GPU and software counts for other degrees, too: published
+        efficiencies say how they differ from its own degree's.
+        """
+        found = self.nearest(gpu.name, tp, training, experts=experts)
+        if found is None:
+            return DEFAULT
+        if not found.measured or found.tp == tp:
+            return found.efficiency
+        rest = Factors(tuple(item for item in self.table if not item.measured))
+        here = rest.efficiency(gpu, tp, training, experts=experts)
+        there = rest.efficiency(gpu, found.tp, training, experts=experts)
+        return found.efficiency * here / there
+
+    def error(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
+        """Relative error of a step's time that 9 of 10 published steps stay within."""
+        found = self.nearest(gpu.name, tp, training, experts=experts)
+        if experts:
+            return ERRORS["experts"]
+        if found is None or found.gpu != gpu.name:
+            return ERRORS["other"]
+        if _bits(found.precision) != _bits(training.precision):
+            return ERRORS["other"]
+        if not found.measured:
+            return ERRORS["shipped"]
+        return ERRORS["measured"] if found.tp == tp else ERRORS["other degree"]
+
+    def origin(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> str:
+        """Where an efficiency is from, for people: a measured step, a published one, or neither."""
+        found = self.nearest(gpu.name, tp, training, experts=experts)
+        if found is None:
+            return f"assumed: no step of {gpu.name} or its generation is known"
+        if found.measured:
+            scaled = "" if found.tp == tp else f", scaled from tp {found.tp}"
+            return f"measured{scaled}"
+        own = found.gpu == gpu.name and found.tp == tp and found.precision == training.precision
+        other = "" if own else f" on {found.gpu} with tp {found.tp} in {found.precision}"
+        return f"published{other}: {found.source}"
+
+    def nearest(self, gpu: str, tp: int, training: Training, *, experts: bool) -> Factor | None:
+        """The factor that counts for a GPU, one of its generation.
+
+        First that of models with experts, or without; of the same precision (16 bits, 8 or 4); the
+        same software; of the GPU itself; one that the user measured; one of the same precision to
+        the letter; and of the nearest degree.
+        """
+        own = [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
+        bits = _bits(training.precision)
+
+        def distance(item: Factor) -> tuple[int, ...]:
+            degrees = abs(item.tp.bit_length() - tp.bit_length())
+            return (
+                item.experts != experts, _bits(item.precision) != bits,
+                item.runtime != training.runtime.name, item.gpu != gpu, not item.measured,
+                item.precision != training.precision, degrees, item.tp,
+            )  # fmt: skip
+
+        return min(own, key=distance, default=None)
+
+
+ERRORS = {"measured": 0.06, "other degree": 0.1, "shipped": 0.1, "other": 0.18, "experts": 0.41}
+"""90th percentiles of the relative error, by where the efficiency is from: see
+``docs/planner-truth.md``."""
+
+
+@cache
+def _bits(precision: str) -> str:
+    return "".join(filter(str.isdigit, precision))
+
+
+@cache
+def _generation(gpu: str) -> str:
+    """Chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
+    return {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}.get(gpu[:1], gpu[:5])
+
+
+@cache
+def shipped_factors() -> Factors:
+    """Return the efficiencies of published steps."""
+    file = resources.files(__package__) / "published_efficiencies.csv"
+    rows = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
+    return Factors(
+        tuple(
+            Factor(
+                row["gpu"], int(row["tp"]), row["precision"], float(row["efficiency"]),
+                row["runtime"], row["source"], int(row["gpus"]), float(row["seconds"]),
+                experts=row["experts"] == "yes",
+            )
+            for row in rows
+        )
+    )  # fmt: skip

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
 from debubble.planner.candidate import Candidate, Training, recomputed_layers, whole_backwards
-from debubble.planner.cost.calibrate import Factors
 from debubble.planner.cost.layer_times import EXPOSED, LayerTimes, layer_times
 from debubble.planner.cost.layer_work import Product, Times, product_times, tokens_of
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.kernel_times import LAUNCH, memory_time
 from debubble.planner.hardware.links import all_gather, all_reduce, group_of, send

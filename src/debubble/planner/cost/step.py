@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.candidate import Candidate, Training
-from debubble.planner.cost.calibrate import Factors
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.cost.step_overheads import StepEnds, step_ends
 from debubble.planner.hardware.cluster import Cluster

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from debubble.planner.frameworks.rules import (
-    ANY,
+from debubble.planner.frameworks.case import (
     DEGREES,
     ORDER,
     Case,
@@ -173,15 +172,15 @@ def rounds(case: Case) -> Problem | None:
 
 
 ANY_RULES = (
-    Rule("gpus", {ANY: "world size"}, DEGREES, gpus),
-    Rule("heads", {ANY: "tensor-parallel size"}, DEGREES, heads),
-    Rule("kv-heads", {ANY: "tensor-parallel size"}, DEGREES, kv_heads),
-    Rule("sequence", {ANY: "context-parallel size"}, DEGREES, sequence),
-    Rule("experts", {ANY: "expert-parallel size"}, DEGREES, experts),
-    Rule("expert-ranks", {ANY: "expert-parallel size"}, DEGREES, expert_ranks),
-    Rule("batch", {ANY: "global batch size"}, ORDER, batch),
-    Rule("layers", {ANY: "cut into stages"}, ORDER, layers),
-    Rule("schedule-kind", {ANY: "schedule"}, ORDER, kind_of_schedule),
-    Rule("schedule-sizes", {ANY: "schedule"}, ORDER, sizes),
-    Rule("chunks", {ANY: "virtual stages"}, ORDER, rounds),
+    Rule("gpus", "world size", DEGREES, gpus),
+    Rule("heads", "tensor-parallel size", DEGREES, heads),
+    Rule("kv-heads", "tensor-parallel size", DEGREES, kv_heads),
+    Rule("sequence", "context-parallel size", DEGREES, sequence),
+    Rule("experts", "expert-parallel size", DEGREES, experts),
+    Rule("expert-ranks", "expert-parallel size", DEGREES, expert_ranks),
+    Rule("batch", "global batch size", ORDER, batch),
+    Rule("layers", "cut into stages", ORDER, layers),
+    Rule("schedule-kind", "schedule", ORDER, kind_of_schedule),
+    Rule("schedule-sizes", "schedule", ORDER, sizes),
+    Rule("chunks", "virtual stages", ORDER, rounds),
 )

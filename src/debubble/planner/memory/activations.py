@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
+from debubble.planner.frameworks.torch.runtime import EVERY_SECOND
 from debubble.planner.memory.layer_bytes import (
     RECOMPUTE_MODULES,
     Parts,
@@ -26,9 +27,6 @@ from debubble.planner.model.transformer import LatentAttention, Layer, Model
 LOGIT_BYTES, FUSED_LOGIT_BYTES = 12, 4
 """Bytes per logit while the head runs: in bf16, in fp32, and gradients on the way back; or in bf16
 with gradients in bf16, where one kernel computes the loss."""
-
-EVERY_SECOND = "op"
-"""torchtitan's selective recompute: outputs of attention and of every second product stay."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,8 @@ class _Key(NamedTuple):
 @lru_cache(maxsize=256)
 def default_modules(model: Model, training: Training) -> tuple[str, ...]:
     """Modules that ``"selective"`` computes again where a candidate names none."""
-    if training.runtime == "torch":
-        return (EVERY_SECOND,)
+    if training.runtime.selective:
+        return training.runtime.selective
     if not training.flash:
         return ("core_attn",)
     latent = any(isinstance(layer.attention, LatentAttention) for layer in model.layers)

@@ -3,18 +3,10 @@
 A tensor that came is the input of a stage's first layer, and is an activation from the start of the
 forward to the end of the backward that uses it; only before and after that it counts here.
 
-PyTorch 2.13 (``torch.distributed.pipelining``) allocates a buffer for the input and one for the
-gradient of every microbatch and stage, for the whole run, and waits for sends at the end of a step,
-which keeps what was sent until then. Newer versions allocate buffers just in time (pytorch#193872).
-Megatron-LM receives just before use and drops an output once it is sent
-(``deallocate_pipeline_outputs``). DeepSpeed keeps each output until its backward. debubble's own
-runtime keeps what it sent or received to the end of the step.
+How long a runtime keeps them is in its :class:`~debubble.planner.frameworks.habits.Habits`.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,49 +14,20 @@ from numpy.typing import NDArray
 from debubble.core.actions import TRANSFER_KINDS, among, kinds_of
 from debubble.core.waits import primary_of
 from debubble.engine.timeline import Timeline
+from debubble.planner.frameworks.habits import Habits
 from debubble.planner.memory.memory_events import Floats, Moments
 
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Keeps:
-    """How long a runtime keeps the tensors of transfers.
-
-    Parameters
-    ----------
-    received
-        ``"always"``: a buffer for every microbatch and stage, all the time. ``"step"``: from
-        arrival to the end of the step. ``"use"``: from arrival until used.
-    sent
-        ``"step"``: to the end of the step. ``"next"``: to the end of the rank's next action.
-        ``"no"``: not beyond the action that made it.
-    outputs
-        Whether a stage's output stays until its backward.
-    """
-
-    received: Literal["always", "step", "use"]
-    sent: Literal["step", "next", "no"]
-    outputs: bool = False
-
-
-KEEPS = {
-    "megatron": Keeps("use", "next"),
-    "deepspeed": Keeps("use", "no", outputs=True),
-    "torch": Keeps("always", "step"),
-    "debubble": Keeps("step", "step"),
-}
-"""What each runtime keeps, by :attr:`debubble.planner.candidate.Training.runtime`."""
-
-
 def buffers(
-    timeline: Timeline, rank: int, moments: Moments, boundary: float, runtime: str
+    timeline: Timeline, rank: int, moments: Moments, boundary: float, runtime: Habits
 ) -> Floats:
     """Bytes of transferred tensors, of `boundary` bytes each, that a rank holds in one step.
 
-    From every moment of the rank on, as a runtime of :data:`KEEPS` keeps them.
+    From every moment of the rank on, as a runtime keeps them.
     """
-    keeps, schedule = KEEPS[runtime], timeline.schedule
+    schedule = timeline.schedule
     size = boundary / schedule.slices
     last = schedule.stages - 1
     stages = moments.stages
@@ -80,7 +43,7 @@ def buffers(
     arrivals, from_others = _arrivals(timeline, rank, moments)
     came = takes_input & from_others
     came_back = takes_gradient & from_others
-    if keeps.received == "always":
+    if runtime.receive_buffers:
         count = int(np.count_nonzero(takes_input) + np.count_nonzero(takes_gradient))
         changes.append((np.zeros(1, dtype=np.int64), count * size))
         add(starts, takes_input, -size)
@@ -89,18 +52,14 @@ def buffers(
         add(arrivals, came, size)
         add(starts, came, -size)
         add(arrivals, came_back, size)
-        if keeps.received == "use":
-            add(stops, came_back, -size)
-        else:
-            remote = _neighbour_elsewhere(timeline, rank, moments, -1)
-            add(stops, hands_gradient & remote, size)
-    if keeps.sent != "no":
+        add(stops, came_back, -size)
+    if runtime.sent_until != "made":
         goes = hands_output & _neighbour_elsewhere(timeline, rank, moments, 1)
         goes |= hands_gradient & _neighbour_elsewhere(timeline, rank, moments, -1)
         add(stops, goes, size)
-        if keeps.sent == "next":
+        if runtime.sent_until == "next":
             add(stops + 2, goes & (stops + 2 < len(moments.times)), -size)
-    if keeps.outputs:
+    if runtime.keeps_outputs:
         add(stops, hands_output, size)
         add(stops, takes_gradient, -size)
     return moments.held(*changes)

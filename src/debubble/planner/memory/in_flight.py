@@ -97,8 +97,7 @@ def counted(schedule: Schedule, runtime: str) -> InFlight:
     stages = order.reshape(schedule.ranks, -1)
     slots = np.empty_like(homes)
     slots[order] = np.arange(len(order)) % stages.shape[1]
-    by = "torch" if runtime == "torch" else "any"
-    costs = Costs(activation=WHOLE, kept_for_weight=1 / WHOLE, runtime=by)
+    costs = Costs(activation=WHOLE, kept_for_weight=1 / WHOLE, runtime=runtime)
     use = measure_memory(schedule, costs.table(schedule))
     found = [
         _moments(schedule, rank, slots, stages.shape[1], use) for rank in range(schedule.ranks)

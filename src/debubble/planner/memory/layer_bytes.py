@@ -60,7 +60,7 @@ class Parts:
 
 def input_bytes(training: Training) -> float:
     """Bytes of a number that is the stored input of a product."""
-    if training.runtime != "megatron":
+    if not training.runtime.narrow_inputs:
         return 2.0
     return {"fp8": 1.0, "fp4": 0.5}.get(PRECISIONS.get(training.precision, ""), 2.0)
 
@@ -151,7 +151,7 @@ def _linear_inputs(model: Model, training: Training) -> Parts:
     PyTorch's tensor parallelism stores what was gathered.
     """
     size = 2 * input_bytes(training) * model.hidden
-    return Parts(whole=size) if training.runtime == "torch" else Parts(stream=size)
+    return Parts(whole=size) if training.runtime.gathered_inputs else Parts(stream=size)
 
 
 def _widths(attention: Attention | LatentAttention, tp: int) -> tuple[float, float]:

@@ -38,9 +38,6 @@ MARGIN = 2e9
 """Bytes of a GPU that no formula here itemises: the driver's context, buffers of the communication
 library, workspaces of kernels."""
 
-BUCKET = 5e8
-"""Numbers in each of DeepSpeed's two buckets, one for gradients and one for weights."""
-
 FRAGMENTATION = 0.1
 """Share of what comes and goes that lies unused between tensors, as other planners take it, too."""
 
@@ -179,7 +176,7 @@ def memory_curves(
     head = logits_bytes(model, training, candidate) / schedule.slices
     for rank in range(schedule.ranks):
         moments = Moments.of(timeline, rank)
-        backwards = moments.backwards(training.runtime, whole_backwards(training, candidate))
+        backwards = moments.backwards(training.runtime.engine, whole_backwards(training, candidate))
         size = each[0].boundary
         yield MemoryCurve(
             moments.times,
@@ -197,10 +194,8 @@ def margin(training: Training) -> float:
 
     Gradients are sent as they add up: in fp16, or, of bf16, in fp32.
     """
-    if training.runtime != "deepspeed":
-        return MARGIN
     gradients = 2 if training.precision == "fp16" else 4
-    return MARGIN + BUCKET * (gradients + 2)
+    return MARGIN + training.runtime.bucket * (gradients + 2)
 
 
 def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict[str, Any]:
@@ -216,7 +211,7 @@ def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict
         "kept_for_weight": kept,
         "recompute_kept": [_share(one.recompute_kept, one.stored) for one in each],
         # Where I does all of every stage's backward, no other rule changes anything.
-        "runtime": "torch" if training.runtime == "torch" and not whole else "any",
+        "runtime": "any" if whole else training.runtime.engine,
         "memory_unit": "bytes",
     }
 

@@ -40,12 +40,6 @@ from operator import add
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.model.transformer import Experts, Layer, Model
 
-VOCABULARY_MULTIPLE = 128
-"""Megatron-LM pads a vocabulary to a multiple of this, times the tensor-parallel degree."""
-
-PADDING = ("megatron", "deepspeed")
-"""Runtimes that do."""
-
 GATHERED_LAYERS = 2
 """Layers whose weights, or gradients, are there at a time where replicas split them: one, and the
 next."""
@@ -56,7 +50,7 @@ def scatters(training: Training, candidate: Candidate) -> bool:
 
     PyTorch's pipelines add them up first where weights stay gathered.
     """
-    return candidate.zero >= (3 if training.runtime == "torch" else 2)
+    return candidate.zero >= (3 if training.runtime.fsdp else 2)
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ def padded_vocabulary(model: Model, training: Training, tp: int) -> int:
 
     Megatron-LM pads it to a multiple of 128 times `tp`; others to a multiple of `tp` at most.
     """
-    multiple = tp * (VOCABULARY_MULTIPLE if training.runtime in PADDING else 1)
+    multiple = tp * training.runtime.vocabulary_multiple
     return math.ceil(model.vocabulary / multiple) * multiple
 
 
@@ -192,11 +186,12 @@ def stage_states(model: Model, training: Training, candidate: Candidate) -> tupl
 def _states(
     model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], zero: int
 ) -> tuple[State, ...]:
-    torch = training.runtime == "torch"
-    gathers = degrees.dp * degrees.cp > 1 and zero >= (1 if torch else 3)
-    stays = torch and degrees.pp > 1
-    # DeepSpeed scatters gradients from buckets, which are in its margin.
-    scattered = training.gradient_bytes * (zero >= 2 and training.runtime == "megatron")
+    runtime = training.runtime
+    gathers = degrees.dp * degrees.cp > 1 and zero >= (1 if runtime.fsdp else 3)
+    stays = runtime.fsdp and degrees.pp > 1
+    # What is scattered from buckets is in the margin.
+    scatters = zero >= 2 and not (runtime.fsdp or runtime.bucket)
+    scattered = training.gradient_bytes * scatters
     found = []
     for stage, counts in enumerate(_parameters(model, training, degrees, layers)):
         state = _bytes(counts.dense, degrees.dp * degrees.cp, training, zero)
@@ -232,7 +227,7 @@ def _bytes(count: float, replicas: int, training: Training, zero: int) -> State:
 def bytes_per_parameter(training: Training, zero: int, replicas: int) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimizer states per parameter."""
     moments = 2 * training.moment_bytes
-    if training.runtime == "torch":
+    if training.runtime.fsdp:
         # FSDP2 splits all three or none.
         share = 1 / replicas if zero >= 1 else 1.0
         return 4 * share, 4 * share, 8 * share
@@ -240,7 +235,7 @@ def bytes_per_parameter(training: Training, zero: int, replicas: int) -> tuple[f
     optimizer = float(training.master_bytes + moments)
     if training.precision == "fp16":
         gradients, optimizer = 2.0, optimizer + 4.0
-    elif training.runtime == "deepspeed":
+    elif training.runtime.bucket:
         gradients += 2.0
     return (
         weights / (replicas if zero >= 3 else 1),

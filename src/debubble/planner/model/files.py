@@ -106,10 +106,11 @@ def parse_model(text: str, where: str) -> Model:
     name = path.parent.name if path.name == "config.json" else path.stem
     if "model_type" in data or "hidden_size" in data:
         return hugging_face_model(data, name or "the model")
-    return _own_model(data, name or "the model")
+    return own_model(data, name or "the model")
 
 
-def _own_model(data: Mapping[str, Any], file: str) -> Model:
+def own_model(data: Mapping[str, Any], file: str) -> Model:
+    """Return the model that keys of our YAML describe; `file` names it unless a key does."""
     keys = Keys(data, file)
     common = {part: keys.take(part) for part in _PARTS}
     layers = _groups(keys, common)

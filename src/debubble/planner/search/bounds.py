@@ -98,7 +98,7 @@ def least_peaks(asked: Asked, candidate: Candidate) -> NDArray[np.float64] | Non
     """
     degrees, training = candidate.degrees, asked.training
     whole = whole_backwards(training, candidate)
-    runtime = "any" if whole else training.runtime
+    runtime = "any" if whole else training.runtime.engine
     counts = in_flight(
         candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, runtime
     )

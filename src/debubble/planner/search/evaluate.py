@@ -15,9 +15,9 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
-from debubble.planner.cost.calibrate import Factors
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.cost.layer_times import layer_times
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.cost.step import Step, step_of
 from debubble.planner.hardware.cluster import Cluster

@@ -19,7 +19,9 @@ from itertools import product
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, Training
-from debubble.planner.frameworks.rules import DEGREES, ORDER, STATE, Case, divisors, rules_of
+from debubble.planner.frameworks.case import DEGREES, ORDER, STATE, Case, divisors
+from debubble.planner.frameworks.rules import rules_of
+from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import chunks_of, first_cut, fits, plannable
 from debubble.schedules import registry
@@ -33,7 +35,7 @@ FEWEST = "full:N"
 """Recompute of the first layers of every stage, with the fewest with which a candidate fits."""
 
 ZEROS = (0, 1, 2, 3)
-SHARDED_ZEROS = (0, 2, 3)
+FSDP_ZEROS = (0, 2, 3)
 """Levels of ZeRO that differ on FSDP2."""
 
 
@@ -251,7 +253,9 @@ class _Choice:
             return (self.fixed.zero,)
         if not shared:
             return (1,)  # nothing to shard over: all levels are the same
-        return ZEROS if self.fixed.framework in (None, "megatron") else SHARDED_ZEROS
+        framework = self.fixed.framework
+        fsdp = framework is not None and find_framework(framework).runtime.fsdp
+        return FSDP_ZEROS if fsdp else ZEROS
 
     def _holds(
         self, scope: str, degrees: Degrees, order: Order | None = None, microbatches: int = 1,

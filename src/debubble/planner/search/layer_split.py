@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
-from debubble.planner.cost.calibrate import Factors
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.stage_costs import layer_sums
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.rules import broken
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.memory.peaks import margin
@@ -197,8 +198,8 @@ Allowed: TypeAlias = Callable[[Candidate], bool]
 
 def runnable(asked: Asked, framework: str | None) -> Allowed:
     """Whether a framework runs a candidate; without one, whether anything can."""
-    model, cluster, training = asked.model, asked.cluster, asked.training
-    return lambda candidate: not broken(model, cluster, training, candidate, framework)
+    model, gpus, training = asked.model, asked.cluster.gpus, asked.training
+    return lambda candidate: not broken(Case.of(model, gpus, training, candidate), framework)
 
 
 def refined(

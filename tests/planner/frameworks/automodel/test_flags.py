@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from debubble.interchange.layouts import AUTOMODEL
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.flags import flags
-from debubble.planner.frameworks.rules import Case
-from debubble.planner.frameworks.torchtitan.flags import NAMES
+from debubble.planner.frameworks.torch.flags import NAMES
 from tests import wheels
 from tests.planner.cases import case, dense, latent, mixture, sampled
 
@@ -51,7 +51,7 @@ def made(request: pytest.FixtureRequest) -> Read:
 
 
 def text_of(one: Case) -> str:
-    return flags(one.model, one.training, one.candidate, "automodel")
+    return flags(one, "automodel")
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.megatron.flags import megatron_lines, split_lines
-from debubble.planner.frameworks.rules import Case
 from tests import wheels
 from tests.planner import megatron
 from tests.planner.cases import case, changed, dense, latent, mixture, sampled

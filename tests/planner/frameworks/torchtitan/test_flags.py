@@ -18,15 +18,10 @@ from debubble.interchange.files import resolve
 from debubble.interchange.launchers import placing_name
 from debubble.interchange.layouts import TORCHTITAN
 from debubble.interchange.torch_csv import from_csv
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.flags import flags
-from debubble.planner.frameworks.rules import Case
-from debubble.planner.frameworks.torchtitan.flags import (
-    NAMES,
-    csv_command,
-    even_weights,
-    own_name,
-    split_lines,
-)
+from debubble.planner.frameworks.torch.flags import NAMES, csv_command, own_name
+from debubble.planner.frameworks.torchtitan.flags import even_weights, split_lines
 from debubble.planner.plannable import plannable
 from debubble.schedules import registry
 from tests import wheels
@@ -99,7 +94,7 @@ def theirs(request: pytest.FixtureRequest) -> SimpleNamespace:
 
 
 def text_of(one: Case) -> str:
-    return flags(one.model, one.training, one.candidate, "torchtitan")
+    return flags(one, "torchtitan")
 
 
 @pytest.mark.parametrize("one", GOOD)

@@ -6,8 +6,8 @@ import json
 
 from debubble.interchange.launchers import placing_name
 from debubble.interchange.layouts import AUTOMODEL, in_v
-from debubble.planner.frameworks.rules import Case
-from debubble.planner.frameworks.torchtitan.flags import CSV, csv_command, own_name
+from debubble.planner.frameworks.case import Case
+from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
 
 CHECKPOINTING = {"none": "false", "selective": "selective", "full": "full"}
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from debubble.interchange.layouts import layout_text
 from debubble.planner.candidate import recomputed_layers
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.megatron.rules import OVERLAP, OVERLAP_FLAG
-from debubble.planner.frameworks.rules import Case
 from debubble.planner.memory.activations import recompute_modules
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from debubble.interchange.layouts import in_loop
 from debubble.planner.frameworks.any_rules import expert_degrees
-from debubble.planner.frameworks.rules import (
+from debubble.planner.frameworks.case import (
     DEGREES,
     ORDER,
     STATE,
@@ -108,19 +108,15 @@ def small_moments(case: Case) -> Problem | None:
     return Problem(text, {"zero": 1})
 
 
-def _m(option: str) -> dict[str, str]:
-    return {"megatron": option}
-
-
-MEGATRON_RULES = (
-    Rule("megatron-schedule", _m("get_forward_backward_func"), ORDER, schedule),
-    Rule("sequence-parallel", _m("--sequence-parallel"), DEGREES, split_sequence),
-    Rule("expert-sequence-parallel", _m("--sequence-parallel"), DEGREES, experts_and_tensors),
-    Rule("interleaving", _m("--microbatch-group-size-per-virtual-pipeline-stage"), ORDER,
+RULES = (
+    Rule("megatron-schedule", "get_forward_backward_func", ORDER, schedule, of_order=True),
+    Rule("sequence-parallel", "--sequence-parallel", DEGREES, split_sequence),
+    Rule("expert-sequence-parallel", "--sequence-parallel", DEGREES, experts_and_tensors),
+    Rule("interleaving", "--microbatch-group-size-per-virtual-pipeline-stage", ORDER,
          interleaving),
-    Rule("overlap-experts", _m(OVERLAP_FLAG), ORDER, overlap_experts),
-    Rule("overlap-recompute", _m(OVERLAP_FLAG), STATE, overlap_recompute),
-    Rule("overlap-mtp", _m(OVERLAP_FLAG), ORDER, overlap_mtp),
-    Rule("overlap-sharding", _m(OVERLAP_FLAG), STATE, overlap_sharding),
-    Rule("small-moments", _m("--use-precision-aware-optimizer"), STATE, small_moments),
+    Rule("overlap-experts", OVERLAP_FLAG, ORDER, overlap_experts),
+    Rule("overlap-recompute", OVERLAP_FLAG, STATE, overlap_recompute),
+    Rule("overlap-mtp", OVERLAP_FLAG, ORDER, overlap_mtp),
+    Rule("overlap-sharding", OVERLAP_FLAG, STATE, overlap_sharding),
+    Rule("small-moments", "--use-precision-aware-optimizer", STATE, small_moments),
 )  # fmt: skip

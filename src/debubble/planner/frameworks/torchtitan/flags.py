@@ -9,16 +9,8 @@ from math import ceil
 
 from debubble.interchange.launchers import DEFAULT_CHUNKS, placing_name
 from debubble.interchange.layouts import TORCHTITAN, TORCHTITAN_0_2
-from debubble.planner.frameworks.rules import Case
-from debubble.schedules.registry import find
-
-NAMES = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B",
-    "looped-bfs": "LoopedBFS", "interleaved-zb": "InterleavedZeroBubble", "dualpipe-v": "DualPipeV",
-}  # fmt: skip
-"""PyTorch's names of the orders that it makes as ours are; others come from a CSV."""
-
-CSV = "order.csv"
+from debubble.planner.frameworks.case import Case
+from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
 
 RESHARD = {1: "never", 2: "never", 3: "always"}
 """Whether weights are given away after a forward, by level of ZeRO."""
@@ -68,24 +60,6 @@ def schedule_lines(case: Case) -> list[str]:
         f"--parallelism.pipeline_parallel_schedule_csv={CSV}",
         f"# {csv_command(case)}",
     ]
-
-
-def own_name(case: Case) -> str | None:
-    """PyTorch's name of a schedule, None where the order has to come from a CSV."""
-    own = case.candidate
-    if own.schedule == "1f1b" and own.microbatches < case.degrees.pp:
-        return None  # its 1F1B refuses fewer microbatches than stages
-    return NAMES.get(own.schedule)
-
-
-def csv_command(case: Case) -> str:
-    """The command that writes the order."""
-    own, d = case.candidate, case.degrees
-    entry = find(own.schedule)
-    words = f"-p {d.pp} -m {own.microbatches}"
-    words += f" -v {d.chunks}" if entry.chunks is None else ""
-    words += " --costs costs.yaml" if entry.uses_costs else ""
-    return f"{CSV}: debubble export {own.schedule} {words} --to torch-csv -o {CSV}"
 
 
 def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:

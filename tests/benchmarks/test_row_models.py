@@ -1,8 +1,8 @@
 import pytest
+from row_models import row_model
 
 from debubble.planner.model.files import read_model
 from debubble.planner.model.transformer import Attention, Experts, LatentAttention, Mlp
-from debubble.planner.row_models import row_model
 
 KEYS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk")
 

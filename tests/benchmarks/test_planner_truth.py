@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planner.test_row_plans import ROW
+from tests.benchmarks.rows import ROW
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "planner_truth.py"
 PAGE = SCRIPT.parents[1] / "docs" / "planner-truth.md"

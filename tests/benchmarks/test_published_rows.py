@@ -3,11 +3,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from published_rows import run_rows
 
 from debubble.core.errors import FormatError
-from debubble.planner.cost.calibrate import Factors
-from debubble.planner.rows import run_rows
-from tests.planner.test_row_plans import ROW
+from debubble.planner.cost.published_efficiencies import Factors
+from tests.benchmarks.rows import ROW
 
 
 def written(path: Path, *changes: Mapping[str, str], extra: tuple[str, ...] = ()) -> str:

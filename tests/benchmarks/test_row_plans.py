@@ -1,16 +1,12 @@
 import pytest
+from row_plans import read_row
 
 from debubble.planner.candidate import Degrees
-from debubble.planner.row_plans import read_row, spread
-
-ROW = {
-    "source": "dgxc v25", "model": "LLAMA3_70B", "layers": "80", "hidden": "8192", "heads": "64",
-    "kv_heads": "8", "ffn": "28672", "vocab": "128256", "seq": "8192", "experts": "", "topk": "",
-    "gpu": "H100-80GB-SXM", "gpus": "64", "tp": "4", "pp": "4", "vp": "5", "cp": "2", "ep": "1",
-    "dp": "2", "micro_batch": "1", "global_batch": "128", "recompute": "none",
-    "zero": "1 (dist-opt)", "schedule": "interleaved-1F1B", "precision": "bf16",
-    "step_s": "14.66", "mem_gb": "", "notes": "",
-}  # fmt: skip
+from debubble.planner.cost.calibration_files import spread
+from debubble.planner.frameworks.deepspeed import DEEPSPEED
+from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.planner.frameworks.torch.runtime import TORCH
+from tests.benchmarks.rows import ROW
 
 
 def test_a_row_is_a_plan() -> None:
@@ -61,9 +57,9 @@ def test_words_of_rows_are_known(changes: dict[str, str], field: str, value: obj
         ({"precision": "fp16"}, "flash", False),
         ({"source": "x arXiv:2201.11990"}, "flash", False),
         ({"gpu": "A100-80GB-SXM"}, "overlap_dp", False),
-        ({"schedule": "1F1B (DeepSpeed)", "vp": "1"}, "runtime", "deepspeed"),
-        ({"zero": "3 (FSDP2)"}, "runtime", "torch"),
-        ({"zero": "3 (FSDP)", "source": "Megatron-Bridge"}, "runtime", "megatron"),
+        ({"schedule": "1F1B (DeepSpeed)", "vp": "1"}, "runtime", DEEPSPEED),
+        ({"zero": "3 (FSDP2)"}, "runtime", TORCH),
+        ({"zero": "3 (FSDP)", "source": "Megatron-Bridge"}, "runtime", MEGATRON),
     ],
 )
 def test_words_say_what_the_software_could(

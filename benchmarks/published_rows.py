@@ -1,24 +1,26 @@
-"""Published measurements, predicted: every row of a file beside what was measured."""
+"""Predict published steps: every row of a file next to what was measured.
+
+python benchmarks/published_rows.py ROWS.csv [--json]
+"""
 
 from __future__ import annotations
 
-import csv
-import io
+import argparse
+import json
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from debubble.core.errors import DebubbleError, FormatError
+from row_plans import RowPlan, read_row
+
+from debubble.analysis.layout import table
+from debubble.core.errors import DebubbleError
 from debubble.interchange.text import read_text
-from debubble.planner.cost.calibrate import Factors, calibrated, shipped_factors
+from debubble.planner.cost.calibrate import calibrated
+from debubble.planner.cost.calibration_files import MAX_BYTES, parse_rows
+from debubble.planner.cost.published_efficiencies import Factors, shipped_factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.memory.peaks import memory_of
-from debubble.planner.row_plans import RowPlan, read_row
-
-MAX_BYTES = 16 << 20
-"""Most bytes of a file of rows."""
-NEEDED = ("model", "gpu", "gpus", "tp", "pp", "global_batch", "step_s")
-"""Columns without which a file is no file of rows."""
 
 
 def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
@@ -65,21 +67,6 @@ def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
 def read_rows(path: str) -> list[dict[str, str]]:
     """The rows of a CSV file as dictionaries of text."""
     return parse_rows(read_text(path, MAX_BYTES), path)
-
-
-def parse_rows(text: str, path: str) -> list[dict[str, str]]:
-    """The rows in the text of a CSV file."""
-    reader = csv.DictReader(io.StringIO(text))
-    try:
-        names = reader.fieldnames or []
-        rows = list(reader)
-    except csv.Error as error:
-        raise FormatError(f"{path}, line {reader.line_num}: not CSV: {error}") from None
-    missing = [name for name in NEEDED if name not in names]
-    if missing:
-        raise FormatError(f"{path}: no column {', '.join(missing)}; these are needed: "
-                          f"{', '.join(NEEDED)}")  # fmt: skip
-    return [{key: value or "" for key, value in row.items() if key} for row in rows]
 
 
 def _plan(row: Mapping[str, str]) -> RowPlan | str:
@@ -134,3 +121,30 @@ def _gave(factors: Factors, plan: RowPlan) -> bool:
     """Whether one of the efficiencies is from this very measurement."""
     own = (plan.cluster.gpu.name, plan.candidate.degrees.tp, plan.cluster.gpus, plan.seconds)
     return any((item.gpu, item.tp, item.gpus, item.seconds) == own for item in factors.table)
+
+
+def print_rows(path: str, *, as_json: bool) -> None:
+    """Print every row of a file with its prediction, as a table or as JSON."""
+    found = run_rows(path)
+    if as_json:
+        print(json.dumps({"rows": found}))
+        return
+    lines = [["row", "measured", "predicted", "error", "memory", "measured", ""]]
+    for row in found:
+        times = [_cell(row[name], "{:.4g} s") for name in ("measured", "step_time")]
+        error = _cell(row["error"], "{:+.1%}")
+        sizes = [_cell(row[name], "{:.1f} GB", 1e9) for name in ("memory", "measured_memory")]
+        lines.append([str(row["row"]), *times, error, *sizes, row["skipped"] or ""])
+    print("\n".join(table(lines, (6,))))
+
+
+def _cell(value: float | None, form: str, unit: float = 1.0) -> str:
+    return "" if value is None else form.format(value / unit)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Predict published steps.")
+    parser.add_argument("rows")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    print_rows(arguments.rows, as_json=arguments.json)

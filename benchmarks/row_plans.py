@@ -6,14 +6,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from row_models import VOCABULARY, row_model
+
 from debubble.core.errors import did_you_mean
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.cost.calibration_files import LARGEST, MOST_ACTIONS, spread
+from debubble.planner.frameworks.deepspeed import DEEPSPEED
+from debubble.planner.frameworks.habits import Habits
+from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.planner.frameworks.torch.runtime import EVERY_SECOND, TORCH
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.gpus import GPUS, Gpu
-from debubble.planner.memory.activations import EVERY_SECOND
 from debubble.planner.memory.layer_bytes import RECOMPUTE_MODULES
 from debubble.planner.model.transformer import Model
-from debubble.planner.row_models import VOCABULARY, row_model
 
 NUMBERS = (
     "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "experts", "topk", "gpus", "tp",
@@ -21,8 +26,8 @@ NUMBERS = (
 )  # fmt: skip
 """Columns with whole numbers."""
 
-LARGEST, MOST_LAYERS, MOST_ACTIONS = 10**7, 4096, 4 * 10**6
-"""Limits of a row: of any number, of layers, and of the schedule's actions."""
+MOST_LAYERS = 4096
+"""Most layers of a row."""
 
 SCHEDULES = {
     "none": "1f1b", "zb-1p": "zb-h1", "dualpipev": "dualpipe-v", "zbv": "zb-v",
@@ -126,20 +131,6 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
     )  # fmt: skip
 
 
-def spread(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers per stage as frameworks spread them by default.
-
-    Evenly; else with embedding and head counted as a layer each; else the first stages get more.
-    """
-    if layers % stages == 0:
-        return (layers // stages,) * stages
-    each, rest = divmod(layers + 2, stages)
-    if rest == 0 and stages > 1:
-        return (each - 1, *(each,) * (stages - 2), each - 1)
-    each, rest = divmod(layers, stages)
-    return tuple(each + (stage < rest) for stage in range(stages))
-
-
 def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Candidate) -> Training:
     """The training of a row; its year says what the software of the time could."""
     source, recompute = row.get("source") or "", row.get("recompute") or ""
@@ -160,13 +151,13 @@ def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Cand
     )  # fmt: skip
 
 
-def _runtime(row: Mapping[str, str]) -> str:
+def _runtime(row: Mapping[str, str]) -> Habits:
     """The software of a row, by its schedule, its model, its way to shard and its source."""
     text = {key: (row.get(key) or "").lower() for key in ("schedule", "model", "zero", "source")}
     if "deepspeed" in text["schedule"] or "mt-nlg" in text["model"]:
-        return "deepspeed"
+        return DEEPSPEED
     sharded = "fsdp" in text["zero"] and "megatron" not in text["source"]
-    return "torch" if sharded or "torchtitan" in text["source"] else "megatron"
+    return TORCH if sharded or "torchtitan" in text["source"] else MEGATRON
 
 
 def _precision(text: str) -> str:
@@ -224,7 +215,7 @@ def _zero(row: Mapping[str, str]) -> int:
         return 2 if "weights kept" in text else 3
     match = re.match(r"\s*([0-3])", text)
     stage = int(match[1]) if match else 1
-    early = _runtime(row) == "megatron" and _year(row.get("source") or "") < MEGATRON_FSDP_YEAR
+    early = _runtime(row) == MEGATRON and _year(row.get("source") or "") < MEGATRON_FSDP_YEAR
     return 1 if stage == 2 and early else stage
 
 
