@@ -21,7 +21,7 @@ ASSERTING = {
     "assert_as_alone",  # torch/test_train_examples.py
     "assert_closed",  # diagnosis/test_account.py
     "assert_named",  # diagnosis/test_planted.py
-    "in_ranks",  # torch/world.py: what ranks assert fails the test
+    "in_ranks",  # torch/ranks/world.py: what ranks assert fails the test
     "check_timeline", "check_drawn", "check_mode",  # engine/agreement.py
     "compare",  # gradients in torch/run/test_verify.py
     "equals_the_oracle",  # engine/test_laws.py

@@ -28,8 +28,6 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import FROM_COSTS, Schedule
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.modes import check_mode
-from debubble.engine.recompute import recompute_share
-from debubble.engine.validate import has
 from debubble.schedules._entry import (
     OPTIONS,
     ClosedForm,

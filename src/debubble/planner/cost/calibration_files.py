@@ -14,9 +14,8 @@ from typing import Any
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
 from debubble.core.kinds import Kind
 from debubble.core.placement import Placement
-from debubble.interchange import syntax
 from debubble.core.units import read_number
-from debubble.interchange import cost_syntax
+from debubble.interchange import syntax
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import read_text, shown
 from debubble.planner.candidate import Candidate, Degrees, Training
