@@ -130,13 +130,12 @@ class Kernel(Generic[R]):
     def interpret(self, *args: Any) -> R:
         """Call the Python version on lists, which it indexes many times faster than arrays.
 
-        Arrays of two dimensions stay arrays; what is written to arrays in tuples is lost.
+        Arrays of two dimensions stay arrays.
         """
         lists = [_as_list(argument) for argument in args]
         result: R = self.py_func(*lists)
         for index in self._writes:
-            target: Any = args[index]
-            target[:] = lists[index]
+            _write_back(lists[index], args[index])
         return result
 
 
@@ -154,9 +153,20 @@ def _on_disk(function: Any, args: tuple[Any, ...]) -> bool:
         return True
 
 
+def _write_back(lists: Any, target: Any) -> None:
+    """Copy what a function wrote to lists into the arrays that they stand for."""
+    if isinstance(target, tuple):
+        for one, other in zip(lists, target, strict=True):
+            _write_back(one, other)
+    elif isinstance(target, np.ndarray):
+        target[:] = lists
+
+
 def _as_list(argument: Any) -> Any:
     if isinstance(argument, tuple):
-        return tuple(map(_as_list, argument))
+        parts = map(_as_list, argument)
+        # The constructor of a named tuple takes its fields one by one.
+        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
     if isinstance(argument, np.ndarray) and argument.ndim == 1:
         return argument.tolist()
     return argument
