@@ -10,7 +10,7 @@ import numpy as np
 
 from debubble.analysis.compare import compare
 from debubble.analysis.comparison import Comparison
-from debubble.core.actions import COPY_KINDS
+from debubble.core.actions import COPY_KINDS, Program
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
@@ -20,7 +20,7 @@ from debubble.engine.jitter import Jitter
 from debubble.engine.memory import memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
-from debubble.optimize.anneal.simulated_moves import moved
+from debubble.optimize.anneal.simulated_moves import move_actions
 from debubble.optimize.final_check import not_offloaded, problem_of
 from debubble.optimize.programs.belongs import outside
 from debubble.optimize.request import Asked, Budget
@@ -155,11 +155,11 @@ def _candidates(found: Result, asked: Asked) -> Iterator[tuple[Schedule, str]]:
 
 
 def _improve(
-    best: _Best, found: Result, asked: Asked, judge: _Judge, moves: int, stop: Callable[[], bool]
+    best: _Best, result: Result, asked: Asked, judge: _Judge, moves: int, stop: Callable[[], bool]
 ) -> None:
     """Hold orders against each other, and move single actions of the best, until it is to stop."""
-    score = judge.score(found.timeline)
-    for schedule, label in _candidates(found, asked):
+    score = judge.score(result.timeline)
+    for schedule, label in _candidates(result, asked):
         if stop():
             return
         timeline = judge.simulated(schedule)
@@ -168,19 +168,14 @@ def _improve(
     schedule, name = best.schedule, best.name
     if has(schedule, COPY_KINDS):
         return
-    rng = np.random.default_rng(judge.jitter.seed)
+
+    def evaluate(programs: list[Program]) -> float | None:
+        timeline = judge.simulated(schedule.with_programs(programs))
+        return None if timeline is None else judge.score(timeline)
+
+    def found(programs: list[Program]) -> None:
+        best.schedule, best.name = schedule.with_programs(programs), f"{name}, changed for jitter"
+
     programs = [schedule.program(rank) for rank in range(schedule.ranks)]
-    for _ in range(moves):
-        if stop():
-            return
-        changed = moved(programs, rng)
-        if changed is None:
-            continue
-        trial = schedule.with_programs(changed)
-        timeline = judge.simulated(trial)
-        if timeline is None:
-            continue
-        its = judge.score(timeline)
-        if its < score * (1 - TOLERANCE):
-            programs, schedule, score = changed, trial, its
-            best.schedule, best.name = trial, f"{name}, changed for jitter"
+    rng = np.random.default_rng(judge.jitter.seed)
+    move_actions(programs, evaluate, moves, rng, stop, found)

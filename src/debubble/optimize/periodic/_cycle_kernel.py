@@ -334,7 +334,7 @@ def _start_after(y: int, z: int, period: float, actions: Actions, state: State) 
     """Return when an action can start by the one that it waits for, its input or its rank's."""
     start: float = state.start[z]
     if state.by_input[y] != 0:
-        return start + actions.lag[y] - period * (state.ahead[z] - state.ahead[y])
+        return float(start + actions.lag[y] - period * (state.ahead[z] - state.ahead[y]))
     start += actions.duration[z]
     if state.place[y] == actions.offsets[actions.rank[y]]:
         start -= period
