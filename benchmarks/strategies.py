@@ -18,6 +18,7 @@ from rivals import two_sites
 
 import debubble as db
 from debubble.optimize import strategies
+from debubble.optimize.request import Request
 
 GRID = {"F": 10.0, "I": 12.0, "W": 8.0, "p2p": 0.0}
 
@@ -67,13 +68,7 @@ def names_of(asked: Any) -> list[str]:
 
     Without list scheduling there need not be an order to begin with.
     """
-    from debubble.optimize.request import problems_of
-
-    options = {name: asked[name] for name in ("recompute", "offload") if name in asked}
-    problems = problems_of(
-        asked["ranks"], asked["microbatches"], asked["chunks"], asked["costs"], asked["memory"],
-        "any", "free", asked.get("p2p_mode", "overlapped"), **options,
-    )  # fmt: skip
+    problems = Request(**asked).problems
     fitting = [s.name for s in strategies.STRATEGIES if any(map(s.applies, problems))]
     return [name for name in dict.fromkeys(fitting) if name != "list scheduling"]
 
