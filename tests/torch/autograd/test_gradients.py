@@ -17,7 +17,7 @@ from debubble.torch.run.verify import Verification
 from tests.conftest import EXPLORES
 from tests.pairs import combined, sorts
 from tests.small import RANKS, smallest
-from tests.torch.on_all_ranks import Case, Together
+from tests.torch.together import Case, Together
 
 ENTRIES = db.schedules()
 SHARDED = [entry for entry in ENTRIES if "vocabulary" in entry.fields]
