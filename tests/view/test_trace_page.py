@@ -43,7 +43,7 @@ def pages(tmp_path_factory):
 
 
 def colors(page, spots, panel=0):
-    """Colours at (time, rank, share of the height) of the picture."""
+    """Colors at (time, rank, share of the height) of the picture."""
     return page.evaluate(
         f"""([spots, panel]) => {{
           const {{ view, parts, painter }} = {HOST}, at = view.panels[panel], {{ scale }} = painter;

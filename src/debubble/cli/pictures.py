@@ -13,7 +13,7 @@ import typer
 
 from debubble.cli.output import check_writable
 from debubble.core.errors import FormatError, ParameterError
-from debubble.view.options import FigureOptions, choices, endings_of
+from debubble.view.options import FigureOptions, endings_of, offered_fields
 
 ENDINGS = (".png", ".svg", ".pdf", ".html", ".txt")
 _NO_TITLE = "no_title"
@@ -27,13 +27,13 @@ def with_picture(function: Callable[..., None]) -> Callable[..., None]:
     own = inspect.signature(function).parameters
     flag = typer.Option("--no-title", help="No title, and of one schedule no caption.")
     parameters = [parameter for name, parameter in own.items() if name != "picture"]
-    parameters += [_parameter(spec) for spec in choices()]
+    parameters += [_parameter(spec) for spec in offered_fields()]
     parameters.append(_keyword(_NO_TITLE, Annotated[bool, flag], False))
 
     @wraps(function)
     def run(**values: Any) -> None:
         given = {}
-        for spec in choices():
+        for spec in offered_fields():
             typed = values.pop(_typed_name(spec))
             if typed not in (None, False):
                 # A switch that is typed says so by its name: --no-… turns off.

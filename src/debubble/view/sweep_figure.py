@@ -15,7 +15,7 @@ from debubble.view.colors import FAINT, IDLE, INK
 from debubble.view.figure import LINE, style
 from debubble.view.legend import add_legend, legend_height
 from debubble.view.options import FigureOptions
-from debubble.view.text import phrases, sizes_of, text_width, wrapped
+from debubble.view.text import phrases, text_sizes, text_width, wrapped
 
 if TYPE_CHECKING:
     from debubble.view.sweep import Chart, Line
@@ -34,7 +34,7 @@ MOST_MARKS = 40
 
 def figure(chart: Chart) -> Figure:
     """Draw a chart: medians as lines, least to greatest as areas, or single values as dots."""
-    sizes = sizes_of(FigureOptions(), WIDTH)
+    sizes = text_sizes(FigureOptions(), WIDTH)
     with style():
         handles = [(_handle(index, chart), line.name) for index, line in enumerate(chart.lines)]
         found = handles if chart.by else []
