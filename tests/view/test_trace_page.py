@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import debubble as db
-from debubble.view.marks import Look, add_differences, add_marks
+from debubble.view.marks import MarkStyle, add_differences, add_marks
 from debubble.view.page import page as page_of
 from debubble.view.timeline_data import encode
 from debubble.view.trace_page import trace_page
@@ -13,8 +13,8 @@ from tests.diagnosis.diagnosed import of_planted
 from tests.view.test_timeline_component import HOST, details, exported, place, shown
 
 LATE = "#f57c00"
-LOOKS = {"late": Look("late host", LATE), "peer": Look("peer", like="data"),
-         "fill": Look("fill", like="fill")}  # fmt: skip
+LOOKS = {"late": MarkStyle("late host", LATE), "peer": MarkStyle("peer", like="data"),
+         "fill": MarkStyle("fill", like="fill")}  # fmt: skip
 MARKS = {0: [(2, 3, "late"), (3, 4, "peer"), (5.2, 6, "late")], 1: [(0, 1, "fill")]}
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.kinds import COMPUTE_KINDS, STEP_KINDS, VOCABULARY_KINDS, Kind
 from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
@@ -197,22 +198,32 @@ def bars_of(timeline: Timeline) -> Bars:
     offsets = np.concatenate([[0], np.cumsum(drawn)])[schedule.offsets]
     actions, kind = schedule.actions[drawn], kind[drawn]
     stage, unit = stages_of(actions), microbatches_of(actions)
-    step = np.isin(kind, STEP_KINDS)
-    copy = np.where(step, 0, schedule.copies_of(unit))
     return Bars(
         timeline,
         offsets,
         timeline.start[drawn],
         timeline.end[drawn],
         kind,
-        np.where(step, 0, copy * schedule.chunks + chunks_of(schedule.placement)[copy, stage]),
+        copies_and_shades(schedule, kind, stage, unit)[1],
         schedule.placement.copies * schedule.chunks,
         # The forward of a pair is its first action.
         np.minimum(pairs_of(actions), 2),
         stage,
         unit,
-        np.where(step, unit, unit // (schedule.microbatches * schedule.slices)),
+        np.where(
+            np.isin(kind, STEP_KINDS), unit, unit // (schedule.microbatches * schedule.slices)
+        ),
     )
+
+
+def copies_and_shades(
+    schedule: Schedule, kind: NDArray[np.int64], stage: NDArray[np.int64], unit: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the model copy and the index of the shade of actions, both 0 for optimizer steps."""
+    step = np.isin(kind, STEP_KINDS)
+    copy = np.where(step, 0, schedule.copies_of(unit))
+    shade = copy * schedule.chunks + chunks_of(schedule.placement)[copy, stage]
+    return copy, np.where(step, 0, shade)
 
 
 def chunks_of(placement: Placement) -> NDArray[np.int64]:

@@ -84,10 +84,10 @@ def add_panel(ax: Axes, panel: Panel) -> None:
     ax.set_autoscale_on(False)
     columns, row = _pixels(ax, ranks)
     begin, end = panel.stretch
-    top = np.arange(ranks) + rows.top
-    edges = (np.full(ranks, time * scale) for time in (begin, end))
     # The background of all rows: what stays visible of it is idle.
-    add_paths(ax, [rectangles(*edges, top, top + rows.height)], "idle", facecolors=[IDLE], zorder=1)
+    top, first, last = np.arange(ranks) + rows.top, np.full(ranks, begin), np.full(ranks, end)
+    idle = rectangles(first * scale, last * scale, top, top + rows.height)
+    add_paths(ax, [idle], "idle", facecolors=[IDLE], zorder=1)
     if options.range is not None:
         bars = bars.within(begin, end)
     busiest = int(np.diff(bars.offsets).max(initial=0))

@@ -1,4 +1,4 @@
-"""Step time against memory of plans, with the ones that no other beats in both."""
+"""Figure of step time against memory of plans, and of those that no other beats in both."""
 
 from __future__ import annotations
 

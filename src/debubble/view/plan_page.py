@@ -1,4 +1,4 @@
-"""A plan as a web page: the answer, its timeline and memory, its rivals, and the flags to paste."""
+"""A plan as a web page: the answer, its timeline and memory, its rivals, and flags to paste."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits"
 
 
 def plan_page(asked: Asked, found: Found, answers: Sequence[Why] = ()) -> str:
-    """A self-contained page about at least one plan that a search has found, and why not others."""
+    """Return a self-contained page about the plans that a search has found, at least one."""
     best = found.plans[0]
     timeline = whole_timeline(asked, best)
     said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(asked, found))
@@ -46,7 +46,7 @@ def plan_page(asked: Asked, found: Found, answers: Sequence[Why] = ()) -> str:
 
 
 def memory_rows(plan: Plan) -> list[list[str]]:
-    """Memory of every rank at its peak, part by part; heads first."""
+    """Return the memory of every rank at its peak, part by part; heads first."""
     heads = ["rank", "peak", *PARTS, "at action"]
     rows = [
         [

@@ -1,4 +1,4 @@
-"""Why a run took as long as it did, as a web page."""
+"""A diagnosis of a run as a web page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STYLE = """<style>
 
 
 def trace_page(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> str:
-    """A self-contained page: findings, observed above predicted, the account, and more answers."""
+    """Return a self-contained page: findings, timelines, the account, and more answers."""
     view = trace_view(found, answers)
     account = view["account"]
     columns = [Column((one["title"],), tuple(one["cells"])) for one in account["columns"]]
@@ -45,7 +45,7 @@ def trace_page(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> str:
 
 
 def _above(view: Mapping[str, Any]) -> Iterable[str]:
-    """What was found, with buttons that show where."""
+    """Yield the sentences and findings, with buttons that show the place."""
     yield from (f'<p class="said">{_(text)}</p>' for text in view["said"])
     if view["findings"]:
         yield f'<ol class="findings">{"".join(map(_finding, view["findings"]))}</ol>'
@@ -58,5 +58,4 @@ def _finding(one: Mapping[str, Any]) -> str:
     return f"<li><b>{_(one['cause'])}: {_(one['gain'])}</b>{show}<br>{_(one['text'])}</li>"
 
 
-def _(text: str) -> str:
-    return html.escape(text)
+_ = html.escape
