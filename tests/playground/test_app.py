@@ -14,7 +14,7 @@ from debubble.interchange.chrome_trace import trace_text
 from debubble.interchange.schedule_json import to_json
 from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
-from debubble.playground.limits import Cache
+from debubble.playground.app import Cache
 from debubble.schedules import registry
 from tests.pairs import each_family_and
 
@@ -431,10 +431,10 @@ def test_whatever_multiplies_actions_counts(ask, change):
 )  # fmt: skip
 def test_no_schedule_has_more_actions_than_were_counted(entry, change):
     from debubble.core.errors import DebubbleError
-    from debubble.playground.state import State, Wanted
+    from debubble.playground.state import PageState, Wanted
     from debubble.playground.work import _compared, _items
 
-    state = State(schedules=[Wanted(name=entry.name)], ranks=4, microbatches=8, **change)
+    state = PageState(schedules=[Wanted(name=entry.name)], ranks=4, microbatches=8, **change)
     file = state.read_costs()
     try:
         items, most = _items(state.schedules[0], state, file.costs)

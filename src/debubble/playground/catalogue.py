@@ -1,4 +1,4 @@
-"""The registry as the page shows it: what schedules are, need and take, and their figures."""
+"""Registry as the page shows it: descriptions, requirements, options and figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROLE = re.compile(r":[a-z]+:`~?(?:[\w.]+\.)?([\w]+)`")
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Every registered schedule by name: what it is, what it needs, and its figure."""
+    """Return every registered schedule by name: description, requirements, and figure."""
     return [_described(entry) for entry in sorted(registry.schedules(), key=lambda e: e.name)]
 
 
@@ -27,7 +27,7 @@ def _described(entry: Entry) -> dict[str, Any]:
 
 
 def _option(option: Option) -> dict[str, Any]:
-    """An option as an input: a choice, a tick, a number, or a text."""
+    """Return an option as an input: a choice, a tick, a number, or a text."""
     types = option.types
     kind = "text"
     if option.choices:
@@ -41,12 +41,12 @@ def _option(option: Option) -> dict[str, Any]:
         "kind": kind,
         "choices": list(option.choices),
         "default": option.default,
-        "text": plain(option.text),
+        "text": unmarked(option.text),
     }
 
 
 def prose(text: str) -> list[dict[str, str]]:
-    r"""The text of a schedule: paragraphs and preformatted figures, no markup.
+    r"""Return the text of a schedule: paragraphs and preformatted figures, no markup.
 
     Examples
     --------
@@ -63,11 +63,11 @@ def prose(text: str) -> list[dict[str, str]]:
             else:
                 found.append({"kind": "figure", "text": figure})
         elif block.strip():
-            found.append({"kind": "text", "text": plain(" ".join(map(str.strip, lines)))})
+            found.append({"kind": "text", "text": unmarked(" ".join(map(str.strip, lines)))})
     return found
 
 
-def plain(text: str) -> str:
-    """Text without the markup of docstrings."""
+def unmarked(text: str) -> str:
+    """Return text without the markup of docstrings."""
     text = _ROLE.sub(r"\1", _PRIVATE.sub("", text))
     return re.sub(r"::$", ":", text.replace("``", "").replace("`", "").strip())

@@ -1,4 +1,4 @@
-"""What one client may ask for, so that a public server has room for the others."""
+"""Shares of clients, so that a public server has room for everyone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 
-from debubble.core.errors import DebubbleError
+from debubble.playground.limits import RefusedError
 
 MOST_CLIENTS = 1 << 16
 """Clients that are remembered; of those without a request under way, the longest quiet go first."""
@@ -18,21 +18,17 @@ MOST_CLIENTS = 1 << 16
 MINUTE = 60.0
 
 
-class TooManyError(DebubbleError):
-    """A client asks for more than its share."""
-
-
 @dataclass
 class _Client:
-    """Requests that a client has left, when that was counted, and those under way."""
+    """State of a client."""
 
-    left: float
-    counted: float
+    spent_until: float = 0.0
+    """Time at which its requests so far are used up, evenly spaced; at most a minute ahead."""
     under_way: int = 0
 
 
 class Clients:
-    """Counts the requests of every client: those per minute, and those under way; 0 for no limit.
+    """Limits of requests for each client: those per minute, and those under way; 0 for none.
 
     After a quiet minute as many as in a minute may come at once.
     """
@@ -49,41 +45,36 @@ class Clients:
     def serving(self, address: str) -> Iterator[None]:
         """Count a request of an address while it is under way; refuse too many of one client."""
         name = client_of(address)
-        client = self._counted(name)
+        client = self._known.setdefault(name, _Client())
+        self._known.move_to_end(name)
+        if len(self._known) > MOST_CLIENTS:
+            quiet = next((key for key, each in self._known.items() if not each.under_way), name)
+            if quiet != name:
+                del self._known[quiet]
         if self.at_once and client.under_way >= self.at_once:
-            raise TooManyError(
-                f"{self.at_once} requests of yours are under way; wait for one of them"
+            raise RefusedError(
+                f"{self.at_once} requests of yours are under way; wait for one of them", status=429
             )
         if self.per_minute:
-            if client.left < 1:
-                seconds = math.ceil((1 - client.left) * MINUTE / self.per_minute)
-                raise TooManyError(
-                    f"more than {self.per_minute} requests in a minute; try again in {seconds} s"
+            now = self.clock()
+            spent = max(client.spent_until, now) + MINUTE / self.per_minute
+            early = spent - now - MINUTE
+            if early > 1e-6:
+                raise RefusedError(
+                    f"more than {self.per_minute} requests in a minute; try again in "
+                    f"{math.ceil(early)} s",
+                    status=429,
                 )
-            client.left -= 1
+            client.spent_until = spent
         client.under_way += 1
         try:
             yield
         finally:
             client.under_way -= 1
 
-    def _counted(self, name: str) -> _Client:
-        """A client with what it has left by now."""
-        now = self.clock()
-        client = self._known.setdefault(name, _Client(self.per_minute, now))
-        self._known.move_to_end(name)
-        gained = (now - client.counted) * self.per_minute / MINUTE
-        client.left = min(client.left + gained, self.per_minute)
-        client.counted = now
-        if len(self._known) > MOST_CLIENTS:
-            quiet = next((key for key, each in self._known.items() if not each.under_way), name)
-            if quiet != name:
-                del self._known[quiet]
-        return client
-
 
 def client_of(address: str) -> str:
-    """Whom an address stands for: a network of 2⁶⁴ addresses in IPv6, as every home has one."""
+    """Return the client of an address: in IPv6 a network of 2⁶⁴ addresses, as homes have."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

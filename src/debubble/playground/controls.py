@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from debubble.analysis.unread_costs import NEEDS
 from debubble.core.costs import COST_FIELDS
 from debubble.lowering.chain import LOWERINGS
+from debubble.playground import limits
+from debubble.playground.state import MOST
 
 
 @dataclass(frozen=True)
 class CostControl:
-    """A field for a cost, with a slider; its hint is the cost's own description."""
+    """Field of a cost, with a slider; its hint is the cost's own description."""
 
     name: str
-    """The cost."""
     label: str = ""
-    """Label of the field; empty for the name."""
+    """Label; the default is the name."""
     value: str = ""
     """Text at the start; empty for the cost's default."""
     placeholder: str = ""
     """Text for the cost's default."""
     most: float = 4
-    """Largest value of the slider."""
+    """Largest value of the slider at the start."""
     tick: float = 0.05
     """Distance of its values."""
 
@@ -42,16 +43,12 @@ COSTS = (
 
 
 def cost_controls() -> list[dict[str, Any]]:
-    """Fields of costs as plain data."""
+    """Return the fields of costs as plain data."""
     return [
-        {
-            "name": control.name,
+        asdict(control)
+        | {
             "label": control.label or control.name,
             "hint": COST_FIELDS[control.name].text,
-            "value": control.value,
-            "placeholder": control.placeholder,
-            "most": control.most,
-            "tick": control.tick,
             "needs": _needs_of(control.name),
         }
         for control in COSTS
@@ -59,26 +56,35 @@ def cost_controls() -> list[dict[str, Any]]:
 
 
 def choices() -> list[dict[str, Any]]:
-    """Choices of lowerings as plain data; the first value is the one at the start."""
-    found = []
-    for row in LOWERINGS:
-        if row.on_page is None:
-            continue
-        none = {} if row.part_of else {"": row.on_page.none}
-        found.append(
-            {
-                "name": row.name,
-                "label": row.on_page.label,
-                "hint": row.on_page.hint,
-                "values": [*none.items(), *row.on_page.values.items()],
-                "needs": _needs(row.part_of) if row.part_of else None,
-            }
-        )
-    return found
+    """Return the choices of lowerings as plain data; the first value is the default."""
+    return [
+        {
+            "name": row.name,
+            "label": row.on_page.label,
+            "hint": row.on_page.hint,
+            "values": [
+                *([] if row.part_of else [("", row.on_page.none)]),
+                *row.on_page.values.items(),
+            ],
+            "needs": _needs(row.part_of) if row.part_of else None,
+        }
+        for row in LOWERINGS
+        if row.on_page is not None
+    ]
+
+
+def page_limits() -> dict[str, Any]:
+    """Return the limits that the page itself keeps to."""
+    return {
+        "sizes": MOST,
+        "file": limits.MAX_FILE,
+        "trace": limits.MAX_TRACE,
+        "trace_files": limits.MAX_TRACE_FILES,
+    }
 
 
 def _needs_of(cost: str) -> dict[str, Any] | None:
-    """Field of the page without which a cost is not paid, if one adds what pays it."""
+    """Return the field of the page without which a cost is not paid, if there is one."""
     need = NEEDS.get(cost)
     return _needs(need.option, need.values) if need is not None and need.option else None
 
