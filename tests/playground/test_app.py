@@ -35,7 +35,7 @@ def test_every_registered_schedule_is_offered(ask):
 
 
 def test_a_schedule_that_a_user_registers_is_offered(ask):
-    from debubble.playground.catalogue import catalogue
+    from debubble.playground.controls import catalogue
 
     @db.register("tried", title="T", year=2026, source="me", placement=db.Placement.loop, chunks=1)
     def tried(*, ranks, microbatches, depth: int = 2):
@@ -632,7 +632,7 @@ def test_names_of_files_tell_schedules_apart(ask):
 
 
 def test_every_option_says_what_it_does():
-    from debubble.playground.catalogue import catalogue
+    from debubble.playground.controls import catalogue
 
     for entry in catalogue():
         for option in entry["options"]:

@@ -12,9 +12,9 @@ import pytest
 import uvicorn
 
 from debubble.cli.app import app as program
-from debubble.playground import clients, limits, work
+from debubble.playground import guard, limits, work
 from debubble.playground.app import make_app
-from debubble.playground.clients import Clients, client_of
+from debubble.playground.guard import Clients, client_of
 from debubble.playground.limits import RefusedError
 
 
@@ -69,7 +69,7 @@ def test_nothing_is_limited_unless_said() -> None:
 
 
 def test_quiet_clients_are_forgotten_and_busy_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(guard, "MOST_CLIENTS", 3)
     share = Clients(at_once=1)
     with share.serving("0.0.0.1"):
         for last in range(2, 20):

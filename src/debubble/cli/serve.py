@@ -49,8 +49,8 @@ def serve(
 
         from debubble.playground import limits
         from debubble.playground.app import make_app
-        from debubble.playground.clients import Clients
         from debubble.playground.connection import PromptProtocol
+        from debubble.playground.guard import Clients
     except ImportError as error:
         raise ParameterError(
             f"the playground needs {error.name}; install it with: pip install 'debubble[serve]'"

@@ -22,11 +22,9 @@ from starlette.routing import Route
 from debubble.analysis.metrics import MODES
 from debubble.core.errors import DebubbleError
 from debubble.playground import limits, plans, traces, work
-from debubble.playground.catalogue import catalogue
-from debubble.playground.clients import Clients, client_of
-from debubble.playground.controls import choices, cost_controls, page_limits
+from debubble.playground.controls import catalogue, choices, cost_controls, page_limits
 from debubble.playground.faster import faster
-from debubble.playground.guard import Guard, refusal
+from debubble.playground.guard import Clients, Guard, client_of, refusal
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search, Searches
 from debubble.playground.state import ExportRequest, File, PageState, PlanForm, Poll, Strict, read
