@@ -199,7 +199,7 @@ def _print(found: Diagnosis, answers: list[WhatIf]) -> None:
 
 def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
     """What was observed above what is predicted, on one axis, and the findings."""
-    from debubble.view.trace_page import trace_page
+    from debubble.view.trace_view import trace_page
 
     try:
         write_atomically(path, trace_page(found, answers).encode())
