@@ -11,7 +11,7 @@ import typer
 
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
-from debubble.cli.errors import BAD_INPUT
+from debubble.cli.exit_codes import BAD_INPUT
 from debubble.cli.options import (
     AsJson,
     Inputs,

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from debubble.analysis.layout import line_width, wrap
 from debubble.analysis.question import OPTIONS
 from debubble.cli.app import command
-from debubble.cli.jitter import read_jitter
 from debubble.cli.options import (
     AsJson,
     Inputs,
@@ -25,6 +24,7 @@ from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
+from debubble.interchange.jitter import read_jitter
 from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
 
 SWEEP = "sweep"
@@ -73,7 +73,7 @@ def optimize(
     if "robust" in options:
         if sweeping:
             raise ParameterError(f"--robust is for one memory limit, not for '{SWEEP}'; leave it")
-        options["robust"] = read_jitter(options["robust"])
+        options["robust"] = read_jitter({"jitter": options["robust"]})
     with overwritten_line() as line:
         if sweeping:
             from debubble.optimize.pareto import sweep

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from debubble.cli import INTERRUPTED
 from debubble.cli.app import command
-from debubble.cli.errors import BAD_INPUT
-from debubble.cli.options import AsJson, Text, switch, takes, whole, writes
+from debubble.cli.exit_codes import BAD_INPUT, INTERRUPTED
+from debubble.cli.options import AsJson, Text, switch, takes, writes
 from debubble.cli.output import check_writable, note, print_json
 from debubble.core.errors import ParameterError
+from debubble.core.options import read_whole
 
 if TYPE_CHECKING:
     from debubble.sweeps import Progress, Results, Spec
@@ -75,7 +75,7 @@ def sweep(
         return
     assert output is not None
     check_writable(output)
-    options = {"jobs": None if jobs is None else whole("--jobs", jobs), "backend": backend,
+    options = {"jobs": None if jobs is None else read_whole("--jobs", jobs), "backend": backend,
                "address": address, "extend": extend, "retry_failed": retry_failed}  # fmt: skip
     _run(spec, source, output, options, as_json)
 

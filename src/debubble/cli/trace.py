@@ -9,7 +9,7 @@ import typer
 
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, takes, whole
+from debubble.cli.options import AsJson, takes
 from debubble.cli.output import (
     check_cost_file,
     check_writable,
@@ -19,6 +19,7 @@ from debubble.cli.output import (
     styled,
 )
 from debubble.core.errors import ParameterError
+from debubble.core.options import read_whole
 from debubble.core.replacing import write_whole
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def trace(
     found = diagnose(observed)
     answers: list[WhatIf] = []
     if schedule is not None:
-        count = None if chunks is None else whole("-v", chunks)
+        count = None if chunks is None else read_whole("-v", chunks)
         answers.append(with_schedule(found.replay, schedule, wanted, count))
     elif wanted:
         answers.append(with_changes(found.replay, wanted))
