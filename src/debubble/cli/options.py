@@ -247,14 +247,18 @@ def refuse_wrong(report: Report, target: str, more: str) -> None:
 
 
 def with_setup(
-    function: Callable[..., None] | None = None, *, more: Iterable[OptionSpec] = ()
+    function: Callable[..., None] | None = None,
+    *,
+    more: Iterable[OptionSpec] = (),
+    hidden: Container[OptionSpec] = (),
 ) -> Callable[..., Any]:
     """Give a command the options of :data:`OPTIONS`, and `more`, for its parameter ``setup``.
 
-    An option of its own with the same name counts in place of the shared one.
+    An option of its own with the same name counts in place of the shared one. The help leaves
+    `hidden` ones out.
     """
     if function is None:
-        return partial(with_setup, more=more)
+        return partial(with_setup, more=more, hidden=hidden)
     hints = get_type_hints(function, include_extras=True)
     own = inspect.signature(function).parameters
     shared = [
@@ -268,10 +272,13 @@ def with_setup(
             continue
         parameters += [
             inspect.Parameter(
-                row.name, parameter.KEYWORD_ONLY, default=None, annotation=_annotation(row)
+                row.name,
+                parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=_annotation(row, row in hidden),
             )
             for row in shared
-        ]
+        ]  # fmt: skip
     parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
 
     @wraps(function)
@@ -287,8 +294,9 @@ def with_setup(
     return run
 
 
-def _annotation(row: OptionSpec) -> Any:
+def _annotation(row: OptionSpec, hidden: bool) -> Any:
     words = row.type.words if isinstance(row.type, Word) else ()
     complete = completion.one_of(words) if words else None
     option = takes(row.metavar, row.help, *row.flags, complete=complete)
+    option.hidden = hidden
     return Annotated[list[str] | None if row.repeated else Text, option]
