@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -24,13 +24,15 @@ from debubble.core.units import read_number
 from debubble.engine.graph import P2PMode
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
-from debubble.interchange.cost_files import CostFile, load_costs
 from debubble.interchange.files import declared_options, is_file_name, is_foreign
 from debubble.interchange.jitter import read_jitter
 from debubble.interchange.named import question
 from debubble.interchange.schedule_options import parse_options
 from debubble.lowering.chain import LOWERINGS, read_lowerings
 from debubble.schedules.registry import find
+
+if TYPE_CHECKING:
+    from debubble.interchange.cost_files import CostFile
 
 Text = str | None
 """The text of an option as typed, None where it was not."""
@@ -119,6 +121,9 @@ class Setup:
         file, costs = None, Costs()
         for flag, text in given.items():
             if flag == "--costs":
+                # Most commands have no cost file, and loading its reader takes 10 ms.
+                from debubble.interchange.cost_files import load_costs
+
                 file = load_costs(text)
             costs = parse_times(text, flag) if file is None else file.costs
         if self["runtime"] is not None:
