@@ -118,7 +118,7 @@ def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, 
 
     found: dict[str, Option] = {}
     for target in targets:
-        if is_file_name(target):
+        if target.lower().endswith((*ENDINGS, *COST_ENDINGS, TRACE_ENDING)):
             continue
         if torch_builtin.is_builtin(target):
             found |= {option.name: option for option in torch_builtin.OPTIONS}
