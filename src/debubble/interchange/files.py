@@ -1,4 +1,4 @@
-"""Schedule files, and what a user may name a schedule by."""
+"""Schedule files, and the schedule that a text names."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
 
 
 def parse(text: str, where: str, microbatches: int | None = None) -> Schedule:
-    """The same from a text; its name says by its ending which format it has."""
+    """Read the text of a schedule file; the ending of its name gives the format."""
     if where.lower().endswith(".csv"):
         from debubble.interchange.torch_csv import from_csv
 
@@ -94,7 +94,7 @@ def save(schedule: Schedule, path: str | Path) -> None:
 def text_of(
     schedule: Schedule, form: str, waits: bool = False, p2p_mode: P2PMode = "overlapped"
 ) -> str:
-    """The text of a schedule file: ``"json"``, ``"torch-csv"`` or ``"torch-csv-comms"``.
+    """Return the text of a schedule file: ``"json"``, ``"torch-csv"`` or ``"torch-csv-comms"``.
 
     `waits` as for :func:`debubble.interchange.torch_csv.to_csv`; `p2p_mode` is that in which the
     schedule is simulated, see :func:`debubble.interchange.torch_csv.with_transfers`.
@@ -110,7 +110,7 @@ def text_of(
 
 
 def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, Option]:
-    """The options that named schedules have, by name.
+    """Return the options that named schedules have, by name.
 
     Functions in Python files declare no types: they take every key in `pairs`.
     """
@@ -131,14 +131,14 @@ def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, 
 
 
 def is_function(target: str) -> bool:
-    """Whether a text names a function in a Python file, or tries to."""
+    """Return whether a text looks like the name of a function in a Python file."""
     return ".py:" in target or target.endswith(".py")
 
 
 def is_foreign(target: str) -> bool:
-    """Whether a text names no registered schedule but a file, a function, or one of PyTorch's.
+    """Return whether a text names a file, a function or one of PyTorch, no registered schedule.
 
-    Cost files and traces are among files, so that :func:`resolve` says what they are.
+    Cost files and traces count as files; :func:`resolve` refuses them with advice.
     """
     return (
         is_file_name(target)
@@ -160,7 +160,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def is_file_name(target: str | Path) -> bool:
-    """Whether a text names a schedule file."""
+    """Return whether a text names a schedule file."""
     return str(target).lower().endswith(ENDINGS)
 
 
@@ -177,7 +177,7 @@ def resolve(
     defaults: Mapping[str, int | None] | None = None,
     **options: Any,
 ) -> Schedule:
-    """The schedule that a text names.
+    """Return the schedule that a text names.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ def resolve(
 
 
 def _refuse_other_files(target: str) -> None:
-    """Say what to do with a file that is no schedule."""
+    """Refuse a file that is no schedule, with advice."""
     name = target.lower()
     if name.endswith(COST_ENDINGS):
         raise ParameterError(
@@ -266,9 +266,9 @@ _STORED = ("recompute", "recompute_at", "recompute_cap", "offload")
 
 
 def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) -> bool:
-    """Whether a file has as many actions as the schedule it names has at least.
+    """Return whether a file has the least number of actions that its schedule can have.
 
-    A name and a few numbers may claim gigabytes; no more is made than the file contains.
+    A name and a few numbers may claim gigabytes; nothing larger than the file is made.
     """
     case = entry.case(**options)
     chunks = entry.chunks or schedule.chunks
@@ -277,9 +277,9 @@ def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) 
 
 
 def _rename_if_modified(schedule: Schedule) -> Schedule:
-    """The schedule, renamed when it says to be a published one and is not.
+    """Return the schedule, renamed when it has the name of a registered one and another order.
 
-    Orders that depend on costs keep their name where the file does not have these.
+    Schedules that depend on costs keep their name where the file has no costs.
     """
     entry = registry.entries().get(schedule.name)
     if entry is None:

@@ -19,7 +19,7 @@ _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
 def parse_options(pairs: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
-    """Options from texts such as ``group_size=4``, as values of the types that schedules declare.
+    """Parse options such as ``group_size=4`` to values of the types that schedules declare.
 
     Hyphens in a key count as underscores; `known` are the options that exist, by name.
 

@@ -1,4 +1,4 @@
-"""YAML, JSON and TOML as plain data: nothing executed, nothing said twice, nothing endless."""
+"""YAML, JSON and TOML as plain data: nothing executed, no key twice, bounded nesting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOML_TOKEN = re.compile(
 
 
 def parse(text: str, where: str) -> Any:
-    """The data in a file; its ending says in which language.
+    """Parse the data in a file; the ending of its name gives the language.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def yaml_text(data: Any) -> str:
-    """Plain data as YAML; lists of numbers stand on one line."""
+    """Return plain data as YAML; lists of numbers are on one line."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -72,7 +72,7 @@ def _parse_toml(text: str, where: str) -> Any:
 
 
 def _refuse_long_keys(text: str, where: str) -> None:
-    """Keys with thousands of dots take the parser more than quadratic time; costs need one dot."""
+    """Refuse keys with thousands of dots, which take the parser more than quadratic time."""
     parts, joined = 0, False
     for token in _TOML_TOKEN.finditer(text):
         if token.lastgroup == "part":
@@ -104,7 +104,7 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 
 def _refuse_references(text: str, where: str) -> None:
-    """One pass over the parser's events, before anything is built from them."""
+    """Refuse anchors, tags and deep nesting in the parser's events, before data is made of them."""
     import yaml
 
     depth = 0
@@ -126,7 +126,7 @@ def _refuse_references(text: str, where: str) -> None:
 
 
 def _loader() -> Any:
-    """A safe loader with the scalars of YAML 1.2, where ``1e-3`` is a number and ``no`` a text."""
+    """Make a safe loader with the scalars of YAML 1.2: ``1e-3`` is a number and ``no`` a text."""
     import yaml
     from yaml.constructor import ConstructorError
 

@@ -2,10 +2,10 @@
 
 The compute-only form is what ``torch.distributed.pipelining`` and torchtitan load; empty cells are
 idle slots and mean nothing. The form with communication adds ``SEND_F``, ``RECV_F``, ``SEND_B`` and
-``RECV_B``, and what PyTorch needs beside them: ``REDUCE_GRAD``, where it divides gradients by the
-number of microbatches, ``UNSHARD`` and ``RESHARD`` of fully sharded models, and in versions that
-know them ``WAIT_`` actions. The last follow from the rest: they are written where PyTorch puts them
-and skipped when read. A CSV has no name, number of microbatches or placement, which follow from its
+``RECV_B``, and other actions of PyTorch: ``REDUCE_GRAD``, where it divides gradients by the number
+of microbatches, ``UNSHARD`` and ``RESHARD`` of fully sharded models, and in later versions
+``WAIT_`` actions. The last follow from the rest: they are written where PyTorch puts them and
+skipped when read. A CSV has no name, number of microbatches or placement, which follow from its
 actions, too.
 """
 
@@ -79,7 +79,7 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
     programs = []
     for rank, row in enumerate(rows):
         texts = [cell.strip() for cell in row]
-        # Nearly every cell is neither, which is seen sooner than matched.
+        # Nearly all cells are neither, and looking for a substring is sooner done than matching.
         columns = [
             column
             for column, text in enumerate(texts)
@@ -120,7 +120,7 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
 
 
 def _halves_alone(programs: list[Program]) -> bool:
-    """Whether every backward is a B and a W of the same stage and microbatch: that B is an I."""
+    """Return whether every backward is a B and a W of one stage and microbatch: that B is an I."""
     actions = np.concatenate(programs)
     kinds = kinds_of(actions)
     if not np.any(kinds == Kind.W) or np.any(kinds == Kind.I):
@@ -171,7 +171,7 @@ def _without_blank_end(rows: list[list[str]]) -> list[list[str]]:
 
 
 def placement_of(programs: list[Program], stages: int, where: str) -> Placement:
-    """Placement of stages, from the ranks of their actions."""
+    """Return the placement of stages, from the ranks of their actions."""
     table: NDArray[np.int64] = np.full(stages, -1)
     for rank, program in enumerate(programs):
         here = np.unique(stages_of(program))
@@ -193,7 +193,7 @@ def placement_of(programs: list[Program], stages: int, where: str) -> Placement:
 
 
 def _named(table: tuple[int, ...], ranks: int) -> Placement:
-    """The placement with its usual name when it is one of the usual ones."""
+    """Return the placement of a table, with its usual name when it has one."""
     if len(table) % ranks == 0:
         chunks = len(table) // ranks
         for shape in (Placement.loop, Placement.wave, Placement.block):
@@ -204,7 +204,7 @@ def _named(table: tuple[int, ...], ranks: int) -> Placement:
 
 
 def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> str:
-    """The text of a CSV.
+    """Return the text of a CSV.
 
     Parameters
     ----------
@@ -226,12 +226,12 @@ def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> 
 
 
 def rows_with_transfers(schedule: Schedule, waits: bool = False) -> list[list[str]]:
-    """Every rank's cells in the form with communication, see :func:`to_csv`."""
+    """Return every rank's cells in the form with communication, see :func:`to_csv`."""
     return [_lowered(schedule.program(rank), waits) for rank in range(schedule.ranks)]
 
 
 def _lowered(program: Program, waits: bool) -> list[str]:
-    """A program's cells as PyTorch writes them, with waits where PyTorch puts them.
+    """Return a program's cells as PyTorch writes them, with waits where PyTorch puts them.
 
     A forward send is waited for after the backward of its microbatch, a reduction at once, all else
     at the end.
@@ -263,7 +263,7 @@ def _lowered(program: Program, waits: bool) -> list[str]:
 
 
 def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
-    """Raise when a CSV cannot say what a schedule says."""
+    """Refuse a schedule with parts that a CSV cannot express."""
     present = {Kind(kind) for kind in np.unique(kinds_of(schedule.actions)).tolist()}
     extra = sorted(present.difference(allowed))
     reasons: list[tuple[bool, str]] = [
@@ -300,7 +300,7 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
 
 
 def with_transfers(schedule: Schedule, p2p_mode: P2PMode = "overlapped") -> Schedule:
-    """The schedule with sends, receives and reductions, itself when it has them already.
+    """Return the schedule with sends, receives and reductions; itself when it has them already.
 
     Receives stand where a simulation in the mode has them, early where that does not matter.
     """
