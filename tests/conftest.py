@@ -104,7 +104,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_left_out(item: pytest.Item) -> bool:
-    """Whether ``make quick`` leaves a test out: a law, slow, or in need of a browser or processes."""
+    """Return whether ``make quick`` leaves a test out: a law, slow, with a browser or processes."""
     return any(item.get_closest_marker(mark) for mark in (*MARKS, "slow", "law"))
 
 

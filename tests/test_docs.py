@@ -61,7 +61,7 @@ ELSEWHERE = {
     "torchrun --nproc-per-node 2 examples/train/train.py": "torch/test_train_examples.py",
     "python examples/train/train.py": "torch/test_train_examples.py",
     "python benchmarks/": "measures for minutes or hours",
-    "$ debubble run broken.json": "torch/test_watch.py",
+    "$ debubble run broken.json": "torch/ranks/test_watch.py",
     "sqlite3 results.sqlite": "sweeps: the view is read in Python",
 }
 """Programs other than debubble, by how their lines begin, and who runs them."""

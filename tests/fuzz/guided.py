@@ -21,7 +21,15 @@ FOLLOWED = [
 def main() -> None:
     name, board, kept, seed, seconds, count = sys.argv[1:]
     with atheris.instrument_imports(include=FOLLOWED):
-        pass
+        import debubble.cli.app
+        import debubble.diagnosis.readers.folder
+        import debubble.interchange.files
+        import debubble.interchange.read_trace
+        import debubble.planner.constraints
+        import debubble.planner.cost.calibration_files
+        import debubble.playground.app
+        import debubble.playground.traces
+        import debubble.sweeps  # noqa: F401
     from tests.fuzz.readers import at_home
     from tests.fuzz.run_readers import Board, Watch
 

@@ -180,7 +180,7 @@ def searched(content: bytes) -> object:
 
 
 def held(content: bytes) -> object:
-    from debubble.planner.held import held_with
+    from debubble.planner.constraints import held_with
 
     given = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size", "schedule", "recompute",
              "zero", "layers")  # fmt: skip
@@ -188,7 +188,7 @@ def held(content: bytes) -> object:
 
 
 def plan_memory(content: bytes) -> object:
-    from debubble.planner.cluster import read_bytes
+    from debubble.planner.hardware.cluster import read_bytes
 
     return read_bytes(typed(content))
 
@@ -227,7 +227,7 @@ def cell(content: bytes) -> object:
 
 
 def named(content: bytes) -> object:
-    from debubble.diagnosis.readers.names import actions_named
+    from debubble.diagnosis.readers.action_names import actions_named
 
     return actions_named(typed(content))
 
@@ -347,7 +347,7 @@ def cached(content: bytes) -> object:
 
 def model(name: str) -> Callable[[bytes], object]:
     def read(content: bytes) -> object:
-        from debubble.planner.model_files import parse_model
+        from debubble.planner.model.files import parse_model
 
         return parse_model(text(content), name).parameters
 
@@ -355,15 +355,15 @@ def model(name: str) -> Callable[[bytes], object]:
 
 
 def gpu(content: bytes) -> object:
-    from debubble.planner.cluster import find_gpu
+    from debubble.planner.hardware.cluster import find_gpu
 
     return find_gpu(written("gpu.yaml", content))
 
 
 def calibration(name: str) -> Callable[[bytes], object]:
     def read(content: bytes) -> object:
-        from debubble.planner.calibrate import Factors
-        from debubble.planner.calibration_files import calibrate_from
+        from debubble.planner.cost.calibration_files import calibrate_from
+        from debubble.planner.cost.published_efficiencies import Factors
 
         case = seeds.planned()
         return calibrate_from(
@@ -371,12 +371,6 @@ def calibration(name: str) -> Callable[[bytes], object]:
         )
 
     return read
-
-
-def rows(content: bytes) -> object:
-    from debubble.planner.rows import run_rows
-
-    return run_rows(written("rows.csv", content))
 
 
 # Traces.
@@ -478,7 +472,6 @@ READERS: Mapping[str, Reader] = {
     "calibration-log": Reader(calibration("x.log"), seeds.logs),
     "calibration-profile": Reader(calibration("x.json"), seeds.profiles, mutators.tree),
     "calibration-rows": Reader(calibration("x.csv"), seeds.tables),
-    "rows": Reader(rows, seeds.tables, seconds=30.0),
     "chrome-trace": Reader(chrome, seeds.chrome_traces, mutators.tree),
     "chrome-trace-gz": Reader(
         packed_chrome, seeds.packed_chrome_traces, mutators.packed(mutators.tree)

@@ -303,7 +303,7 @@ def planned() -> Any:
 
 
 def _models(ending: str) -> list[bytes]:
-    folder = resources.files("debubble.planner") / "models"
+    folder = resources.files("debubble.planner.model") / "shipped"
     return [
         (folder / item.name).read_bytes()
         for item in sorted(folder.iterdir(), key=lambda item: item.name)
@@ -353,7 +353,7 @@ def logs() -> list[bytes]:
 
 
 def tables() -> list[bytes]:
-    from tests.planner.test_row_plans import ROW
+    from tests.benchmarks.rows import ROW
 
     return encoded("\n".join((",".join([*ROW, "calibrate"]), ",".join([*ROW.values(), "yes"]),
                               ",".join([*ROW.values(), ""]))))  # fmt: skip

@@ -10,8 +10,8 @@ import pytest
 import debubble as db
 from debubble.interchange.cost_files import load_costs
 from debubble.planner.ask import ask
-from debubble.planner.degrees import Fixed, groups
-from debubble.planner.search import search
+from debubble.planner.search.best_plans import search
+from debubble.planner.search.groups import Fixed, groups
 from debubble.sweeps import spec_of
 from debubble.sweeps.commands import COMMANDS, simulate
 from debubble.sweeps.work import compute

@@ -53,6 +53,13 @@ samples:
     assert spec.size == 10 * 2 * 3 * 2
 
 
+def test_the_former_name_of_a_cost_warns() -> None:
+    data = {"command": "simulate", "options": {"costs.overhead": 0.5, "microbatches": 8}}
+    with pytest.warns(db.DebubbleDeprecationWarning, match="use costs.launch"):
+        spec = spec_of({**data, "grid": GRID})
+    assert spec.options["costs.overhead"] == 0.5
+
+
 def test_files_are_looked_for_beside_the_spec(tmp_path: Path) -> None:
     (tmp_path / "costs.yaml").write_text("times: {F: 2, B: 4}\nranks: 4\n")
     data = {"command": "simulate", "options": {"costs": "costs.yaml"}, "grid": GRID}

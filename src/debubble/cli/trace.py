@@ -11,9 +11,9 @@ from debubble.analysis.layout import line_width
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, takes
 from debubble.cli.output import check_cost_file, check_writable, in_color, note, print_json, styled
+from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import ParameterError
 from debubble.core.options import read_whole
-from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
 from debubble.diagnosis import costs_only
 from debubble.diagnosis.changes import Change
@@ -183,10 +183,10 @@ def _check_files(costs_out: str | None, order_out: str | None, html: str | None)
 def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
     """Write a page with the observed above the predicted step on one axis, and the findings."""
     # The page is drawn by matplotlib, which takes longer to load than most traces to read.
-    from debubble.view.trace_page import trace_page
+    from debubble.view.trace_view import trace_page
 
     try:
-        write_whole(path, trace_page(found, answers).encode())
+        write_atomically(path, trace_page(found, answers).encode())
     except OSError as error:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from debubble.analysis.question import OPTIONS
+from debubble.core.cost_fields import current_name
 from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import ParameterError, WrongValueError, did_you_mean
@@ -70,7 +71,7 @@ def _cost(name: str, value: Any) -> Any:
         if not isinstance(value, str):
             raise ParameterError(f"costs is {quoted(value)}; give a cost file, or costs.F: 1")
         return value
-    cost = name.removeprefix("costs.")
+    cost = current_name(name.removeprefix("costs."), "costs.{}")
     part, _, key = cost.partition(".")
     words = {"basis": BASES, "runtime": RUNTIMES}
     try:

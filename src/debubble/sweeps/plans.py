@@ -10,13 +10,13 @@ from debubble.core.errors import ParameterError
 from debubble.core.options import Real, Whole, Word
 from debubble.planner.ask import LARGEST, ask
 from debubble.planner.candidate import PRECISIONS, recomputed_layers
-from debubble.planner.cluster import find_gpu
-from debubble.planner.degrees import ZEROS, Fixed
-from debubble.planner.model_files import ENDINGS, read_model
-from debubble.planner.plan import relative_error, speed
+from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.hardware.cluster import find_gpu
+from debubble.planner.model.files import ENDINGS, read_model
 from debubble.planner.request import SIZES, check_request
-from debubble.planner.rules import FRAMEWORKS
-from debubble.planner.search import best_plans
+from debubble.planner.search.best_plans import best_plans
+from debubble.planner.search.evaluate import relative_error, speed
+from debubble.planner.search.groups import ZEROS, Fixed
 from debubble.sweeps.parameters import Parameter, Parameters, schedule_name
 
 CHOSEN = ("microbatch_size", "microbatches", "schedule", "recompute", "zero")

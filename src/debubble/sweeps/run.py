@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import debubble
+from debubble._version import __version__
 from debubble.core.errors import ParameterError
 from debubble.sweeps import backends
 from debubble.sweeps.commands import COMMANDS
@@ -102,7 +102,7 @@ def run(
     if not local or jobs not in (None, 1):
         backends.check_backend(backend)
     workers = jobs or (-1 if not local else backends.cores() if backends.has_joblib() else 1)
-    writer = Writer(output, spec, debubble.__version__, extend)
+    writer = Writer(output, spec, __version__, extend)
     try:
         state = _State(spec, writer, retry_failed, progress)
         state.report()

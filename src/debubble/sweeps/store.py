@@ -145,7 +145,8 @@ class Writer:
             "CREATE TABLE IF NOT EXISTS results (point TEXT, number INTEGER, item INTEGER, "
             "options TEXT, error TEXT, seconds REAL, PRIMARY KEY (point, item))"
         )
-        data, names = spec.to_dict(), []
+        data = spec.to_dict()
+        names: list[str] = []
         if run("SELECT count(*) FROM about").fetchone() != (0,):
             known, names = read_about(self._file, self.path)
             known.check_same(msgspec.convert(data, SpecData), self.path, extend)

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from debubble.core.atomic_write import atomic_file
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
-from debubble.core.replacing import replacing
 from debubble.sweeps.store import columns_of, quoted, read_about, refuse_others, reported
 
 WRITTEN = (".csv", ".parquet")
@@ -91,7 +91,7 @@ class Results:
         if ending not in WRITTEN:
             raise ParameterError(f"'{path}': results are written as {' or '.join(WRITTEN)}")
         try:
-            with replacing(path) as target:
+            with atomic_file(path) as target:
                 (self._write_csv if ending == ".csv" else self._write_parquet)(target)
         except OSError as error:
             raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-import debubble
+from debubble._version import __version__
 from debubble.analysis.layout import html_table
+from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import FormatError, ParameterError
-from debubble.core.replacing import write_whole
 from debubble.core.units import number
 from debubble.sweeps.chart import Chart, Line
 from debubble.view import component
@@ -26,7 +26,7 @@ from debubble.view.legend import add_legend, legend_height
 from debubble.view.options import FigureOptions
 from debubble.view.page import inline_svg
 from debubble.view.provenance import metadata
-from debubble.view.text import phrases, sizes_of, text_width, wrapped
+from debubble.view.text import phrases, text_sizes, text_width, wrapped
 
 ENDINGS = (".png", ".svg", ".pdf", ".html")
 WIDTH, HEIGHT = 7.0, 3.4
@@ -52,7 +52,7 @@ def save_chart(chart: Chart, path: str | Path) -> None:
     else:
         content = render(drawing, ending[1:], metadata=metadata(ending))
     try:
-        write_whole(path, content)
+        write_atomically(path, content)
     except OSError as error:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
@@ -60,7 +60,7 @@ def save_chart(chart: Chart, path: str | Path) -> None:
 def _page(chart: Chart, drawing: Figure) -> str:
     title = html.escape(chart.title)
     return Template(component.asset("page.html")).substitute(
-        version=html.escape(debubble.__version__), title=title, style=component.asset("page.css"),
+        version=html.escape(__version__), title=title, style=component.asset("page.css"),
         timeline=inline_svg(drawing, title), table=html_table(chart.table()), script="",
         above="", made="",
         conventions="\n".join(f"<li>{html.escape(note)}</li>" for note in chart.notes),
@@ -69,7 +69,7 @@ def _page(chart: Chart, drawing: Figure) -> str:
 
 def chart_figure(chart: Chart) -> Figure:
     """Draw a chart: medians as lines, least to greatest as areas, or single values as dots."""
-    sizes = sizes_of(FigureOptions(), WIDTH)
+    sizes = text_sizes(FigureOptions(), WIDTH)
     with style():
         handles = [(_handle(index, chart), line.name) for index, line in enumerate(chart.lines)]
         found = handles if chart.by else []
