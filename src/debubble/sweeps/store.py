@@ -60,7 +60,7 @@ class Result(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether a row has an error."""
+        """True where a row has an error."""
         return any(row.get("error") for row in self.rows)
 
 
