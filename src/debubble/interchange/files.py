@@ -179,21 +179,9 @@ def resolve(
 ) -> Schedule:
     """Return the schedule that a text names.
 
-    Parameters
-    ----------
-    target
-        A registered name or alias, a ``.csv`` or ``.json`` file, ``path/file.py:function``, or
-        ``torch:`` and the name of a schedule that PyTorch has.
-    ranks, microbatches, chunks, iterations
-        Sizes to make a schedule with. A file has its own, and must agree with those given.
-    costs, memory
-        For schedules that depend on them.
-    sync
-        Dependencies of optimizer steps, see :func:`debubble.make`; a file has its own.
-    defaults
-        Values of ranks, microbatches and chunks for schedules that are made and leave a choice.
-    **options
-        Options of the schedule.
+    `target` is a registered name or alias, a ``.csv`` or ``.json`` file, ``path/file.py:function``,
+    or ``torch:`` and the name of a schedule of PyTorch. A file has its own sizes and sync, and must
+    agree with given ones; `defaults` are sizes for the others, where they leave a choice.
 
     Raises
     ------

@@ -59,24 +59,12 @@ def split_target(target: str) -> tuple[str, str]:
 def make_from_file(
     path: str, name: str, given: Mapping[str, Any], options: dict[str, Any]
 ) -> Schedule:
-    """Call a function of a Python file and make a schedule of what it returns.
+    """Call a function of a Python file and make a schedule of its result.
 
-    Parameters
-    ----------
-    path, name
-        The file, which is executed, and the function.
-    given
-        Values for those of :data:`PARAMETERS` that the function declares; None is left out.
-    options
-        Further parameters that it declares.
-
-    Returns
-    -------
-    Schedule
-        The function's own; or one made from the programs it yields, one per rank (packed actions
-        or lists of text such as ``"0F0"``), with stages placed round and round the ranks. A
-        function that the file registers with :func:`debubble.register` is made like any
-        registered schedule, with its placement and constraints.
+    The function gets those of :data:`PARAMETERS` that it declares from `given`, and `options`. It
+    returns a schedule, or yields programs, one per rank (packed actions or lists of text such as
+    ``"0F0"``), with stages placed round and round the ranks. A function that the file registers
+    with :func:`debubble.register` is made like any registered schedule.
 
     Raises
     ------

@@ -57,17 +57,7 @@ def save_run_trace(
     transfers: Iterable[Transfer] = (),
     hosts: Sequence[str] = (),
 ) -> None:
-    """Write a trace file; errors and compression as of :func:`write`.
-
-    Parameters
-    ----------
-    times
-        By name of the group: start and end of every action in seconds, shape ``(n,)``.
-    transfers
-        Messages of the last group.
-    hosts
-        Where each rank ran.
-    """
+    """Write a trace file: the pieces of :func:`run_trace` by :func:`write`."""
     write(run_trace(schedule, times, transfers=transfers, hosts=hosts), path)
 
 
@@ -80,7 +70,8 @@ def run_trace(
 ) -> Iterator[str]:
     """Return the trace as pieces of JSON text: computations, waits for results, and messages.
 
-    Parameters are those of :func:`save_run_trace`.
+    `times` are start and end of every action in seconds, shape ``(n,)``, by name of the group;
+    `transfers` the messages of the last group, and `hosts` the host of every rank.
     """
     about = {**described(schedule), "groups": list(times)}
     if hosts:

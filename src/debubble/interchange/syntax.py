@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 MAX_DEPTH = 20
 """Maximum nesting of lists and mappings."""
 
-_TOML_TOKEN = re.compile(
-    r"""(?P<part>[\w-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)|(?P<dot>\.)|[ \t]+|(?P<other>.)""",
-    re.DOTALL,
-)
+_LONG_KEY = re.compile(r"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*\.[ \t]*){20}""")
+"""The beginning of a key with more than :data:`MAX_DEPTH` parts."""
 
 
 def parse(text: str, where: str) -> Any:
@@ -60,7 +58,10 @@ def yaml_text(data: Any) -> str:
 def _parse_toml(text: str, where: str) -> Any:
     import tomllib
 
-    _refuse_long_keys(text, where)
+    # Thousands of parts take the parser more than quadratic time; costs need two.
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise FormatError(f"{where}, line {line}: a key has more than {MAX_DEPTH} parts")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -69,20 +70,6 @@ def _parse_toml(text: str, where: str) -> Any:
         raise FormatError(f"{where}: lists or mappings are nested too deeply") from None
     except ValueError:
         raise FormatError(f"{where}: a number has too many digits") from None
-
-
-def _refuse_long_keys(text: str, where: str) -> None:
-    """Refuse keys with thousands of dots, which take the parser more than quadratic time."""
-    parts, joined = 0, False
-    for token in _TOML_TOKEN.finditer(text):
-        if token.lastgroup == "part":
-            parts = parts + 1 if joined else 1
-            joined = False
-            if parts > MAX_DEPTH:
-                line = text.count("\n", 0, token.start()) + 1
-                raise FormatError(f"{where}, line {line}: a key has more than {MAX_DEPTH} parts")
-        elif token.lastgroup is not None:
-            joined = token.lastgroup == "dot"
 
 
 def _parse_yaml(text: str, where: str) -> Any:

@@ -204,21 +204,15 @@ def _named(table: tuple[int, ...], ranks: int) -> Placement:
 
 
 def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> str:
-    """Return the text of a CSV.
+    """Return the text of a CSV: compute-only, or with the communication of a schedule that has it.
 
-    Parameters
-    ----------
-    transfers
-        False for the compute-only form; True for the one with communication, for a schedule that
-        has it (see :func:`with_transfers`).
-    waits
-        Whether that form also has the ``WAIT_`` actions that PyTorch needs from the version on
-        that knows them. Older ones take ``0WAIT_SEND_F0`` for the action ``0W``.
+    `waits` adds the ``WAIT_`` actions that later versions of PyTorch need; older ones read
+    ``0WAIT_SEND_F0`` as the action ``0W``.
 
     Raises
     ------
     ParameterError
-        When the format cannot express the schedule; the message says why.
+        When the format cannot express the schedule; the message has the reason.
     """
     refuse_inexpressible(schedule, COMMUNICATING if transfers else PASS_KINDS)
     rows = rows_with_transfers(schedule, waits) if transfers else schedule.rows()
@@ -266,35 +260,26 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
     """Refuse a schedule with parts that a CSV cannot express."""
     present = {Kind(kind) for kind in np.unique(kinds_of(schedule.actions)).tolist()}
     extra = sorted(present.difference(allowed))
-    reasons: list[tuple[bool, str]] = [
-        (
-            schedule.placement.copies > 1,
-            f"has {schedule.placement.copies} copies of the model, and a CSV gives each stage to "
-            "one rank",
-        ),
-        (
-            schedule.iterations > 1,
-            f"has {schedule.iterations} iterations, and a CSV holds one without optimizer step; "
-            "leave iterations out",
-        ),
+    place = schedule.placement
+    reasons = [
+        (place.copies > 1,
+         f"has {place.copies} copies of the model, and a CSV gives each stage to one rank"),
+        (schedule.iterations > 1,
+         f"has {schedule.iterations} iterations, and a CSV holds one without optimizer step; leave "
+         "iterations out"),
         (schedule.slices > 1, "cuts sequences into slices, which a CSV cannot say"),
-        (
-            schedule.vocabulary > 0,
-            "shards the output layer over all ranks, and PyTorch's schedules keep it on the last "
-            "stage",
-        ),
+        (schedule.vocabulary > 0,
+         "shards the output layer over all ranks, and PyTorch's schedules keep it on the last "
+         "stage"),
         (not extra, ""),
-        (
-            set(extra) <= set(OFFLOAD_KINDS),
-            "moves activations to the host or to other ranks, and PyTorch's schedules keep every "
-            "activation on its rank",
-        ),
+        (set(extra) <= set(OFFLOAD_KINDS),
+         "moves activations to the host or to other ranks, and PyTorch's schedules keep every "
+         "activation on its rank"),
         (extra == [Kind.OPT], "has optimizer steps, which a CSV cannot say; leave iterations out"),
         (set(extra) <= set(COMMUNICATING), "has communication actions; use torch-csv-comms"),
-    ]
-    reason = next((reason for applies, reason in reasons if applies), None)
-    if reason is None:
-        reason = f"has {extra[-1].name} actions, which PyTorch's CSV does not know"
+        (True, f"has {extra[-1].name if extra else ''} actions, which PyTorch's CSV does not know"),
+    ]  # fmt: skip
+    reason = next(reason for applies, reason in reasons if applies)
     if reason:
         raise ParameterError(f"'{schedule.name}' {reason}; a JSON schedule file can say it")
 
