@@ -199,6 +199,8 @@ class Inputs:
 
     def options(self, targets: Iterable[str]) -> dict[str, Any]:
         """Return the typed options of schedules, read as the named schedules declare them."""
+        if not self.pairs:
+            return {}
         return parse_options(self.pairs, declared_options(targets, self.pairs))
 
     def of(self, target: str, among: Iterable[str] = (), *, late: bool = False) -> Question:
