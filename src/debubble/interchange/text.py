@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from debubble.core.errors import FormatError, ParameterError, WrongValueError, did_you_mean
+from debubble.core.errors import FormatError, WrongValueError, did_you_mean
 from debubble.core.schedule_fields import label
 
 SHOWN = 60
@@ -100,20 +99,6 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= 10**SHOWN:
         return "a number with more than 60 digits"
     return plain(repr(value))
-
-
-def read_count(name: str, text: str, least: int, most: int) -> int:
-    """The whole number from `least` to `most` in a text that has a name.
-
-    Raises
-    ------
-    ParameterError
-        When there is none.
-    """
-    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
-    if not least <= number <= most:
-        raise ParameterError(f"{name} is '{text}'; give a whole number from {least} to {most:,}")
-    return number
 
 
 def plain(text: str) -> str:
