@@ -18,12 +18,14 @@ from debubble.core.schedule import Schedule
 from debubble.engine.memory import Limit
 from debubble.engine.modes import P2PMode
 from debubble.engine.validate import has
-from debubble.interchange import torch_builtin
-from debubble.interchange.text import A_TRACE, writing
+from debubble.interchange import python_file, torch_builtin
+from debubble.interchange.cells import MAX_BYTES
+from debubble.interchange.schedule_json import from_json, to_json
+from debubble.interchange.schedule_options import ANY_TYPE
+from debubble.interchange.text import A_TRACE, read_text, writing
+from debubble.interchange.torch_csv import from_csv, to_csv, with_transfers
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry, Option
-
-# Formats are imported where they are needed: most commands name a registered schedule.
 
 ENDINGS = (".csv", ".json")
 COST_ENDINGS = (".yaml", ".yml", ".toml")
@@ -56,9 +58,6 @@ def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
         When the file cannot be read as what its ending says; the message has the file, the place
         and the value.
     """
-    from debubble.interchange.cells import MAX_BYTES
-    from debubble.interchange.text import read_text
-
     _check_ending(path)
     return parse(read_text(path, MAX_BYTES), str(path), microbatches)
 
@@ -66,11 +65,7 @@ def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
 def parse(text: str, where: str, microbatches: int | None = None) -> Schedule:
     """Read the text of a schedule file; the ending of its name gives the format."""
     if where.lower().endswith(".csv"):
-        from debubble.interchange.torch_csv import from_csv
-
         return from_csv(text, where, microbatches)
-    from debubble.interchange.schedule_json import from_json
-
     schedule = from_json(text, where)
     _agree("microbatches", microbatches, schedule.microbatches, where)
     return _rename_if_modified(schedule)
@@ -100,11 +95,7 @@ def text_of(
     schedule is simulated, see :func:`debubble.interchange.torch_csv.with_transfers`.
     """
     if form == "json":
-        from debubble.interchange.schedule_json import to_json
-
         return to_json(schedule)
-    from debubble.interchange.torch_csv import to_csv, with_transfers
-
     lowered = form == "torch-csv-comms"
     return to_csv(with_transfers(schedule, p2p_mode) if lowered else schedule, lowered, waits)
 
@@ -114,8 +105,6 @@ def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, 
 
     Functions in Python files declare no types: they take every key in `pairs`.
     """
-    from debubble.interchange.schedule_options import ANY_TYPE
-
     found: dict[str, Option] = {}
     for target in targets:
         if is_file_name(target):
@@ -207,8 +196,6 @@ def resolve(
         return torch_builtin.load_builtin(target, **sizes, **options)
     given = sizes | {"iterations": iterations, "costs": costs, "memory": memory}
     if is_function(target):
-        from debubble.interchange import python_file
-
         made = python_file.make_from_file(*python_file.split_target(target), given, options)
         asked = given | {"chunks": chunks}
         for key in ("ranks", "microbatches", "chunks", "iterations"):

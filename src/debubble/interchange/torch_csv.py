@@ -45,6 +45,8 @@ from debubble.core.sequence import as_kind
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.validate import has
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
+from debubble.lowering.sharding import add_sharding
+from debubble.lowering.transfers import add_transfers
 
 COMMUNICATING = (*PASS_KINDS, *TRANSFER_KINDS, *SHARDING_KINDS)
 
@@ -289,9 +291,6 @@ def with_transfers(schedule: Schedule, p2p_mode: P2PMode = "overlapped") -> Sche
 
     Receives stand where a simulation in the mode has them, early where that does not matter.
     """
-    from debubble.lowering.sharding import add_sharding
-    from debubble.lowering.transfers import add_transfers
-
     reduced = reduces(schedule)
     if not has(schedule, TRANSFER_KINDS):
         refuse_inexpressible(schedule, (*PASS_KINDS, *SHARDING_KINDS))
