@@ -32,7 +32,7 @@ def costs(
 ) -> None:
     """Check a cost file, start a new one, or list its keys.
 
-    With FILE, checks it and says what it means; with --init, writes one that 'debubble simulate
+    With FILE, checks it and explains its values; with --init, writes one that 'debubble simulate
     --costs' takes as it is; without either, explains every key.
     """
     if file is not None and init:

@@ -32,7 +32,7 @@ def trace_text(timeline: Timeline, time_unit: str = "") -> Iterator[str]:
     """Return the trace as pieces of JSON text.
 
     `time_unit` is ``"s"``, ``"ms"``, ``"us"`` or ``"ns"`` when costs are in one of these. One unit
-    of anything else is shown as one millisecond; ``otherData`` in the file says so.
+    of anything else is shown as one millisecond; see ``otherData`` in the file.
     """
     scale = MICROSECONDS.get(time_unit.strip().lower(), 1e3)
     tracks = Tracks(timeline.schedule, timeline.start * scale, timeline.duration * scale)

@@ -81,7 +81,7 @@ TOP_KEYS = {
     "memory": FileKey("mapping", "{limit: 8}", "the memory below"),
     "layers": FileKey(
         "mapping", "{F: [1, 1, 2], B: [2, 2, 4]}", "the costs of every layer of the model, whatever"
-        " stages it is cut into: lists of one length; embedding, head and mtp beside them",
+        " stages it is cut into: lists of one length; embedding, head and mtp next to them",
     ),
     "measured": FileKey("mapping", "{}", "anything; what was measured and is no cost"),
     "expected": FileKey("mapping", "{}", "anything; debubble's own tests keep results here"),

@@ -43,19 +43,19 @@ def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
         A ``.json`` file as :func:`save` writes it, or a ``.csv`` file as PyTorch reads it.
     microbatches
         For a CSV, how many there are; the default is one more than the largest in the file. A
-        JSON file says so itself and must agree.
+        JSON file has its own number and must agree.
 
     Returns
     -------
     Schedule
         The schedule of the file, also when it cannot run: :func:`debubble.check` finds that. A
         CSV's schedule is called like the file. One with the name of a registered schedule and
-        another order gets "(changed)" behind its name, because formulas for it do not hold.
+        another order gets "(changed)" after its name, because formulas for it do not hold.
 
     Raises
     ------
     FormatError
-        When the file cannot be read as what its ending says; the message has the file, the place
+        When the file cannot be read in the format of its ending; the message has the file, the place
         and the value.
     """
     _check_ending(path)

@@ -28,7 +28,7 @@ def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) 
     Raises
     ------
     ParameterError
-        When torchtitan cannot place the stages like this; the message says why.
+        When torchtitan cannot place the stages like this; the message has the reason.
 
     Notes
     -----

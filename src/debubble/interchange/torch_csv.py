@@ -64,13 +64,12 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
     """Read the text of a CSV, compute-only or with communication.
 
     The last part of its path `where` names the schedule. There is one microbatch more than the
-    number of the largest in the file, unless `microbatches` says otherwise.
+    number of the largest in the file, unless `microbatches` is given.
 
     Raises
     ------
     FormatError
-        When a cell is not an action, a row is blank, or the actions do not say where each stage
-        lives.
+        When a cell is not an action, a row is blank, or a stage has no or several ranks.
     """
     rows = _rows(text, where)
     old = "BW" in text
