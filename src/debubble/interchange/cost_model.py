@@ -183,7 +183,8 @@ def _check_keys(data: Mapping[Any, Any], section: str) -> None:
 
 def _values(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the checked values of a section."""
-    known, found = keys_of(name), {}
+    known = keys_of(name)
+    found: dict[str, Any] = {}
     for key, value in section.items():
         spec = known[key]
         try:

@@ -55,8 +55,8 @@ def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
     Raises
     ------
     FormatError
-        When the file cannot be read in the format of its ending; the message has the file, the place
-        and the value.
+        When the file cannot be read in the format of its ending; the message has the file, the
+        place and the value.
     """
     _check_ending(path)
     return parse(read_text(path, MAX_BYTES), str(path), microbatches)

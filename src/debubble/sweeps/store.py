@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from debubble.core.errors import FormatError, ParameterError
+from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.sweeps.points import Spec
 
 ENDINGS = (".sqlite", ".sqlite3", ".db")
@@ -34,7 +34,7 @@ OWN = ("point", "number", "item", "options", "error", "seconds")
 PATIENCE = 0.5
 """Seconds to wait for a process that holds the file for a moment."""
 
-_ERRORS = (
+_ERRORS: tuple[tuple[tuple[str, ...], type[DebubbleError], str], ...] = (
     (("locked", "busy"), ParameterError,
      "another sweep writes to '{}'; wait for it, or give another file"),
     (("not a database", "malformed", "no such", "UTF-8", "utf-8", "corrupt"), FormatError,

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +130,7 @@ def _uniform(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int} or kinds == {str}:
         return values
-    kind = float if kinds <= {int, float} else str
+    kind: Callable[[Any], Any] = float if kinds <= {int, float} else str
     return [None if value is None else kind(value) for value in values]
 
 
