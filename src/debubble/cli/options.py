@@ -246,7 +246,7 @@ class Inputs:
         return check(schedule, memory=self.memory, costs=self.costs, p2p_mode=mode)
 
 
-def refuse_wrong(report: Report, target: str, more: str) -> None:
+def refuse_faulty(report: Report, target: str, more: str) -> None:
     """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
     if not report.ok:
         advice = f"'debubble check' lists every problem{more}"

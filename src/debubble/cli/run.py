@@ -14,7 +14,7 @@ from debubble.cli.options import (
     ScheduleName,
     Setup,
     Text,
-    refuse_wrong,
+    refuse_faulty,
     switch,
     takes,
     with_setup,
@@ -91,7 +91,7 @@ def run(
         phase(f"making {schedule}")
         made = inputs.of(schedule).made
         if not unchecked:
-            refuse_wrong(inputs.verdict(made), schedule, ", --unchecked runs it all the same")
+            refuse_faulty(inputs.verdict(made), schedule, ", --unchecked runs it all the same")
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
         report = execute(made, settings)
     if report is None:

@@ -62,6 +62,6 @@ def _shape(spec: FileKey | CostField) -> str:
     return SHAPES[spec.shape].replace("number", "share") if spec.share else SHAPES[spec.shape]
 
 
-def reference(section: str) -> list[tuple[str, str, str]]:
+def key_reference(section: str) -> list[tuple[str, str, str]]:
     """Return key, shape of the value and meaning of all keys of a section."""
     return [(key, _shape(spec), spec.text) for key, spec in keys_of(section).items()]

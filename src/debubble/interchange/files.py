@@ -59,10 +59,10 @@ def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
         place and the value.
     """
     _check_ending(path)
-    return parse(read_text(path, MAX_BYTES), str(path), microbatches)
+    return parse_schedule(read_text(path, MAX_BYTES), str(path), microbatches)
 
 
-def parse(text: str, where: str, microbatches: int | None = None) -> Schedule:
+def parse_schedule(text: str, where: str, microbatches: int | None = None) -> Schedule:
     """Read the text of a schedule file; the ending of its name gives the format."""
     if where.lower().endswith(".csv"):
         return from_csv(text, where, microbatches)

@@ -13,10 +13,10 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.sweeps.store import Result
+from debubble.sweeps.store import PointResult
 from debubble.sweeps.work import start_worker
 
-Task: TypeAlias = Callable[[], list[Result]]
+Task: TypeAlias = Callable[[], list[PointResult]]
 """A batch of points, ready to be computed anywhere."""
 
 ROUND = 4
@@ -132,7 +132,7 @@ def check_backend(name: str) -> None:
 
 def results(
     tasks: Iterable[Task], backend: str, jobs: int, address: str | None
-) -> Iterator[list[Result]]:
+) -> Iterator[list[PointResult]]:
     """Yield results of tasks in any order; tasks are taken when a worker is about to be free.
 
     `backend` is the name of an entry of :data:`BACKENDS`, `jobs` the number of workers, -1 for all,

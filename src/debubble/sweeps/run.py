@@ -16,7 +16,7 @@ from debubble.sweeps import backends
 from debubble.sweeps.commands import COMMANDS
 from debubble.sweeps.points import Spec
 from debubble.sweeps.spec import read_spec
-from debubble.sweeps.store import ENDINGS, Result, Writer
+from debubble.sweeps.store import ENDINGS, PointResult, Writer
 from debubble.sweeps.work import compute
 
 BATCH_SECONDS = 0.5
@@ -147,7 +147,7 @@ class _State:
         """Number of points without results."""
         return self.total - self.begin - self.count
 
-    def keep(self, results: list[Result]) -> None:
+    def keep(self, results: list[PointResult]) -> None:
         """Keep the results of a batch, then report."""
         self.writer.add(results)
         self.count += len(results)
@@ -173,7 +173,7 @@ class _State:
 
     def tasks(
         self, workers: int, seconds: float = BATCH_SECONDS
-    ) -> Iterator[partial[list[Result]]]:
+    ) -> Iterator[partial[list[PointResult]]]:
         """Yield batches of the points that are left, sized by the time of recent points."""
         while batch := list(islice(self.points, self._size(workers, seconds))):
             yield partial(compute, self.spec.command, self.spec.files, batch)

@@ -15,7 +15,7 @@ import numpy as np
 from debubble.core.errors import DebubbleError
 from debubble.sweeps.commands import COMMANDS, Command, Row
 from debubble.sweeps.points import Point
-from debubble.sweeps.store import OWN, Result
+from debubble.sweeps.store import OWN, PointResult
 
 WATCH_SECONDS = 0.5
 """Time between a worker's looks for the process that started it."""
@@ -36,7 +36,7 @@ def start_worker(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def compute(command: str, files: Mapping[str, Any], points: Sequence[Point]) -> list[Result]:
+def compute(command: str, files: Mapping[str, Any], points: Sequence[Point]) -> list[PointResult]:
     """Compute a batch of points; `files` is the content of files that options name."""
     with warnings.catch_warnings():
         # There would be thousands of the same.
@@ -44,7 +44,7 @@ def compute(command: str, files: Mapping[str, Any], points: Sequence[Point]) -> 
         return [_compute(COMMANDS[command], files, point) for point in points]
 
 
-def _compute(command: Command, files: Mapping[str, Any], point: Point) -> Result:
+def _compute(command: Command, files: Mapping[str, Any], point: Point) -> PointResult:
     began = time.perf_counter()
     rows: list[Row]
     try:
@@ -56,7 +56,7 @@ def _compute(command: Command, files: Mapping[str, Any], point: Point) -> Result
     except Exception as error:
         # A bug at one point is no reason to lose the others.
         rows = [{"error": f"internal error: {type(error).__name__}: {error}"[:LONGEST_ERROR]}]
-    return Result(*point, rows, time.perf_counter() - began)
+    return PointResult(*point, rows, time.perf_counter() - began)
 
 
 def _filled(options: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
