@@ -26,7 +26,7 @@ IDLE = {"--unchecked": "writes faulty schedules, too", "--torchtitan": "the defa
 
 SAMPLES = {
     "--jobs": "2", "--backend": "dask", "--address": "x:1", "--title": "A title", "--cut": "1/1",
-    "--plot": "x=ranks y=makespan", "--output": "{new}.yaml",
+    "--output": "{new}.yaml",
 }  # fmt: skip
 """Values of options that are no switches."""
 
