@@ -92,7 +92,7 @@ def check(
     1 problem in custom:
       missing  1F0 is missing; add it on rank 1
     """
-    told = p2p_mode is not None
+    one_mode = p2p_mode is not None
     p2p_mode = p2p_mode or "overlapped"
     check_type("schedule", schedule, Schedule, "give a Schedule: debubble.make or debubble.load")
     check_costs(costs)
@@ -104,34 +104,12 @@ def check(
 
     found = Findings()
     kinds, _, strays = survey_of(schedule)
-    steps = bool(kinds & _STEPS)
+    # Whether sweeps have room, and every action exists.
     swept = _has_room(schedule) and strays == (None, None)
-    plain = swept and not kinds & ~_PLAIN
-    more = swept and not plain and not kinds & _SHARDS
-    has_transfers = bool(kinds & _TRANSFERS)
-    bare = without_sharding(schedule) if more else schedule
-    if steps or schedule.iterations > 1:
-        inspect_steps(schedule, found)
-    complete, error = False, None
-    if plain and not found and p2p_mode != "blocking":
-        try:
-            graph = compile_graph(schedule, p2p_mode)
-            complete = graph.complete
-        except ScheduleError as stops:
-            error = stops
-    elif more and not found:
-        complete = is_sound(schedule, bare, steps)
-        # What it is without sharding decides, and is compiled faster.
-        stands = complete and (bare is schedule or not _runs(bare, p2p_mode))
-        error = _error(schedule, p2p_mode) if stands else None
-    if not complete:
-        inspect_structure(schedule, found)
-        inspect_copies(schedule, found)
-        if not found and not plain:
-            _transfers(schedule, found)
-            inspect_sharding(schedule, found)
-        if not found:
-            error = error or _error(schedule, p2p_mode)
+    bare = schedule
+    if swept and kinds & ~_PLAIN and not kinds & _SHARDS:
+        bare = without_sharding(schedule)
+    error = _inspect(schedule, bare, kinds, swept, p2p_mode, found)
     if not found and error is not None:
         found.problems.append(_stuck(error))
     warnings: list[Problem] = []
@@ -139,15 +117,48 @@ def check(
         late = Findings()
         inspect_outputs(schedule, late)
         warnings = late.problems + (split_under_ddp(schedule) if reduces(schedule) else [])
-    if not found and has_transfers:
-        if not told:
+    if not found and kinds & _TRANSFERS:
+        if not one_mode:
             _deadlocks(schedule, bare, found)
         queues: P2PMode = p2p_mode if p2p_mode in QUEUES else "group"
-        if not found and (not told or p2p_mode == queues):
+        if not found and (not one_mode or p2p_mode == queues):
             warnings += lost_in_queues(schedule, bare, costs, queues)
     if limits is not None and strays.outside is None:
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
     return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))
+
+
+def _inspect(
+    schedule: Schedule, bare: Schedule, kinds: int, swept: bool, p2p_mode: P2PMode, found: Findings
+) -> ScheduleError | None:
+    """Add what is wrong with the actions to `found`; return what stops the schedule, if anything.
+
+    A good schedule is only compiled; what does not compile, or only without sharding (`bare`), is
+    looked at in detail. `kinds` are the kinds that occur, as bits.
+    """
+    steps = bool(kinds & _STEPS)
+    if steps or schedule.iterations > 1:
+        inspect_steps(schedule, found)
+    plain = swept and not kinds & ~_PLAIN
+    complete, error = False, None
+    if plain and not found and p2p_mode != "blocking":
+        try:
+            complete = compile_graph(schedule, p2p_mode).complete
+        except ScheduleError as stops:
+            error = stops
+    elif swept and not plain and not kinds & _SHARDS and not found:
+        complete = is_sound(schedule, bare, steps)
+        # What it is without sharding decides, and is compiled faster.
+        stands = complete and (bare is schedule or not _runs(bare, p2p_mode))
+        error = _error(schedule, p2p_mode) if stands else None
+    if complete:
+        return error
+    inspect_structure(schedule, found)
+    inspect_copies(schedule, found)
+    if not found and not plain:
+        _transfers(schedule, found)
+        inspect_sharding(schedule, found)
+    return error if error or found else _error(schedule, p2p_mode)
 
 
 def caveats(timeline: Timeline) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from debubble.analysis.check import caveats
-from debubble.analysis.comparison import Comparison, RankedBy, Row, ranked
+from debubble.analysis.comparison import Comparison, Row, ranked
 from debubble.analysis.measures import compared
 from debubble.analysis.metrics import recompute_text
 from debubble.analysis.question import Question
@@ -118,62 +118,45 @@ def compare(
     [('1f1b', 33.0, 4.0, True), ('gpipe', 33.0, 8.0, False)]
     """
     check_costs(costs)
-    if options is not None and not isinstance(options, Mapping):
-        raise ParameterError(f"options is {options!r}; give a dict of options and values")
     if progress is not None and not callable(progress):
         raise ParameterError(f"progress is {progress!r}; give a function")
     varying = jitter if isinstance(jitter, Jitter | None) else Jitter(jitter)
     costs = costs or Costs()
-    costs = replace(
-        costs,
-        time_unit=time_unit or costs.time_unit,
-        memory_unit=memory_unit or costs.memory_unit,
-    )
+    units = time_unit or costs.time_unit, memory_unit or costs.memory_unit
+    costs = replace(costs, time_unit=units[0], memory_unit=units[1])
     memory_limits(memory, ranks or np.size(memory or 1))
     asked = Question(
         "", ranks=ranks, microbatches=None if isinstance(microbatches, Sequence) else microbatches,
         iterations=iterations, sync=sync, costs=costs, memory=memory, p2p_mode=p2p_mode,
         lowerings=values_of(lowerings),
     )  # fmt: skip
+    options = {} if options is None else options
     items = _spread([_read(item) for item in schedules], "chunks", chunks)
     items = _spread(items, "microbatches", microbatches)
-    if not items:
-        raise ParameterError("no schedules to compare; name at least one")
-    _check_items(items, ranks, microbatches, options or {})
+    _check_items(items, ranks, microbatches, options)
     _refuse_unused(items, chunks)
     labels = _labels(items)
 
     rows: list[Row] = []
     skipped: list[tuple[str, str]] = []
-    for index, (label, (item, own)) in enumerate(zip(labels, items, strict=True)):
+    for index, (label, item) in enumerate(zip(labels, items, strict=True)):
         if progress is not None:
             progress(label, index, len(items))
         try:
-            if isinstance(item, Schedule):
-                item = replace(asked, schedule=item).timeline
-            elif isinstance(item, str):
-                sizes, fitting = _fitting(item, chunks, options or {}, own)
-                item = replace(asked, schedule=item, options=fitting, **sizes).timeline
-            rows.append(_row(label, item, memory))
+            rows.append(_row(label, _simulated(item, asked, chunks, options), memory))
         except DebubbleError as error:
             skipped.append((label, str(error)))
     every = len(rows)
     if varying is not None:
         rows = _raced(rows, varying, stop)
     unlike = differences([row.timeline for row in rows])
-    by: RankedBy = "overhead" if unlike else "makespan"
     return Comparison(
-        rows=ranked(rows, by),
-        skipped=tuple(skipped),
-        notes=_notes(rows, unlike) + _late(every - len(rows)),
-        unlike=unlike,
-        costs=costs,
-        memory=memory,
-        p2p_mode=p2p_mode,
-        time_unit=costs.time_unit,
+        rows=ranked(rows, "overhead" if unlike else "makespan"), skipped=tuple(skipped),
+        notes=_notes(rows, unlike) + _late(every - len(rows)), unlike=unlike, costs=costs,
+        memory=memory, p2p_mode=p2p_mode, time_unit=costs.time_unit,
         memory_unit=costs.activation_unit,
         baseline=next((label for label in labels if any(row.name == label for row in rows)), ""),
-    )
+    )  # fmt: skip
 
 
 _Read: TypeAlias = tuple[str | Schedule | Timeline, Mapping[str, Any]]
@@ -213,6 +196,10 @@ def _spread(
 def _check_items(
     items: list[_Read], ranks: int | None, microbatches: Any, options: Mapping[str, Any]
 ) -> None:
+    if not isinstance(options, Mapping):
+        raise ParameterError(f"options is {options!r}; give a dict of options and values")
+    if not items:
+        raise ParameterError("no schedules to compare; name at least one")
     names = [item for item, _ in items if isinstance(item, str)]
     for key, value in (("ranks", ranks), ("microbatches", microbatches)):
         if names and value is None:
@@ -261,23 +248,25 @@ def _labels(items: list[_Read]) -> list[str]:
     return labels
 
 
-def _fitting(
-    name: str,
-    chunks: int | Sequence[int] | None,
-    options: Mapping[str, Any],
-    own: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The sizes and options that this schedule takes; its own are passed on as they are."""
-    entry = find(name)
+def _simulated(
+    read: _Read, asked: Question, chunks: int | Sequence[int] | None, options: Mapping[str, Any]
+) -> Timeline:
+    """Simulate one item; a name is made with those of the shared options that it takes."""
+    item, own = read
+    if isinstance(item, Timeline):
+        return item
+    if isinstance(item, Schedule):
+        return replace(asked, schedule=item).timeline
+    entry = find(item)
     taken = {option.name for option in entry.options}
-    shared = {key: value for key, value in options.items() if key in taken}
+    found = {key: value for key, value in options.items() if key in taken}
     if entry.chunks is None and chunks is not None:
-        shared["chunks"] = chunks
-    found = shared | dict(own)
+        found["chunks"] = chunks
+    found |= own
     sizes: dict[str, Any] = {
         size: found.pop(size) for size in ("chunks", "microbatches") if size in found
     }
-    return sizes, found
+    return replace(asked, schedule=item, options=found, **sizes).timeline
 
 
 def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
