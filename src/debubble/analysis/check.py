@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.copies import inspect_copies
 from debubble.analysis.fast_check import is_sound, without_sharding
 from debubble.analysis.metrics import amount_text, limit_text
 from debubble.analysis.optimizer_steps import inspect_steps
@@ -154,7 +153,6 @@ def _inspect(
     if complete:
         return error
     inspect_structure(schedule, found)
-    inspect_copies(schedule, found)
     if not found and not plain:
         _transfers(schedule, found)
         inspect_sharding(schedule, found)

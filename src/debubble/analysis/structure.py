@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, first_gaps, late_need, spot
 from debubble.core.actions import (
+    COPY_KINDS,
     VOCABULARY_KINDS,
     WHOLE_STAGE_KINDS,
     Action,
@@ -25,11 +26,15 @@ from debubble.core.actions import (
 )
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kind_relations import SPLIT_KINDS, order_of, slice_order
-from debubble.core.kinds import STEP_KINDS, WORK_KINDS
+from debubble.core.kinds import KINDS, OFFLOAD_KINDS, STEP_KINDS, WAIT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 
 MOST_UNITS = 1 << 36
 """Microbatches a packed action can name; keeps a (stage, microbatch) within 64 bits."""
+
+
+CELL_KINDS = (*WORK_KINDS, *OFFLOAD_KINDS)
+"""Kinds that a (stage, microbatch) has at most once, and that are no transfers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +157,7 @@ def _pairs(columns: Columns, found: Findings) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """Every (stage, microbatch) of which some action is there, in order."""
+    """Every (stage, microbatch) of which some action is there, in ascending order."""
 
     schedule: Schedule
     number: NDArray[np.int64]
@@ -162,36 +167,58 @@ class _Cells:
     """Position of the first action of every kind, −1 for none."""
 
     def texts(self, number: int, *kinds: Kind) -> tuple[str, ...]:
-        """Texts of actions of a cell."""
+        """Return the texts of actions of a cell."""
         stage, unit = divmod(number, self.units)
         return tuple(self.schedule.text(Action(stage, kind, unit)) for kind in kinds)
 
 
 def _cells(columns: Columns, found: Findings) -> None:
-    """Duplicates, missing actions, mixed backwards and order within every (stage, microbatch)."""
+    """Report duplicates, missing actions, mixed backwards and wrong order in every cell."""
     schedule = columns.schedule
     units = min(schedule.units, MOST_UNITS)
-    work = np.flatnonzero(columns.real & np.isin(columns.kind, WORK_KINDS))
+    here = np.flatnonzero(columns.real & np.isin(columns.kind, CELL_KINDS))
     slot = np.zeros(len(Kind), dtype=np.int64)
-    slot[list(WORK_KINDS)] = np.arange(len(WORK_KINDS))
-    cell = columns.stage[work] * units + columns.unit[work]
-    key = cell * len(WORK_KINDS) + slot[columns.kind[work]]
+    slot[list(CELL_KINDS)] = np.arange(len(CELL_KINDS))
+    cell = columns.stage[here] * units + columns.unit[here]
+    key = cell * len(CELL_KINDS) + slot[columns.kind[here]]
     # Sorted by stage, then microbatch, then kind; the first position where each runs.
     keys, first = np.unique(key, return_index=True)
 
     def describe(item: int) -> Problem:
-        original = spot(schedule, work[first[np.searchsorted(keys, key[item])]])
+        original = spot(schedule, here[first[np.searchsorted(keys, key[item])]])
         what = f"runs again; it runs on rank {original.rank} as action {original.place}"
-        return spot(schedule, work[item]).problem("duplicate", what, "remove one of them")
+        return spot(schedule, here[item]).problem("duplicate", what, "remove one of them")
 
-    found.add("duplicate", np.delete(np.arange(len(work)), first), describe)
-    cells, index = np.unique(keys // len(WORK_KINDS), return_inverse=True)
-    table = np.full((len(WORK_KINDS), len(cells)), -1, dtype=np.int64)
-    table[keys % len(WORK_KINDS), index] = work[first]
-    there = _Cells(schedule, cells, units, dict(zip(WORK_KINDS, table, strict=True)))
+    found.add("duplicate", np.delete(np.arange(len(here)), first), describe)
+    cells, index = np.unique(keys // len(CELL_KINDS), return_inverse=True)
+    table = np.full((len(CELL_KINDS), len(cells)), -1, dtype=np.int64)
+    table[keys % len(CELL_KINDS), index] = here[first]
+    there = _Cells(schedule, cells, units, dict(zip(CELL_KINDS, table, strict=True)))
     _mixed(there, found)
     _missing(there, found)
+    _lone_copies(there, found)
     _order(there, columns.rank, found)
+
+
+def _lone_copies(cells: _Cells, found: Findings) -> None:
+    """Report copies without their other half, and waits without the copy that they wait for."""
+    halves = [
+        COPY_KINDS,
+        COPY_KINDS[::-1],
+        *((kind, KINDS[kind].needs[0].kinds[0]) for kind in WAIT_KINDS),
+    ]
+    for present, absent in halves:
+        lone = np.flatnonzero((cells.at[present] >= 0) & (cells.at[absent] < 0))
+
+        def describe(cell: int, present: Kind = present, absent: Kind = absent) -> Problem:
+            there = spot(cells.schedule, cells.at[present][cell])
+            (wanted,) = cells.texts(int(cells.number[cell]), absent)
+            return Problem(
+                "missing", f"{wanted} is missing, the other half of {there.text}", there.rank, None,
+                (wanted, there.text), f"add it on rank {there.rank}, or remove {there.text}",
+            )  # fmt: skip
+
+        found.add("missing", lone, describe)
 
 
 def _mixed(cells: _Cells, found: Findings) -> None:
@@ -260,7 +287,7 @@ def _order(cells: _Cells, rank: NDArray[np.int64], found: Findings) -> None:
 
         found.add("order", swapped[np.argsort(one[swapped])], describe)
 
-    for kind, needed in order_of(WORK_KINDS):
+    for kind, needed in order_of(CELL_KINDS):
         early(at[kind], at[needed])
     if schedule.slices > 1:
         # Cells next to each other that are slices of one microbatch on one stage.
@@ -312,10 +339,10 @@ def _shards(columns: Columns, found: Findings) -> None:
     (cells, S), (others, T) = seen.values()
     _, one, two = np.intersect1d(cells, others, assume_unique=True, return_indices=True)
 
-    def early(position: int) -> Problem:
-        here = spot(schedule, position)
-        wanted = here.text.replace("T", "S")
-        what, fix = f"needs {wanted}, which comes later", f"move {wanted} before {here.text}"
-        return here.problem("order", what, fix, wanted)
+    S, T = S[one], T[two]
+    wrong = np.flatnonzero(S > T)
 
-    found.add("order", np.sort(T[two][S[one] > T[two]]), early)
+    def early(item: int) -> Problem:
+        return late_need(spot(schedule, T[item]), spot(schedule, S[item]))
+
+    found.add("order", wrong[np.argsort(T[wrong])], early)
