@@ -21,7 +21,7 @@ def inspect_sharding(schedule: Schedule, found: Findings) -> None:
     For schedules that are complete and in order. Reductions are asked for where a schedule has any,
     or says that there are none but its own (``Schedule.explicit_reduction``).
     """
-    columns = Columns.of(schedule)
+    columns = Columns(schedule)
     # (rank, stage), as few numbers as occur.
     _, owner = np.unique(columns.rank * schedule.stages + columns.stage, return_inverse=True)
     reductions = np.flatnonzero(columns.kind == Kind.REDUCE_GRAD)

@@ -19,15 +19,13 @@ from debubble.core.actions import (
     WHOLE_STAGE_KINDS,
     Action,
     Kind,
-    kinds_of,
-    microbatches_of,
     pairs_of,
-    stages_of,
 )
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kind_relations import SPLIT_KINDS, order_of, slice_order
 from debubble.core.kinds import KINDS, OFFLOAD_KINDS, STEP_KINDS, WAIT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
+from debubble.core.waits import ActionIndex
 
 MOST_UNITS = 1 << 36
 """Microbatches a packed action can name; keeps a (stage, microbatch) within 64 bits."""
@@ -37,35 +35,21 @@ CELL_KINDS = (*WORK_KINDS, *OFFLOAD_KINDS)
 """Kinds that a (stage, microbatch) has at most once, and that are no transfers."""
 
 
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """The fields of all actions, in the schedule's order."""
+class Columns(ActionIndex):
+    """Fields of all actions of a schedule, which need not exist."""
 
-    schedule: Schedule
-    kind: NDArray[np.int64]
-    pair: NDArray[np.int64]
-    stage: NDArray[np.int64]
-    unit: NDArray[np.int64]
-    rank: NDArray[np.int64]
-    real: NDArray[np.bool_]
-    """Whether kind, stage and microbatch exist."""
-
-    @classmethod
-    def of(cls, schedule: Schedule) -> Columns:
-        """Unpack a schedule."""
-        actions = schedule.actions
-        kind, stage = kinds_of(actions), stages_of(actions)
-        unit = microbatches_of(actions)
-        rank = schedule.ranks_of_actions
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(schedule)
         # The microbatch of a step is an iteration; the optimizer's own check looks at it.
-        counted = (unit < schedule.units) | np.isin(kind, STEP_KINDS)
-        real = (kind < len(Kind)) & (stage < schedule.stages) & (unit >= 0) & counted
-        return cls(schedule, kind, pairs_of(actions), stage, unit, rank, real)
+        counted = (self.unit < schedule.units) | np.isin(self.kind, STEP_KINDS)
+        exists = (self.kind < len(Kind)) & (self.stage < schedule.stages)
+        self.real: NDArray[np.bool_] = exists & (self.unit >= 0) & counted
+        """Whether kind, stage and microbatch exist."""
 
 
 def inspect_structure(schedule: Schedule, found: Findings) -> None:
     """Report every action that is not there exactly once, in its place and after what it needs."""
-    columns = Columns.of(schedule)
+    columns = Columns(schedule)
     _range(columns, found)
     _home(columns, found)
     _pairs(columns, found)
@@ -125,7 +109,7 @@ def _home(columns: Columns, found: Findings) -> None:
 
 
 def _pairs(columns: Columns, found: Findings) -> None:
-    pair, kind = columns.pair, columns.kind
+    pair, kind = pairs_of(columns.schedule.actions), columns.kind
     if not pair.any():
         return
     schedule = columns.schedule
