@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from debubble.core.embedding_and_head import KEYS, TIMES
 from debubble.core.errors import CostError, WrongValueError, deprecated, did_you_mean
-from debubble.core.units import plural
+from debubble.core.units import is_whole, plural
 
 LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
 """Limits of costs, so that no sum or quotient of them is infinite."""
@@ -238,8 +236,7 @@ def _stage_key(key: Any) -> int | str | None:
         return DEFAULT
     if isinstance(key, str):
         return int(key) if _STAGE.fullmatch(key) else None
-    whole = isinstance(key, int | np.integer) and not isinstance(key, bool)
-    return int(key) if whole and key >= 0 else None
+    return int(key) if is_whole(key) and key >= 0 else None
 
 
 def _pair_key(key: Any) -> int | str | tuple[int, int] | None:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from debubble.core.cost_fields import (
     RENAMED,
     CostField,
@@ -28,6 +26,7 @@ from debubble.core.runtimes import RUNTIMES as ALL_RUNTIMES
 from debubble.core.runtimes import as_run, recomputed_places
 from debubble.core.slicing import WHOLE, Slicing
 from debubble.core.stage_values import Value
+from debubble.core.units import is_whole
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
@@ -297,8 +296,7 @@ class Costs:
                 shown = reprlib.repr(unit)
                 raise CostError(f"{name} is {shown}; give the name of a unit, such as 'ms'")
         if self.chunks is not None:
-            whole = isinstance(self.chunks, int | np.integer) and not isinstance(self.chunks, bool)
-            if not whole or self.chunks < 1:
+            if not is_whole(self.chunks) or self.chunks < 1:
                 shown = reprlib.repr(self.chunks)
                 raise CostError(f"chunks is {shown}; give a whole number from 1 up")
             object.__setattr__(self, "chunks", int(self.chunks))

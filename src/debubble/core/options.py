@@ -8,7 +8,6 @@ p2p modes and lowerings; :data:`debubble.analysis.question.OPTIONS` is the whole
 from __future__ import annotations
 
 import math
-import re
 import reprlib
 import string
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from debubble.core.costs import RUNTIMES
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import SYNCS
-from debubble.core.units import factor, read_number
+from debubble.core.units import factor, is_number, parse_whole, read_number
 
 LIMITS = {
     "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
@@ -59,8 +58,9 @@ class Whole:
         """The whole number in a text."""
         if not self.at_once:
             return read_whole(name, text)
-        number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else self.least - 1
-        return number if self.least <= number <= self.most else self.check(name, text)
+        number = parse_whole(text)
+        fits = number is not None and self.least <= number <= self.most
+        return self.check(name, number if fits else text)
 
     def check(self, name: str, value: Any) -> int:
         """A whole number, also one such as 2.0."""
@@ -214,21 +214,17 @@ class OptionSpec:
         return self.flags[-1] if self.flags else f"--{self.name.replace('_', '-')}"
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, which truth values are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def quoted(value: Any) -> str:
     """A value as messages show it."""
     return f"'{value}'" if isinstance(value, str) else reprlib.repr(value)
 
 
 def read_whole(name: str, text: str) -> int:
-    """The whole number in the text of an option."""
-    if not re.fullmatch(r"[+-]?[0-9]{1,40}", text.strip(" ")):
+    """Parse the whole number in the text of an option."""
+    number = parse_whole(text)
+    if number is None:
         raise ParameterError(f"{name} is '{text}'; give a whole number")
-    return int(text)
+    return number
 
 
 CORE_OPTIONS: tuple[OptionSpec, ...] = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import ParameterError
+from debubble.core.units import whole_number
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,7 @@ def check_sizes(ranks: int, chunks: int = 1) -> tuple[int, int]:
     ParameterError
         When one is no whole number from 1 up, or there are too many stages.
     """
-    for name, value in (("ranks", ranks), ("chunks", chunks)):
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not whole or value < 1:
-            shown = reprlib.repr(value)
-            raise ParameterError(f"{name} is {shown}; give a whole number from 1 up")
-    if int(ranks) * int(chunks) > MAX_STAGES:
+    ranks, chunks = whole_number("ranks", ranks), whole_number("chunks", chunks)
+    if ranks * chunks > MAX_STAGES:
         raise ParameterError(f"{ranks * chunks} stages; the limit is {MAX_STAGES}")
-    return int(ranks), int(chunks)
+    return ranks, chunks

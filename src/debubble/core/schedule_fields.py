@@ -19,6 +19,7 @@ from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import CostError, ParameterError, WrongValueError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.slicing import check_cut
+from debubble.core.units import is_number, is_whole
 
 MAX_VERSIONS = 1 << 16
 MAX_OPTIONS = 64
@@ -89,7 +90,7 @@ def count(most: int | None = None) -> Check:
     """A whole number from 1 up, in files to `most`."""
 
     def check(name: str, value: Any, _sizes: Sizes) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        if not is_whole(value):
             raise WrongValueError(name, value, "give a whole number")
         if value < 1:
             raise WrongValueError(name, value, "it is at least 1")
@@ -101,10 +102,10 @@ def count(most: int | None = None) -> Check:
 
 
 def up_to(most: int) -> Check:
-    """A whole number from 1 to `most`, in files."""
+    """Return the check of a whole number from 1 to `most`, in files."""
 
     def check(name: str, value: Any, _sizes: Sizes) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        if type(value) is not int or not 1 <= value <= most:
             raise WrongValueError(name, value, f"give a whole number from 1 to {most:,}")
         return value
 
@@ -145,8 +146,7 @@ def cut(name: str, value: Any, sizes: Sizes) -> tuple[float, ...]:
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
         raise WrongValueError(name, value, "give a list with a share per slice")
     for part, share in enumerate(value):
-        wrong = isinstance(share, bool) or not isinstance(share, int | float | np.number)
-        if wrong or share > 1:
+        if not (is_number(share) or isinstance(share, np.number)) or share > 1:
             raise WrongValueError(f"{name}[{part}]", share, "give a share up to 1")
     return check_cut(list(value), sizes.slices)
 

@@ -1,10 +1,14 @@
-"""Numbers as text: times and amounts of memory with their units, and shares."""
+"""Numbers and their texts: whole numbers, shares, times and amounts of memory with units."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+import reprlib
+from numbers import Integral
+from typing import Any, NamedTuple, TypeGuard
+
+from debubble.core.errors import ParameterError
 
 _BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -149,6 +153,44 @@ def plain(value: float) -> float:
     short = f"{value:.12g}"
     mantissa = short.partition("e")[0].lstrip("-0.").replace(".", "").rstrip("0")
     return float(short) if len(mantissa) <= 10 else value
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number of Python or NumPy; a boolean is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a plain number; a boolean is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def whole_number(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number within its limits, as Python's.
+
+    Raises
+    ------
+    ParameterError
+        When it is none; `name` is for the message.
+    """
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        limits = f"from {least} up" if most is None else f"from {least} to {most:,}"
+        raise ParameterError(f"{name} is {reprlib.repr(value)}; give a whole number {limits}")
+    return int(value)
+
+
+_WHOLE = re.compile(r"[-+]?[0-9]{1,40}")
+
+
+def parse_whole(text: str) -> int | None:
+    """Return the whole number in a text; None for every other text.
+
+    Examples
+    --------
+    >>> parse_whole(" 12 "), parse_whole("1_0"), parse_whole("1.0"), parse_whole("٣")
+    (12, None, None, None)
+    """
+    return int(text) if _WHOLE.fullmatch(text.strip(" ")) else None
 
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")

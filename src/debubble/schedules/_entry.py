@@ -19,6 +19,7 @@ from debubble.core.actions import Program
 from debubble.core.errors import ParameterError
 from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
+from debubble.core.units import is_whole
 from debubble.schedules.formula import terms, value_of
 from debubble.schedules.sources import spelled_out
 
@@ -362,7 +363,7 @@ def nearest(entry: Entry, case: SimpleNamespace, parameter: str) -> int | None:
 
 def check_count(name: str, value: Any) -> None:
     """Refuse a parameter that is no whole number from 1 to its limit."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if not is_whole(value):
         raise ParameterError(f"{name} is {value!r}; give a whole number")
     if not 1 <= value <= LIMITS[name]:
         raise ParameterError(f"{name} is {value}; it goes from 1 to {LIMITS[name]:,}")

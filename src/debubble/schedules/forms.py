@@ -29,6 +29,11 @@ from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import ClosedForm, Entry, FormValue
 from debubble.schedules.registry import entries, find
 
+__all__ = [
+    "TIME_QUANTITIES", "FormValue", "NearestForm", "Obstacle", "closed_forms", "form_case",
+    "nearest_forms", "not_in_forms",
+]  # fmt: skip
+
 TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
 """Quantities of closed forms that are times."""
 
