@@ -15,7 +15,7 @@ import debubble
 HOUSE = Path(debubble.__file__).parent
 LAYERS = (
     {"_version", "core"}, {"engine"}, {"lowering"}, {"listing"}, {"schedules"}, {"analysis"},
-    {"optimize", "interchange"}, {"torch", "planner", "diagnosis"}, {"view"},
+    {"optimize", "interchange"}, {"torch", "planner", "diagnosis"}, {"sweeps"}, {"view"},
     {"playground"}, {"cli"},
 )  # fmt: skip
 """Packages from the lowest layer up; those of one layer may know each other. The front door,

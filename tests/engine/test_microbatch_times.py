@@ -15,8 +15,8 @@ import debubble as db
 from debubble import CostError, Costs, Kind, Schedule
 from debubble.analysis.bubbles import bubbles
 from debubble.core.actions import MICROBATCH_SHIFT, TRANSFER_KINDS, kinds_of, unpack
+from debubble.engine.action_times import with_times
 from debubble.engine.modes import MODE, P2P_MODES, P2PMode
-from debubble.engine.own_times import with_times
 from debubble.schedules.registry import Entry
 from tests.engine.agreement import check_drawn, check_mode, close
 from tests.pairs import each_sort

@@ -12,7 +12,7 @@ from debubble.schedules.sources import SOURCES, Source, keys_in
 
 
 def cited_by(name: str) -> list[str]:
-    """Keys of what a schedule is from; one of its own where it refers to no record.
+    """Return keys of what a schedule is from; one of its own where it refers to no record.
 
     A schedule that is not registered, as one of a file, has none.
     """
@@ -23,7 +23,7 @@ def cited_by(name: str) -> list[str]:
 
 
 def bibliography(names: Iterable[str]) -> str:
-    """Entries for BibTeX of all that some schedules are from, each once.
+    """Return entries for BibTeX of all that some schedules are from, each once.
 
     Comments in front say which schedule cites what. Of the same names in another order the text is
     the same.
@@ -40,7 +40,7 @@ def bibliography(names: Iterable[str]) -> str:
 
 
 def bibtex(key: str, source: Source) -> str:
-    """One record as an entry."""
+    """Return one record as an entry."""
     fields = {
         "title": f"{{{escape(source.title)}}}",
         "author": " and ".join(escape(n) if n[0] != "{" else n for n in source.authors),
@@ -54,7 +54,7 @@ def bibtex(key: str, source: Source) -> str:
 
 
 def _own(entry: Entry) -> str:
-    """The entry of a schedule that refers to no record, as one that a user registered."""
+    """Return the entry of a schedule that refers to no record, as one that a user registered."""
     fields = {
         "title": f"{{{escape(f'{entry.name}: {entry.title}')}}}",
         "year": str(entry.year),

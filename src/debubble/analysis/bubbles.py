@@ -107,7 +107,7 @@ def bubbles(timeline: Timeline) -> Bubbles:
 
 
 def memory_limit(schedule: Schedule) -> NDArray[np.float64] | None:
-    """Memory of every rank that the order was made for, shape ``(ranks,)``; None without a limit.
+    """Return the memory limits that a schedule was made for, shape ``(ranks,)``, or None.
 
     Orders that look at memory remember the limit among their options; others ignore it.
     """
@@ -127,7 +127,7 @@ _Part = tuple[
 
 
 def _collected(timeline: Timeline, parts: list[_Part]) -> Bubbles:
-    """The parts in order of rank and time, without the empty ones."""
+    """Return the parts in order of rank and time, without the empty ones."""
     kept = []
     for part in parts:
         real = np.flatnonzero(part[2] - part[1] > ROUNDING * timeline.makespan)
@@ -142,7 +142,7 @@ def _collected(timeline: Timeline, parts: list[_Part]) -> Bubbles:
 
 
 def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray[np.float64]:
-    """Time at which the last input of each action was computed; shape of `before`.
+    """Return the time at which the last input of each action was computed; shape of `before`.
 
     An action waits with the other half of its pair: what either needs holds up both. One that needs
     nothing of another rank has nothing on its way: all of its wait is for data, except in blocking
@@ -171,7 +171,7 @@ def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray
 
 
 def _needs(schedule: Schedule, first: Positions, last: Positions) -> tuple[Positions, Positions]:
-    """Dependencies of the actions in the ranges `first` … `last`: index of the range, producer."""
+    """Return dependencies of actions in ranges `first` … `last`: index of range, producer."""
     waits = waits_for(schedule)
     begin, end = waits.offsets[first], waits.offsets[last + 1]
     of = np.repeat(np.arange(len(first)), end - begin)
@@ -180,13 +180,13 @@ def _needs(schedule: Schedule, first: Positions, last: Positions) -> tuple[Posit
 
 
 def _made(schedule: Schedule, of: Positions) -> tuple[Positions, Positions]:
-    """Kinds and places of some actions."""
+    """Return kinds and places of some actions."""
     actions = schedule.actions[of]
     return kinds_of(actions), schedule.places_of(actions)
 
 
 def _largest(values: NDArray[np.float64], of: Positions, count: int) -> NDArray[np.float64]:
-    """Largest value of every group, −∞ for none; `of` is sorted; shape ``(count,)``."""
+    """Return the largest value of every group, −∞ for none; `of` is sorted; shape ``(count,)``."""
     found = np.full(count, -np.inf)
     opens = np.flatnonzero(np.diff(of, prepend=-1))
     if len(opens):

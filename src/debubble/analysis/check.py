@@ -26,12 +26,12 @@ from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has, survey_of
 from debubble.engine.explain import explain
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import ROUNDING, Limit, MemoryUse, memory_limits
 from debubble.engine.modes import MODE, QUEUES, check_mode
 from debubble.engine.timeline import Timeline, memory_use
+from debubble.engine.validate import has, scan
 from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
@@ -102,7 +102,7 @@ def check(
     costs = costs or _COSTS
 
     found = Findings()
-    kinds, _, strays = survey_of(schedule)
+    kinds, _, strays = scan(schedule)
     # Whether sweeps have room, and every action exists.
     swept = _has_room(schedule) and strays == (None, None)
     bare = schedule
@@ -160,13 +160,13 @@ def _inspect(
 
 
 def caveats(timeline: Timeline) -> tuple[str, ...]:
-    """Notes of a timeline, and what :func:`check` refuses of its order all the same.
+    """Return notes of a timeline, and what :func:`check` refuses of its order all the same.
 
     A simulation is of one mode of transfers: where these are actions, and occupy nobody in that
     one, they may lock up in others.
     """
     schedule = timeline.schedule
-    if timeline.measured or not survey_of(schedule).kinds & (_TRANSFERS | _SHARDING):
+    if timeline.measured or not scan(schedule).kinds & (_TRANSFERS | _SHARDING):
         # It ran, so that there is nothing to find.
         return timeline.notes
     meets = MODE[timeline.mode].receives is not None
@@ -178,14 +178,14 @@ def caveats(timeline: Timeline) -> tuple[str, ...]:
 
 
 def _briefly(problem: Problem) -> str:
-    """A problem without the chain of actions that wait for each other."""
+    """Return a problem without the chain of actions that wait for each other."""
     if problem.code != "deadlock":
         return str(problem)
     return problem.message.partition(problem.actions[0])[0].rstrip(": ")
 
 
 def _has_room(schedule: Schedule) -> bool:
-    """Whether sweeps have room for all actions.
+    """Return whether sweeps have room for all actions.
 
     Every cell takes two actions. With fewer the order is incomplete, and the cells of a file that
     merely claims a billion microbatches would not fit in memory.
@@ -194,7 +194,7 @@ def _has_room(schedule: Schedule) -> bool:
 
 
 def _error(schedule: Schedule, mode: P2PMode, explain: bool = True) -> ScheduleError | None:
-    """What stops a schedule, None where it runs."""
+    """Return what stops a schedule, None where it runs."""
     try:
         compile_graph(schedule, mode, explain=explain)
     except ScheduleError as error:
@@ -207,7 +207,7 @@ def _runs(schedule: Schedule, mode: P2PMode) -> bool:
 
 
 def _transfers(schedule: Schedule, found: Findings) -> None:
-    """Sends and receives that do not belong together, or would swap what they carry."""
+    """Report sends and receives without their other end, or that would swap what they carry."""
     for error in matched(schedule, limit=LISTED):
         message, _, fix = str(error).rpartition("; ")
         rank, index = _end_of(schedule, error.chain)
@@ -225,7 +225,7 @@ def _end_of(schedule: Schedule, texts: Sequence[str]) -> tuple[int | None, int |
 
 
 def _deadlocks(schedule: Schedule, bare: Schedule, found: Findings) -> None:
-    """Deadlocks of transfers that have to meet, for an order that runs where they need not."""
+    """Report deadlocks of transfers that meet, of a schedule that runs where they need not."""
     stuck: list[P2PMode] = [] if _runs(bare, "blocking") else ["blocking"]
     # The fewer queues, the more transfers wait for each other: what runs on one for all peers runs
     # on any, and what is stuck with one for each is so there. With one for each direction, too,
@@ -239,7 +239,7 @@ def _deadlocks(schedule: Schedule, bare: Schedule, found: Findings) -> None:
 
 
 def _stuck(error: ScheduleError) -> Problem:
-    """The problem of an order whose actions are all there, in place and in order."""
+    """Return the problem of an order whose actions are all there, in place and in order."""
     message, _, fix = str(error).rpartition("; ")
     chain = [text.removesuffix(")").partition(" (rank ") for text in error.chain]
     ranks = [int(rank) for _, _, rank in chain if rank]
@@ -288,7 +288,7 @@ def _memory(
 
 
 def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) -> int | None:
-    """Position of the first action of a rank whose start takes more than the limit.
+    """Return the position of the first action of a rank whose start takes more than the limit.
 
     None where the order alone does not exceed it, but the times of copies do.
     """

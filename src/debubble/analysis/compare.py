@@ -178,7 +178,7 @@ def _read(item: Item) -> _Read:
 def _spread(
     items: list[_Read], size: str, values: int | Sequence[int] | None
 ) -> list[_Read]:  # fmt: skip
-    """The items; of names that leave a choice of a size, one for each of several values."""
+    """Return the items; a name that leaves a choice of a size, once for each of several values."""
     if not isinstance(values, Sequence):
         return items
     if not values:
@@ -212,7 +212,7 @@ def _check_items(
 
 
 def has_choice(names: Iterable[str]) -> bool:
-    """Whether one of some registered schedules leaves a choice of chunks."""
+    """Return whether one of some registered schedules leaves a choice of chunks."""
     return any(find(name).chunks is None for name in names)
 
 
@@ -236,7 +236,7 @@ def _refuse_unused(items: list[_Read], chunks: int | Sequence[int] | None) -> No
 
 
 def _labels(items: list[_Read]) -> list[str]:
-    """A name for every item; names that occur twice get a number."""
+    """Return a name for every item; names that occur twice get a number."""
     labels: list[str] = []
     for item, own in items:
         made = item.schedule if isinstance(item, Timeline) else item
@@ -277,7 +277,7 @@ def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
 def _raced(
     rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None
 ) -> list[Row]:  # fmt: skip
-    """The rows with step times that vary, and the share of the steps that each one wins."""
+    """Return the rows with step times that vary, and the share of the steps that each one wins."""
     drawn: list[Row] = []
     for row in rows:
         if drawn and stop is not None and stop():
@@ -295,7 +295,7 @@ def _late(count: int) -> tuple[str, ...]:
 
 
 def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
-    """Caveats of a ranking: orders made for other costs, and differences between the rows."""
+    """Return caveats of a ranking: schedules made for other costs, differences between rows."""
     notes = [f"{row.name}: {note}" for row in rows for note in caveats(row.timeline)]
     notes += dict.fromkeys(note for row in rows if row.spread for note in row.spread.notes)
     stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}

@@ -1,4 +1,4 @@
-"""What is right and PyTorch's own runtime cannot do: losses in any order, split backwards with DDP.
+"""Valid schedules that PyTorch's own runtime cannot run: loss order, split backwards with DDP.
 
 PyTorch collects losses in a list and looks for that of microbatch k at its k-th place: it says
 "Loss for microbatch k is not available" where forwards of the last stage change places, and with
@@ -26,7 +26,7 @@ _FIELDS = STAGE_MASK << STAGE_SHIFT | KIND_MASK
 
 
 def pytorch_warnings(schedule: Schedule) -> list[Problem]:
-    """What PyTorch's own runtime cannot do with a right schedule, or does wrong."""
+    """Return warnings of what PyTorch's own runtime cannot do with a valid schedule."""
     found = Findings()
     inspect_outputs(schedule, found)
     return found.problems + split_under_ddp(schedule)

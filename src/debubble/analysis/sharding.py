@@ -1,4 +1,4 @@
-"""Gradients are reduced once, when they are complete, and weights are there when they are used."""
+"""Checks of sharding: gradients reduced once and complete, weights gathered before use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from debubble.analysis.structure import Columns, period_of
 from debubble.core.actions import Action, Kind, unpack
 from debubble.core.kinds import WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 
 Positions = NDArray[np.int64]
 
@@ -32,7 +32,7 @@ def inspect_sharding(schedule: Schedule, found: Findings) -> None:
 
 
 def reduces(schedule: Schedule) -> bool:
-    """Whether actions of the schedule reduce gradients among replicas."""
+    """Return whether actions of the schedule reduce gradients among replicas."""
     return schedule.explicit_reduction or has(schedule, (Kind.REDUCE_GRAD,))
 
 
@@ -107,7 +107,7 @@ def _weights(columns: Columns, owner: Positions, found: Findings) -> None:
 def _exchanges(
     schedule: Schedule, positions: Positions, group: Positions, kind: Positions, found: Findings
 ) -> None:
-    """Weights gathered that are there, or dropped that are not; PyTorch's runtime aborts on these.
+    """Report weights gathered twice, or dropped while away; PyTorch's runtime aborts on these.
 
     `positions` are those of shard actions and of what uses weights, sorted by `group`, a stage on a
     rank, and then by program order; `kind` are their kinds.

@@ -58,7 +58,7 @@ def inspect_structure(schedule: Schedule, found: Findings) -> None:
 
 
 def period_of(schedule: Schedule) -> int:
-    """Microbatches (or slices of them) of one iteration, as a number that arrays can hold."""
+    """Return the microbatches, or slices, of one iteration, as a number that arrays can hold."""
     return min(schedule.microbatches * schedule.slices, MOST_UNITS << 4)
 
 
@@ -251,7 +251,7 @@ def _missing(cells: _Cells, found: Findings) -> None:
 
 
 def _absent(rank: int, *texts: str) -> Problem:
-    """The problem that actions of a rank are not there."""
+    """Return the problem that actions of a rank are not there."""
     one = len(texts) == 1
     message = f"{' and '.join(texts)} {'is' if one else 'are'} missing"
     return Problem(
@@ -260,7 +260,7 @@ def _absent(rank: int, *texts: str) -> Problem:
 
 
 def _order(cells: _Cells, rank: NDArray[np.int64], found: Findings) -> None:
-    """Actions that stand before one of the same stage and microbatch they need, on its rank."""
+    """Report actions that stand before one of their stage and microbatch that they need."""
     schedule, at = cells.schedule, cells.at
 
     def early(one: NDArray[np.int64], other: NDArray[np.int64]) -> None:
@@ -285,7 +285,7 @@ def _order(cells: _Cells, rank: NDArray[np.int64], found: Findings) -> None:
 
 
 def _shards(columns: Columns, found: Findings) -> None:
-    """Passes of a sharded output layer: S, then T, on every rank for every microbatch."""
+    """Report passes of a sharded output layer that are not S, then T, once on every rank."""
     schedule, rank = columns.schedule, columns.rank
     here = np.flatnonzero(columns.real & np.isin(columns.kind, VOCABULARY_KINDS))
 

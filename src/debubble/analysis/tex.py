@@ -1,4 +1,4 @@
-"""Texts for TeX: what its own signs have to be written as."""
+"""Texts for TeX and entries for BibTeX."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SIGN = re.compile("|".join(map(re.escape, SIGNS)))
 
 
 def escape(text: str) -> str:
-    """A text that TeX sets as it stands, on one line; percentages stay with their numbers."""
+    """Escape a text for TeX, on one line; percentages stay with their numbers."""
     line = "".join(c if c.isprintable() or c in SIGNS else " " for c in text)
     return _SIGN.sub(lambda sign: SIGNS[sign[0]], line).replace(r" \%", r"\,\%")
 
 
 def comment(text: str) -> str:
-    """A text as lines of comment; whatever ends a line for TeX or an editor starts a new one."""
+    """Return a text as lines of comment."""
     return "".join(f"% {line}".rstrip() + "\n" for line in text.splitlines() or [""])

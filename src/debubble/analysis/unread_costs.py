@@ -1,4 +1,4 @@
-"""Costs that are given and change nothing, because a schedule has nothing that pays them."""
+"""Costs that are given but change nothing, because no action of a schedule pays them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from debubble.core.costs import COMPUTE_TIMES, COST_FIELDS, Costs
 from debubble.core.kind_relations import FUSED_KIND, RECOMPUTE_KINDS, SPLIT_KINDS
 from debubble.core.kinds import FORWARD_KINDS, STEP_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a cost needs in order to count."""
+    """The condition under which a cost changes anything."""
 
     there: Callable[[Schedule, Costs], bool]
     """Whether a schedule with these costs has it."""
@@ -42,7 +42,7 @@ def _kinds(*kinds: Kind) -> Callable[[Schedule, Costs], bool]:
 
 
 def _pairs(forwards: bool) -> Callable[[Schedule, Costs], bool]:
-    """Whether there are overlapped pairs, of two forwards or of a forward and a backward."""
+    """Return whether there are overlapped pairs, of two forwards or of a forward and a backward."""
 
     def there(schedule: Schedule, _: Costs) -> bool:
         second = pairs_of(schedule.actions) == 2
@@ -53,7 +53,7 @@ def _pairs(forwards: bool) -> Callable[[Schedule, Costs], bool]:
 
 
 def _sum_of_parts(schedule: Schedule, costs: Costs) -> bool:
-    """Whether the time of some pair is not given as a whole."""
+    """Return whether the time of some pair is not given as a whole."""
     both = ((False, costs.O), (True, costs.FF))
     return any(_pairs(forwards)(schedule, costs) and time is None for forwards, time in both) or (
         isinstance(costs.O, Mapping) and _pairs(forwards=False)(schedule, costs)
@@ -119,7 +119,7 @@ NEEDS: dict[str, Need] = {
 
 
 def unread_costs(schedule: Schedule, costs: Costs) -> list[tuple[str, str]]:
-    """The costs that are given and change nothing of a schedule, each with the reason.
+    """Return the costs that are given and change nothing of a schedule, each with the reason.
 
     Neither its times nor its memory depend on them.
 
@@ -145,7 +145,7 @@ def unread_costs(schedule: Schedule, costs: Costs) -> list[tuple[str, str]]:
 def unread_notes(
     schedules: Iterable[Schedule], costs: Costs, tried: Container[str] = ()
 ) -> list[str]:
-    """A note for all costs that are given and change nothing of any of some schedules.
+    """Return a note for all costs that are given and change nothing of any of some schedules.
 
     Costs of what options add that were `tried` had their say.
     """

@@ -52,7 +52,7 @@ are about."""
 
 @dataclass(frozen=True)
 class CostField:
-    """One cost."""
+    """A cost: its shape, its section of a file and its texts."""
 
     name: str
     """Its name in :class:`debubble.Costs`, in cost files and in ``--times``."""
@@ -73,13 +73,13 @@ class CostField:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What it is part of: ``"times"``, ``"memory"``, or both."""
+        """Results that it is part of: ``"times"``, ``"memory"``, or both."""
         if self.section == "memory":
             return ("memory",)
         return ("times",) if self.timed and self.shape != "part" else ("times", "memory")
 
     def numbers(self, value: Any) -> list[float]:
-        """All numbers of a checked value; of a matrix of links, those between two ranks."""
+        """Return all numbers of a checked value; of a matrix of links, those between two ranks."""
         if value is None:
             return []
         if isinstance(value, Mapping):
@@ -91,12 +91,12 @@ class CostField:
         return [time for at, row in enumerate(value) for to, time in enumerate(row) if at != to]
 
     def uniform(self, value: Any) -> bool:
-        """Whether a checked value is the same everywhere."""
+        """Return whether a checked value is the same everywhere."""
         some = self.shape == "pair" and isinstance(value, Mapping) and DEFAULT not in value
         return not some and len(set(self.numbers(value))) <= 1
 
     def there(self, value: Any) -> bool:
-        """Whether a checked value changes anything at all: lengths are not 1, others are not 0."""
+        """Return whether a checked value changes anything: a length that is not 1, others not 0."""
         nothing = 1.0 if self.shape == "microbatch" else 0.0
         return any(number != nothing for number in self.numbers(value))
 
@@ -105,7 +105,7 @@ def cost(
     default: Any, shape: Shape, in_forms: InForms, example: str, text: str, *,
     memory: bool = False, **more: bool,
 ) -> Any:  # fmt: skip
-    """A field of :class:`debubble.Costs`: its default, and the values of a :class:`CostField`."""
+    """Return a field of :class:`debubble.Costs` with its default and a :class:`CostField`."""
     section: Literal["times", "memory"] = "memory" if memory else "times"
     spec = CostField("", shape, in_forms, example, text, section, **more)
     return field(default=default, metadata={"cost": spec})
@@ -137,7 +137,7 @@ def current_names(values: Mapping[str, Any], shown: str = "{}") -> dict[str, Any
 
 
 def cost_fields(cls: type) -> dict[str, CostField]:
-    """The costs among the fields of a dataclass, by name."""
+    """Return the costs among the fields of a dataclass, by name."""
     return {
         item.name: replace(item.metadata["cost"], name=item.name)
         for item in fields(cls)
@@ -149,7 +149,7 @@ _ANY = CostField("", "number", "no effect", "0", "any number")
 
 
 def check_value(spec: CostField, value: Any) -> Any:
-    """The value of a cost with plain numbers, tuples and dictionaries.
+    """Check the value of a cost, and return it as plain numbers, tuples and dictionaries.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def check_value(spec: CostField, value: Any) -> Any:
 
 
 def check_number(value: Any, path: str) -> float:
-    """A number that a cost can be.
+    """Check a number that is a cost.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def check_number(value: Any, path: str) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Lists and numbers in path of arrays and tensors."""
+    """Return lists and numbers in place of arrays and tensors."""
     if hasattr(value, "tolist") and not isinstance(value, type):
         return value.tolist()
     return value
@@ -231,7 +231,7 @@ _PAIR = re.compile(r"\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*")
 
 
 def _stage_key(key: Any) -> int | str | None:
-    """A stage, or the word for all others; None for what is neither."""
+    """Return a stage, or the word for all others; None for what is neither."""
     if key == DEFAULT and isinstance(key, str):
         return DEFAULT
     if isinstance(key, str):
@@ -268,7 +268,7 @@ def _mapping(
 def _several(
     spec: CostField, value: Any, advice: str, mapping: Callable[[Mapping[Any, Any]], Any]
 ) -> Any:
-    """One number, a list of them, or what `mapping` makes of a mapping."""
+    """Check one number, a list of them, or a mapping by means of `mapping`."""
     if isinstance(value, Mapping):
         return mapping(value)
     if not _is_list(value):

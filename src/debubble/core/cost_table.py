@@ -181,7 +181,7 @@ class CostTable:
         )  # fmt: skip
 
     def for_microbatches(self, microbatches: int) -> CostTable:
-        """The same costs with the length of every microbatch.
+        """Return the table with the length of every microbatch.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class CostTable:
         return self if np.all(found == 1) else replace(self, lengths=found)
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
-        """Time in which a slice gets from one rank to another, 0 on the same rank."""
+        """Return the time in which a slice gets from one rank to another, 0 on the same rank."""
         if sender == receiver:
             return 0.0
         return max(0.0, float(self.link[sender, receiver] + self.excess[part]))
@@ -202,7 +202,7 @@ class CostTable:
     def sent(
         self, gradients: NDArray[np.bool_], places: NDArray[Any], lengths: PerPlace = 1.0
     ) -> NDArray[np.float64]:
-        """Transfer times by what is sent: activations or gradients that some places make.
+        """Return transfer times of the activations or gradients that some places send.
 
         Microbatches have these lengths. Only where transfers differ by boundary.
         """
@@ -220,7 +220,7 @@ class CostTable:
         kinds: NDArray[Any],
         places: NDArray[Any],
     ) -> NDArray[np.float64]:
-        """Transfer times between ranks of average slices of some microbatches of an iteration.
+        """Return transfer times between ranks, of average slices of microbatches of an iteration.
 
         Kinds and places are those of the actions whose results are sent.
         """
@@ -246,7 +246,7 @@ class CostTable:
     def times(
         self, kinds: NDArray[Any], places: NDArray[Any], lengths: PerPlace
     ) -> NDArray[np.float64]:
-        """Times of actions of a microbatch that run alone, whose microbatches have these lengths.
+        """Return times of actions that run alone, for microbatches of these lengths.
 
         Kinds are those of work, and passes of the output layer's shards.
         """
@@ -257,21 +257,21 @@ class CostTable:
         return found
 
     def _started(self, kinds: NDArray[Any], places: NDArray[Any]) -> PerPlace:
-        """Time to start actions: none where frozen weights leave them nothing to do."""
+        """Return the time to start actions: none where frozen weights leave them nothing to do."""
         launch = self.costs.launch
         if not launch or self.frozen is None:
             return launch
         return np.where(self.frozen.idle(kinds, places), 0.0, launch)
 
     def moved(self, recomputed: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Memory that an OFFLOAD moves on every place: of the checkpoint where it is recomputed."""
+        """Return the memory that an OFFLOAD moves on every place; the checkpoint if recomputed."""
         held: NDArray[np.float64] = np.where(recomputed, self.checkpoint, self.activation)
         return held * self.offload
 
     def footprint(
         self, recomputed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Memory that a forward allocates, and more that its backward, with its recompute, does.
+        """Return memory that a forward allocates, and what its backward and recompute add.
 
         Whole microbatches; keys and values, and their gradients, included.
         """
@@ -286,7 +286,7 @@ class CostTable:
         recomputed: bool = False,
         length: float = 1.0,
     ) -> float:
-        """Time to move what a place has offloaded to a rank, or to the host for None.
+        """Return the time to move what a place has offloaded to a rank, or to the host for None.
 
         A RELOAD comes back from there. What is moved is of a microbatch of that length.
         """
@@ -301,14 +301,14 @@ class CostTable:
         return latency + size / costs.bandwidth
 
     def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
-        """Time of an overlapped pair of two (kind, place) halves, a forward first."""
+        """Return the time of an overlapped pair of two (kind, place) halves, a forward first."""
         kinds, places = (np.array(column)[:, None] for column in zip(first, second, strict=True))
         return float(self.pair_times((kinds[0], places[0]), (kinds[1], places[1]))[0])
 
     def pair_times(
         self, first: Halves, second: Halves, lengths: tuple[PerPlace, PerPlace] | None = None
     ) -> NDArray[np.float64]:
-        """Times of many overlapped pairs, from arrays of kinds and of places, forwards first.
+        """Return times of overlapped pairs, from arrays of kinds and of places, forwards first.
 
         The microbatches of the two halves have `lengths`, and are average ones without.
         """
@@ -339,7 +339,7 @@ class CostTable:
     def _shares(
         self, first: Halves, second: Halves, lengths: tuple[PerPlace, PerPlace] | None
     ) -> NDArray[np.float64] | float:
-        """Time of two slices run apart, as a share of that of whole average microbatches."""
+        """Return the time of two slices run apart over that of whole average microbatches."""
         places = self.placement.stages * self.placement.copies
         cut = self.duration.shape[1] > places
         if not cut and lengths is None:
@@ -366,7 +366,7 @@ class CostTable:
 
 
 def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[str, PerPlace]:
-    """Times of whole microbatches, or steps, by name of the cost; not divided.
+    """Return times of whole microbatches, or steps, by name of the cost; not divided.
 
     `one` is the time of F, I and W where nobody says it.
     """
@@ -381,10 +381,10 @@ def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[str, Per
 
 
 def _by_kind(times: NDArray[np.float64]) -> dict[Kind, NDArray[np.float64]]:
-    """Rows of the kinds of work."""
+    """Return rows of the kinds of work."""
     return {kind: times[kind] for kind in TIMED_KINDS}
 
 
 def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:
-    """Memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
+    """Return the memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
     return StageValues(Placement.loop(ranks, 1), "rank").ranks(costs.static, "static")

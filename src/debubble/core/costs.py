@@ -309,7 +309,7 @@ class Costs:
 
     @classmethod
     def per_rank(cls, *, chunks: int | None = None, **values: Any) -> Costs:
-        """Costs of a rank's whole share of the model, divided by the number of chunks.
+        """Return costs of a rank's whole share of the model, divided by the number of chunks.
 
         Sequences have one number per rank. `chunks` is the divisor; left out, each schedule's own
         number of chunks, so that schedules with different chunks are compared on the same model.
@@ -329,7 +329,7 @@ class Costs:
 
     @property
     def uniform(self) -> bool:
-        """Whether every stage, rank and pair has the same costs, as closed forms assume."""
+        """Return whether every stage, rank and pair has the same costs, as closed forms assume."""
         if self.runtime != "any" or any(len(spec.changes) > 1 for spec in self.not_in_forms):
             return False
         return all(
@@ -339,17 +339,17 @@ class Costs:
 
     @property
     def has_times(self) -> bool:
-        """Whether a time of computing is given."""
+        """Return whether a time of computing is given."""
         return any(getattr(self, name) != _DEFAULT[name] for name in COMPUTE_TIMES)
 
     @property
     def times_per_rank(self) -> bool:
-        """Whether times are per rank, and divided by the number of chunks."""
+        """Return whether times are per rank, and divided by the number of chunks."""
         return self.basis == "rank" or not self.has_times
 
     @property
     def same_model(self) -> bool:
-        """Whether schedules with any number of chunks run the same model with these costs."""
+        """Return whether schedules with any number of chunks run one model with these costs."""
         if self.chunks is not None:
             return False
         return self.basis == "rank" or not any(
@@ -359,11 +359,11 @@ class Costs:
         )  # fmt: skip
 
     def divisor(self, placement: Placement) -> int:
-        """Divisor of costs per stage: the chunks of costs per rank, else 1."""
+        """Return the divisor of costs per stage: the chunks of costs per rank, else 1."""
         return (self.chunks or placement.chunks) if self.basis == "rank" else 1
 
     def default_time(self, placement: Placement) -> float:
-        """Time of F, I and W where costs do not say it, before it is divided by the divisor."""
+        """Return the time of F, I and W that costs do not give, before it is divided."""
         return 1.0 if self.basis == "rank" or self.has_times else 1.0 / placement.chunks
 
     @property
@@ -381,7 +381,7 @@ class Costs:
         return "" if self.activation is None else self.memory_unit
 
     def scaled(self, factor: float) -> Costs:
-        """The same costs with every time multiplied by `factor`; memory stays."""
+        """Return the costs with every time multiplied by `factor`; memory stays."""
         changes: dict[str, Any] = {}
         for name, spec in COST_FIELDS.items():
             value = getattr(self, name)
@@ -394,7 +394,7 @@ class Costs:
         return replace(self, **changes)
 
     def table(self, schedule: Schedule) -> CostTable:
-        """Costs of every (kind, stage) of a schedule, for every slice of a microbatch.
+        """Return costs of every (kind, stage) of a schedule, for every slice of a microbatch.
 
         Raises
         ------
@@ -408,7 +408,7 @@ class Costs:
     def resolve(
         self, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
     ) -> CostTable:
-        """Costs of every (kind, stage) under a placement, for every slice of an average microbatch.
+        """Return the costs of every (kind, stage) for every slice of an average microbatch.
 
         `vocabulary` says how the head is sharded, as in
         :class:`debubble.core.schedule.Schedule`.
@@ -447,7 +447,7 @@ assert _TIMED == _OWNED, f"not both a time and that of a kind or of NO_KINDS: {_
 
 
 def check_cost(name: str, value: Any) -> Any:
-    """The value of a cost, see :func:`debubble.core.cost_fields.check_value`."""
+    """Check the value of a cost, see :func:`debubble.core.cost_fields.check_value`."""
     return check_value(COST_FIELDS[name], value)
 
 

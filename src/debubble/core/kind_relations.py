@@ -37,7 +37,7 @@ COST_KINDS = {
 
 
 def transfer_of(kind: Kind) -> tuple[Kind, Kind]:
-    """The send and the receive of what a kind computes for another stage."""
+    """Return the send and the receive of what a kind computes for another stage."""
     through = (
         need.through
         for spec in KINDS
@@ -51,7 +51,7 @@ def transfer_of(kind: Kind) -> tuple[Kind, Kind]:
 
 
 def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:
-    """Pairs of some kinds of which one needs the other of the same stage and microbatch."""
+    """Return pairs of some kinds of which one needs the other of the same stage and microbatch."""
     among = tuple(kinds)
     return tuple(
         (kind, other)
@@ -64,19 +64,19 @@ def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:
 
 
 def ranks_stepped_with(schedule: Schedule) -> Of | None:
-    """Of which ranks an optimizer step waits for the same step; None where for its own alone."""
+    """Return the ranks whose same step an optimizer step waits for; None for its own alone."""
     rules = (need.of for kind in STEP_KINDS for need in KINDS[kind].needs if need.when(schedule))
     return next((of for of in rules if of in (Of.EARLIER_RANKS, Of.EVERY_RANK)), None)
 
 
 def slice_order() -> tuple[tuple[tuple[Kind, ...], int], ...]:
-    """Kinds of which slices follow each other, and how many slices away what they need is."""
+    """Return kinds whose slices follow each other, and the offset of the slice they need."""
     found = ((need.kinds, need.slice) for spec in KINDS for need in spec.needs if need.slice)
     return tuple(dict.fromkeys(found))
 
 
 def boundary_offsets() -> dict[Kind, int]:
-    """Kinds whose result another stage computes with, and how many stages away that one is."""
+    """Return kinds whose result another stage needs, and the offset of that stage."""
     return {
         kind: -need.stage
         for spec in KINDS

@@ -1,9 +1,10 @@
-"""The table of kinds: what an action of each kind does, needs, costs and holds, said once.
+"""The table of kinds: dependencies, cost, memory, stream and look of every kind of action.
 
 A row is a :class:`KindSpec`. Everything that asks what an action waits for, where it runs, what it
 costs, what it is called or what it does to memory reads this table, the kernels through
-:mod:`debubble.engine.columns`. A new kind of action is a member of :class:`Kind`, a row here, the
-field of its cost in :class:`debubble.Costs` and, to run it for real, one handler of the runtime.
+:mod:`debubble.engine.kind_columns`. A new kind of action is a member of :class:`Kind`, a row here,
+the field of its cost in :class:`debubble.Costs` and, to run it for real, one handler of the
+runtime.
 
 :func:`debubble.core.waits.waits_for` applies the table to a schedule.
 """
@@ -80,7 +81,7 @@ class Per(Enum):
 
     @property
     def of_rank(self) -> bool:
-        """Whether actions belong to their rank: the stage they carry stands for it."""
+        """Return whether actions belong to a rank, which the stage that they carry stands for."""
         return self in (Per.SHARD, Per.RANK_STEP)
 
 
@@ -130,7 +131,7 @@ def always(_schedule: Schedule) -> bool:
 
 
 def late_recompute(schedule: Schedule) -> bool:
-    """Whether recomputes wait for the gradient."""
+    """Return whether recomputes wait for the gradient."""
     return schedule.recompute_after == "gradient"
 
 
@@ -201,12 +202,12 @@ class KindSpec:
 
     @property
     def sends(self) -> bool:
-        """Whether it is the end of a transfer that has the data."""
+        """Return whether it is the sending end of a transfer."""
         return self.other_end is not None and self.other_end == self.kind + 1
 
     @property
     def receives(self) -> bool:
-        """Whether it is the end of a transfer that gets the data."""
+        """Return whether it is the receiving end of a transfer."""
         return self.other_end is not None and not self.sends
 
     @property

@@ -1,4 +1,4 @@
-"""Options of a question, each said once: name, type, limits, help and where it applies.
+"""Options of a question: name, type, limits, help and where each applies.
 
 A question is a schedule with its sizes, costs, memory limit, lowerings and mode of transfers. The
 command line, the playground and sweeps make their options from these rows and from those of the
@@ -38,10 +38,10 @@ class OptionType(Protocol):
         """The numbers that a range of values has."""
 
     def read(self, name: str, text: str) -> Any:
-        """The value in a typed text; `name` is for messages."""
+        """Parse the value in a typed text; `name` is for messages."""
 
     def check(self, name: str, value: Any) -> Any:
-        """The value that a file or request gives, as plain data."""
+        """Check the value that a file or request gives, as plain data."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Whole:
     range: Range = "whole"
 
     def read(self, name: str, text: str) -> int:
-        """The whole number in a text."""
+        """Parse the whole number in a text."""
         if not self.at_once:
             return read_whole(name, text)
         number = parse_whole(text)
@@ -63,7 +63,7 @@ class Whole:
         return self.check(name, number if fits else text)
 
     def check(self, name: str, value: Any) -> int:
-        """A whole number, also one such as 2.0."""
+        """Check a whole number, also one such as 2.0."""
         if not is_number(value) or not self.least <= value <= self.most or value != int(value):
             raise ParameterError(
                 f"{name} is {quoted(value)}; give a whole number from {self.least} to {self.most:,}"
@@ -80,14 +80,14 @@ class Real:
     range: Range = "real"
 
     def read(self, name: str, text: str) -> float:
-        """The number in a text."""
+        """Parse the number in a text."""
         number = read_number(text)
         if not self.least < number <= self.most and self.least == 0:
             raise ParameterError(f"{name} is '{text}'; it is a positive number")
         return self.check(name, number)
 
     def check(self, name: str, value: Any) -> float:
-        """A number."""
+        """Check a number."""
         if not is_number(value) or not self.least < value <= self.most:
             raise ParameterError(
                 f"{name} is {quoted(value)}; give a number above {self.least:g}, at most "
@@ -104,11 +104,11 @@ class Word:
     range: Range = ""
 
     def read(self, name: str, text: str) -> str:
-        """The word in a text."""
+        """Parse the word in a text."""
         return self.check(name, text)
 
     def check(self, name: str, value: Any) -> str:
-        """One of the words."""
+        """Check that it is one of the words."""
         if not isinstance(value, str) or value not in self.words:
             raise ParameterError(f"{name} is {quoted(value)}; {did_you_mean(value, self.words)}")
         return value
@@ -121,7 +121,7 @@ class MemoryLimit:
     range: Range = "real"
 
     def read(self, name: str, text: str, unit: str = "", more: str = "") -> Any:
-        """The limit in ``8``, ``4/4/3/3`` or ``80GB``, in `unit`; `more` ends the advice."""
+        """Parse a limit: ``8``, ``4/4/3/3`` or ``80GB``, in `unit`; `more` ends the advice."""
         limits = tuple(self._amount(name, part, unit) for part in text.split("/"))
         if not all(limits):
             raise ParameterError(
@@ -131,13 +131,13 @@ class MemoryLimit:
         return limits if len(limits) > 1 else limits[0]
 
     def check(self, name: str, value: Any) -> Any:
-        """A positive number, or a list with one for each rank."""
+        """Check a positive number, or a list with one for each rank."""
         if isinstance(value, list):
             return [Real().check(name, item) for item in value]
         return Real().check(name, value)
 
     def _amount(self, name: str, text: str, unit: str) -> float:
-        """The positive number in a text in `unit`, 0 where it is none."""
+        """Return the positive number in a text in `unit`, 0 where it is none."""
         digits = text.rstrip(string.ascii_letters + " ")
         given = text[len(digits) :].strip()
         number = read_number(digits)
@@ -160,11 +160,11 @@ class AnyText:
     range: Range = ""
 
     def read(self, name: str, text: str) -> str:  # noqa: ARG002 - as of all types
-        """The text as it is."""
+        """Return the text as it is."""
         return text
 
     def check(self, name: str, value: Any) -> str:
-        """A text."""
+        """Check a text."""
         if not isinstance(value, str):
             raise ParameterError(f"{name} is {quoted(value)}; give a text")
         return value
@@ -205,7 +205,7 @@ class OptionSpec:
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """Values as typed."""
+        """Examples of its values, as typed."""
         return self.type.words if isinstance(self.type, Word) else (self.example,)
 
     @property
@@ -215,7 +215,7 @@ class OptionSpec:
 
 
 def quoted(value: Any) -> str:
-    """A value as messages show it."""
+    """Return a value as messages show it."""
     return f"'{value}'" if isinstance(value, str) else reprlib.repr(value)
 
 

@@ -1,4 +1,4 @@
-"""What runtimes do in another way than a schedule's actions say: a row of rules each.
+"""Runtimes, and the rules by which each departs from a schedule's actions.
 
 PyTorch's is ``torch.distributed.pipelining``, read and measured in version 2.13. Its own stages run
 I as ``autograd.grad`` of the inputs and W as one of the weights. Where activations are checkpointed
@@ -28,7 +28,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that a runtime does in its own way."""
+    """A way in which a runtime departs from a schedule's actions."""
 
     text: str
     """A clause about stages."""
@@ -39,7 +39,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Who runs a schedule."""
+    """A runtime: a program that runs schedules."""
 
     name: str
     title: str
@@ -97,12 +97,12 @@ RUNTIMES = {
 
 
 def has_rule(costs: Costs, rule: Rule) -> bool:
-    """Whether the runtime of some costs has a rule."""
+    """Return whether the runtime of some costs has a rule."""
     return rule in RUNTIMES[costs.runtime].rules
 
 
 def as_run(table: CostTable, recomputed: Mask | None = None) -> CostTable:
-    """A table with what its runtime changes, where some places recompute; itself without rules."""
+    """Return a table with its runtime's rules applied; itself without rules."""
     rules = [rule.apply for rule in RUNTIMES[table.costs.runtime].rules if rule.apply]
     if not rules:
         return table
@@ -115,7 +115,7 @@ def as_run(table: CostTable, recomputed: Mask | None = None) -> CostTable:
 
 
 def recompute_in_backward(table: CostTable, recomputed: Mask) -> CostTable:
-    """A table in which whole backwards have the time of the recomputes of some places in them."""
+    """Return a table whose full backwards include the recomputes of some places."""
     found = _own(table)
     for times in (found.duration, found.part_duration, found.causal):
         if times is not None:
@@ -125,7 +125,7 @@ def recompute_in_backward(table: CostTable, recomputed: Mask) -> CostTable:
 
 
 def _own(table: CostTable) -> CostTable:
-    """The same table with rows of its own of what rules change."""
+    """Return a copy of a table, with rows of its own where rules write."""
     causal = None if table.causal is None else table.causal.copy()
     return replace(
         table, duration=table.duration.copy(), part_duration=table.part_duration.copy(),
@@ -134,7 +134,7 @@ def _own(table: CostTable) -> CostTable:
 
 
 def recomputed_places(schedule: Schedule, costs: Costs) -> Mask | None:
-    """Places of stages that recompute a microbatch; None where their runtime does not mind."""
+    """Return the places of stages that recompute; None where no rule depends on it."""
     if not has_rule(costs, RECOMPUTED_WHOLE):
         return None
     again = schedule.actions[among(kinds_of(schedule.actions), RECOMPUTE_KINDS)]

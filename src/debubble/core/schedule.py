@@ -226,7 +226,7 @@ class Schedule:
         return cls.from_programs(name, placement, microbatches, arrays, **fields)
 
     def with_programs(self, programs: Iterable[Program], **changes: Any) -> Schedule:
-        """The same schedule with other programs, one per rank, and other fields as in the class."""
+        """Return the schedule with other programs, one per rank, and other fields."""
         parts = list(programs)
         return replace(
             self,
@@ -277,17 +277,17 @@ class Schedule:
         return self.offload_to or (None,) * self.ranks
 
     def microbatch_of(self, unit: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The microbatch of the iteration that each unit is, or is a slice of."""
+        """Return the microbatch of the iteration that each unit is, or is a slice of."""
         return unit // self.slices % self.microbatches
 
     def copies_of(self, unit: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The copy of the model each unit's microbatch runs through, as the placement says."""
+        """Return the copy of the model that each unit's microbatch runs through."""
         # A file may claim more microbatches than actions can name, or arrays can hold.
         period = min(self.microbatches, 1 << 40)
         return unit // self.slices % period * self.placement.copies // period
 
     def places_of(self, actions: Program) -> NDArray[np.int64]:
-        """The places of actions: stage, of which copy, and for which slice.
+        """Return the places of actions: stage, of which copy, and for which slice.
 
         Costs are looked up by place: ``(slice · copies + copy) · stages + stage``.
         """
@@ -315,23 +315,23 @@ class Schedule:
         return np.repeat(np.arange(self.ranks), np.diff(self.offsets))
 
     def text(self, action: Action) -> str:
-        """An action of this schedule as text, with its slice where there are slices."""
+        """Return an action of this schedule as text, with its slice where there are slices."""
         return action.text(self.slices)
 
     def program(self, rank: int) -> Program:
-        """The packed actions of one rank."""
+        """Return the packed actions of one rank."""
         return self.actions[self.offsets[rank] : self.offsets[rank + 1]]
 
     def rows(self) -> list[list[str]]:
-        """The programs as text, a list of cells per rank."""
+        """Return the programs as text, a list of cells per rank."""
         return [cells(self.program(rank), self.slices) for rank in range(self.ranks)]
 
     def rank_of(self, position: int) -> int:
-        """The rank whose program holds ``actions[position]``."""
+        """Return the rank whose program holds ``actions[position]``."""
         return int(np.searchsorted(self.offsets, position, side="right")) - 1
 
     def __iter__(self) -> Iterator[tuple[Action, ...]]:
-        """The programs as :class:`Action` tuples, rank by rank."""
+        """Yield the programs as :class:`Action` tuples, rank by rank."""
         for rank in range(self.ranks):
             yield tuple(unpack(code) for code in self.program(rank).tolist())
 
@@ -360,7 +360,7 @@ class Schedule:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The schedule as plain data, as it stands in a JSON file."""
+        """Return the schedule as plain data, as it stands in a JSON file."""
         values = {
             name: spec.write(getattr(self, name))
             for name, spec in SAVED.items()
@@ -385,7 +385,7 @@ class Schedule:
 
 
 def sizes(schedule: Schedule, *names: str) -> dict[str, int]:
-    """Some sizes of a schedule by name, for plain data."""
+    """Return some sizes of a schedule by name, for plain data."""
     return {name: getattr(schedule, name) for name in names}
 
 

@@ -63,12 +63,12 @@ class Saved:
 
 
 def saved(check: Check, **more: Any) -> dict[str, Any]:
-    """The metadata of a field that is part of a file, see :class:`Saved`."""
+    """Return the metadata of a field that is part of a file, see :class:`Saved`."""
     return {"saved": Saved(check, **more)}
 
 
 def checked(name: str, spec: Saved, value: Any, sizes: Sizes) -> Any:
-    """A value given in Python as the field has it.
+    """Check a value given in Python, and return it as the field has it.
 
     Raises
     ------
@@ -82,12 +82,12 @@ def checked(name: str, spec: Saved, value: Any, sizes: Sizes) -> Any:
 
 
 def any_value(_name: str, value: Any, _sizes: Sizes) -> Any:
-    """Any value: files allow less."""
+    """Accept any value: files allow less."""
     return value
 
 
 def count(most: int | None = None) -> Check:
-    """A whole number from 1 up, in files to `most`."""
+    """Return the check of a whole number from 1 up, in files to `most`."""
 
     def check(name: str, value: Any, _sizes: Sizes) -> int:
         if not is_whole(value):
@@ -113,7 +113,7 @@ def up_to(most: int) -> Check:
 
 
 def one_of(known: Sequence[str]) -> Check:
-    """One of a few words."""
+    """Return the check of one of a few words."""
 
     def check(name: str, value: Any, _sizes: Sizes) -> str:
         if not isinstance(value, str) or value not in known:
@@ -124,14 +124,14 @@ def one_of(known: Sequence[str]) -> Check:
 
 
 def boolean(name: str, value: Any, _sizes: Sizes) -> bool:
-    """Check a boolean."""
+    """Check that a value is a boolean."""
     if not isinstance(value, bool | np.bool_):
         raise WrongValueError(name, value, "use true or false")
     return bool(value)
 
 
 def one_number(known: Sequence[int], advice: str) -> Check:
-    """One of a few whole numbers."""
+    """Return the check of one of a few whole numbers."""
 
     def check(name: str, value: Any, _sizes: Sizes) -> int:
         if type(value) is not int or value not in known:
@@ -142,7 +142,7 @@ def one_number(known: Sequence[int], advice: str) -> Check:
 
 
 def cut(name: str, value: Any, sizes: Sizes) -> tuple[float, ...]:
-    """A share of the tokens for every slice, or none for equal slices."""
+    """Check the share of the tokens of every slice, or none for equal slices."""
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
         raise WrongValueError(name, value, "give a list with a share per slice")
     for part, share in enumerate(value):
@@ -152,7 +152,7 @@ def cut(name: str, value: Any, sizes: Sizes) -> tuple[float, ...]:
 
 
 def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
-    """A number of weight versions, or one for each rank."""
+    """Check a number of weight versions, or one for each rank."""
     one = up_to(MAX_VERSIONS)
     if not isinstance(value, list | tuple):
         return int(one(name, int(value) if isinstance(value, np.integer) else value, sizes))
@@ -163,7 +163,7 @@ def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
 
 
 def as_list(value: int | tuple[int, ...]) -> int | list[int]:
-    """Weight versions as plain data."""
+    """Return the weight versions as plain data."""
     return value if isinstance(value, int) else list(value)
 
 
@@ -184,7 +184,7 @@ def targets(name: str, value: Any, sizes: Sizes) -> tuple[int | None, ...]:
 
 
 def label(name: str, value: Any, _sizes: Sizes | None = None) -> str:
-    """Printable text on one line."""
+    """Check printable text on one line."""
     if not isinstance(value, str) or not value.isprintable():
         raise WrongValueError(name, value, "give text on one line")
     if len(value) > MAX_LABEL:
@@ -194,7 +194,7 @@ def label(name: str, value: Any, _sizes: Sizes | None = None) -> str:
 
 
 def options(name: str, value: Any, _sizes: Sizes) -> dict[str, Any]:
-    """Numbers, texts and lists of them by name."""
+    """Check numbers, texts and lists of them by name."""
     if not isinstance(value, Mapping) or len(value) > MAX_OPTIONS:
         advice = f"give a mapping with up to {MAX_OPTIONS} entries"
         raise WrongValueError(name, value, advice)
@@ -211,7 +211,7 @@ def options(name: str, value: Any, _sizes: Sizes) -> dict[str, Any]:
 
 
 def costs(name: str, value: Any, _sizes: Sizes) -> Costs | None:
-    """Costs, or a mapping with those that are not the default; None for no costs."""
+    """Check costs, or a mapping with those that are not the default; None for no costs."""
     if value is None or isinstance(value, Costs):
         return value
     if not isinstance(value, Mapping):
@@ -227,7 +227,7 @@ def costs(name: str, value: Any, _sizes: Sizes) -> Costs | None:
 
 
 def plain_costs(value: Costs) -> dict[str, Any]:
-    """The costs that are not the default, as plain data."""
+    """Return the costs that are not the default, as plain data."""
     default = Costs()
     return {
         key: _plain(getattr(value, key))
@@ -244,7 +244,7 @@ def _plain(value: Any) -> Any:
 
 
 def words(known: Sequence[str]) -> Check:
-    """Some of a few words."""
+    """Return the check of a list of a few words."""
 
     def check(name: str, value: Any, _sizes: Sizes) -> tuple[str, ...]:
         some = isinstance(value, list | tuple)
@@ -256,7 +256,7 @@ def words(known: Sequence[str]) -> Check:
 
 
 def packed(name: str, values: Any) -> NDArray[np.int64]:
-    """Packed actions or offsets that nobody can change any more."""
+    """Return packed actions or offsets as a read-only array of int64."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ParameterError(

@@ -30,12 +30,12 @@ class Scale(NamedTuple):
     """Divisor of values."""
 
     def text(self, value: float, digits: int = 4) -> str:
-        """A value in this unit, without its name; `digits` significant ones when converted."""
+        """Return a value in this unit, without its name, in `digits` digits when converted."""
         return number(value) if self.size == 1 else number(value / self.size, digits)
 
 
 def memory_scale(unit: str, largest: float) -> Scale:
-    """The unit in which amounts up to `largest` are read best.
+    """Return the unit in which amounts up to `largest` are read best.
 
     Bytes, and multiples of them, become the largest multiple of their family (KiB, MiB, … or kB,
     MB, …) that `largest` has one of, but none below the given unit. Other units stay.
@@ -63,7 +63,7 @@ def memory_scale(unit: str, largest: float) -> Scale:
 
 
 def factor(given: str, unit: str) -> float:
-    """How many of `unit` one `given` is; NaN where they are not both units of bytes.
+    """Return one `given` in terms of `unit`; NaN where they are not both units of bytes.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def factor(given: str, unit: str) -> float:
 
 
 def amount(value: float, unit: str, digits: int = 4) -> str:
-    """An amount of memory with its unit.
+    """Return an amount of memory with its unit.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def amount(value: float, unit: str, digits: int = 4) -> str:
 
 
 def time(value: float, unit: str) -> str:
-    """A time with its unit, if that has a name.
+    """Return a time with its unit, if that has a name.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def time(value: float, unit: str) -> str:
 
 
 def number(value: float, digits: int = 6) -> str:
-    """A number for people: six digits, thousands apart, no trailing zeros.
+    """Return a number for people: six digits, thousands apart, no trailing zeros.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def number(value: float, digits: int = 6) -> str:
 
 
 def counted(amount: int, noun: str) -> str:
-    """A number of things.
+    """Return a number with its noun.
 
     Examples
     --------
@@ -125,14 +125,14 @@ def counted(amount: int, noun: str) -> str:
 
 
 def plural(noun: str) -> str:
-    """Several of a thing: ranks, microbatches."""
+    """Return the plural of a noun: ranks, microbatches."""
     if noun.endswith("y"):
         return f"{noun[:-1]}ies"
     return noun + ("es" if noun.endswith("ch") else "s")
 
 
 def percent(share: float) -> str:
-    """A share as a percentage with two decimals; rounding never shows a minus zero.
+    """Return a share as a percentage with two decimals; rounding never shows a minus zero.
 
     Examples
     --------
@@ -143,7 +143,7 @@ def percent(share: float) -> str:
 
 
 def plain(value: float) -> float:
-    """A number without digits that only rounding has put there; others are as they are.
+    """Return a number without digits that only rounding has put there; others are as they are.
 
     Examples
     --------
@@ -197,7 +197,7 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 def read_number(text: str) -> float:
-    """A number as cost files write it, ``1.5`` or ``1e-3``; NaN for every other text.
+    """Parse a number as cost files write it, ``1.5`` or ``1e-3``; NaN for every other text.
 
     Examples
     --------

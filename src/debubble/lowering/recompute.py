@@ -39,8 +39,8 @@ from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.runtimes import RECOMPUTES_LATE, RUNTIMES, has_rule
 from debubble.core.schedule import Schedule
 from debubble.core.units import is_whole
+from debubble.engine.cost_mismatch import remembering
 from debubble.engine.graph import P2PMode
-from debubble.engine.made_for import remembering
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.transfers import first_transfer
 from debubble.lowering.bubbles import in_bubbles

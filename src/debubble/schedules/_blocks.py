@@ -1,4 +1,4 @@
-"""Building blocks: repeat the passes of one microbatch, then close the gaps at both ends.
+"""Schedules of building blocks: the passes of one microbatch, repeated and squeezed.
 
 A *block* says in which slot each of a microbatch's passes runs: forwards of stages 0 to S − 1, then
 backwards for input of stages S − 1 to 0, each on the rank of its stage. Microbatch b runs T·b slots
@@ -52,7 +52,7 @@ MOST_KEPT = 50_000
 def repeat_block(
     placement: Placement, block: NDArray[np.int64], microbatches: int
 ) -> list[Program]:
-    """The order of all ranks that a block leads to, the same for all costs: F, I and W actions.
+    """Return the programs of F, I and W of all ranks that repeat a block, for any costs.
 
     The placement has one copy of the model, equally many stages on every rank; the block is the
     slots of the passes of microbatch 0, shape ``(2 * stages,)``.
@@ -66,7 +66,7 @@ def repeat_block(
 
 
 def _laid_out(placement: Placement, block: Sequence[int], microbatches: int) -> list[Program]:
-    """The order with all passes in a grid of slots; its programs cannot be written to."""
+    """Return the order with all passes in a grid of slots; its programs cannot be written to."""
     slots = np.array(block)[:, None] + 3 * placement.chunks * np.arange(microbatches)
     grid = _Grid(placement, slots)
     grid.fill(0, slots[-1, 0] - 1)
@@ -82,7 +82,7 @@ _laid_out_once = lru_cache(maxsize=16)(_laid_out)
 
 
 def _stretched(program: Program, more: int, period: int) -> Program:
-    """The same program for more microbatches: what runs per period in its middle, repeated."""
+    """Return a program for more microbatches: a period of its middle is repeated."""
     if more == 0:
         return program
     middle = len(program) // 2
@@ -134,7 +134,7 @@ class _Grid:
         self.cells = cells.reshape(self.cells.shape)
 
     def squeezed(self) -> NDArray[np.int64]:
-        """Slots of all passes when every action runs as soon as its rank and its input allow."""
+        """Return the slots of all passes if every action runs as soon as it can."""
         placement = self.placement
         order = Schedule.from_programs("block", placement, self.microbatches, self.programs())
         kinds, stages = kinds_of(order.actions), stages_of(order.actions)
@@ -146,7 +146,7 @@ class _Grid:
         return slots
 
     def programs(self) -> list[Program]:
-        """Programs of all ranks, slot by slot."""
+        """Return programs of all ranks, slot by slot."""
         homes = self.placement.ranks_of_stages
         numbers = np.arange(self.microbatches)
         forward, backward = np.split(self.slots, 2)

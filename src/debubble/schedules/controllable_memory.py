@@ -32,13 +32,13 @@ class VBlock:
     """Function of p: the most microbatches a rank holds."""
 
     def slots(self, ranks: int) -> NDArray[np.int64]:
-        """Slots of the 4p passes of one microbatch."""
+        """Return slots of the 4p passes of one microbatch."""
         down, up = [self.down] * (ranks - 1), [self.up] * (ranks - 1)
         at_last, at_first, again = (1 + pause for pause in self.pauses(ranks))
         return np.cumsum([0, *down, at_last, *up, at_first, *down, again, *up], dtype=np.int64)
 
     def programs(self, ranks: int, microbatches: int) -> list[Program]:
-        """The order of all ranks, whatever the costs."""
+        """Return the programs of all ranks, for any costs."""
         from debubble.schedules._blocks import repeat_block
 
         return repeat_block(Placement.v(ranks), self.slots(ranks), microbatches)
@@ -54,7 +54,7 @@ MOST_RANKS = 512
 
 
 def largest_block(terms: Terms, memory: ArrayLike) -> VBlock | None:
-    """The block that makes the most of a memory limit; None when none fits."""
+    """Return the block that makes the most of a memory limit; None when none fits."""
     ranks = terms.table.placement.ranks
     limit = np.min(memory) * (1 + ROUNDING)
     blocks = (V_ZB, V_TWO_THIRDS, V_HALF, V_MIN)
@@ -111,7 +111,7 @@ RANKS = Constraint(
 def _forms(
     block: VBlock, memory: str, wait: Callable[[int], int], waits: str, *, inside: bool = True
 ) -> tuple[ClosedForm, ...]:
-    """Closed forms of a block's order, which bound what is computed in its place.
+    """Return closed forms of a block's order, which bound what is computed in its place.
 
     With equal costs F, ranks wait `wait(p)`·F in all; `inside` says whether that is between their
     own first and last action.

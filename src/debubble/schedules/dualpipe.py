@@ -28,7 +28,7 @@ def meeting(
     far: tuple[Program, Program],
     split_drain: bool = True,
 ) -> Program:
-    """The order of one rank that serves a near and a far stage.
+    """Return the order of one rank that serves a near and a far stage.
 
     Of both are given the forwards and full backwards, in microbatch order. From the end where
     microbatches enter, `depth` ranks lead to the turn, both included (H), and this rank is at a
@@ -83,13 +83,13 @@ def meeting(
 
 
 def _longest_idle(k: Any, depth: float, split_drain: bool) -> float:
-    """Idle time of the rank that is idle longest; `depth` ranks from an end to the turn."""
+    """Return idle time of the rank that is idle longest; `depth` ranks from an end to the turn."""
     filled = 2 * k.W if split_drain else 0
     return float((depth - 1) * (k.O + k.F - filled))
 
 
 def _time(k: Any, depth: float, microbatches: float, split_drain: bool) -> float:
-    """Makespan: the longest idle time and the rank's work, all but 2·depth + 1 pairs overlapped.
+    """Return the makespan: longest idle time and work, all but 2·depth + 1 pairs overlapped.
 
     `microbatches` are those that enter at one end.
     """
@@ -99,7 +99,7 @@ def _time(k: Any, depth: float, microbatches: float, split_drain: bool) -> float
 
 
 def _in_order(k: Any) -> bool:
-    """Whether no wait is longer than those on the longest path of the formulas."""
+    """Return whether no wait is longer than those on the longest path of the formulas."""
     whole = math.isclose(k.B, k.I + k.W)
     return bool(whole and k.W <= k.I <= k.F and max(k.F, k.B) <= k.O <= k.F + k.B)
 
@@ -114,7 +114,7 @@ def _forms(
     *,
     split_drain: bool = True,
 ) -> Iterator[ClosedForm]:
-    """Makespan and bubble time; `of` gives depth and microbatches of a case.
+    """Yield forms of makespan and bubble time; `of` gives depth and microbatches of a case.
 
     Notes
     -----

@@ -24,8 +24,8 @@ from debubble.core.kind_relations import COST_KINDS
 from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import number
-from debubble.engine.exist import has
 from debubble.engine.recompute import recompute_share
+from debubble.engine.validate import has
 from debubble.schedules._entry import ClosedForm, Entry, FormValue
 from debubble.schedules.registry import entries, find
 

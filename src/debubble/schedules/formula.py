@@ -48,7 +48,7 @@ _FUNCTIONS = {
 
 
 def legend(texts: Iterable[str]) -> str:
-    """Legend of the symbols that occur in formulas.
+    """Return the legend of the symbols that occur in formulas.
 
     Examples
     --------

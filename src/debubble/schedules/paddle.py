@@ -19,7 +19,7 @@ def _is_balanced(ranks: int, microbatches: int, groups: str) -> bool:
 
 
 def _first_group(ranks: int, microbatches: int, groups: str) -> tuple[int, int]:
-    """Microbatches of the first group, and by how many forwards a rank is ahead of the next."""
+    """Return the size of the first group, and how many forwards a rank is ahead of the next."""
     if _is_balanced(ranks, microbatches, groups):
         return microbatches, 1
     return ranks + microbatches % ranks, 2

@@ -16,7 +16,7 @@ from debubble.schedules.registry import ClosedForm, Constraint, optimizer_step, 
 def never_drained(
     rank: int, ranks: int, microbatches: int, iterations: int | None, warm_up: int
 ) -> Program:
-    """1F1B through all iterations, with an optimizer step behind the last backward of each."""
+    """Return 1F1B through all iterations, with an optimizer step after each one's last backward."""
     numbers = range(microbatches * (iterations or 1))
     program = warm_alternate_drain(forward(rank, numbers), backward(rank, numbers), warm_up)
     if iterations is None:

@@ -42,7 +42,7 @@ SHORTEST = 1e-9
 
 
 def with_shards(base: Schedule, vocabulary: int, costs: Costs | None) -> Iterator[Program]:
-    """The programs of a base with S and T, see above."""
+    """Yield the programs of a base with S and T, see above."""
     timeline = _nominal(base, costs)
     kinds, stages = kinds_of(base.actions), stages_of(base.actions)
     units = microbatches_of(base.actions)
@@ -69,7 +69,7 @@ def with_shards(base: Schedule, vocabulary: int, costs: Costs | None) -> Iterato
 
 
 def _nominal(base: Schedule, costs: Costs | None) -> Timeline:
-    """The base at the costs without head, or at default ones where some of these take no time."""
+    """Simulate the base without head, at default costs where an action takes no time."""
     timeline = simulate(base, replace(costs or Costs(), head=None))
     if timeline.duration.min() <= SHORTEST * timeline.makespan:
         timeline = simulate(base)

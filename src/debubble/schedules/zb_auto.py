@@ -61,7 +61,7 @@ REACHED = ClosedForm(
 
 
 def _forms(times: int) -> tuple[ClosedForm, ...]:
-    """Closed forms for a default limit of `times` p microbatches."""
+    """Return closed forms for a default limit of `times` p microbatches."""
     limit, enough = ("p", "m ≥ p") if times == 1 else ("2p", "m ≥ 2p − 1")
     return (
         BOUND,

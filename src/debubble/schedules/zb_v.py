@@ -15,7 +15,7 @@ from debubble.schedules.registry import ClosedForm, register
 
 
 def published_order(ranks: int, microbatches: int) -> Iterator[Program]:
-    """The fixed order for F = I = W, from PyTorch's ``ScheduleZBVZeroBubble``.
+    """Yield the programs for F = I = W, from PyTorch's ``ScheduleZBVZeroBubble``.
 
     For fewer than 2p − 1 microbatches it is the order for 2p − 1 with the others left out.
     """
@@ -52,7 +52,7 @@ def published_order(ranks: int, microbatches: int) -> Iterator[Program]:
 
 
 def _as_published(case: Any) -> bool:
-    """Whether the published order is the best one, so that its formulas hold."""
+    """Return whether the published order is the best one, so that its formulas hold."""
     return (
         case.F == case.I == case.W and case.c == 0 and case.memory is None and case.m >= 2 * case.p
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from debubble.planner.found import Found
-from debubble.planner.report import ranked
+from debubble.planner.answer.report import ranked
+from debubble.planner.search.found import Found
 from debubble.view.colors import FAINT, INK, LIMIT
 from debubble.view.figure import style
 
