@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from debubble.core.embedding_and_head import KEYS, TIMES
-from debubble.core.errors import CostError, WrongValueError, deprecated, did_you_mean
+from debubble.core.errors import WrongValueError, did_you_mean
 from debubble.core.units import is_whole, plural
 
 LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
@@ -21,9 +21,6 @@ LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
 
 DEFAULT = "default"
 """Key of a mapping's value for every stage that the mapping does not name."""
-
-RENAMED = {"overhead": "launch"}
-"""Names of costs by former ones, which work until 0.3."""
 
 Shape = Literal[
     "stage", "rank", "pair", "microbatch", "boundary", "link", "number", "rate", "sharing", "part"
@@ -100,6 +97,19 @@ class CostField:
         nothing = 1.0 if self.shape == "microbatch" else 0.0
         return any(number != nothing for number in self.numbers(value))
 
+    def scaled(self, value: Any, factor: float) -> Any:
+        """Return a checked value for times that are `factor` times as long."""
+        if self.shape == "rate":
+            return value / factor
+        if value is None or not self.timed:
+            return value
+        if isinstance(value, Mapping):
+            held = {key: value[key] for key in value if key == "activation"}
+            return {key: number * factor for key, number in value.items()} | held
+        if isinstance(value, tuple):
+            return tuple(self.scaled(item, factor) for item in value)
+        return value * factor
+
 
 def cost(
     default: Any, shape: Shape, in_forms: InForms, example: str, text: str, *,
@@ -109,31 +119,6 @@ def cost(
     section: Literal["times", "memory"] = "memory" if memory else "times"
     spec = CostField("", shape, in_forms, example, text, section, **more)
     return field(default=default, metadata={"cost": spec})
-
-
-def current_name(name: str, shown: str = "{}") -> str:
-    """Return the name of a cost, with a warning instead of its former one; `shown` quotes it."""
-    if name not in RENAMED:
-        return name
-    deprecated(shown.format(name), shown.format(RENAMED[name]), gone="0.3")
-    return RENAMED[name]
-
-
-def current_names(values: Mapping[str, Any], shown: str = "{}") -> dict[str, Any]:
-    """Return values of costs by current names, as of :func:`current_name`.
-
-    Raises
-    ------
-    CostError
-        When a cost has a value by either name.
-    """
-    found = {}
-    for name, value in values.items():
-        new = current_name(name, shown)
-        if new != name and new in values:
-            raise CostError(f"{new} is there as {name}, too; give it once")
-        found[new] = value
-    return found
 
 
 def cost_fields(cls: type) -> dict[str, CostField]:

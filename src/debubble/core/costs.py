@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from debubble.core.cost_fields import (
-    RENAMED,
     CostField,
     check_value,
     cost,
     cost_fields,
-    current_name,
 )
 from debubble.core.cost_table import NO_KINDS, CostTable
 from debubble.core.embedding_and_head import TIMES, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, deprecated, did_you_mean
+from debubble.core.former_names import RENAMED, taking_former_names
 from debubble.core.kinds import KINDS
 from debubble.core.placement import Placement
 from debubble.core.runtimes import RUNTIMES as ALL_RUNTIMES
@@ -382,15 +380,8 @@ class Costs:
 
     def scaled(self, factor: float) -> Costs:
         """Return the costs with every time multiplied by `factor`; memory stays."""
-        changes: dict[str, Any] = {}
-        for name, spec in COST_FIELDS.items():
-            value = getattr(self, name)
-            if spec.timed:
-                changes[name] = _times(value, factor)
-            elif spec.shape == "rate":
-                changes[name] = value / factor
-            if spec.shape == "part" and value is not None:
-                changes[name] |= {key: value[key] for key in value if key == "activation"}
+        values = {name: getattr(self, name) for name in COST_FIELDS}
+        changes = {name: COST_FIELDS[name].scaled(value, factor) for name, value in values.items()}
         return replace(self, **changes)
 
     def table(self, schedule: Schedule) -> CostTable:
@@ -416,20 +407,7 @@ class Costs:
         return as_run(CostTable.of(self, placement, slicing, vocabulary))
 
 
-def _taking_old_names(init: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor of :class:`Costs` with former names among its keywords."""
-
-    @functools.wraps(init)
-    def wrapper(self: Costs, *args: Any, **values: Any) -> None:
-        for old in RENAMED.keys() & values.keys():
-            # It counts where both are there: dataclasses.replace adds the value of every field.
-            values[current_name(old, "{}=")] = values.pop(old)
-        init(self, *args, **values)
-
-    return wrapper
-
-
-Costs.__init__ = _taking_old_names(Costs.__init__)  # type: ignore[method-assign]
+Costs.__init__ = taking_former_names(Costs.__init__)  # type: ignore[method-assign]
 
 COST_FIELDS = cost_fields(Costs)
 """Every cost by name, in the order of the documentation."""
@@ -454,13 +432,3 @@ def check_cost(name: str, value: Any) -> Any:
 def check_costs(costs: object) -> None:
     """Refuse an argument that should be costs, or None for the default ones."""
     check_type("costs", costs, (Costs, type(None)), "give debubble.Costs(F=1, B=2)")
-
-
-def _times(value: Any, factor: float) -> Any:
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        return {key: number * factor for key, number in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_times(item, factor) for item in value)
-    return value * factor

@@ -23,7 +23,7 @@ from debubble.core.actions import (
     parse_cell,
     stages_of,
     unpack,
-)
+)  # fmt: skip
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError, check_type
 from debubble.core.placement import Placement
@@ -69,42 +69,36 @@ class Schedule:
     cut
         Share of the tokens in each slice; empty for equal slices.
     exchange
-        Whether ranks even out causal attention among each other, so that slices of the same length
-        take the same time; see :attr:`debubble.core.costs.Costs.exchange`.
+        Whether ranks exchange causal attention so that slices of one length take the same time.
     sync
         Dependencies of an ``OPT`` action: ``"global"``, every rank's work of the iteration (a
-        gradient norm over all ranks, handed from rank to rank, and from the last one back to each);
-        ``"local"``, its own rank's; ``"post-validation"``, its own rank's and the partial norm that
-        is handed from rank to rank, with which a rank steps at once and undoes the step in the rare
-        case that the full norm, known later, says so (arXiv 2401.10241).
+        gradient norm over all ranks, from rank to rank and back from the last one); ``"local"``,
+        its own rank's; ``"post-validation"``, its own rank's and the partial norm of the ranks
+        before, where the full norm, known later, may undo the step (arXiv 2401.10241).
     weight_versions
         Versions of the weights that the training rule has in use at the same time: one number, or
         one for each rank.
     newest_weights
-        Whether every backward runs on the newest weights of its rank, so that a rank stores one
-        version: `weight_versions` then counts those between a microbatch's forward and its
-        backward, both included.
+        Whether every backward runs on the newest weights, so that a rank stores one version;
+        `weight_versions` then counts those from a microbatch's forward to its backward.
     recompute_after
-        Dependencies of an ``R`` action: ``"forward"``, nothing but its own forward, so that it can
-        run while the gradient is under way, or ``"gradient"``, all that its backward waits for.
+        Dependencies of an ``R`` action: ``"forward"``, its own forward alone, or ``"gradient"``,
+        all that its backward waits for.
     vocabulary
         0 for an output layer (``Costs.head``) on the last stage; 1 or 2 for one that is cut along
         the vocabulary, a shard on every rank, which runs as S and T (arXiv 2411.05288). S waits for
-        the last stage's forward, T for the S of all shards. With 1 the last stage's backward waits
-        for every T, which is the backward of the output layer. With 2 S has its backward for the
-        input, too, which is put right with the sums over all shards: the last stage waits for every
-        S, and T is the backward for the weights. Sums take the time of one transfer to the last
-        rank and one back.
+        the last stage's forward, T for the S of all shards. With 1, T is the backward of the output
+        layer, and the last stage's backward waits for every T. With 2, S includes the backward for
+        the input, corrected later by sums over all shards: the last stage's backward waits for
+        every S, and T is the backward for the weights. Sums take two transfers.
     explicit_reduction
-        Whether gradients are reduced by ``REDUCE_GRAD`` actions and nowhere else, as in PyTorch's
-        schedules with communication, so that every stage needs one.
+        Whether ``REDUCE_GRAD`` actions alone reduce gradients, so that every stage needs one.
     options
         Parameters the order was made with, for display and files.
     offload_to
-        Target of each rank's ``OFFLOAD`` actions: the rank that keeps activations, or None
-        for the rank's host. Empty when all of them go to the host.
+        Rank that keeps each rank's offloaded activations, or None for its host; empty for hosts.
     made_for
-        The costs that parts of it were computed from; None where none was, or nobody knows.
+        The costs that parts of it were computed from; None if none was, or if that is unknown.
     from_costs
         What was computed from them, of :data:`FROM_COSTS`; empty for the order.
     """

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.cost_fields import RENAMED
 from debubble.core.costs import COST_NAMES, Costs
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import CostError, ParameterError, WrongValueError, did_you_mean
+from debubble.core.former_names import RENAMED
 from debubble.core.placement import Placement
 from debubble.core.slicing import check_cut
 from debubble.core.units import is_number, is_whole
