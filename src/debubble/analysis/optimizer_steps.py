@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from debubble.analysis.problems import Findings, Problem, first_gaps, spot
 from debubble.analysis.structure import period_of
 from debubble.core.actions import Action, Kind, kinds_of, microbatches_of
+from debubble.core.kind_relations import FORWARD_KIND
 from debubble.core.kinds import GRADIENT_KINDS, WEIGHT_KINDS
 from debubble.core.schedule import Schedule
 
@@ -132,7 +133,7 @@ def _weights(steps: _RankSteps, found: Findings) -> None:
     """Report forwards whose weights are gone before their backward."""
     schedule, units, done, begin = steps.schedule, steps.units, steps.done, steps.begin
     period, versions = period_of(schedule), schedule.versions[steps.rank]
-    early = (steps.kinds == Kind.F) & (units >= (done + versions) * period)
+    early = (steps.kinds == FORWARD_KIND) & (units >= (done + versions) * period)
 
     def describe(position: int) -> Problem:
         iteration = int(units[position - begin]) // period

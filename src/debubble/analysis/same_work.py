@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.core.embedding_and_head import PARTS
+from debubble.core.kind_relations import FORWARD_KIND, FUSED_KIND, SPLIT_KINDS
 from debubble.engine.timeline import Timeline
 
 SAME = 1e-6
@@ -63,7 +64,7 @@ def model_work(timeline: Timeline) -> NDArray[np.float64]:
     # What starting an action takes, and I that a runtime does in W, is no work of the model.
     costs = replace(timeline.table.costs, runtime="any", launch=0.0)
     whole = costs.resolve(placement)
-    kinds = [Kind.F, Kind.B, Kind.I, Kind.W]
+    kinds = [FORWARD_KIND, FUSED_KIND, *SPLIT_KINDS]
     work: NDArray[np.float64] = whole.duration[kinds].sum(axis=1) / placement.copies
     return work
 

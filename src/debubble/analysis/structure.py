@@ -22,7 +22,15 @@ from debubble.core.actions import (
     pairs_of,
 )
 from debubble.core.embedding_and_head import first_stages
-from debubble.core.kind_relations import SPLIT_KINDS, order_of, slice_order
+from debubble.core.kind_relations import (
+    FORWARD_KIND,
+    FUSED_KIND,
+    INPUT_KIND,
+    SPLIT_KINDS,
+    WEIGHT_KIND,
+    order_of,
+    slice_order,
+)
 from debubble.core.kinds import KINDS, OFFLOAD_KINDS, STEP_KINDS, WAIT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.waits import ActionIndex
@@ -207,14 +215,14 @@ def _lone_copies(cells: _Cells, found: Findings) -> None:
 
 def _mixed(cells: _Cells, found: Findings) -> None:
     at, parts = cells.at, SPLIT_KINDS
-    both = (at[Kind.B] >= 0) & ((at[Kind.I] >= 0) | (at[Kind.W] >= 0))
+    both = (at[FUSED_KIND] >= 0) & ((at[INPUT_KIND] >= 0) | (at[WEIGHT_KIND] >= 0))
 
     def describe(cell: int) -> Problem:
         halves = cells.texts(int(cells.number[cell]), *parts)
         there = [t for kind, t in zip(parts, halves, strict=True) if at[kind][cell] >= 0]
-        here = spot(cells.schedule, at[Kind.B][cell])
+        here = spot(cells.schedule, at[FUSED_KIND][cell])
         what = f"runs the full backward, and {' and '.join(there)} a part of it again"
-        if at[Kind.I][cell] < 0:
+        if at[INPUT_KIND][cell] < 0:
             what += " (older PyTorch writes B for I, the input half)"
         fix = f"keep {here.text}, or {' and '.join(halves)}"
         return here.problem("mixed-backward", what, fix, *there)
@@ -225,10 +233,10 @@ def _mixed(cells: _Cells, found: Findings) -> None:
 def _missing(cells: _Cells, found: Findings) -> None:
     schedule = cells.schedule
     forward, grad_input, grad_weight, full = (
-        cells.at[kind] >= 0 for kind in (Kind.F, Kind.I, Kind.W, Kind.B)
+        cells.at[kind] >= 0 for kind in (FORWARD_KIND, INPUT_KIND, WEIGHT_KIND, FUSED_KIND)
     )
     split = bool(grad_input.any() or grad_weight.any())
-    backward = SPLIT_KINDS if split else (Kind.B,)
+    backward = SPLIT_KINDS if split else (FUSED_KIND,)
 
     def describe(cell: int, kinds: tuple[Kind, ...]) -> Problem:
         stage, unit = divmod(cell, cells.units)
@@ -236,17 +244,17 @@ def _missing(cells: _Cells, found: Findings) -> None:
         return _absent(schedule.placement.table[copy][stage], *cells.texts(cell, *kinds))
 
     for gap, kinds in (
-        (~forward & (full | grad_input | grad_weight), (Kind.F,)),
+        (~forward & (full | grad_input | grad_weight), (FORWARD_KIND,)),
         (forward & ~(full | grad_input | grad_weight), backward),
-        (~full & grad_input & ~grad_weight, (Kind.W,)),
-        (~full & ~grad_input & grad_weight, (Kind.I,)),
-        (~(forward | full | grad_input | grad_weight), (Kind.F, *backward)),
+        (~full & grad_input & ~grad_weight, (WEIGHT_KIND,)),
+        (~full & ~grad_input & grad_weight, (INPUT_KIND,)),
+        (~(forward | full | grad_input | grad_weight), (FORWARD_KIND, *backward)),
     ):
         found.add("missing", cells.number[gap], partial(describe, kinds=kinds))
 
     # Cells of which nothing is there.
     gaps, absent = first_gaps(cells.number, schedule.stages * schedule.units)
-    found.add("missing", gaps, partial(describe, kinds=(Kind.F, *backward)))
+    found.add("missing", gaps, partial(describe, kinds=(FORWARD_KIND, *backward)))
     found.omit("missing", absent - len(gaps))
 
 

@@ -128,7 +128,7 @@ def _check_bibtex(path: str) -> None:
 
 def _write_bibtex(names: Iterable[str], path: str) -> None:
     """Write the entries of all schedules that are registered; those of files have none."""
-    from debubble.analysis.bibliography import bibliography
+    from debubble.analysis.tex import bibliography
     from debubble.interchange.files import write_text
     from debubble.schedules import registry
 

@@ -56,7 +56,7 @@ def schedules(
         print(write_template(from_template))
         return
     if bibtex:
-        from debubble.analysis.bibliography import bibliography
+        from debubble.analysis.tex import bibliography
 
         wanted = registry.schedules() if name is None else [registry.find(name)]
         print(bibliography(entry.name for entry in wanted), end="")

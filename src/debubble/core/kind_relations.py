@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from debubble.core.kinds import KINDS, STEP_KINDS, WORK_KINDS, Kind, Of
+from debubble.core.kinds import (
+    GRADIENT_KINDS,
+    KINDS,
+    STEP_KINDS,
+    WEIGHT_KINDS,
+    WORK_KINDS,
+    Kind,
+    Of,
+)
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
@@ -27,6 +35,11 @@ SPLIT_KINDS = max((spec.instead_of for spec in KINDS), key=len)
 FUSED_KIND = next(spec.kind for spec in KINDS if spec.instead_of == SPLIT_KINDS)
 """The backward that does what these parts do together."""
 
+(FORWARD_KIND,) = ACTIVATION_KINDS
+(RECOMPUTE_KIND,) = RECOMPUTE_KINDS
+(INPUT_KIND,) = (kind for kind in SPLIT_KINDS if kind in GRADIENT_KINDS)
+(WEIGHT_KIND,) = (kind for kind in SPLIT_KINDS if kind in WEIGHT_KINDS)
+"""With :data:`FUSED_KIND` the work of a stage for a microbatch, by role."""
 
 COST_KINDS = {
     spec.cost: tuple(other.kind for other in KINDS if other.cost == spec.cost)

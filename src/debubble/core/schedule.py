@@ -63,9 +63,8 @@ class Schedule:
     iterations
         Number of iterations, `microbatches` each; microbatches are numbered through.
     slices
-        Sequence slices per microbatch; a slice counts as a microbatch of its own in `actions`.
-        On every stage the forwards of a microbatch run in the order of its slices, the backwards
-        in reverse: keys and values of earlier slices, and their gradients, stay on the rank.
+        Sequence slices per microbatch, each a microbatch of its own in `actions`. On every stage
+        forwards run in the order of the slices, backwards in reverse.
     cut
         Share of the tokens in each slice; empty for equal slices.
     exchange
@@ -76,8 +75,7 @@ class Schedule:
         its own rank's; ``"post-validation"``, its own rank's and the partial norm of the ranks
         before, where the full norm, known later, may undo the step (arXiv 2401.10241).
     weight_versions
-        Versions of the weights that the training rule has in use at the same time: one number, or
-        one for each rank.
+        Versions of the weights in use at the same time: one number, or one for each rank.
     newest_weights
         Whether every backward runs on the newest weights, so that a rank stores one version;
         `weight_versions` then counts those from a microbatch's forward to its backward.
