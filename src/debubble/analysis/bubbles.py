@@ -1,4 +1,4 @@
-"""Idle time by cause: every gap of a timeline, split.
+"""Idle time by cause: every gap of a timeline, split into parts.
 
 A rank that has not begun is *filling*, one that is done for good is *draining*. In between it waits
 for what its next action needs: for *data* until all of it has been computed, then for *p2p* until
@@ -8,7 +8,7 @@ and receives, which is p2p. An optimizer step waits for the gradients, or the no
 
 An order that was made under a memory limit waits for another reason, too: the rank's next forward
 could have run, its input was there, but holding one more activation would have gone over the limit,
-so the order puts it behind what frees memory. From the time that input arrived the gap counts as
+so the order puts it after what frees memory. From the time that input arrived the gap counts as
 *memory*: with more of it, another order could have used the gap. A rank that runs a fixed order,
 such as 1F1B's, never waits for memory, however little there is. Where an order waits for an offload
 to be over, for the memory that it gives back, the gap is *memory*, too.
@@ -203,7 +203,7 @@ def _split_memory(
     actions = schedule.actions
     home = schedule.ranks_of_actions
 
-    # The next forward of the rank at or behind every position.
+    # The next forward of the rank at or after every position.
     count = len(actions)
     forward = np.where(among(kinds_of(actions), ACTIVATION_KINDS), np.arange(count), count)
     following = np.minimum.accumulate(np.append(forward, count)[::-1])[::-1][before]
@@ -226,7 +226,7 @@ def _split_memory(
         taken[span] = added
         held[span] = np.cumsum(added + freed) - (added + freed)
     over = held[before] + taken[following] > limits[rank] * (1 + 1e-9)
-    # A forward that waits behind this very gap has its input at the latest when it starts.
+    # A forward that waits after this very gap has its input at the latest when it starts.
     blocked = real & over & (ready < end)
     since = np.where(blocked, np.clip(ready, start, end), end)
     return (

@@ -162,7 +162,7 @@ def _inspect(
 def caveats(timeline: Timeline) -> tuple[str, ...]:
     """Return notes of a timeline, and what :func:`check` refuses of its order all the same.
 
-    A simulation is of one mode of transfers: where these are actions, and occupy nobody in that
+    A simulation is of one mode of transfers: where these are actions, and occupy no rank in that
     one, they may lock up in others.
     """
     schedule = timeline.schedule

@@ -62,8 +62,8 @@ def compare(
     ----------
     schedules
         Registered names, :class:`~debubble.Schedule` objects, or pairs of a name and a dictionary
-        with ``chunks`` and options of that schedule alone. A :class:`~debubble.Timeline` stays as
-        it is, whatever the costs.
+        with ``chunks`` and options of that schedule alone. A :class:`~debubble.Timeline` keeps
+        its own costs.
     ranks, microbatches, iterations
         Sizes that named schedules are made with; needed when there is a name. Several numbers of
         microbatches make a row for each of them, ranked by overhead.
@@ -79,7 +79,7 @@ def compare(
         stages run other models. Schedules that are computed from costs get these.
     memory
         Limit of the activation memory of every rank, or one for each, in activation units per rank
-        or in the unit of ``costs.activation``. Schedules above it are ranked behind those within.
+        or in the unit of ``costs.activation``. Schedules above it are ranked after those within.
     p2p_mode
         The p2p mode, see :func:`debubble.simulate`.
     time_unit, memory_unit
@@ -92,8 +92,8 @@ def compare(
         then have step times of the same random numbers in ``row.spread``, and in ``row.wins`` the
         share of the steps in which each is fastest among those within memory; the ranking stays.
     stop
-        Asked before the step times of every schedule but the first are drawn; once it says so, the
-        others are left out, which a note says.
+        Asked before the step times of every schedule but the first are drawn; once it is true, the
+        others are left out, with a note.
     **lowerings
         Lowerings of all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
         and ``sharding``, see :func:`debubble.lowering.chain.lower`.

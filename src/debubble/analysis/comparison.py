@@ -141,7 +141,7 @@ class Comparison:
     Parameters
     ----------
     rows
-        By what `ranked_by` says, those within memory first.
+        By `ranked_by`, those within memory first.
     skipped
         Name and reason of schedules that could not be made or run.
     notes
@@ -228,7 +228,7 @@ class Comparison:
         return head
 
     def conventions(self) -> dict[str, str]:
-        """Return conventions behind the numbers, in words."""
+        """Return the conventions of the numbers, in words."""
         words = {
             "times": times_text(self.costs),
             "p2p": f"{self.p2p_mode}: {MODES[self.p2p_mode]}",

@@ -21,9 +21,9 @@ from debubble.engine.transfers import without
 def without_sharding(schedule: Schedule) -> Schedule:
     """Return the schedule without its sharding actions, itself where it has none.
 
-    Whether one can run tells that of the other, and where sharding actions take no time, so do the
-    times: all that such an action waits for stands before it in its program, and what waits for
-    it behind it, where the rank gets to only after all that anyway.
+    Either runs if the other does, and where sharding actions take no time, they have the same
+    times: all that such an action waits for comes before it in its program, and what waits for
+    it comes after it, where the rank arrives only after all that anyway.
     """
     kinds = kinds_of(schedule.actions)
     aside = (kinds >= min(SHARDING_KINDS)) & (kinds <= max(SHARDING_KINDS))
@@ -34,7 +34,7 @@ def is_sound(schedule: Schedule, bare: Schedule, steps: bool) -> bool:
     """Return whether actions are complete, on their ranks and in order, and transfers matched.
 
     The schedule has at least two actions for every cell, and no passes of a sharded output layer;
-    `bare` is the same without sharding actions, and `steps` says whether it has optimizer steps.
+    `bare` is it without sharding actions, and `steps` is whether it has optimizer steps.
     Never True for a schedule with a problem. May be False for a correct one; then the full check
     decides.
     """

@@ -14,7 +14,7 @@ NARROWEST = 40
 """Characters of a line that everything fits in."""
 
 PIPED = 100
-"""Characters of a line when nobody says how wide the output is."""
+"""Characters of a line when the width of the output is unknown."""
 
 GAP = "  "
 _KEPT = str.maketrans({"\u00a0": " "})

@@ -35,7 +35,7 @@ class Measure:
     value: Callable[[Timeline], Any]
     """Value for a timeline: a number, a list with one for each rank, or a mapping of such."""
     words: str = ""
-    """Definition; empty where its name says it."""
+    """Definition; empty where the name is enough."""
     unit: Unit = "number"
     """Unit, which decides its format."""
     compared: bool = False
@@ -76,7 +76,7 @@ def boundary_transfers(schedule: Schedule, boundaries: Boundaries | None = None)
     """Return the number of boundary activations and gradients that move between ranks.
 
     A forward hands its result to the next stage, and a backward (I or B) its result to the stage
-    before; neighbours on the same rank hand it over for free, and stages that need no gradient get
+    before; neighbors on the same rank hand it over for free, and stages that need no gradient get
     none. Slices move one by one.
     """
     return int(_transfers_of_slices(schedule, boundaries).sum())
@@ -91,7 +91,7 @@ def _transfers_of_slices(
 ) -> NDArray[np.float64]:
     """Return the boundary transfers of every slice, times its microbatch's length.
 
-    Where they are `sized`, each counts as often as the size of its boundary's message says.
+    Where they are `sized`, each counts as often as the size of its boundary's message.
     """
     placement, stages = schedule.placement, schedule.stages
     home = placement.ranks_of_stages.reshape(placement.copies, stages)

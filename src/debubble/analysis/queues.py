@@ -26,7 +26,7 @@ def lost_in_queues(
 
     The schedule has explicit transfers and no deadlock in `mode`, in which they are queued. `bare`
     is the same without sharding actions, whose times are those of the schedule as long as sharding
-    takes none. The warning names the first transfer that waits behind another whose data is not
+    takes none. The warning names the first transfer that waits for another whose data is not
     there yet, with the time that the whole schedule loses; there is none when it loses none.
     """
     if bare is not schedule and np.any(costs.table(schedule).duration[list(SHARDING_KINDS)]):

@@ -42,7 +42,7 @@ class ReceiveSlots:
 def receive_slots(schedule: Schedule) -> ReceiveSlots:
     """Return slots of receive buffers in a schedule whose transfers are actions.
 
-    A buffer is taken when its receive is posted and free again behind the last backward that uses
+    A buffer is taken when its receive is posted and free again after the last backward that uses
     what came: an activation is the input that its stage keeps for the backward, a gradient goes to
     the backward, and where that is split both are kept for W. So the number depends on where
     receives stand, and not on the number of microbatches once there are enough of them.

@@ -22,7 +22,7 @@ def result_columns(
 
     Ratios are makespans divided by that of the best, None where rows cannot be held against each
     other; without them there is no such column. With a memory limit, or one for each rank, a column
-    says which of them keep it.
+    has whether they keep it.
     """
     unit, memory = shared_units(timelines)
     peaks = [float(timeline.peak_activation.max()) for timeline in timelines]

@@ -19,7 +19,7 @@ def inspect_sharding(schedule: Schedule, found: Findings) -> None:
     """Report stages without a reduction of their gradients, and uses of weights that are dropped.
 
     For schedules that are complete and in order. Reductions are asked for where a schedule has any,
-    or says that there are none but its own (``Schedule.explicit_reduction``).
+    or has ``Schedule.explicit_reduction``.
     """
     columns = Columns(schedule)
     # (rank, stage), as few numbers as occur.
@@ -41,7 +41,7 @@ def _reductions(columns: Columns, owner: Positions, reductions: Positions, found
     made = np.flatnonzero(np.isin(columns.kind, WEIGHT_KINDS))
     iterations = schedule.units // (schedule.microbatches * schedule.slices)
     needed = owner[made] * iterations + columns.unit[made] // period
-    # The last position of every key: the first one from behind.
+    # The last position of every key: the first one from the end.
     keys, from_behind = np.unique(needed[::-1], return_index=True)
     last = made[::-1][from_behind]
     have = owner[reductions] * iterations + columns.unit[reductions]

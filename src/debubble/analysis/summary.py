@@ -15,9 +15,9 @@ from debubble.core.units import Scale, counted, memory_scale, number, percent
 from debubble.engine.modes import MODE
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
-from debubble.schedules._entry import FormValue
 from debubble.schedules.forms import (
     TIME_QUANTITIES,
+    FormValue,
     NearestForm,
     Obstacle,
     closed_forms,
@@ -61,7 +61,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         `terms` where the formula is a sum of some, the `simulated` value and the `difference`
         (simulated − value; differences that are rounding are 0); ``nearest_forms``, those that do
         not hold for these costs, with the `reason` and what their `value` is for (`nearest`);
-        ``units`` of times and memory; and ``conventions``, which says in words what each number
+        ``units`` of times and memory; and ``conventions``, in words what each number
         means.
 
     Examples

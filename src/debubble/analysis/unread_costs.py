@@ -133,7 +133,7 @@ def unread_costs(schedule: Schedule, costs: Costs) -> list[tuple[str, str]]:
     default = Costs()
     given = [name for name in COST_FIELDS if getattr(costs, name) != getattr(default, name)]
     times = [name for name in given if name in COMPUTE_TIMES]
-    # The one time that is given says that the others are of actions, not of ranks.
+    # The one time that is given makes the others times of actions, not of ranks.
     counts = times if len(times) == 1 and schedule.chunks > 1 else []
     return [
         (name, NEEDS[name].advice)

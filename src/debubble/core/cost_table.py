@@ -48,7 +48,7 @@ class CostTable:
 
     duration: NDArray[np.float64]
     """Time of an action of kind k on stage s of copy c for slice j: ``duration[k, place]`` with
-    ``place = (j * copies + c) * stages + s``. Kinds of a whole stage take it whatever the slice."""
+    ``place = (j * copies + c) * stages + s``. Kinds of a whole stage take it for every slice."""
     activation: NDArray[np.float64]
     """Memory after the forward; shape ``(places,)``."""
     kept: NDArray[np.float64]
@@ -83,7 +83,7 @@ class CostTable:
     slicing: Slicing
     """Slices that it was made for."""
     pairs: Mapping[tuple[int, int], float]
-    """Times of overlapped pairs by (stage of the forward, stage of the backward), where said."""
+    """Times of overlapped pairs by (stage of the forward, stage of the backward), where given."""
     overlap: NDArray[np.float64]
     """Time of every other pair by the place of its forward, NaN where its parts say it; shape
     ``(copies * stages,)``."""
@@ -322,7 +322,7 @@ class CostTable:
             both = self.forwards[first[1] % len(self.forwards)]
             time = np.where(second[0] == Kind.F, both, time)
         if self.frozen is not None:
-            # A forward beside a backward that has nothing to do is no pair.
+            # A forward with a backward that has nothing to do is no pair.
             idle = self.frozen.idle(*second)
             time, factor = np.where(idle, np.nan, time), np.where(idle, 1.0, factor)
         started = self._started(*first) + self._started(*second)
@@ -368,7 +368,7 @@ class CostTable:
 def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[str, PerPlace]:
     """Return times of whole microbatches, or steps, by name of the cost; not divided.
 
-    `one` is the time of F, I and W where nobody says it.
+    `one` is the time of F, I and W where the costs have none.
     """
     half = one if costs.B is None else spread(costs.B, "B", 0.0) / 2
     usual: dict[str, PerPlace] = {"F": one, "I": half, "W": half}

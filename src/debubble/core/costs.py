@@ -67,8 +67,8 @@ class Costs:
         that of the stages themselves: what embedding, head and mtp add comes on top, times
         `overlap_factor`.
     FF
-        An overlapped pair of two forwards; one number, or one per stage of its first. What is said
-        of `O` holds for it.
+        An overlapped pair of two forwards; one number, or one per stage of its first. Otherwise
+        like `O`.
     overlap_factor
         Share of a pair's summed time that it takes when `O` or `FF` does not say, 1 for no gain.
     R
@@ -80,7 +80,7 @@ class Costs:
     reduce_grad
         Time in which they reduce its gradients, for a ``REDUCE_GRAD``.
     launch
-        Time that starting an action takes beside its work, as of F, I, W, B, R, S and T; both
+        Time that starting an action takes on top of its work, as of F, I, W, B, R, S and T; both
         halves of an overlapped pair have it. Never divided by the number of chunks or slices.
     p2p
         Time between producer and consumer on different ranks: one number, or a matrix
@@ -88,7 +88,7 @@ class Costs:
     message, bandwidth
         Size of one boundary activation, and of its gradient, and size per unit of time; a transfer
         takes ``p2p + message / bandwidth``. Messages are of one size, or of one for each of the
-        boundaries 0..S − 2, where boundary s is between stages s and s + 1, whatever the basis.
+        boundaries 0..S − 2, where boundary s is between stages s and s + 1, for either basis.
     activation
         Memory one microbatch leaves on a stage after its forward. The default counts in activation
         units: ranks / stages, so that one microbatch on one rank is 1.
@@ -112,7 +112,7 @@ class Costs:
         ``REDUCE_GRAD`` and what W keeps, and a full backward with all of them frozen is I. Stages
         before the first one that trains anything have no backward: theirs and their R take no time,
         not even `launch`, no gradient is sent to them, and their forwards leave no activation.
-        Their actions stay in the order. Times of pairs that `O` says count as they are, unless
+        Their actions stay in the order. Times of pairs given by `O` count as they are, unless
         nothing of the backward is left.
     microbatch
         Length of every microbatch, in lengths of the average one, whose times and memory the other
@@ -122,7 +122,7 @@ class Costs:
         copies and memory grow with l; `launch`, `OPT`, `p2p` and what replicas exchange do not.
         Orders that are computed from costs are computed for the average microbatch.
     kv
-        Memory of one microbatch's keys and values on a stage, beside `activation`. A slice's share
+        Memory of one microbatch's keys and values on a stage, on top of `activation`. A slice's share
         is held from the start of its F to the end of its I or B, because later slices attend to
         it; their gradients, of the same size, from the start of the microbatch's first backward.
     exchange
@@ -417,7 +417,7 @@ COST_NAMES = tuple(spec.name for spec in fields(Costs))
 
 _DEFAULT: dict[str, Any] = {spec.name: spec.default for spec in fields(Costs)}
 _DEFAULTS = tuple((name, _DEFAULT[name]) for name in COST_FIELDS)
-"""Costs in the order in which they are checked; what nobody gave needs no check."""
+"""Costs and their defaults in the order of checks; default values are not checked."""
 
 _OWNED = {spec.cost for spec in KINDS if spec.cost} | set(NO_KINDS)
 _TIMED = {name for name, spec in COST_FIELDS.items() if spec.timed}

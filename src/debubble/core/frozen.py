@@ -2,7 +2,7 @@
 
 A stage with a share f of its weights frozen takes 1 − f of the time of W, and a full backward lies
 as far between B and I. Where all of a stage's weights are frozen, and all of the stages' before it,
-no gradient is needed: its backward and its recomputes take no time, nobody sends it a gradient, and
+no gradient is needed: its backward and its recomputes take no time, no gradient is sent to it, and
 its forward leaves nothing, since no backward will read it.
 """
 

@@ -28,7 +28,7 @@ class Per(Enum):
 
     UNIT = "one for every stage and microbatch, or slice of it"
     SHARD = "one for every rank and microbatch, on the rank's first stage"
-    STAGE = "any number for every stage; the microbatch says nothing"
+    STAGE = "any number for every stage; the microbatch has no meaning"
     STAGE_STEP = "one for every stage and iteration, which is its microbatch"
     RANK_STEP = "one for every rank and iteration, which is its microbatch"
 

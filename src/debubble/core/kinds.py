@@ -348,7 +348,7 @@ WEIGHT_KINDS = KINDS[Kind.REDUCE_GRAD].needs[0].kinds
 """Kinds that add to the gradients of their stage's weights."""
 
 WHOLE_STAGE_KINDS = _members(lambda spec: spec.per not in (Per.UNIT, Per.SHARD))
-"""Kinds that belong to a stage, whatever the microbatch they carry; they have no slice."""
+"""Kinds that belong to a stage, and not to the microbatch they carry; they have no slice."""
 
 FORWARD_KINDS = (F, *(
     kind for spec in KINDS if spec.sends and spec.needs[0].kinds == (F,)

@@ -191,7 +191,7 @@ class OptionSpec:
     example: str = ""
     """A value as typed; words are their own examples."""
     neutral: str = ""
-    """A value as typed that changes nothing; empty where each one says something."""
+    """A value as typed that changes nothing; empty where every value changes something."""
     part_of: str = ""
     """The option without which this one means nothing."""
     in_search: bool = True
@@ -283,4 +283,4 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
         "schedule", in_search=False, typed_only=True, example="3",
     ),
 )  # fmt: skip
-"""Options that no other layer says more about, in the order of ``--help``."""
+"""Options that belong to no other layer, in the order of ``--help``."""

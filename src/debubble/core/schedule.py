@@ -398,4 +398,4 @@ COMPARED: tuple[Callable[[Schedule], Any], ...] = tuple(
     for spec in fields(Schedule)
     if spec.compare and "saved" in spec.metadata
 )
-"""Values that equal schedules share beside placement and actions."""
+"""Values that equal schedules share, in addition to placement and actions."""

@@ -47,7 +47,7 @@ class Waits:
 def waits_for(schedule: Schedule) -> Waits:
     """Return the data dependencies of every action; program order is not among them.
 
-    An action that is not there is waited for by nobody: schedules that lack actions, or have one
+    A missing action is left out: schedules that lack actions, or have one
     twice (the first counts), are for :func:`debubble.check`.
 
     Parameters
@@ -83,7 +83,7 @@ def primary_of(schedule: Schedule) -> Positions:
     """Return the position of the result that each action computes with, −1 for none.
 
     That is the first of its needs that somebody meets: the stage before for a forward, the stage
-    behind for a backward, its own forward on the last stage.
+    after for a backward, its own forward on the last stage.
     """
     waits = waits_for(schedule)
     found = np.full(len(schedule), -1, dtype=np.int64)
@@ -123,7 +123,7 @@ class ActionIndex:
         self.kind = kinds_of(actions)
         self.stage, self.unit = stages_of(actions), microbatches_of(actions)
         self.rank = schedule.ranks_of_actions
-        # Whole microbatches, so that the slice behind the last is in no other stage's cells.
+        # Whole microbatches, so that the slice after the last is in no other stage's cells.
         self.units = (int(self.unit.max(initial=0)) // schedule.slices + 1) * schedule.slices
         self.cell = self.stage * self.units + self.unit
         size = (int(self.stage.max(initial=0)) + 1) * self.units
@@ -259,7 +259,7 @@ class ActionIndex:
         period = schedule.microbatches * schedule.slices
         wide, steps = int(self.stage.max(initial=0)) + 1, self.units + 1
         of = (self.rank * wide + self.stage) * steps
-        # One behind the last iteration is of the last.
+        # One after the last iteration is of the last.
         keys = of[here] + np.minimum(self.unit[here], min(self.units, schedule.iterations - 1))
         order = np.argsort(keys, kind="stable")
         here, keys = here[order], keys[order]

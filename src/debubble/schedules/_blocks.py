@@ -7,7 +7,7 @@ the same slot modulo T; the slots they leave free are for backwards for weights,
 become due. A stage whose forward and backward for weights are l slots apart holds about l/T
 activations, so the slots decide the memory.
 
-Repeated as it is, a block idles at both ends, where neighbours are missing. So everything before
+Repeated as it is, a block idles at both ends, where neighbors are missing. So everything before
 the first microbatch is back at stage 0, and everything after the last one has entered it, moves to
 the earliest free slot that its inputs allow, one after the other, as long as no rank holds more
 than before. At the end a backward for input may also change places with a backward for weights,
@@ -108,7 +108,7 @@ class _Grid:
         for row in self.cells:
             due = np.flatnonzero(row == INPUT)
             free = np.flatnonzero(row == IDLE)
-            # The k-th takes the first free slot behind its own pass and behind the one before.
+            # The k-th takes the first free slot after its own pass and after the one before.
             count = np.arange(len(due))
             taken = np.maximum.accumulate(np.searchsorted(free, due) - count) + count
             row[free[taken]] = WEIGHT

@@ -80,7 +80,7 @@ class ClosedForm:
 
     Notes
     -----
-    A case has these attributes, beside the options of the schedule. In schedules over slices,
+    A case has these attributes, and the options of the schedule. In schedules over slices,
     `value` has times and memory of each sequence's first slice, `text` of whole microbatches.
 
     ======================= =====================================================================
@@ -283,7 +283,7 @@ class Entry:
         """Return an upper bound of the actions of a case, without making it.
 
         Every stage runs a forward and a backward of each microbatch or slice, the backward in one
-        or two pieces; beside them run optimizer steps, shards of the output layer, and copies.
+        or two pieces; optimizer steps, shards of the output layer and copies are added.
         """
         iterations = case.iterations or 1
         units = case.microbatches * case.slices * iterations

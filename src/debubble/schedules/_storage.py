@@ -147,7 +147,7 @@ def stored_less(
         return lowered(case)
     check_host(costs or Costs())
     # Copies under way need room that list scheduling knows nothing of: several amounts are tried,
-    # beside the order that is not in need of copies.
+    # in addition to the order that needs no copies.
     table = (costs or Costs()).resolve(placement)
     most = np.zeros(placement.ranks)
     np.maximum.at(most, placement.ranks_of_stages, np.where(away, table.moved(again), 0.0))

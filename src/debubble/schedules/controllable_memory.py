@@ -113,7 +113,7 @@ def _forms(
 ) -> tuple[ClosedForm, ...]:
     """Return closed forms of a block's order, which bound what is computed in its place.
 
-    With equal costs F, ranks wait `wait(p)`·F in all; `inside` says whether that is between their
+    With equal costs F, ranks wait `wait(p)`·F in all; `inside` is whether that is between their
     own first and last action.
     """
 
@@ -299,7 +299,7 @@ def v_zb() -> None:
     stage shrinks by a period of 6 slots and that of the last one grows by a period; together they
     are p microbatches.
 
-    With F = I = W nobody waits between first and last action from m = 2p on (found by simulating
+    With F = I = W no rank waits between first and last action from m = 2p on (found by simulating
     the order for p from 3 to 32). Parameters are those of :func:`v_half`.
 
     When to use it: as zb-v, which this is another construction of; computed for the same costs both

@@ -56,7 +56,7 @@ def meeting(
     steady = alternate(*near_pairs, *paired(F1[f1 : f1 + pairs], B0[:pairs]))
     if rest == 0 and pairs:
         # The innermost rank has just run the forward whose backward comes first here: apart, the
-        # neighbour gets its input earlier.
+        # neighbor gets its input earlier.
         steady[:2] = F0[f0], B1[b1]
     f1, b1, b0 = f1 + pairs, b1 + pairs, pairs
 

@@ -20,7 +20,7 @@ def warm_alternate_drain(
 ) -> Program:
     """Return `warm_up` forwards, then forward and backward in turn, then the other backwards.
 
-    With `together` a forward and the backward behind it are an overlapped pair.
+    With `together` a forward and the backward after it are an overlapped pair.
     """
     count = len(forwards)
     warm_up = min(warm_up, count)

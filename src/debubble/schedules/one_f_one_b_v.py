@@ -124,8 +124,8 @@ def squeeze(
 def all_slots(ranks: int, microbatches: int) -> NDArray[np.int64]:
     """Return the result of :func:`squeezed`, with the steady part repeated instead of computed.
 
-    Moves reach less than 9p/4 microbatches behind the first and 3p/2 before the last: in between,
-    all slots of a microbatch are a period behind those of the one before.
+    Moves reach less than 9p/4 microbatches from the first on and 3p/2 before the last: in between,
+    all slots of a microbatch are a period after those of the one before.
     """
     few = min(microbatches, 4 * ranks + 8)
     slots = squeezed(ranks, few)

@@ -24,7 +24,7 @@ def never_drained(
     placement = Placement.linear(ranks)
     total = microbatches * iterations
     number = np.arange(1, iterations + 1) * microbatches - 1
-    # Backward u stands behind warm_up + u + 1 forwards, as long as there are that many.
+    # Backward u comes after warm_up + u + 1 forwards, as long as there are that many.
     behind = number + 1 + np.minimum(min(warm_up, total) + number + 1, total)
     steps = np.concatenate([optimizer_step(placement, rank, k) for k in range(iterations)])
     return np.insert(program, behind, steps)

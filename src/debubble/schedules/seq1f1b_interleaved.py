@@ -183,7 +183,7 @@ def seqsmartvpp(
     slices: int = 4,
     cut: str = "flops",  # noqa: ARG001 - as above
 ) -> Iterator[Program]:
-    """Rank r warms up with one more slice than its neighbour, not two: p − 1 units less on rank 0.
+    """Rank r warms up with one more slice than its neighbor, not two: p − 1 units less on rank 0.
 
     Without latency it is as fast as seq1f1b-interleaved. With latency every group pays for it
     again: on 8 ranks with 2 chunks, 16 microbatches of 4 slices and a fifth of a slice's F for a

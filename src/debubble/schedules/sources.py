@@ -19,7 +19,7 @@ class Source:
     year: int
     """That of its venue, else of its first version; 0 for programs that change all the time."""
     authors: tuple[str, ...]
-    """Their names; that of an organisation in braces, and ``"others"`` for many more."""
+    """Their names; that of an organization in braces, and ``"others"`` for many more."""
     venue: str = ""
     """Conference or journal as BibTeX shows it; empty for a preprint or program."""
     arxiv: str = ""
