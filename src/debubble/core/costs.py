@@ -122,7 +122,7 @@ class Costs:
         copies and memory grow with l; `launch`, `OPT`, `p2p` and what replicas exchange do not.
         Orders that are computed from costs are computed for the average microbatch.
     kv
-        Memory of one microbatch's keys and values on a stage, on top of `activation`. A slice's share
+        Memory of one microbatch's keys and values on a stage, beyond `activation`. A slice's share
         is held from the start of its F to the end of its I or B, because later slices attend to
         it; their gradients, of the same size, from the start of the microbatch's first backward.
     exchange
