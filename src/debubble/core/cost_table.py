@@ -105,50 +105,34 @@ class CostTable:
         cls, costs: Costs, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
     ) -> CostTable:
         """Spell out `costs` for every slice and stage of `placement`."""
-        divisor, one = costs.divisor(placement), costs.default_time(placement)
         spread = StageValues(placement, costs.basis)
-        places = placement.copies * placement.stages
-
+        divisor, places = costs.divisor(placement), placement.copies * placement.stages
         # A cost that is the same everywhere stays one number until it is stored in a row.
-        whole = _whole_times(costs, spread, one)
-        unit = (
-            placement.ranks / placement.stages
-            if costs.activation is None
-            else spread(costs.activation, "activation", 0.0) / divisor
-        )
+        whole = _whole_times(costs, spread)
         parts = {name: getattr(costs, name) for name in PARTS}
         frozen = frozen_stages(costs.frozen, spread)
         part_duration, part_memory = costs_of_parts(parts, placement, vocabulary, frozen)
         sharded = costs.head if vocabulary and costs.head else {}
-        held = unit + part_memory if any(parts.values()) else unit
         pairs, overlap = pair_values(costs.O, spread, divisor)
-        named = {
-            "activation": held,
-            "kept": held * spread(costs.kept_for_weight, "kept_for_weight", 1.0),
-            "checkpoint": held * spread(costs.recompute_kept, "recompute_kept", 0.0),
-            "kv": spread(costs.kv, "kv", 0.0) / divisor,
-            "offload": spread(costs.offload_share, "offload_share", 1.0),
-            "attention": spread(costs.attention, "attention", 0.0),
-            "overlap": overlap,
-            "forwards": spread(costs.FF, "FF", math.nan) / divisor,
-        }
-        rows = dict(zip(named, as_rows(places, named.values()), strict=True))
+        values = _rows(costs, spread, part_memory if any(parts.values()) else 0.0)
+        values |= {"overlap": overlap, "forwards": spread(costs.FF, "FF", math.nan) / divisor}
+        rows = dict(zip(values, as_rows(places, values.values()), strict=True))
         times = np.zeros((len(KINDS), places))
-        times[_ROWS] = as_rows(places, [whole[name] for name in _NAMES])
+        times[_ROWS] = as_rows(places, whole)
         if frozen is not None:
             for name in ("activation", "kept", "checkpoint"):
                 rows[name] *= frozen.needed
             rows["kept"] *= 1 - frozen.share
-        message = largest_message(costs) / costs.bandwidth
-        excess = np.zeros(1)
         causal = None
         if costs.microbatch is not None:
             causal = np.zeros_like(part_duration)
             for kind, time in attention_times(_by_kind(times), rows["attention"]).items():
                 causal[kind] = time / divisor
             causal = np.hstack([share * causal for share in slicing.attention])
+        shares = np.asarray(slicing.shares)
+        message = largest_message(costs) / costs.bandwidth
+        excess = message * (shares - 1 / len(shares))
         if slicing != WHOLE:
-            shares = np.asarray(slicing.shares)
             exchange = spread(costs.exchange, "exchange", 0.0)
             sliced = sliced_times(_by_kind(times), rows["attention"], exchange, slicing)
             times = np.tile(times, len(shares))
@@ -158,26 +142,20 @@ class CostTable:
                 rows[name] = np.outer(shares, rows[name]).ravel()
             rows["offload"] = np.tile(rows["offload"], len(shares))
             part_duration = np.hstack([share * part_duration for share in shares])
-            excess = message * (shares - 1 / len(shares))
-            message /= len(shares)
-
         duration = times / divisor + part_duration
         if frozen is not None:
-            frozen = frozen.of_slices(len(slicing.shares))
+            frozen = frozen.of_slices(len(shares))
             for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
                 freeze(times_of_kind, frozen)
-        if costs.launch:
-            duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.launch
-            if frozen is not None:
-                duration[list(BACKWARD)] *= frozen.needed
-                duration[Kind.W] *= frozen.share < 1
+        _add_launch(duration, costs.launch, frozen)
         return cls(
             duration, rows["activation"], rows["kept"], rows["offload"], rows["checkpoint"],
             rows["kv"], rows["attention"], spread.ranks(costs.OPT, "OPT"),
-            spread.ranks(costs.static, "static"), link_times(costs, placement.ranks, message),
-            excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs,
-            placement, slicing, pairs, rows["overlap"], rows["forwards"], causal, None,
-            boundaries_of(costs, placement, len(slicing.shares), frozen), frozen,
+            spread.ranks(costs.static, "static"),
+            link_times(costs, placement.ranks, message / len(shares)), excess, part_duration,
+            sharded.get("activation", 0.0) / placement.ranks, costs, placement, slicing, pairs,
+            rows["overlap"], rows["forwards"], causal, None,
+            boundaries_of(costs, placement, len(shares), frozen), frozen,
         )  # fmt: skip
 
     def for_microbatches(self, microbatches: int) -> CostTable:
@@ -365,11 +343,31 @@ class CostTable:
         return np.divide(apart, together, out=np.zeros(len(apart)), where=together > 0)
 
 
-def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[str, PerPlace]:
-    """Return times of whole microbatches, or steps, by name of the cost; not divided.
+def _rows(
+    costs: Costs, spread: StageValues, part_memory: PerPlace
+) -> dict[str, PerPlace]:  # fmt: skip
+    """Return what every place holds and moves, of whole microbatches, by the column's name.
 
-    `one` is the time of F, I and W where the costs have none.
+    `part_memory` is what embedding, head and multi-token prediction hold.
     """
+    placement, divisor = spread.placement, costs.divisor(spread.placement)
+    unit: PerPlace = placement.ranks / placement.stages
+    if costs.activation is not None:
+        unit = spread(costs.activation, "activation", 0.0) / divisor
+    held = unit + part_memory
+    return {
+        "activation": held,
+        "kept": held * spread(costs.kept_for_weight, "kept_for_weight", 1.0),
+        "checkpoint": held * spread(costs.recompute_kept, "recompute_kept", 0.0),
+        "kv": spread(costs.kv, "kv", 0.0) / divisor,
+        "offload": spread(costs.offload_share, "offload_share", 1.0),
+        "attention": spread(costs.attention, "attention", 0.0),
+    }
+
+
+def _whole_times(costs: Costs, spread: StageValues) -> list[PerPlace]:
+    """Return the times of :data:`_NAMES` for whole microbatches, or steps; not divided."""
+    one = costs.default_time(spread.placement)
     half = one if costs.B is None else spread(costs.B, "B", 0.0) / 2
     usual: dict[str, PerPlace] = {"F": one, "I": half, "W": half}
     found = {name: spread(getattr(costs, name), name, usual.get(name, 0.0)) for name in _NAMES}
@@ -377,7 +375,16 @@ def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[str, Per
         found["B"] = found["I"] + found["W"]
     if costs.R is None:
         found["R"] = found["F"]
-    return found
+    return list(found.values())
+
+
+def _add_launch(times: NDArray[np.float64], launch: float, frozen: Freeze | None) -> None:
+    """Add the time to start an action, but to those that frozen weights leave nothing to do."""
+    if launch:
+        times[[*TIMED_KINDS, *VOCABULARY_KINDS]] += launch
+        if frozen is not None:
+            times[list(BACKWARD)] *= frozen.needed
+            times[Kind.W] *= frozen.share < 1
 
 
 def _by_kind(times: NDArray[np.float64]) -> dict[Kind, NDArray[np.float64]]:
