@@ -56,10 +56,9 @@ class Schedule:
     microbatches
         Microbatches of one iteration, both directions together.
     actions
-        Packed actions (see :mod:`debubble.core.actions`) of rank 0, then rank 1, …;
-        shape ``(n,)``, read-only.
+        Packed actions of rank 0, then rank 1, …; shape ``(n,)``, read-only.
     offsets
-        ``actions[offsets[r]:offsets[r + 1]]`` is the program of rank r; shape ``(ranks + 1,)``.
+        Program r is ``actions[offsets[r]:offsets[r + 1]]``; shape ``(ranks + 1,)``.
     iterations
         Number of iterations, `microbatches` each; microbatches are numbered through.
     slices

@@ -133,7 +133,7 @@ def zb_auto() -> None:
         copies that knows what they free.
     objective
         ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action,
-        which the paper minimises.
+        which the paper minimizes.
 
     Raises
     ------
