@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from debubble.core.kinds import (
     GRADIENT_KINDS,
@@ -13,10 +12,8 @@ from debubble.core.kinds import (
     WORK_KINDS,
     Kind,
     Of,
+    WaitRules,
 )
-
-if TYPE_CHECKING:
-    from debubble.core.schedule import Schedule
 
 ACTIVATION_KINDS = tuple(spec.kind for spec in KINDS if "stored" in spec.takes)
 """Forwards alone, without the transfers of what they compute: kinds that leave an activation."""
@@ -76,7 +73,7 @@ def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:
     )
 
 
-def ranks_stepped_with(schedule: Schedule) -> Of | None:
+def ranks_stepped_with(schedule: WaitRules) -> Of | None:
     """Return the ranks whose same step an optimizer step waits for; None for its own alone."""
     rules = (need.of for kind in STEP_KINDS for need in KINDS[kind].needs if need.when(schedule))
     return next((of for of in rules if of in (Of.EARLIER_RANKS, Of.EVERY_RANK)), None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from debubble.core.kind_fields import QUANTITIES as QUANTITIES
 from debubble.core.kind_fields import STREAM_TITLES as STREAM_TITLES
@@ -22,9 +22,6 @@ from debubble.core.kind_fields import Of as Of
 from debubble.core.kind_fields import Per as Per
 from debubble.core.kind_fields import Stream as Stream
 from debubble.core.kind_fields import Time as Time
-
-if TYPE_CHECKING:
-    from debubble.core.schedule import Schedule
 
 
 class Kind(IntEnum):
@@ -59,15 +56,31 @@ class Kind(IntEnum):
     """Wait until an OFFLOAD is over, so that what comes next has the memory it gives back."""
 
 
-Condition: TypeAlias = "Callable[[Schedule], bool]"
+class WaitRules(Protocol):
+    """The fields of a schedule that decide what its actions wait for."""
+
+    @property
+    def vocabulary(self) -> int:
+        """As of :class:`debubble.core.schedule.Schedule`, like the other fields."""
+
+    @property
+    def sync(self) -> str:
+        """Rule of optimizer steps."""
+
+    @property
+    def recompute_after(self) -> str:
+        """Rule of recomputes."""
 
 
-def always(_schedule: Schedule) -> bool:
+Condition: TypeAlias = Callable[[WaitRules], bool]
+
+
+def always(_schedule: WaitRules) -> bool:
     """Hold for every schedule."""
     return True
 
 
-def late_recompute(schedule: Schedule) -> bool:
+def late_recompute(schedule: WaitRules) -> bool:
     """Return whether recomputes wait for the gradient."""
     return schedule.recompute_after == "gradient"
 
