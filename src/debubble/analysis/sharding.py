@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, spot
-from debubble.analysis.structure import Columns, period_of
+from debubble.analysis.structure import ActionColumns, period_of
 from debubble.core.actions import Action, Kind, unpack
 from debubble.core.kinds import WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
@@ -21,7 +21,7 @@ def inspect_sharding(schedule: Schedule, found: Findings) -> None:
     For schedules that are complete and in order. Reductions are asked for where a schedule has any,
     or has ``Schedule.explicit_reduction``.
     """
-    columns = Columns(schedule)
+    columns = ActionColumns(schedule)
     # (rank, stage), as few numbers as occur.
     _, owner = np.unique(columns.rank * schedule.stages + columns.stage, return_inverse=True)
     reductions = np.flatnonzero(columns.kind == Kind.REDUCE_GRAD)
@@ -36,7 +36,9 @@ def reduces(schedule: Schedule) -> bool:
     return schedule.explicit_reduction or has(schedule, (Kind.REDUCE_GRAD,))
 
 
-def _reductions(columns: Columns, owner: Positions, reductions: Positions, found: Findings) -> None:
+def _reductions(
+    columns: ActionColumns, owner: Positions, reductions: Positions, found: Findings
+) -> None:
     schedule, period = columns.schedule, period_of(columns.schedule)
     made = np.flatnonzero(np.isin(columns.kind, WEIGHT_KINDS))
     iterations = schedule.units // (schedule.microbatches * schedule.slices)
@@ -82,7 +84,7 @@ def _reductions(columns: Columns, owner: Positions, reductions: Positions, found
     found.add("reduce-grad", np.flatnonzero(early), hasty)
 
 
-def _weights(columns: Columns, owner: Positions, found: Findings) -> None:
+def _weights(columns: ActionColumns, owner: Positions, found: Findings) -> None:
     kind = columns.kind
     shards = (kind == Kind.UNSHARD) | (kind == Kind.RESHARD)
     positions = np.flatnonzero(shards | np.isin(kind, WORK_KINDS))

@@ -43,7 +43,7 @@ CELL_KINDS = (*WORK_KINDS, *OFFLOAD_KINDS)
 """Kinds that a (stage, microbatch) has at most once, and that are no transfers."""
 
 
-class Columns(ActionIndex):
+class ActionColumns(ActionIndex):
     """Fields of all actions of a schedule, which need not exist."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -57,7 +57,7 @@ class Columns(ActionIndex):
 
 def inspect_structure(schedule: Schedule, found: Findings) -> None:
     """Report every action that is not there exactly once, in its place and after what it needs."""
-    columns = Columns(schedule)
+    columns = ActionColumns(schedule)
     _range(columns, found)
     _home(columns, found)
     _pairs(columns, found)
@@ -70,7 +70,7 @@ def period_of(schedule: Schedule) -> int:
     return min(schedule.microbatches * schedule.slices, MOST_UNITS << 4)
 
 
-def _range(columns: Columns, found: Findings) -> None:
+def _range(columns: ActionColumns, found: Findings) -> None:
     schedule = columns.schedule
 
     def describe(position: int) -> Problem:
@@ -84,7 +84,7 @@ def _range(columns: Columns, found: Findings) -> None:
     found.add("out-of-range", np.flatnonzero(~columns.real), describe)
 
 
-def _home(columns: Columns, found: Findings) -> None:
+def _home(columns: ActionColumns, found: Findings) -> None:
     schedule, placement = columns.schedule, columns.schedule.placement
     real = np.flatnonzero(columns.real)
     stage, rank = columns.stage[real], columns.rank[real]
@@ -116,7 +116,7 @@ def _home(columns: Columns, found: Findings) -> None:
     found.add("wrong-rank", np.flatnonzero(wrong), describe)
 
 
-def _pairs(columns: Columns, found: Findings) -> None:
+def _pairs(columns: ActionColumns, found: Findings) -> None:
     pair, kind = pairs_of(columns.schedule.actions), columns.kind
     if not pair.any():
         return
@@ -164,7 +164,7 @@ class _Cells:
         return tuple(self.schedule.text(Action(stage, kind, unit)) for kind in kinds)
 
 
-def _cells(columns: Columns, found: Findings) -> None:
+def _cells(columns: ActionColumns, found: Findings) -> None:
     """Report duplicates, missing actions, mixed backwards and wrong order in every cell."""
     schedule = columns.schedule
     units = min(schedule.units, MOST_UNITS)
@@ -292,7 +292,7 @@ def _order(cells: _Cells, rank: NDArray[np.int64], found: Findings) -> None:
             early(before[next_slice], after[next_slice])
 
 
-def _shards(columns: Columns, found: Findings) -> None:
+def _shards(columns: ActionColumns, found: Findings) -> None:
     """Report passes of a sharded output layer that are not S, then T, once on every rank."""
     schedule, rank = columns.schedule, columns.rank
     here = np.flatnonzero(columns.real & np.isin(columns.kind, VOCABULARY_KINDS))

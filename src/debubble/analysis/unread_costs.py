@@ -17,7 +17,7 @@ from debubble.engine.validate import has
 
 
 @dataclass(frozen=True)
-class Need:
+class CostCondition:
     """The condition under which a cost changes anything."""
 
     there: Callable[[Schedule, Costs], bool]
@@ -79,41 +79,47 @@ def _on_links(schedule: Schedule, costs: Costs) -> bool:
     return costs.message != 0 or any(target is not None for target in schedule.copy_targets)
 
 
-_COPIES = Need(_kinds(*COPY_KINDS), "there are no copies to the host", "offload", ("full",))
-_RECOMPUTES = Need(_kinds(*RECOMPUTE_KINDS), "nothing is recomputed", "recompute", ("full",))
-_SPLIT = Need(_halves, "backwards are whole, and B says their time")
+_COPIES = CostCondition(
+    _kinds(*COPY_KINDS), "there are no copies to the host", "offload", ("full",)
+)
+_RECOMPUTES = CostCondition(
+    _kinds(*RECOMPUTE_KINDS), "nothing is recomputed", "recompute", ("full",)
+)
+_SPLIT = CostCondition(_halves, "backwards are whole, and B says their time")
 
-NEEDS: dict[str, Need] = {
+NEEDS: dict[str, CostCondition] = {
     "I": _SPLIT,
     "W": _SPLIT,
-    "B": Need(_whole, "all backwards are in two halves, I and W"),
+    "B": CostCondition(_whole, "all backwards are in two halves, I and W"),
     "R": _RECOMPUTES,
-    "O": Need(_pairs(forwards=False), "no forward and backward overlap"),
-    "FF": Need(_pairs(forwards=True), "no two forwards overlap"),
-    "overlap_factor": Need(_sum_of_parts, "no overlapped pair has the sum of its parts"),
-    "OPT": Need(_kinds(*STEP_KINDS), "there are no optimizer steps", "iterations"),
-    "message": Need(
+    "O": CostCondition(_pairs(forwards=False), "no forward and backward overlap"),
+    "FF": CostCondition(_pairs(forwards=True), "no two forwards overlap"),
+    "overlap_factor": CostCondition(_sum_of_parts, "no overlapped pair has the sum of its parts"),
+    "OPT": CostCondition(_kinds(*STEP_KINDS), "there are no optimizer steps", "iterations"),
+    "message": CostCondition(
         lambda _, costs: math.isfinite(costs.bandwidth), "no bandwidth of links is given"
     ),
-    "bandwidth": Need(_on_links, "nothing that is sent has a size (message)"),
-    "attention": Need(
+    "bandwidth": CostCondition(_on_links, "nothing that is sent has a size (message)"),
+    "attention": CostCondition(
         _attention, "sequences are not in slices of different work, nor of different lengths"
     ),
-    "exchange": Need(
+    "exchange": CostCondition(
         lambda schedule, _: schedule.exchange and schedule.slices > 1,
         "ranks do not exchange attention context",
     ),
-    "unshard": Need(
+    "unshard": CostCondition(
         _kinds(Kind.UNSHARD), "no weights are gathered from replicas", "sharding", ("fsdp",)
     ),
-    "reduce_grad": Need(
+    "reduce_grad": CostCondition(
         _kinds(Kind.REDUCE_GRAD), "no gradients are reduced among replicas", "sharding"
     ),
     "host_bandwidth": _COPIES,
     "host_link_shared_by": _COPIES,
     "offload_share": _COPIES,
     "recompute_kept": _RECOMPUTES,
-    "kept_for_weight": Need(_kinds(*SPLIT_KINDS), "backwards are whole, and free all at once"),
+    "kept_for_weight": CostCondition(
+        _kinds(*SPLIT_KINDS), "backwards are whole, and free all at once"
+    ),
 }
 """What costs need, by name; the others always count."""
 

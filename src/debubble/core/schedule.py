@@ -27,7 +27,7 @@ from debubble.core.actions import (
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError, check_type
 from debubble.core.placement import Placement
-from debubble.core.schedule_fields import Saved, Sizes, checked, saved
+from debubble.core.schedule_fields import FieldSizes, Saved, checked, saved
 from debubble.core.slicing import Slicing
 
 FORMAT = "debubble-schedule"
@@ -157,7 +157,7 @@ class Schedule:
     """Cache of results derived from this order by other layers, for instance its event graphs."""
 
     def __post_init__(self) -> None:
-        sizes = Sizes(self.placement.ranks, self.slices)
+        sizes = FieldSizes(self.placement.ranks, self.slices)
         for name, spec, default in _CHECKED:
             value = getattr(self, name)
             if value is not default:

@@ -30,14 +30,14 @@ MAX_NUMBER = 1 << 53
 """Numbers up to here are the same in every reader of JSON."""
 
 
-class Sizes(NamedTuple):
-    """Sizes of a schedule that the values of its fields are checked against."""
+class FieldSizes(NamedTuple):
+    """FieldSizes of a schedule that the values of its fields are checked against."""
 
     ranks: int
     slices: int
 
 
-Check = Callable[[str, Any, Sizes], Any]
+Check = Callable[[str, Any, FieldSizes], Any]
 """Name, value, sizes: the value as the field has it, or a :class:`WrongValueError`."""
 
 
@@ -67,7 +67,7 @@ def saved(check: Check, **more: Any) -> dict[str, Any]:
     return {"saved": Saved(check, **more)}
 
 
-def checked(name: str, spec: Saved, value: Any, sizes: Sizes) -> Any:
+def checked(name: str, spec: Saved, value: Any, sizes: FieldSizes) -> Any:
     """Check a value given in Python, and return it as the field has it.
 
     Raises
@@ -81,7 +81,7 @@ def checked(name: str, spec: Saved, value: Any, sizes: Sizes) -> Any:
         raise ParameterError(error.text()) from None
 
 
-def any_value(_name: str, value: Any, _sizes: Sizes) -> Any:
+def any_value(_name: str, value: Any, _sizes: FieldSizes) -> Any:
     """Accept any value: files allow less."""
     return value
 
@@ -89,7 +89,7 @@ def any_value(_name: str, value: Any, _sizes: Sizes) -> Any:
 def count(most: int | None = None) -> Check:
     """Return the check of a whole number from 1 up, in files to `most`."""
 
-    def check(name: str, value: Any, _sizes: Sizes) -> int:
+    def check(name: str, value: Any, _sizes: FieldSizes) -> int:
         if not is_whole(value):
             raise WrongValueError(name, value, "give a whole number")
         if value < 1:
@@ -104,7 +104,7 @@ def count(most: int | None = None) -> Check:
 def up_to(most: int) -> Check:
     """Return the check of a whole number from 1 to `most`, in files."""
 
-    def check(name: str, value: Any, _sizes: Sizes) -> int:
+    def check(name: str, value: Any, _sizes: FieldSizes) -> int:
         if type(value) is not int or not 1 <= value <= most:
             raise WrongValueError(name, value, f"give a whole number from 1 to {most:,}")
         return value
@@ -115,7 +115,7 @@ def up_to(most: int) -> Check:
 def one_of(known: Sequence[str]) -> Check:
     """Return the check of one of a few words."""
 
-    def check(name: str, value: Any, _sizes: Sizes) -> str:
+    def check(name: str, value: Any, _sizes: FieldSizes) -> str:
         if not isinstance(value, str) or value not in known:
             raise WrongValueError(name, value, f"use one of {', '.join(known)}")
         return value
@@ -123,7 +123,7 @@ def one_of(known: Sequence[str]) -> Check:
     return check
 
 
-def boolean(name: str, value: Any, _sizes: Sizes) -> bool:
+def boolean(name: str, value: Any, _sizes: FieldSizes) -> bool:
     """Check that a value is a boolean."""
     if not isinstance(value, bool | np.bool_):
         raise WrongValueError(name, value, "use true or false")
@@ -133,7 +133,7 @@ def boolean(name: str, value: Any, _sizes: Sizes) -> bool:
 def one_number(known: Sequence[int], advice: str) -> Check:
     """Return the check of one of a few whole numbers."""
 
-    def check(name: str, value: Any, _sizes: Sizes) -> int:
+    def check(name: str, value: Any, _sizes: FieldSizes) -> int:
         if type(value) is not int or value not in known:
             raise WrongValueError(name, value, advice)
         return value
@@ -141,7 +141,7 @@ def one_number(known: Sequence[int], advice: str) -> Check:
     return check
 
 
-def cut(name: str, value: Any, sizes: Sizes) -> tuple[float, ...]:
+def cut(name: str, value: Any, sizes: FieldSizes) -> tuple[float, ...]:
     """Check the share of the tokens of every slice, or none for equal slices."""
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
         raise WrongValueError(name, value, "give a list with a share per slice")
@@ -151,7 +151,7 @@ def cut(name: str, value: Any, sizes: Sizes) -> tuple[float, ...]:
     return check_cut(list(value), sizes.slices)
 
 
-def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
+def versions(name: str, value: Any, sizes: FieldSizes) -> int | tuple[int, ...]:
     """Check a number of weight versions, or one for each rank."""
     one = up_to(MAX_VERSIONS)
     if not isinstance(value, list | tuple):
@@ -167,7 +167,7 @@ def as_list(value: int | tuple[int, ...]) -> int | list[int]:
     return value if isinstance(value, int) else list(value)
 
 
-def targets(name: str, value: Any, sizes: Sizes) -> tuple[int | None, ...]:
+def targets(name: str, value: Any, sizes: FieldSizes) -> tuple[int | None, ...]:
     """Check offload targets: one per rank, or none where all are the host."""
     ranks = sizes.ranks
     if not isinstance(value, list | tuple):
@@ -183,7 +183,7 @@ def targets(name: str, value: Any, sizes: Sizes) -> tuple[int | None, ...]:
     return tuple(value)
 
 
-def label(name: str, value: Any, _sizes: Sizes | None = None) -> str:
+def label(name: str, value: Any, _sizes: FieldSizes | None = None) -> str:
     """Check printable text on one line."""
     if not isinstance(value, str) or not value.isprintable():
         raise WrongValueError(name, value, "give text on one line")
@@ -193,7 +193,7 @@ def label(name: str, value: Any, _sizes: Sizes | None = None) -> str:
     return value
 
 
-def options(name: str, value: Any, _sizes: Sizes) -> dict[str, Any]:
+def options(name: str, value: Any, _sizes: FieldSizes) -> dict[str, Any]:
     """Check numbers, texts and lists of them by name."""
     if not isinstance(value, Mapping) or len(value) > MAX_OPTIONS:
         advice = f"give a mapping with up to {MAX_OPTIONS} entries"
@@ -210,7 +210,7 @@ def options(name: str, value: Any, _sizes: Sizes) -> dict[str, Any]:
     return dict(value)
 
 
-def costs(name: str, value: Any, _sizes: Sizes) -> Costs | None:
+def costs(name: str, value: Any, _sizes: FieldSizes) -> Costs | None:
     """Check costs, or a mapping with those that are not the default; None for no costs."""
     if value is None or isinstance(value, Costs):
         return value
@@ -246,7 +246,7 @@ def _plain(value: Any) -> Any:
 def words(known: Sequence[str]) -> Check:
     """Return the check of a list of a few words."""
 
-    def check(name: str, value: Any, _sizes: Sizes) -> tuple[str, ...]:
+    def check(name: str, value: Any, _sizes: FieldSizes) -> tuple[str, ...]:
         some = isinstance(value, list | tuple)
         if not some or any(not isinstance(item, str) or item not in known for item in value):
             raise WrongValueError(name, value, f"give a list of {', '.join(known)}")

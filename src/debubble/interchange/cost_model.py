@@ -14,7 +14,7 @@ from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import CostError, FormatError, WrongValueError, did_you_mean
 from debubble.core.former_names import current_names
-from debubble.core.schedule_fields import MAX_LABEL, Sizes, up_to
+from debubble.core.schedule_fields import MAX_LABEL, FieldSizes, up_to
 from debubble.interchange.text import SHOWN, shown
 from debubble.schedules.registry import LIMITS
 
@@ -213,7 +213,7 @@ def _label(value: Any, key: str) -> str:
 def _top(key: str, value: Any) -> Any:
     """A key of the file itself that is no section."""
     if key in LIMITS:
-        return _checked(up_to(LIMITS[key]), key, value, Sizes(0, 0))
+        return _checked(up_to(LIMITS[key]), key, value, FieldSizes(0, 0))
     if key not in WORDS:
         return _label(value, key)
     if not isinstance(value, str) or value not in WORDS[key]:
