@@ -6,11 +6,11 @@ it has arrived. So data is what would be left if transfers took no time; copies 
 from the host and gathered weights are data, too. In blocking mode a rank also waits while it sends
 and receives, which is p2p. An optimizer step waits for the gradients, or the norm, of other ranks.
 
-An order that was made under a memory limit waits for another reason, too: the rank's next forward
+A schedule that was made under a memory limit waits for another reason, too: the rank's next forward
 could have run, its input was there, but holding one more activation would have gone over the limit,
-so the order puts it after what frees memory. From the time that input arrived the gap counts as
-*memory*: with more of it, another order could have used the gap. A rank that runs a fixed order,
-such as 1F1B's, never waits for memory, however little there is. Where an order waits for an offload
+so the schedule puts it after what frees memory. From the time that input arrived the gap counts as
+*memory*: with more of it, another schedule could have used the gap. A rank with a fixed order,
+such as 1F1B's, never waits for memory, however little there is. Where a rank waits for an offload
 to be over, for the memory that it gives back, the gap is *memory*, too.
 """
 
@@ -68,7 +68,7 @@ def bubbles(timeline: Timeline) -> Bubbles:
     Parameters
     ----------
     timeline
-        A simulated schedule. Only one whose order was made under a memory limit (see
+        A simulated schedule. Only one that was made under a memory limit (see
         :func:`memory_limit`) has idle time for lack of memory.
 
     Examples
@@ -109,7 +109,7 @@ def bubbles(timeline: Timeline) -> Bubbles:
 def memory_limit(schedule: Schedule) -> NDArray[np.float64] | None:
     """Return the memory limits that a schedule was made for, shape ``(ranks,)``, or None.
 
-    Orders that look at memory remember the limit among their options; others ignore it.
+    Schedules made for a limit have it among their options; others ignore it.
     """
     limit = schedule.options.get("memory")
     try:

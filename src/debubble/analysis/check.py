@@ -1,7 +1,7 @@
 """Check a schedule: complete, in order, free of deadlocks, within memory, with the right weights.
 
-An order that compiles into an event graph with every backward done has no problem left to find, so
-that this is all that happens to a good schedule; one with transfers or sharding is looked through
+A schedule that compiles into an event graph with every backward done has no problem left to find,
+so that this is all that happens to a good schedule; one with transfers or sharding is looked through
 once more, see :mod:`debubble.analysis.fast_check`. Only one that fails here is inspected in detail.
 """
 
@@ -62,7 +62,7 @@ def check(
         What activations take; times matter only where activations leave their ranks, and to
         warnings.
     p2p_mode
-        How ranks exchange results: an order that runs with ``"overlapped"`` transfers can be a
+        How ranks exchange results: a schedule that runs with ``"overlapped"`` transfers can be a
         deadlock with ``"blocking"`` ones, or where they are queued (``"pair"``, ``"group"``,
         ``"directed"``). The default is ``"overlapped"``, and for schedules with explicit transfers
         all of these.
@@ -160,7 +160,7 @@ def _inspect(
 
 
 def caveats(timeline: Timeline) -> tuple[str, ...]:
-    """Return notes of a timeline, and what :func:`check` refuses of its order all the same.
+    """Return notes of a timeline, and what :func:`check` refuses of its schedule.
 
     A simulation is of one mode of transfers: where these are actions, and occupy no rank in that
     one, they may lock up in others.
@@ -187,7 +187,7 @@ def _briefly(problem: Problem) -> str:
 def _has_room(schedule: Schedule) -> bool:
     """Return whether sweeps have room for all actions.
 
-    Every cell takes two actions. With fewer the order is incomplete, and the cells of a file that
+    Every cell takes two actions. With fewer it is incomplete, and the cells of a file that
     merely claims a billion microbatches would not fit in memory.
     """
     return 2 * schedule.stages * schedule.units <= len(schedule) and not schedule.vocabulary
@@ -290,7 +290,7 @@ def _memory(
 def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) -> int | None:
     """Return the position of the first action of a rank whose start takes more than the limit.
 
-    None where the order alone does not exceed it, but the times of copies do.
+    None where the programs alone do not exceed it, but the times of copies do.
     """
     added, freed = use.deltas(schedule, rank)
     held = use.static[rank] + np.cumsum(added)

@@ -53,7 +53,7 @@ class Row:
     name
         Name in the comparison.
     schedule, timeline
-        The order and its simulation.
+        The schedule and its simulation.
     values
         By its name, every measure of :data:`debubble.analysis.measures.MEASURES` that comparisons
         have; the row has each of them as an attribute, too: ``row.p2p_volume``.

@@ -120,7 +120,7 @@ class Costs:
         for stages, or one number for all. With length l and a share a of
         attention, an action takes (1 − a)·l + a·l² of the time. Embedding, head and mtp, messages,
         copies and memory grow with l; `launch`, `OPT`, `p2p` and what replicas exchange do not.
-        Orders that are computed from costs are computed for the average microbatch.
+        Schedules that are computed from costs are computed for the average microbatch.
     kv
         Memory of one microbatch's keys and values on a stage, beyond `activation`. A slice's share
         is held from the start of its F to the end of its I or B, because later slices attend to

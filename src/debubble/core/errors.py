@@ -6,7 +6,7 @@
     ├── ParameterError     a value a schedule, option or command cannot use
     ├── CostError          a cost that is negative, not finite, misspelt or missing
     ├── FormatError        a file or text that cannot be read
-    └── ScheduleError      an order that cannot run, with the chain that shows why
+    └── ScheduleError      a schedule that cannot run, with the chain that shows why
 
     DebubbleDeprecationWarning (FutureWarning)   what a later release takes away
 
@@ -42,7 +42,7 @@ class FormatError(DebubbleError):
 
 
 class ScheduleError(DebubbleError):
-    """An order cannot run.
+    """A schedule cannot run.
 
     Parameters
     ----------

@@ -111,7 +111,7 @@ class Need:
     last_stage_only: bool = False
     """Whether only actions of the last stage wait for it."""
     optional: bool = False
-    """Whether orders may do without it: R, RELOAD and what data-parallel replicas exchange."""
+    """Whether schedules may do without it: R, RELOAD, exchanges of data-parallel replicas."""
     when: Condition = always
     """The schedules in which this is needed."""
 

@@ -91,7 +91,7 @@ class Schedule:
     explicit_reduction
         Whether ``REDUCE_GRAD`` actions alone reduce gradients, so that every stage needs one.
     options
-        Parameters the order was made with, for display and files.
+        Parameters that the schedule was made with, for display and files.
     offload_to
         Rank that keeps each rank's offloaded activations, or None for its host; empty for hosts.
     made_for
@@ -154,7 +154,7 @@ class Schedule:
         metadata=saved(check.words(FROM_COSTS), write=list, rare=True),
     )
     derived: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
-    """Cache of results derived from this order by other layers, for instance its event graphs."""
+    """Results that other layers derive from the schedule, for instance its event graphs."""
 
     def __post_init__(self) -> None:
         sizes = FieldSizes(self.placement.ranks, self.slices)

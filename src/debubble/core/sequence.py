@@ -104,7 +104,7 @@ def merge(*parts: tuple[NDArray[np.int64] | NDArray[np.float64], Program]) -> Pr
 def interleaved_table(
     microbatches: int, chunks: int, group_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return chunk and microbatch at every position of an interleaved order.
+    """Return chunk and microbatch at every position of an interleaved schedule.
 
     Groups of `group_size` microbatches; within a group every chunk in turn handles all of them.
     A last group that would be smaller than `group_size` is a group of its own.

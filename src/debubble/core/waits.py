@@ -103,8 +103,8 @@ def unmet(schedule: Schedule) -> Iterator[tuple[int, Action]]:
     Yields
     ------
     position, missing
-        An action, and what it needs; of alternatives the first. Actions that orders may do without
-        are never missing, but what was offloaded has to come back.
+        An action, and what it needs; of alternatives the first. What schedules may do without is
+        never missing, but what was offloaded has to come back.
     """
     lookup = ActionIndex(schedule)
     for spec in KINDS:

@@ -11,7 +11,7 @@ Repeated as it is, a block idles at both ends, where neighbors are missing. So e
 the first microbatch is back at stage 0, and everything after the last one has entered it, moves to
 the earliest free slot that its inputs allow, one after the other, as long as no rank holds more
 than before. At the end a backward for input may also change places with a backward for weights,
-for which only its own rank waits. In between, the order is simulated with equal times, which closes
+for which only its own rank waits. In between, it is simulated with equal times, which closes
 the gaps that no reordering can.
 
 All this concerns few microbatches, in proportion to the ranks. More of them repeat the steady part
@@ -46,7 +46,7 @@ IDLE, WEIGHT, FORWARD, INPUT = range(4)
 """Contents of a slot of a rank."""
 
 MOST_KEPT = 50_000
-"""Passes of a grid up to which its order is kept for later calls: up to 64 ranks on a V."""
+"""Passes of a grid up to which its programs are kept for later calls: 64 ranks on a V."""
 
 
 def repeat_block(
@@ -66,7 +66,7 @@ def repeat_block(
 
 
 def _laid_out(placement: Placement, block: Sequence[int], microbatches: int) -> list[Program]:
-    """Return the order with all passes in a grid of slots; its programs cannot be written to."""
+    """Return read-only programs, laid out with all passes in a grid of slots."""
     slots = np.array(block)[:, None] + 3 * placement.chunks * np.arange(microbatches)
     grid = _Grid(placement, slots)
     grid.fill(0, slots[-1, 0] - 1)

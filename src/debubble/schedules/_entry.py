@@ -268,11 +268,11 @@ class Entry:
 
     @property
     def uses_costs(self) -> bool:
-        """Return whether the order depends on the costs."""
+        """Return whether the schedule is computed from costs."""
         return "costs" in self.parameters
 
     def orders_by_costs(self, case: Any) -> bool:
-        """Return whether the order of a case depends on its costs."""
+        """Return whether the schedule of a case is computed from its costs."""
         return self.uses_costs and not getattr(case, "published", False)
 
     def placed(self, case: Any) -> Placement:

@@ -74,7 +74,7 @@ class Terms:
         return count * float(stored.max()) + float((self.table.activation - stored).max())
 
     def limit_of(self, count: float, order: Sequence[Program], microbatches: int) -> float:
-        """Return the memory for `count` forwards, or with recomputes that of a published order.
+        """Return the memory for `count` forwards, or with recomputes that of a published schedule.
 
         That holds more than its forwards in flight: activations that are back stay for W.
         """
@@ -91,7 +91,7 @@ class Terms:
         objective: str,
         published: Iterable[Sequence[Program]],
     ) -> list[Program]:
-        """Return the best order that list scheduling finds, or one of the published ones."""
+        """Return the best schedule that list scheduling finds, or one of the published ones."""
         from debubble import listing
 
         return listing.schedule(
@@ -115,11 +115,11 @@ def stored_less(
     lowering: Mapping[str, Any],
     setting: Setting,
 ) -> Schedule:
-    """Return a schedule with lowerings, in an order that knows what these free where it can.
+    """Return a schedule with lowerings that uses the memory these free, where it can.
 
     `build` makes the schedule of a case without them; `case` has all parameters of the entry, and
     `lowering` and `setting` are those of :func:`debubble.lowering.chain.lower`, which is all that
-    happens to an order that depends on neither.
+    happens to a schedule that depends on neither.
     """
 
     def lowered(case: SimpleNamespace) -> Schedule:
@@ -128,7 +128,7 @@ def stored_less(
     values = values_of(lowering)
     recompute, offload = values["recompute"], values["offload"]
     knows = "storage" in entry.parameters and not getattr(case, "published", False)
-    # Orders that know of recomputes take them for all microbatches of a stage.
+    # Schedules that know of recomputes take them for all microbatches of a stage.
     if not knows or values["recompute_cap"] is not None or recompute is offload is None:
         return lowered(case)
     costs, memory, _ = setting
@@ -147,7 +147,7 @@ def stored_less(
         return lowered(case)
     check_host(costs or Costs())
     # Copies under way need room that list scheduling knows nothing of: several amounts are tried,
-    # in addition to the order that needs no copies.
+    # in addition to the schedule that needs no copies.
     table = (costs or Costs()).resolve(placement)
     most = np.zeros(placement.ranks)
     np.maximum.at(most, placement.ranks_of_stages, np.where(away, table.moved(again), 0.0))

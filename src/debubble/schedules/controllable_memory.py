@@ -67,9 +67,9 @@ def searched(
     most: Callable[[int], int],
     own: VBlock | None = None,
 ) -> Callable[[Callable[[], None]], Callable[..., list[Program]]]:
-    """Make a description the schedule of a fixed order, or of a faster one for costs and memory.
+    """Make a description a fixed schedule, or a faster one for costs and memory.
 
-    `fixed` gives the order of all ranks for ranks and microbatches, `most` the most microbatches
+    `fixed` gives the programs of all ranks for ranks and microbatches, `most` the most microbatches
     that one of p ranks holds in it; `own` is the block that it repeats, if there is one.
     """
 
@@ -111,7 +111,7 @@ RANKS = Constraint(
 def _forms(
     block: VBlock, memory: str, wait: Callable[[int], int], waits: str, *, inside: bool = True
 ) -> tuple[ClosedForm, ...]:
-    """Return closed forms of a block's order, which bound what is computed in its place.
+    """Return closed forms of a block's schedule, bounds of what is computed in its place.
 
     With equal costs F, ranks wait `wait(p)`·F in all; `inside` is whether that is between their
     own first and last action.

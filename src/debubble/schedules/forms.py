@@ -251,7 +251,7 @@ def _with_recompute(
     Let every microbatch of every stage be recomputed right before its backward, at the same costs
     everywhere, and no actions overlap. When R waits for the gradient, it and the backward are one
     longer backward, so that forms of times hold with I + R for I and B + R for B. When R waits
-    for its own forward only, the same order has fewer waits, and what was exact is an upper bound.
+    for its own forward only, the schedule has fewer waits, and what was exact is an upper bound.
 
     A rank holds the most forwards when a full backward comes next. That is when R brings back one
     activation, so that a peak of n activations becomes q·n + (1 − q) with q = recompute_kept. Where
@@ -314,7 +314,7 @@ def _with_offload(
 ) -> tuple[ClosedForm, ...]:
     """Return the forms as bounds where activations leave their ranks and no formula has that.
 
-    The order is the same with more waits: nothing is over sooner, and no rank holds more.
+    The schedule is the same with more waits: nothing ends sooner, and no rank holds more.
     """
     if entry.copies_activations or not has(schedule, COPY_KINDS):
         return forms

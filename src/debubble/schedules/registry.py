@@ -204,7 +204,7 @@ def make(
     costs, memory
         For schedules that are computed from costs and a memory limit (in activation units, or in
         the unit of ``costs.activation``; one for all ranks or one for each), and for recomputes in
-        bubbles; ignored by the others. Without costs such an order fits one unit of time per
+        bubbles; ignored by the others. Without costs such a schedule fits one unit of time per
         rank each for F, I and W, and :func:`debubble.simulate` warns where it runs on others.
     sync
         Dependencies of OPT actions: ``"global"``, ``"local"`` or ``"post-validation"``, see
@@ -216,7 +216,7 @@ def make(
         ``recompute_at``, ``recompute_cap``, ``offload``, ``transfers``, ``sharding`` and
         ``unshard_lookahead``, see :func:`debubble.lowering.chain.lower`. Schedules that are
         computed from a memory limit use what recomputes and copies free, where there is no
-        ``recompute_cap``; the order of others stays that without.
+        ``recompute_cap``; the others stay as they are without.
 
     Raises
     ------

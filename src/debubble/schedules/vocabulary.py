@@ -5,11 +5,11 @@ vocabulary, the output layer is the same work on every rank. Its softmax runs ov
 takes two passes: S before and T behind the exchange of maxima and sums, see
 :class:`debubble.core.schedule.Schedule`.
 
-An order is made from a *base* whose backwards come some periods later than they could (a period is
-the time a rank needs for one microbatch): room for the passes and what they exchange. The base is
+A schedule is made from a *base* whose backwards come some periods later than they could (a period
+is the time a rank needs for one microbatch): room for the passes and what they exchange. The base is
 simulated. On **every** rank S of a microbatch then stands before the first action that starts when
 the microbatch's last forward has ended, or later; T before the first that starts when the last
-stage's backward does, or, where that waits for T, half-way. The order cannot deadlock: each action
+stage's backward does, or, where that waits for T, half-way. It cannot deadlock: each action
 has a time (those of the base their start), whatever it needs has an earlier one, or the same and
 stands before it (S, then T, then the base), and every rank runs its actions in order of time.
 """

@@ -16,7 +16,7 @@ SOURCE = "@qi2024zero; search: debubble"
 
 
 def scheduled(times: int) -> Callable[[Callable[[], None]], Callable[..., list[Program]]]:
-    """Make a description the schedule of the best order found.
+    """Make a description the best schedule that is found.
 
     Its default limit is `times` p microbatches.
     """

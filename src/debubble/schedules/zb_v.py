@@ -52,7 +52,7 @@ def published_order(ranks: int, microbatches: int) -> Iterator[Program]:
 
 
 def _as_published(case: Any) -> bool:
-    """Return whether the published order is the best one, so that its formulas hold."""
+    """Return whether the published schedule is the best one, so that its formulas hold."""
     return (
         case.F == case.I == case.W and case.c == 0 and case.memory is None and case.m >= 2 * case.p
     )
