@@ -1,7 +1,7 @@
 """Check a schedule: complete, in order, free of deadlocks, within memory, with the right weights.
 
 A schedule that compiles into an event graph with every backward done has no problem left to find,
-so that this is all that happens to a good schedule; one with transfers or sharding is looked through
+so that this is all that happens to a good schedule. One with transfers or sharding is scanned
 once more, see :mod:`debubble.analysis.fast_check`. Only one that fails here is inspected in detail.
 """
 

@@ -6,7 +6,7 @@ takes two passes: S before and T behind the exchange of maxima and sums, see
 :class:`debubble.core.schedule.Schedule`.
 
 A schedule is made from a *base* whose backwards come some periods later than they could (a period
-is the time a rank needs for one microbatch): room for the passes and what they exchange. The base is
+is the time a rank needs for one microbatch): room for the passes and what they exchange. It is
 simulated. On **every** rank S of a microbatch then stands before the first action that starts when
 the microbatch's last forward has ended, or later; T before the first that starts when the last
 stage's backward does, or, where that waits for T, half-way. It cannot deadlock: each action
