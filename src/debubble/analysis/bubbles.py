@@ -21,13 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    among,
-    begins_group,
-    group_bounds,
-    kinds_of,
-    microbatches_of,
-)
+from debubble.core.actions import among, begins_group, group_bounds, kinds_of, microbatches_of
 from debubble.core.kind_relations import ACTIVATION_KINDS
 from debubble.core.kinds import IN_TURN_KINDS, KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule

@@ -255,11 +255,7 @@ def _stuck(error: ScheduleError) -> Problem:
 
 
 def _memory(
-    schedule: Schedule,
-    use: MemoryUse,
-    limits: NDArray[np.float64],
-    costs: Costs,
-    found: Findings,
+    schedule: Schedule, use: MemoryUse, limits: NDArray[np.float64], costs: Costs, found: Findings
 ) -> None:
     allowed = limits * (1 + ROUNDING)
 

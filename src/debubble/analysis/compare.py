@@ -175,9 +175,7 @@ def _read(item: Item) -> _Read:
     )
 
 
-def _spread(
-    items: list[_Read], size: str, values: int | Sequence[int] | None
-) -> list[_Read]:  # fmt: skip
+def _spread(items: list[_Read], size: str, values: int | Sequence[int] | None) -> list[_Read]:
     """Return the items; a name that leaves a choice of a size, once for each of several values."""
     if not isinstance(values, Sequence):
         return items
@@ -274,9 +272,7 @@ def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
     return Row(label, timeline.schedule, timeline, values, fits=keeps(timeline, memory))
 
 
-def _raced(
-    rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None
-) -> list[Row]:  # fmt: skip
+def _raced(rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None) -> list[Row]:
     """Return the rows with step times that vary, and the share of the steps that each one wins."""
     drawn: list[Row] = []
     for row in rows:

@@ -96,12 +96,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def report(
-    timeline: Timeline,
-    *,
-    time_unit: str = "",
-    width: int | None = None,
-) -> str:
+def report(timeline: Timeline, *, time_unit: str = "", width: int | None = None) -> str:
     """Return the summary as text: aligned numbers, with formulas next to the simulation.
 
     Times are in `time_unit`, ``"ms"`` for instance, by default in that of the costs; lines have

@@ -343,9 +343,7 @@ class CostTable:
         return np.divide(apart, together, out=np.zeros(len(apart)), where=together > 0)
 
 
-def _rows(
-    costs: Costs, spread: StageValues, part_memory: PerPlace
-) -> dict[str, PerPlace]:  # fmt: skip
+def _rows(costs: Costs, spread: StageValues, part_memory: PerPlace) -> dict[str, PerPlace]:
     """Return what every place holds and moves, of whole microbatches, by the column's name.
 
     `part_memory` is what embedding, head and multi-token prediction hold.

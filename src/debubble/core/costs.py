@@ -8,12 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from debubble.core.cost_fields import (
-    CostField,
-    check_value,
-    cost,
-    cost_fields,
-)
+from debubble.core.cost_fields import CostField, check_value, cost, cost_fields
 from debubble.core.cost_table import NO_KINDS, CostTable
 from debubble.core.embedding_and_head import TIMES, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, deprecated, did_you_mean

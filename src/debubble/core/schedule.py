@@ -220,10 +220,7 @@ class Schedule:
         """Return the schedule with other programs, one per rank, and other fields."""
         parts = list(programs)
         return replace(
-            self,
-            actions=np.concatenate(parts),
-            offsets=np.cumsum([0, *map(len, parts)]),
-            **changes,
+            self, actions=np.concatenate(parts), offsets=np.cumsum([0, *map(len, parts)]), **changes
         )
 
     @property

@@ -10,14 +10,7 @@ import numpy as np
 
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import (
-    alternate,
-    as_kind,
-    backward,
-    forward,
-    paired,
-    sequence,
-)
+from debubble.core.sequence import alternate, as_kind, backward, forward, paired, sequence
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
@@ -108,11 +101,7 @@ _IN_ORDER = "B = I + W, W ≤ I ≤ F and B, F ≤ O"
 
 
 def _forms(
-    depth: str,
-    time: str,
-    of: Callable[[Any], tuple[float, float]],
-    *,
-    split_drain: bool = True,
+    depth: str, time: str, of: Callable[[Any], tuple[float, float]], *, split_drain: bool = True
 ) -> Iterator[ClosedForm]:
     """Yield forms of makespan and bubble time; `of` gives depth and microbatches of a case.
 
@@ -233,17 +222,11 @@ def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
     aliases=("dualpipev",),
     constraints=(
         Constraint(
-            "microbatches",
-            "at least 2·ranks microbatches",
-            lambda k: k.microbatches >= 2 * k.ranks,
+            "microbatches", "at least 2·ranks microbatches", lambda k: k.microbatches >= 2 * k.ranks
         ),
     ),
     forms=(
-        *_forms(
-            "p",
-            "(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B",
-            lambda k: (k.p, k.m),
-        ),
+        *_forms("p", "(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B", lambda k: (k.p, k.m)),
         *_forms(
             "p",
             "(3p)F + (2m − p − 2)·O + (2p − 1)(I + W) + 2B",

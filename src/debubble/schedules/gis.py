@@ -112,9 +112,7 @@ def gis(
             condition="no latency, F = I = W",
         ),
         ClosedForm(
-            "peak_activation",
-            "(⌈p/2⌉(v − 1) + p)/v, capped by m",
-            lambda k: _peak(k, _half(k)),
+            "peak_activation", "(⌈p/2⌉(v − 1) + p)/v, capped by m", lambda k: _peak(k, _half(k))
         ),
     ),
 )

@@ -69,12 +69,7 @@ def _in_flight(k: Any) -> int:
     ),
 )
 def mepipe(
-    *,
-    ranks: int,
-    microbatches: int,
-    chunks: int,
-    slices: int = 4,
-    in_flight: int | None = None,
+    *, ranks: int, microbatches: int, chunks: int, slices: int = 4, in_flight: int | None = None
 ) -> Iterator[Program]:
     """Interleaved 1F1B over slices; the weights' part of the backward fills the gaps.
 

@@ -37,12 +37,7 @@ def warm_alternate_drain(
 
 
 def ramp(
-    ranks: int,
-    forwards: Program,
-    backwards: Program,
-    least: int,
-    pace: int,
-    together: bool = False,
+    ranks: int, forwards: Program, backwards: Program, least: int, pace: int, together: bool = False
 ) -> Iterator[Program]:
     """Yield rank 0's forwards and backwards on every rank, with warm-ups that shrink.
 
