@@ -166,14 +166,32 @@ class _Cells:
 
 def _cells(columns: ActionColumns, found: Findings) -> None:
     """Report duplicates, missing actions, mixed backwards and wrong order in every cell."""
-    schedule = columns.schedule
-    units = min(schedule.units, MOST_UNITS)
     here = np.flatnonzero(columns.real & np.isin(columns.kind, CELL_KINDS))
+    cells, at = _first_positions(columns, here, columns.stage, CELL_KINDS, found)
+    there = _Cells(columns.schedule, cells, min(columns.schedule.units, MOST_UNITS), at)
+    _mixed(there, found)
+    _missing(there, found)
+    _lone_copies(there, found)
+    _order(there, columns.rank, found)
+
+
+def _first_positions(
+    columns: ActionColumns,
+    here: NDArray[np.int64],
+    group: NDArray[np.int64],
+    kinds: tuple[Kind, ...],
+    found: Findings,
+) -> tuple[NDArray[np.int64], dict[Kind, NDArray[np.int64]]]:
+    """Return the cells of the actions `here`, and where each kind first runs; report duplicates.
+
+    A cell is a group and a microbatch, in ascending order: ``group * units + microbatch``. A kind
+    that a cell lacks has the position −1.
+    """
+    schedule, count = columns.schedule, len(kinds)
     slot = np.zeros(len(Kind), dtype=np.int64)
-    slot[list(CELL_KINDS)] = np.arange(len(CELL_KINDS))
-    cell = columns.stage[here] * units + columns.unit[here]
-    key = cell * len(CELL_KINDS) + slot[columns.kind[here]]
-    # Sorted by stage, then microbatch, then kind; the first position where each runs.
+    slot[list(kinds)] = np.arange(count)
+    cell = group[here] * min(schedule.units, MOST_UNITS) + columns.unit[here]
+    key = cell * count + slot[columns.kind[here]]
     keys, first = np.unique(key, return_index=True)
 
     def describe(item: int) -> Problem:
@@ -182,14 +200,10 @@ def _cells(columns: ActionColumns, found: Findings) -> None:
         return spot(schedule, here[item]).problem("duplicate", what, "remove one of them")
 
     found.add("duplicate", np.delete(np.arange(len(here)), first), describe)
-    cells, index = np.unique(keys // len(CELL_KINDS), return_inverse=True)
-    table = np.full((len(CELL_KINDS), len(cells)), -1, dtype=np.int64)
-    table[keys % len(CELL_KINDS), index] = here[first]
-    there = _Cells(schedule, cells, units, dict(zip(CELL_KINDS, table, strict=True)))
-    _mixed(there, found)
-    _missing(there, found)
-    _lone_copies(there, found)
-    _order(there, columns.rank, found)
+    cells, index = np.unique(keys // count, return_inverse=True)
+    table = np.full((count, len(cells)), -1, dtype=np.int64)
+    table[keys % count, index] = here[first]
+    return cells, dict(zip(kinds, table, strict=True))
 
 
 def _lone_copies(cells: _Cells, found: Findings) -> None:
@@ -317,24 +331,15 @@ def _shards(columns: ActionColumns, found: Findings) -> None:
     units = min(schedule.units, MOST_UNITS)
     placed = columns.stage[here] == first[rank[here]]
     found.add("vocabulary", here[~placed], misplaced)
-    here = here[placed]
-    seen = {}
+    cells, at = _first_positions(columns, here[placed], rank, VOCABULARY_KINDS, found)
     for kind in VOCABULARY_KINDS:
-        these = here[columns.kind[here] == kind]
-        cells, at = np.unique(rank[these] * units + columns.unit[these], return_index=True)
-        again = np.delete(these, at)
-        found.say("duplicate", schedule, again, "runs again", "remove one of them")
-        gaps, absent = first_gaps(cells, schedule.ranks * units)
+        gaps, absent = first_gaps(cells[at[kind] >= 0], schedule.ranks * units)
         found.add("missing", gaps, partial(missing, kind=kind))
         found.omit("missing", absent - len(gaps))
-        seen[kind] = cells, these[at]
-    (cells, S), (others, T) = seen.values()
-    _, one, two = np.intersect1d(cells, others, assume_unique=True, return_indices=True)
+    S, T = at.values()
+    wrong = np.flatnonzero((T >= 0) & (S > T))
 
-    S, T = S[one], T[two]
-    wrong = np.flatnonzero(S > T)
-
-    def early(item: int) -> Problem:
-        return late_need(spot(schedule, T[item]), spot(schedule, S[item]))
+    def early(cell: int) -> Problem:
+        return late_need(spot(schedule, T[cell]), spot(schedule, S[cell]))
 
     found.add("order", wrong[np.argsort(T[wrong])], early)
