@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from debubble.analysis.bibliography import bibliography
 from debubble.analysis.glance import CHUNKS, MICROBATCHES, RANKS, glance
 from debubble.analysis.layout import PIPED, line_width, table, wrap
+from debubble.analysis.tex import bibliography
 from debubble.cli import completion
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, switch, takes

@@ -26,7 +26,7 @@ class Hook:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the function with these arguments."""
-        assert self.home, f"nobody is there to {self.task}"
+        assert self.home, f"no function is registered to {self.task}"
         module, _, name = self.home.partition(":")
         return getattr(importlib.import_module(module), name)(*args, **options)
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.core.cost_fields import CostField, check_number, current_names
+from debubble.core.cost_fields import check_number
 from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import CostError, FormatError, WrongValueError, did_you_mean
-from debubble.core.schedule_fields import MAX_LABEL, Sizes, up_to
+from debubble.core.former_names import current_names
+from debubble.core.schedule_fields import MAX_LABEL, FieldSizes, up_to
 from debubble.interchange.text import SHOWN, shown
 from debubble.schedules.registry import LIMITS
 
@@ -40,7 +42,7 @@ def _label(key: str, value: Any) -> str:
 
 
 def _size(key: str, value: Any) -> Any:
-    return up_to(LIMITS[key])(key, value, Sizes(0, 0))
+    return up_to(LIMITS[key])(key, value, FieldSizes(0, 0))
 
 
 def _word(words: tuple[str, ...]) -> Callable[[str, Any], str]:

@@ -15,7 +15,7 @@ import numpy as np
 from debubble.core.errors import CostError, FormatError, ParameterError, WrongValueError
 from debubble.core.placement import Placement
 from debubble.core.schedule import FORMAT, FORMAT_VERSION, SAVED, Schedule
-from debubble.core.schedule_fields import Sizes, up_to
+from debubble.core.schedule_fields import FieldSizes, up_to
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 from debubble.interchange.text import A_TRACE, check_keys, check_label, shown
 
@@ -103,11 +103,11 @@ def from_json(text: str, where: str) -> Schedule:
 def read_fields(data: Mapping[str, Any], where: str) -> tuple[int, dict[str, Any]]:
     """Return the ranks, and all fields of a schedule by name, with defaults for missing ones."""
     try:
-        ranks = up_to(MAX_RANKS)("ranks", data["ranks"], Sizes(0, 0))
+        ranks = up_to(MAX_RANKS)("ranks", data["ranks"], FieldSizes(0, 0))
         found: dict[str, Any] = {}
         for name, spec in SAVED.items():
             value = data.get(name, _default_of(name))
-            sizes = Sizes(ranks, found.get("slices", 1))
+            sizes = FieldSizes(ranks, found.get("slices", 1))
             if spec.in_file is not None:
                 spec.in_file(name, value, sizes)
             found[name] = spec.check(name, value, sizes)
