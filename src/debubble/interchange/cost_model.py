@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.core.cost_fields import CostField, check_number, current_names
-from debubble.core.cost_fields import check_number
+from debubble.core.cost_fields import CostField, check_number
 from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import CostError, FormatError, WrongValueError, did_you_mean
