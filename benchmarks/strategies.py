@@ -31,7 +31,7 @@ def problem(p: int, m: int, v: int, memory: float, costs: dict[str, Any], **more
 
 def copied(p: int, m: int, memory: float, copy: float) -> Any:
     """A problem whose activations may be copied to the host, each in the time `copy`."""
-    return problem(p, m, 1, memory, GRID | {"host_bandwidth": 1 / copy}, offload="free")
+    return problem(p, m, 1, memory, GRID | {"host_bandwidth": 1 / copy}, offload=list(range(p)))
 
 
 PROBLEMS: dict[str, Any] = {
