@@ -95,7 +95,7 @@ class Incumbent:
         return self.makespan <= self.bound * (1 + TOLERANCE)
 
     def beats(self, makespan: float) -> bool:
-        """Whether there may be an order that is faster than this makespan."""
+        """Return whether there may be an order that is faster than this makespan."""
         return self.bound < makespan * (1 - TOLERANCE)
 
     def _tell(self) -> None:

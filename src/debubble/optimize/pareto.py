@@ -1,4 +1,4 @@
-"""Makespan against memory: what every unit of memory buys."""
+"""Makespan against memory: the fastest schedule for every limit."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class Frontier:
     time_unit: str = ""
 
     def nearest(self, row: Row) -> Result | None:
-        """The result for the largest limit that is at most what a schedule needs."""
+        """Return the result for the largest limit that is at most what a schedule needs."""
         within = [r for limit, r in self.points if limit <= row.peak_activation * (1 + 1e-9)]
         return within[-1] if within else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The frontier as plain data, for JSON."""
+        """Return the frontier as plain data, for JSON."""
         return {
             "frontier": [{"memory": limit} | result.to_dict() for limit, result in self.points],
             "published": [row.to_dict() for row in self.published],
@@ -86,7 +86,7 @@ class Frontier:
         return "\n".join([*table([heads, *lines]), "", *table(other)])
 
     def plot(self, ax: Any = None) -> Any:
-        """Makespan over memory with matplotlib, into `ax` when given; returns the axes."""
+        """Draw makespan over memory with matplotlib, into `ax` if given, and return the axes."""
         if ax is None:
             from matplotlib.figure import Figure
 
@@ -127,7 +127,7 @@ def sweep(
     progress: Callable[[float], None] | None = None,
     **options: Any,
 ) -> Frontier:
-    """Optimise under rising memory limits, from the smallest that works.
+    """Optimize under rising memory limits, from the smallest that works.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def sweep(
 
 
 def limits_for(problem: Problem) -> list[float]:
-    """Memory limits of a sweep, from the smallest that works, in whole largest activations."""
+    """Return memory limits of a sweep from the smallest that works, in whole activations."""
     step = float(problem.table.activation.max())
     least = smallest_limit(problem)
     if step == 0:

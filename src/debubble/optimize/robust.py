@@ -1,4 +1,4 @@
-"""Orders for steps whose times vary: the p95 of the step time in place of the makespan."""
+"""Schedules for steps whose times vary: p95 of the step time in place of the makespan."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def optimize_robust(
     Parameters
     ----------
     search
-        What finds the fastest order, with or without published ones beside it.
+        Finds the fastest schedule, with or without published ones to compare.
     robust
         What varies.
     request, budget, published
@@ -122,7 +122,7 @@ class _Judge:
         self.jitter = jitter
 
     def simulated(self, schedule: Schedule) -> Timeline | None:
-        """Its timeline; None where it cannot run, or does not fit into the memory."""
+        """Return the timeline; None where it cannot run, or does not fit into the memory."""
         try:
             graph = compile_graph(schedule, self.mode, explain=False)
             timeline = evaluate_graph(graph, self.costs)
@@ -135,13 +135,13 @@ class _Judge:
         return timeline
 
     def score(self, timeline: Timeline) -> float:
-        """The p95 of the step time, and of those that are alike the mean."""
+        """Return the p95 of the step time, and a little of the mean to tell equal ones apart."""
         spread = timeline.jitter(self.jitter)
         return spread.p95 + 1e-6 * spread.mean
 
 
 def _candidates(found: Result, request: Request) -> Iterator[tuple[Schedule, str]]:
-    """Published orders that the search could have found itself."""
+    """Yield published orders that the search could have found itself."""
     if found.published is None or found.layers:
         return
     own = request.problem(found.schedule.placement, (), choice_in(found.schedule))

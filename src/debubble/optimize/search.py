@@ -1,4 +1,4 @@
-"""The public entry: what is asked for becomes problems, and their best result a :class:`Result`."""
+"""The public entry: a request becomes problems, and their best outcome a :class:`Result`."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def optimize(
 
 
 def _answer(request: Request, budget: Budget, published: bool) -> Result:
-    """The fastest order, and published ones beside it."""
+    """Return the fastest schedule with published ones to compare."""
     lengths = request.costs.microbatch is not None
     found = search_lengths(search, request, budget) if lengths else search(request, budget)
     if has_rule(request.costs, RECOMPUTES_LATE):
@@ -184,7 +184,7 @@ def _answer(request: Request, budget: Budget, published: bool) -> Result:
 
 
 def _with_late_recomputes(found: Outcome) -> Outcome:
-    """What is found as its runtime runs it: recomputes wait for gradients.
+    """Return an outcome as its runtime runs it: recomputes wait for gradients.
 
     Where stages are free, or layers are, the search lets them begin earlier.
     """
@@ -197,7 +197,7 @@ def _with_late_recomputes(found: Outcome) -> Outcome:
 
 
 def _time_to_compare(found: Outcome, limit: float | None) -> float:
-    """Seconds for published schedules after a search; infinite where it has no time limit."""
+    """Return the seconds for published schedules after a search; infinite without a limit."""
     if found.status == "interrupted":
         return AFTER_CTRL_C
     return math.inf if limit is None else max(AFTER_LIMIT * limit, AFTER_CTRL_C)
@@ -241,7 +241,7 @@ def search(request: Request, budget: Budget) -> Outcome:
 
 
 def _reason(search: Variants) -> str:
-    """Why no schedule is faster than the bound, where a variant or one of its ranks says it."""
+    """Explain why no schedule is faster than the bound, if a variant or one of its ranks does."""
     bound = search.bound
     for each in search.incumbents:
         if abs(each.bound - bound) <= TOLERANCE * bound:
@@ -252,14 +252,14 @@ def _reason(search: Variants) -> str:
 
 
 def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
-    """A timeline of activations alone with what the ranks hold all the time."""
+    """Return a timeline of activations alone with what the ranks hold all the time."""
     static = static_memory(costs, timeline.schedule.ranks)
     whole = replace(timeline.table.costs, static=costs.static)
     return replace(timeline, table=replace(timeline.table, static=static, costs=whole))
 
 
 def _spaces(request: Request) -> list[Space]:
-    """The variants over every placement: its choices, or its cuts with the choices over each."""
+    """Return the variants over every placement: choices, or cuts with choices over each."""
     by_placement: dict[object, list[Problem]] = {}
     for problem in request.problems:
         by_placement.setdefault(problem.placement.table, []).append(problem)
@@ -268,7 +268,7 @@ def _spaces(request: Request) -> list[Space]:
 
 
 def _no_room(problem: Problem) -> ParameterError:
-    """No order was found in which copies under way have room: the smallest limit with one."""
+    """Return the error that no schedule has room for its copies, with a limit that works."""
     least = min(
         float(problem.timeline(schedule).peak_activation.max())
         for tight in tighter(problem)

@@ -25,7 +25,7 @@ class Work:
     """Threads."""
 
     def share(self, part: float) -> Work:
-        """A part of the effort."""
+        """Return a part of the effort."""
         return Work(self.effort * part, self.seed, self.workers)
 
 
@@ -53,7 +53,7 @@ class Stop:
         self._lock = threading.Lock()
 
     def __call__(self) -> bool:
-        """Whether to stop."""
+        """Return whether to stop."""
         return self.asked or self.left <= 0
 
     @property
@@ -76,7 +76,7 @@ class Stop:
 
     @contextmanager
     def ending(self, end: Callable[[], object]) -> Iterator[None]:
-        """While this is open, `end` is called when the time is up, and by :meth:`ask`.
+        """Call `end` when the time is up, and by :meth:`ask`, while this is open.
 
         For searches that cannot ask themselves, or too seldom.
         """
@@ -128,5 +128,5 @@ def run_heard(search: Callable[[], None], stop: Stop, until: Callable[[], bool] 
 
 
 def time_left(limit: float | None, began: float) -> float:
-    """Seconds that are left of a limit, infinite without one."""
+    """Return the seconds that are left of a limit, infinite without one."""
     return float("inf") if limit is None else max(limit - (time.monotonic() - began), 0.0)

@@ -114,7 +114,7 @@ class Strategy:
     Parameters
     ----------
     name
-        What is said to have found the order.
+        Name of the finder in results.
     run
         Offers the incumbent orders or bounds. The problem it gets is the incumbent's without
         copies to the host, see :mod:`debubble.optimize.programs.offload`.
@@ -123,7 +123,7 @@ class Strategy:
     quick
         Whether it belongs to a first look.
     parallel
-        Whether it runs beside the ones next to it in the list.
+        Whether it runs at the same time as its neighbors in the list.
     """
 
     name: str
@@ -321,14 +321,14 @@ def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def has_solver() -> bool:
-    """Whether OR-Tools is installed."""
+    """Return whether OR-Tools is installed."""
     from importlib.util import find_spec
 
     return find_spec("ortools") is not None
 
 
 def solver_name() -> str:
-    """The exact solver with its version; empty where there is none."""
+    """Return the exact solver with its version; empty where there is none."""
     if not has_solver():
         return ""
     from ortools import __version__  # type: ignore[attr-defined]  # its stub leaves it out

@@ -19,7 +19,7 @@ Grids = NDArray[np.float64]
 
 
 def lengths_of(problem: Problem) -> NDArray[np.float64]:
-    """Length of every microbatch, relative to the average, shape ``(microbatches,)``."""
+    """Return the length of every microbatch, relative to the average, shape ``(microbatches,)``."""
     lengths = problem.table.lengths
     return np.ones(problem.microbatches) if lengths is None else lengths
 
@@ -53,7 +53,7 @@ def whole_times(problem: Problem, fused: NDArray[np.bool_]) -> Grids:
 
 
 def backward_lags(problem: Problem) -> Grids:
-    """Least time to every R or backward from the end of the next stage's, 0 for the last stage.
+    """Return the least time to every R or backward from the end of the next stage's.
 
     Negative where R can begin before the gradient arrives; shape ``(stages, microbatches)``.
     """
@@ -63,7 +63,7 @@ def backward_lags(problem: Problem) -> Grids:
 
 
 def links_of(problem: Problem) -> Grids:
-    """Transfer times into every stage, from the one before and the one after.
+    """Return transfer times into every stage, from the one before and the one after.
 
     Shape ``(2, stages, microbatches)``; 0 for the first and the last stage.
     """

@@ -3,12 +3,12 @@
 Every variant is a problem of its own. The search
 
 1. looks at the variants to begin with, by the quick strategies;
-2. *explores*: looks at neighbours of the best, one layer moved or one stage doing something else;
+2. *explores*: looks at neighbors of the best, one layer moved or one stage doing something else;
 3. *improves* the most promising variant by all strategies, and the same on the next placement for
    as long as variants are solved; then again, best first;
 4. improves those variants by which the bound for all of them is lowest, where they are small.
 
-What neighbours are, and what bounds all variants over one placement, is said by a :class:`Space`:
+A :class:`Space` knows the neighbors, and a bound for all variants over one placement:
 one for choices of stages (:mod:`debubble.optimize.stage_choices.space`), and one for cuts
 (:mod:`debubble.optimize.layer_split.space`), each with the choices over it; where neither is open a
 space holds one variant.
@@ -69,19 +69,19 @@ class Space(Protocol):
     complete: bool
 
     def first(self) -> list[Problem]:
-        """Variants to begin with."""
+        """Return variants to begin with."""
 
     def group(self, problem: Problem) -> Hashable:
-        """Key shared by the variants on other placements that stand for this one."""
+        """Return a key shared by the variants on other placements that stand for this one."""
 
     def again(self, known: Entry) -> Problem:
-        """The variant of an earlier result."""
+        """Return the variant of an earlier result."""
 
     def explore(self, search: Variants, effort: float) -> None:
         """Add variants near the best ones, as far as they are promising."""
 
     def bound(self, search: Variants) -> float:
-        """A bound for all variants."""
+        """Return a bound for all variants."""
 
     def lowest(self, search: Variants) -> Problem | None:
         """Raise the bound; the variant it belongs to if that is a single, small one."""
@@ -120,7 +120,7 @@ class Variants:
         return list(self._by_variant.values())
 
     def add(self, problem: Problem) -> Incumbent:
-        """The incumbent of a variant, a new one if there is none."""
+        """Return the incumbent of a variant, a new one if there is none."""
         found = self._by_variant.get(problem.variant)
         if found is None:
             found = Incumbent(problem, Stop(parent=self.stop), self._tell, self._known)
@@ -131,11 +131,11 @@ class Variants:
         return found
 
     def has(self, problem: Problem) -> bool:
-        """Whether a variant has an incumbent."""
+        """Return whether a variant has an incumbent."""
         return problem.variant in self._by_variant
 
     def over(self, root: Problem) -> list[Incumbent]:
-        """The incumbents over one placement, and over one cut where `root` has one."""
+        """Return the incumbents over one placement, and over one cut where `root` has one."""
         return list(self._over.get((root.placement.table, root.cut), ()))
 
     @property
@@ -220,7 +220,7 @@ class Variants:
                 del shares[0]
 
     def _groups(self, improved: set[Hashable]) -> dict[Hashable, list[Incumbent]]:
-        """Incumbents that stand for each other, where one of them can be faster than the best."""
+        """Return incumbents that stand for each other, where one can be faster than the best."""
         best, groups = self.best.makespan, dict[Hashable, list[Incumbent]]()
         for space in self.spaces:
             for each in self.over(space.root):
@@ -266,7 +266,7 @@ class Variants:
                 space.explore(self, self.stop.work.effort * part)
 
     def _lowest(self) -> Problem | None:
-        """The variant by which the bound is lowest, if it is a single, small one."""
+        """Return the variant by which the bound is lowest, if it is a single, small one."""
         found = [(space.lowest(self), space.bound(self)) for space in self.spaces]
         return min(found, key=lambda pair: pair[1])[0]
 
@@ -281,5 +281,5 @@ class Variants:
 
 
 def makespan_of(incumbent: Incumbent) -> float:
-    """The makespan of an incumbent's best order, as a key to sort by."""
+    """Return the makespan of an incumbent's best order, as a key to sort by."""
     return incumbent.makespan

@@ -23,7 +23,7 @@ from debubble.optimize.layer_split import space as cuts
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem
 from debubble.optimize.layer_split.layers import cut_costs, even_cut
-from debubble.optimize.layer_split.space import neighbours
+from debubble.optimize.layer_split.space import neighbors
 from debubble.optimize.pareto import sweep
 from debubble.optimize.problem import Problem
 from debubble.optimize.request import Request
@@ -315,8 +315,8 @@ def test_more_memory_is_faster() -> None:
 
 def test_even_cuts_and_neighbours() -> None:
     assert even_cut(11, 4) == (3, 3, 3, 2)
-    assert set(neighbours((2, 1, 1))) == {(1, 2, 1), (1, 1, 2)}
-    near = list(neighbours((2,) * 64))
+    assert set(neighbors((2, 1, 1))) == {(1, 2, 1), (1, 1, 2)}
+    near = list(neighbors((2,) * 64))
     assert len(near) < 400
     assert all(sum(cut) == 128 and min(cut) == 1 for cut in near)
 

@@ -16,7 +16,7 @@ from debubble.core.placement import Placement
 from debubble.interchange.layouts import cut_text
 from debubble.optimize import strategies
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
-from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbours
+from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbors
 from debubble.optimize.layer_split.layers import layers_of
 from debubble.optimize.problem import Problem
 from debubble.optimize.request import Request
@@ -346,7 +346,7 @@ def test_no_neighbour_of_a_seed_has_less_to_do_on_its_busiest_rank() -> None:
     assert len(busiest) == len(all_cuts(12, 3, True))
     found = min(busiest[cut] for cut in cutting.seeds())
     assert found == min(busiest.values())
-    assert all(cut in busiest for cut in neighbours((0, 6, 6), cutting.least))
+    assert all(cut in busiest for cut in neighbors((0, 6, 6), cutting.least))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Refine an order: simulated annealing with exact, incremental evaluation.
 
-A move takes two neighbouring blocks of actions on one rank, of up to four actions each, and lets
+A move takes two neighboring blocks of actions on one rank, of up to four actions each, and lets
 them change places. It is only a candidate where the first action of the second block is on the
 critical path and starts when its rank's previous action ends: no other move can help at once. Every
 stage keeps the order of microbatches of equal length, which loses nothing (see
@@ -60,17 +60,17 @@ MOST_DOUBLINGS = 4
 
 
 def random_state(seed: int) -> int:
-    """Where the random numbers of a seed begin; a float can have it."""
+    """Return the first state of the random numbers of a seed; a float can have it."""
     return (seed + 1) * 7919 % (1 << 47)
 
 
 class Annealer:
-    """An order that is being refined.
+    """A schedule that is being annealed.
 
     Parameters
     ----------
     problem
-        What the order solves; transfers occupy nobody, whatever its mode.
+        The problem; transfers take time and no link here, in every mode.
     programs
         An order within memory. Where backwards are free, those that are fused stay so.
     seed

@@ -28,7 +28,7 @@ ROUNDS = 8
 
 
 def runs_ahead(problem: Problem) -> bool:
-    """Whether this is of use; with copies under way every R stays right before its backward."""
+    """Return whether R may run ahead; next to copies each stays right before its backward."""
     return problem.can_run_ahead and not problem.offload
 
 
@@ -60,7 +60,7 @@ def run_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def in_waits(problem: Problem, programs: Sequence[Program]) -> list[Program]:
-    """An order with recomputes moved into waits; empty where it cannot run or does not fit."""
+    """Return programs with recomputes moved into waits; empty where they cannot run or fit."""
     schedule = problem.schedule(programs)
     try:
         timeline = problem.timeline(schedule)

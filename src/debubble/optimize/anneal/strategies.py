@@ -74,11 +74,11 @@ def anneal_order(
 
 
 def pairs(problem: Problem) -> int:
-    """Number of pairs of actions that the exact solver has to order."""
+    """Return the number of pairs of actions that the exact solver has to order."""
     chains = np.bincount(problem.homes, minlength=problem.ranks) * len(problem.kinds)
     return int((chains * (chains - 1) // 2).sum()) * problem.microbatches**2 // 2
 
 
 def small(problem: Problem) -> bool:
-    """Whether the exact solver is used at once."""
+    """Return whether the exact solver is used at once."""
     return pairs(problem) <= SMALL

@@ -139,7 +139,7 @@ class Kept:
 
 
 def keep(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> Kept:
-    """The relaxation of a problem to some of its ranks, with times multiplied by a factor."""
+    """Return the relaxation of a problem to some of its ranks, with times times a factor."""
     stages, m = problem.stages, problem.microbatches
     way = [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
     lags = [*problem.forward_link, *problem.backward_link[::-1]]
@@ -222,7 +222,7 @@ class Count:
 
 
 def ends_before(kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1) -> bool | None:
-    """Whether there is an order that ends before a target; None where that took too much.
+    """Return whether a schedule ends before a target; None where that took too much.
 
     With a grid of more than one step there may be none where one was found.
     """
@@ -235,7 +235,7 @@ def ends_before(kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1)
 
 
 def starts_before(kept: Kept, target: int, left: Count, stop: Stop) -> Whole | None:
-    """Starts of an order that ends before a target, shape ``(chains, microbatches)``.
+    """Return starts of an order that ends before a target, shape ``(chains, microbatches)``.
 
     None where there is none, or finding one takes too much.
     """
@@ -260,7 +260,7 @@ def starts_before(kept: Kept, target: int, left: Count, stop: Stop) -> Whole | N
 def _levels(
     kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1
 ) -> Iterator[tuple[Whole, Whole]]:
-    """States of one level after another, each with its place among those of the level before.
+    """Yield one level of states after another, with their places in the level before.
 
     Ends early where no state is left, or where they are too many.
     """
@@ -301,7 +301,7 @@ def _levels(
 def kept_bound(
     problem: Problem, ranks: Sequence[int], low: float, best: float, left: Count, stop: Stop
 ) -> float:
-    """The largest target that is shown to be a bound.
+    """Return the largest target that is shown to be a bound.
 
     Parameters
     ----------
@@ -331,7 +331,7 @@ def kept_bound(
 
 
 def factor_of(problem: Problem, rank: int, best: float) -> float:
-    """What makes whole numbers of the times of one rank."""
+    """Return the factor that makes the times of one rank whole numbers."""
     own = problem.homes == rank
     return factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
 
@@ -339,7 +339,7 @@ def factor_of(problem: Problem, rank: int, best: float) -> float:
 def _largest_target(
     kept: Kept, factor: float, grid: int, low: float, best: float, left: Count, stop: Stop
 ) -> float:
-    """The same with times and arrivals as they are rounded."""
+    """Return the largest target that is shown to be a bound on one grid."""
     bound = int(low * factor * (1 + TOLERANCE))
     highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
     step = max(1, (highest - bound) // (FIRST_STEPS if grid == 1 else COARSE_STEPS))

@@ -71,7 +71,7 @@ WHOLE = 1e-9
 
 
 def may_help(problem: Problem, rank: int) -> bool:
-    """Whether the rank copies anything, and all that it does is modelled."""
+    """Return whether the rank copies anything, and all that it does is modeled."""
     own = problem.homes == rank
     copied = np.array(problem.offload or [False] * problem.stages)
     return bool(
@@ -85,7 +85,7 @@ def may_help(problem: Problem, rank: int) -> bool:
 def copied_bound(
     problem: Problem, rank: int, low: float, best: float, work: float, stop: Stop
 ) -> tuple[float, float]:
-    """The largest target that one rank with its copies is shown not to meet, and the work it took.
+    """Return the largest target that one rank with its copies does not meet, and the work spent.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ class RankModel(IntervalModel):
             self.add_reasons(key, passes, copies, [0] if key == (0, 0, 0) else [])
 
     def met(self, work: float, stop: Stop) -> bool | None:
-        """Whether an order ends before the target; None where that took too much.
+        """Return whether an order ends before the target; None where that took too much.
 
         Half of the time, as of the work, is left for others.
         """
@@ -215,7 +215,7 @@ class RankModel(IntervalModel):
 
 
 def _parts_are_whole(problem: Problem, stages: list[int]) -> bool:
-    """Whether fused backwards, where there may be some, take as long as their parts."""
+    """Return whether fused backwards, where there may be some, take as long as their parts."""
     duration = problem.table.duration[:, stages]
     both = duration[list(SPLIT_KINDS)].sum(axis=0)
     return problem.backward != "free" or np.allclose(duration[FUSED_KIND], both, rtol=TOLERANCE)

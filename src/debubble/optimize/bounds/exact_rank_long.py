@@ -58,7 +58,7 @@ MOST_OF_ONE = 100_000
 def far_bound(
     problem: Problem, ranks: Sequence[int], low: float, best: float, left: Count, stop: Stop
 ) -> float:
-    """The largest target that two ranks are shown not to meet; the first is the strongest.
+    """Return the largest target that two ranks do not meet; the first is the strongest.
 
     Parameters are those of :func:`debubble.optimize.bounds.exact_rank.kept_bound`.
     """
@@ -82,7 +82,7 @@ def far_bound(
 
 
 def follow(problem: Problem, rank: int, factor: float, stop: Stop) -> Whole:
-    """X of 0, 1, … m microbatches, with times multiplied by a factor; shape ``(m + 1,)``."""
+    """Return X of 0, 1, … m microbatches, with times multiplied by a factor; shape ``(m + 1,)``."""
     work = float(problem.work[rank]) * factor
     fine, rests = max(1, int(work * FINENESS)), np.zeros(problem.microbatches + 1, dtype=np.int64)
     for n in range(1, problem.microbatches + 1):
@@ -105,7 +105,7 @@ def follow(problem: Problem, rank: int, factor: float, stop: Stop) -> Whole:
 def with_rests(
     problem: Problem, kept: Kept, ranks: Sequence[int], rests: Whole, factor: float
 ) -> Kept:
-    """The relaxation with what the first of its ranks still needs as tails of forwards."""
+    """Return the relaxation with what the first of its ranks still needs as tails of forwards."""
     goal = int(np.flatnonzero(problem.homes == ranks[0])[0])
     ways = np.append(0.0, np.cumsum(problem.pass_times[0, :-1] + problem.forward_link[1:]))
     tails = kept.tails.copy()

@@ -92,7 +92,7 @@ def keep_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def is_long(problem: Problem) -> bool:
-    """Whether most of an order is its steady state, where two ranks far apart tell the most."""
+    """Return whether most of a schedule is steady state, where two ranks far apart say the most."""
     return problem.ranks > 2 and problem.microbatches >= LONG * problem.ranks
 
 
@@ -122,24 +122,24 @@ def _keep(
 
 
 def single_ranks(problem: Problem) -> list[tuple[int, ...]]:
-    """Every rank by itself, strongest first."""
+    """Return every rank by itself, strongest first."""
     return [(rank,) for rank in strongest(problem)]
 
 
 def several_ranks(problem: Problem) -> list[tuple[int, ...]]:
-    """The strongest two ranks, three ranks and so on, strongest first in each."""
+    """Return the strongest two ranks, three ranks and so on."""
     ranks = strongest(problem)
     return [tuple(ranks[:number]) for number in range(2, len(ranks) + 1)]
 
 
 def far_ranks(problem: Problem) -> tuple[int, int]:
-    """The strongest rank, and the one that is furthest from it."""
+    """Return the strongest rank, and the one that is furthest from it."""
     first = strongest(problem)[0]
     return first, max(range(problem.ranks), key=lambda rank: abs(rank - first))
 
 
 def strongest(problem: Problem) -> list[int]:
-    """Ranks by how long they are busy, with what comes before, and have memory taken.
+    """Return ranks by how long they are busy, with what comes before, and have memory taken.
 
     The sum of both: what is bound by its work alone does not tell ranks with equal work apart, and
     where activations stay the longest there is least room to put it off.
@@ -156,7 +156,7 @@ def strongest(problem: Problem) -> list[int]:
 def strongest_rank_bound(
     easy: Problem, low: float, best: float, states: float, stop: Stop | None = None
 ) -> float:
-    """The bound by the strongest rank, as far as a number of states goes.
+    """Return the bound by the strongest rank, as far as a number of states goes.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def strongest_rank_bound(
 
 
 def reason(problem: Problem, low: float, bound: float) -> str:
-    """A single rank that is the reason of a bound which an earlier search has proven, in words.
+    """Name a single rank that explains a bound from an earlier search.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def reason(problem: Problem, low: float, bound: float) -> str:
 
 
 def in_words(problem: Problem, ranks: Sequence[int], bound: float) -> str:
-    """Why the ranks that were kept cannot be faster."""
+    """Explain why the ranks that are exact cannot be faster."""
     heads, tails, *_ = longest_paths(problem)
     rank = ranks[0]
     stages = np.flatnonzero(problem.homes == rank)
@@ -229,7 +229,7 @@ def in_words(problem: Problem, ranks: Sequence[int], bound: float) -> str:
 
 
 def copies_in_words(problem: Problem, rank: int) -> str:
-    """Why a rank with its copies cannot be faster."""
+    """Explain why a rank with its copies cannot be faster."""
     own = np.flatnonzero((problem.homes == rank) & np.array(problem.offload)).tolist()
     times = [problem.table.copy(COPY_KINDS[0], stage, None) for stage in own]
     fits = _forwards_that_fit(problem, rank)
@@ -242,7 +242,7 @@ def copies_in_words(problem: Problem, rank: int) -> str:
 
 
 def _forwards_that_fit(problem: Problem, rank: int) -> int:
-    """Forwards a rank has room for before it frees any memory."""
+    """Return forwards a rank has room for before it frees any memory."""
     sizes = np.tile(problem.taken[0, problem.homes == rank], problem.microbatches)
     limit = problem.limits_with_slack[rank]
     return int(np.count_nonzero(np.cumsum(np.sort(sizes)) <= limit))

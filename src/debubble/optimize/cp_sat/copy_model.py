@@ -130,7 +130,7 @@ class CopyModel(IntervalModel):
             self.model.add_hint(away, (OUT, *place) in known)
 
     def solve(self, work: float, seconds: float, workers: int, seed: int) -> list[Program] | None:
-        """Programs with copies; None where none were found.
+        """Return programs with copies; None where none were found.
 
         `work` is the solver's own unit, about a second; :meth:`stop` ends it early.
         """
@@ -147,7 +147,7 @@ class CopyModel(IntervalModel):
         return [self._program(rank, begin) for rank in range(self.problem.ranks)]
 
     def _program(self, rank: int, begin: Mapping[Key, int]) -> Program:
-        """What a rank does, by the starts of all that is done."""
+        """Return the program of a rank by the starts of all that is done."""
         kinds = {**dict(enumerate(self.problem.kinds)), OUT: OFFLOAD, BACK: RELOAD}
         mine = {key: at for key, at in begin.items() if self.problem.homes[key[1]] == rank}
         passes = sorted((at + self.time(key), at, key) for key, at in mine.items() if key[0] < OUT)

@@ -17,7 +17,7 @@ from debubble.optimize.programs.backward import separate
 
 
 def in_order(problem: Problem, starts: NDArray[Any], times: NDArray[np.float64]) -> list[Program]:
-    """Programs that run actions by their starts; what takes no time goes first.
+    """Return programs that run actions by their starts; what takes no time goes first.
 
     With or without R, as there are times for them.
     """

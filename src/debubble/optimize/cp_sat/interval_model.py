@@ -5,9 +5,9 @@ what they need on the rank is over: W after I, R between its forward and its bac
 that is copied leaves after its forward and is back before its backward. Memory is a cumulative
 constraint over intervals, in parts that leave with I, W or a copy.
 
-Which ranks there are, in which order microbatches of a chain run, and what is sought is said by
-what builds on this: :mod:`.lengths_model`, :mod:`.copy_model`, and the bounds of one rank with its
-copies (:mod:`debubble.optimize.bounds.exact_rank_copies`).
+Ranks, the order of microbatches in a chain, and the objective come from what builds on this:
+:mod:`.lengths_model`, :mod:`.copy_model`, and the bounds of one rank with its copies
+(:mod:`debubble.optimize.bounds.exact_rank_copies`).
 """
 
 from __future__ import annotations
@@ -150,8 +150,9 @@ class IntervalModel:
                 for b, length in enumerate(lengths.tolist()):
                     if size := int(amount * length / unit + 1e-6):
                         until = self.end(last, stage, b)
-                        away = self.away.get((stage, b))
-                        there = True if copied is None else away if copied else ~away
+                        there: Any = True
+                        if copied is not None:
+                            there = self.away[stage, b] if copied else ~self.away[stage, b]
                         held = self.model.new_int_var(0, MOST_TIME, "")
                         intervals.append(self.model.new_optional_interval_var(
                             self.start[begin, stage, b], held, until, there, ""

@@ -126,7 +126,7 @@ class LengthsModel(IntervalModel):
         return rounded_down(times, self.factor).astype(np.int64)
 
     def makespan_below(self, target: float, work: float, stop: Stop) -> float | None:
-        """A makespan below a target that an order has, or the target if none does.
+        """Return a makespan below a target that a schedule has, or the target if none does.
 
         None where that is open after some `work`, the solver's own unit of about a second;
         :attr:`spent` says how much of it was needed.
@@ -175,7 +175,7 @@ def narrow(
     problem: Problem, ranks: Sequence[int], low: float, high: float, work: float, stop: Stop,
     found: Callable[[list[Program]], object] | None = None,
 ) -> float:  # fmt: skip
-    """A time that no order beats, by some ranks that are kept, or all.
+    """Return a time that no schedule beats, by some ranks or all.
 
     Targets between a bound `low` and a makespan `high` are met or refuted, one after the other:
     that is much sooner done than finding the fastest order at once, and proving it. `found` is
@@ -201,7 +201,7 @@ def narrow(
 
 
 def least_times(problem: Problem) -> Grids:
-    """Least time of every action, shape ``(kinds, stages, microbatches)``, R apart."""
+    """Return the least time of every action, shape ``(kinds, stages, microbatches)``, R apart."""
     times = times_of(problem, problem.kinds)
     if problem.backward == "free":
         fused = times_of(problem, [FUSED_KIND])[0]
@@ -212,7 +212,7 @@ def least_times(problem: Problem) -> Grids:
 
 
 def by_work(problem: Problem) -> float:
-    """A time that no order beats, without a solver.
+    """Return a time that no order beats, without a solver.
 
     A rank has the work of all microbatches, once the first of them has come to it; where layers are
     cut, ranks have equal shares at best. The longest microbatch has its own way through all stages.
@@ -229,7 +229,7 @@ def by_work(problem: Problem) -> float:
 
 
 def telling_ranks(problem: Problem) -> list[int]:
-    """The ranks of the first and the last stage; of a V, the first rank and the one at the turn."""
+    """Return the ranks of the first and last stage; of a V, those of the first and of the turn."""
     first, last = int(problem.homes[0]), int(problem.homes[-1])
     if first == last:
         last = int(problem.homes[problem.stages // 2])

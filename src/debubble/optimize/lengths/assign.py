@@ -1,4 +1,4 @@
-"""Which microbatch takes which place in an order, where they have different lengths.
+"""Assignment of microbatches of different lengths to the places of a schedule.
 
 All assignments are tried where there are few, else swaps of two microbatches from several first
 ones.
@@ -59,7 +59,7 @@ def arrange(
     effort: float = 1.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Arranged | None:
-    """The best microbatch for every place of an order; None where no assignment tried fits.
+    """Return the best microbatch for every place of a schedule; None where none tried fits.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def arrange(
 
 
 def renumbered(programs: Sequence[Program], microbatches: Order) -> list[Program]:
-    """An order in which every microbatch has the number of the one that takes its place."""
+    """Return an order in which every microbatch has the number of the one that takes its place."""
     numbers = np.array(microbatches)
     return [
         program + ((numbers[own] - own) << MICROBATCH_SHIFT)
@@ -131,7 +131,7 @@ class _Judge:
         self.lengths = table.lengths
 
     def best_of(self, orders: Sequence[Order]) -> Arranged | None:
-        """The fastest of some assignments that fits; the first of those that are alike."""
+        """Return the fastest of some assignments that fits; the first of those that are alike."""
         found = [np.zeros(0)]
         for begin in range(0, len(orders), BLOCK):
             if begin and self.stop():
@@ -145,7 +145,7 @@ class _Judge:
         return None
 
     def fits(self, order: Order) -> bool:
-        """Whether every rank stays within its memory; where there are copies their times decide."""
+        """Return whether every rank stays within its memory, with copies when they are made."""
         if self.limits is None:
             return True
         table = self._assigned(order)
@@ -164,7 +164,7 @@ class _Judge:
 
 
 def _different(lengths: Floats) -> list[Order]:
-    """Every order of microbatches; one of those in which equal lengths change places."""
+    """Return every assignment; one of those in which equal lengths change places."""
     found: dict[tuple[float, ...], Order] = {}
     for order in permutations(range(len(lengths))):
         found.setdefault(tuple(lengths[list(order)].tolist()), order)
@@ -172,7 +172,7 @@ def _different(lengths: Floats) -> list[Order]:
 
 
 def _first_orders(lengths: Floats) -> list[Order]:
-    """Orders to begin with: as given, shortest and longest first, and short ones at both ends."""
+    """Return first assignments: as given, shortest or longest first, short ones at both ends."""
     rising = np.argsort(lengths, kind="stable").tolist()
     ends = rising[::2] + rising[1::2][::-1]
     orders = [tuple(range(len(lengths))), tuple(rising), tuple(rising[::-1]), tuple(ends)]
@@ -180,7 +180,7 @@ def _first_orders(lengths: Floats) -> list[Order]:
 
 
 def _swapped(order: Order, lengths: Floats) -> Iterator[Order]:
-    """Orders in which two microbatches of different lengths have changed places."""
+    """Yield orders in which two microbatches of different lengths have changed places."""
     for a, b in combinations(range(len(order)), 2):
         if lengths[order[a]] != lengths[order[b]]:
             other = list(order)

@@ -53,7 +53,7 @@ def fastest_assignment(
     problem: Problem, programs: Sequence[Program], name: str, effort: float,
     stop: Callable[[], bool],
 ) -> Candidate | None:  # fmt: skip
-    """An order of a problem with the best microbatch in every place; None where none tried fits.
+    """Return a schedule with the best microbatch in every place; None where none tried fits.
 
     Copies to the host are placed anew for each assignment.
     """

@@ -2,7 +2,7 @@
 
 Orders are searched for the average microbatch first. Any microbatch may take any place in one
 (:mod:`debubble.optimize.lengths.assign`), so that one can choose which runs first, and which run
-beside each other. The best is annealed with every microbatch's own times, and solved exactly where
+at the same time. The best is annealed with every microbatch's own times, and solved exactly where
 it is small (:mod:`debubble.optimize.cp_sat.lengths_model`); what comes of that is arranged once
 more.
 
@@ -41,7 +41,7 @@ Search: TypeAlias = Callable[[Request, Budget], Outcome]
 """Finds the fastest order of microbatches that are alike."""
 
 CANDIDATES = 4
-"""Published orders that are tried beside the one that was found."""
+"""Published schedules that are tried, too."""
 
 FIRST = 0.7
 """Share of its time limit that each search for an order has before its assignment."""
@@ -54,7 +54,7 @@ LEAST = 0.5
 
 
 def without_equal_lengths(costs: Costs, microbatches: int) -> Costs:
-    """The same costs, without lengths where every microbatch is an average one."""
+    """Return costs without lengths where every microbatch is an average one."""
     if costs.microbatch is None:
         return costs
     lengths = numbers_of(costs.microbatch, "microbatch", "microbatch", microbatches)
@@ -88,14 +88,14 @@ def search_lengths(search: Search, request: Request, budget: Budget) -> Outcome:
 
 
 def entering(schedule: Schedule) -> tuple[int, ...]:
-    """Microbatches in the order in which they enter stage 0."""
+    """Return microbatches in the order in which they enter stage 0."""
     actions = schedule.program(int(schedule.placement.ranks_of_stages[0]))
     first = (kinds_of(actions) == Kind.F) & (stages_of(actions) == 0)
     return tuple(microbatches_of(actions[first]).tolist())
 
 
 def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome, Candidate, bool]:
-    """The search for average microbatches, its best order, and whether it was interrupted.
+    """Search average microbatches; return the result, its best schedule, and if it was interrupted.
 
     The order is the fastest with its best assignment that fits. Where memory is limited a second
     search has room for the longest in place of every microbatch: its orders fit with any
@@ -146,7 +146,7 @@ def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome
 def _heard(
     request: Request, found: Outcome, budget: Budget, stop: Stop
 ) -> tuple[Candidate | None, bool]:
-    """The fastest order, within the time there is; whether Ctrl-C or `until` ended the search."""
+    """Return the fastest schedule in the time there is, and whether the search was interrupted."""
     ended = found.status == "interrupted"
     if ended:
         stop.ask()
@@ -160,7 +160,7 @@ def _heard(
 def _fastest(
     request: Request, found: Outcome, effort: float, stop: Callable[[], bool]
 ) -> Candidate | None:
-    """The fastest order with its best assignment that fits; None where none does."""
+    """Return the fastest order with its best assignment that fits; None where none does."""
     problem, best = request.like(found.problem), None
     for name, programs in _orders(found, stop):
         if best is not None and stop():
@@ -175,7 +175,7 @@ def _fastest(
 
 
 def _orders(found: Outcome, stop: Callable[[], bool]) -> Iterator[tuple[str, list[Program]]]:
-    """The order that was found, and the fastest published ones of the same problem."""
+    """Yield the schedule that was found, and the fastest published ones of its problem."""
     problem, schedule = found.problem, found.schedule
     yield found.found_by, [schedule.program(rank) for rank in range(schedule.ranks)]
     if problem.cut or stop():
@@ -191,7 +191,7 @@ def _orders(found: Outcome, stop: Callable[[], bool]) -> Iterator[tuple[str, lis
 
 
 def _makespan(problem: Problem, programs: list[Program]) -> float:
-    """How long an order takes without copies; infinite where it cannot run."""
+    """Return the makespan without copies; infinite where the schedule cannot run."""
     try:
         return problem.timeline(problem.schedule(programs)).makespan
     except DebubbleError:

@@ -171,12 +171,12 @@ def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def can_repeat(problem: Problem) -> bool:
-    """Whether there are enough microbatches for :func:`repeat`, if it may take long."""
+    """Return whether there are enough microbatches for :func:`repeat`, if it may take long."""
     return not small(problem) and problem.microbatches >= _least(problem)
 
 
 def _is_too_short(problem: Problem, stop: Stop) -> bool:
-    """Whether there are too few microbatches to repeat any without much effort."""
+    """Return whether there are too few microbatches to repeat any without much effort."""
     return problem.microbatches < 2 * _least(problem) and stop.work.effort < LONG_EFFORT
 
 

@@ -77,7 +77,7 @@ RANK_STEPS = 8
 
 
 def relaxation(problem: Problem, decided: Sequence[int | None], ways: Ways) -> Problem:
-    """Relaxation of all choices that agree with what is decided; None leaves a stage open."""
+    """Return a relaxation of all choices that agree with what is decided; None is open."""
     duration = problem.table.duration.copy()
     spared = [
         way is None and not all(some & RECOMPUTE for some in open_to)
@@ -93,7 +93,7 @@ def relaxation(problem: Problem, decided: Sequence[int | None], ways: Ways) -> P
 
 
 def fits(problem: Problem) -> bool:
-    """Whether there is any order within the limits, if copies take no time."""
+    """Return whether there is any order within the limits, if copies take no time."""
     return bool(np.all(eased(problem).smallest_limits <= problem.limits_with_slack))
 
 
@@ -101,7 +101,7 @@ def bound_of_all(
     problem: Problem, ways: Ways, best: float, known: dict[Choice, float], nodes: int,
     stop: Stop | None = None,
 ) -> tuple[float, Choice | None]:  # fmt: skip
-    """A bound for all choices, and the one it belongs to if that is a single one.
+    """Return a bound for all choices, and the choice that it belongs to if that is single.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def bound_of_all(
 
 
 def most_free(ways: Ways) -> Choice:
-    """The choice that every order of another one is an order of; empty where there is none.
+    """Return the choice that has all schedules of every other; empty where there is none.
 
     What may be copied may also stay, but a stage that may recompute does, or does not.
     """
@@ -159,12 +159,12 @@ def most_free(ways: Ways) -> Choice:
 
 
 def _whole(decided: tuple[int | None, ...]) -> Choice:
-    """A choice for all stages; empty while some are open."""
+    """Return a choice for all stages; empty while some are open."""
     return () if None in decided else tuple(way for way in decided if way is not None)
 
 
 def families(problem: Problem, ways: Ways) -> list[Choice]:
-    """Choices to begin with: the first chunks of the first or last ranks, of all of them first."""
+    """Return choices to begin with: the first chunks of the first or last ranks."""
     homes, ranks = problem.homes, problem.ranks
     chunk = np.array([int(np.count_nonzero(homes[:s] == homes[s])) for s in range(len(homes))])
     steps = np.unique(np.linspace(1, ranks, min(RANK_STEPS, ranks)).astype(int))[::-1]
@@ -183,7 +183,7 @@ def families(problem: Problem, ways: Ways) -> list[Choice]:
 def _needed(
     problem: Problem, plain: NDArray[np.int64], other: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """The fewest first stages of every rank that must do other things for a microbatch to fit."""
+    """Return the fewest first stages of every rank that must choose otherwise to fit."""
     chosen = np.zeros(problem.stages, dtype=bool)
     for stage in range(problem.stages):
         asked = with_choice(problem, np.where(chosen, other, plain).tolist())
@@ -218,21 +218,21 @@ class Choices:
             self._floor = bound_of_all(self.root, ways, float("inf"), {}, 0)[0]
 
     def first(self) -> list[Problem]:
-        """The variants in which all stages do the same."""
+        """Return the variants in which all stages do the same."""
         return [problem for problem in self._first if fits(problem)]
 
     def group(self, problem: Problem) -> Hashable:
-        """Number of the choice that all stages share, or the variant itself."""
+        """Return the number of the choice that all stages share, or the variant itself."""
         uniform = same_for_all(self.ways)
         chosen = choice_of(problem)
         return uniform.index(chosen) if chosen in uniform else problem.variant
 
     def again(self, known: Entry) -> Problem:
-        """The variant of an earlier result; what is not free is as it was asked for."""
+        """Return the variant of an earlier result; what is not free is as requested."""
         return self.root if self.complete else with_choice(self.root, known.chosen)
 
     def bound(self, search: Variants) -> float:
-        """A bound for all choices."""
+        """Return a bound for all choices."""
         if self.complete:
             return min(each.bound for each in search.over(self.root))
         return self._floor
@@ -248,7 +248,7 @@ class Choices:
         seconds = LATE_SECONDS if search.stop.asked else max(search.stop.left, LATE_SECONDS)
         bound, chosen = bound_of_all(self.root, self.ways, best, known, nodes, Stop(seconds))
         self._floor = max(self._floor, min(bound, best))
-        # What copies cost is said by the bound of one rank alone: there is nothing to close.
+        # Only the bound of one rank knows the cost of copies: there is nothing to close.
         if chosen is None or any(way & OFFLOAD for way in chosen):
             return None
         problem = with_choice(self.root, chosen)
