@@ -39,6 +39,7 @@ from debubble.optimize.stage_choices.choices import (
     with_choice,
     with_way_out,
 )
+from debubble.optimize.stop import Stop
 from debubble.optimize.variants import Report
 from debubble.schedules.registry import MAX_ACTIONS, check_count
 
@@ -170,7 +171,8 @@ class Budget:
     workers: int = 2
     cache: bool = True
     report: Report | None = None
-    until: Callable[[], bool] | None = None
+    stop: Stop = field(default_factory=Stop)
+    """Asked after Ctrl-C: then a search returns the best so far."""
 
     def __post_init__(self) -> None:
         limit = self.time_limit

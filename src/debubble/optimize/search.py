@@ -146,17 +146,19 @@ def optimize(
     >>> result.makespan, result.lower_bound, result.status
     (13.0, 13.0, 'optimal')
     """
-    budget = Budget(time_limit, effort, seed, workers, cache, report, until)
+    budget = Budget(time_limit, effort, seed, workers, cache, report)
     costs = without_equal_lengths(costs or Costs(), microbatches)
     request = Request(
         ranks, microbatches, chunks, costs, layers, memory, placement, backward, recompute, offload,
         p2p_mode,
     )  # fmt: skip
-    if robust is not None:
-        result = optimize_robust(_answer, robust, request, budget, published)
-    else:
-        result = _answer(request, budget, published)
-    return checked(request, result)
+
+    def run() -> Result:
+        if robust is None:
+            return _answer(request, budget, published)
+        return optimize_robust(_answer, robust, request, budget, published)
+
+    return checked(request, run_heard(run, budget.stop, until))
 
 
 def _answer(request: Request, budget: Budget, published: bool) -> Result:
@@ -169,7 +171,7 @@ def _answer(request: Request, budget: Budget, published: bool) -> Result:
     timeline = _with_static(found.timeline, request.costs)
     compared = None
     if published:
-        soon = Stop(_time_to_compare(found, budget.time_limit))
+        soon = _time_to_compare(budget)
         compared = compare_with_published(
             timeline if problem.layers else schedule, request.costs, request.memory,
             request.p2p_mode, recompute=request.recompute, copies=not is_none(request.offload),
@@ -196,11 +198,13 @@ def _with_late_recomputes(found: Outcome) -> Outcome:
     return replace(found, timeline=timeline, schedule=timeline.schedule, status=status)
 
 
-def _time_to_compare(found: Outcome, limit: float | None) -> float:
-    """Return the seconds for published schedules after a search; infinite without a limit."""
-    if found.status == "interrupted":
-        return AFTER_CTRL_C
-    return math.inf if limit is None else max(AFTER_LIMIT * limit, AFTER_CTRL_C)
+def _time_to_compare(budget: Budget) -> Stop:
+    """Return the time for published schedules after a search; no end without a limit."""
+    if budget.stop.asked:
+        return Stop(AFTER_CTRL_C)
+    limit = budget.time_limit
+    seconds = math.inf if limit is None else max(AFTER_LIMIT * limit, AFTER_CTRL_C)
+    return Stop(seconds, budget.stop)
 
 
 def search(request: Request, budget: Budget) -> Outcome:
@@ -210,18 +214,17 @@ def search(request: Request, budget: Budget) -> Outcome:
     effort_or_time = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
     spent = f"{effort_or_time}, seed {budget.seed}, {budget.workers} workers"
     work = Work(math.inf if time_limit else effort, budget.seed, budget.workers)
-    stop = Stop(math.inf if time_limit is None else time_limit, work=work)
+    stop = Stop(math.inf if time_limit is None else time_limit, budget.stop, work)
     choices = {"recompute": request.recompute, "offload": request.offload}
     free = [name for name, how in choices.items() if isinstance(how, str) and how == "free"]
     variants = Variants(_spaces(request), stop, budget.report)
     solver = solver_name()
     known = read_entry(problems, free) if budget.cache else None
-    interrupted = False
     if known is not None:
         variants.take(known)
     fresh = known is None or not (variants.done or known.answers(spent, solver))
     if fresh:
-        interrupted = run_heard(variants.run, stop, budget.until)
+        variants.run()
     best, bound = variants.best, variants.bound
     schedule = best.schedule
     if schedule is None:
@@ -229,7 +232,7 @@ def search(request: Request, budget: Budget) -> Outcome:
     seconds, found_by = time.monotonic() - began, best.found_by
     if known is not None and not fresh:
         seconds, found_by = known.seconds, known.found_by
-    status = "optimal" if variants.done else "interrupted" if interrupted else "feasible"
+    status = "optimal" if variants.done else "interrupted" if budget.stop.asked else "feasible"
     if budget.cache and fresh and status != "interrupted":
         entry = Entry(best.programs, bound, spent, seconds, found_by, solver, cut=best.problem.cut)
         write_entry(problems, schedule, entry, free)

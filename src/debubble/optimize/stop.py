@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 PATIENCE = 0.2
 """Seconds between looks at Ctrl-C while searches run."""
@@ -107,8 +110,8 @@ class Stop:
                 self._running.remove(end)
 
 
-def run_heard(search: Callable[[], None], stop: Stop, until: Callable[[], bool] | None) -> bool:
-    """Run in another thread, so that Ctrl-C and `until` are heard; whether one of them was."""
+def run_heard(search: Callable[[], T], stop: Stop, until: Callable[[], bool] | None) -> T:
+    """Run a search in another thread, and ask it to stop after Ctrl-C or once `until` is true."""
     interrupted = False
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(search)
@@ -123,8 +126,7 @@ def run_heard(search: Callable[[], None], stop: Stop, until: Callable[[], bool] 
                 interrupted = True
                 # Again and again: a solver that was about to start has not heard the first.
                 stop.ask()
-        running.result()
-    return interrupted
+        return running.result()
 
 
 def time_left(limit: float | None, began: float) -> float:

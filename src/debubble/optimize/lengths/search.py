@@ -34,7 +34,7 @@ from debubble.optimize.lengths.improve import Candidate, LengthsSearch, fastest_
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.published import own_orders, published_orders
 from debubble.optimize.request import Budget, Outcome, Request
-from debubble.optimize.stop import Stop, Work, run_heard, time_left
+from debubble.optimize.stop import Stop, Work, time_left
 from debubble.optimize.times import lengths_of
 
 Search: TypeAlias = Callable[[Request, Budget], Outcome]
@@ -65,7 +65,7 @@ def search_lengths(search: Search, request: Request, budget: Budget) -> Outcome:
     """Find the fastest order and assignment of microbatches of different lengths."""
     began, limit = time.monotonic(), budget.time_limit
     part = None if limit is None else AVERAGE * limit
-    found, best, interrupted = _searched(search, request, budget.within(part))
+    found, best = _searched(search, request, budget.within(part))
     bound = min(map(by_work, request.problems))
     if request.memory is None:
         # What takes as long as the shortest, or longer, takes no less than its share of what
@@ -74,13 +74,12 @@ def search_lengths(search: Search, request: Request, budget: Budget) -> Outcome:
         share = shortest if request.costs.attention == 0 else shortest**2
         bound = max(bound, found.bound * share)
     own = LengthsSearch(request, best, bound)
-    if not (interrupted or own.done):
-        effort = budget.effort if limit is None else math.inf
-        stop = Stop(time_left(limit, began), work=Work(effort, budget.seed, budget.workers))
-        interrupted = run_heard(lambda: own.run(stop), stop, budget.until)
+    if not (budget.stop.asked or own.done):
+        work = Work(budget.effort if limit is None else math.inf, budget.seed, budget.workers)
+        own.run(Stop(time_left(limit, began), budget.stop, work))
     best = own.best
     timeline = best.problem.timeline(best.schedule)
-    status = "interrupted" if interrupted else "optimal" if own.done else "feasible"
+    status = "interrupted" if budget.stop.asked else "optimal" if own.done else "feasible"
     return Outcome(
         best.problem, best.schedule, timeline, own.bound, status,
         time.monotonic() - began, best.name,
@@ -94,8 +93,8 @@ def entering(schedule: Schedule) -> tuple[int, ...]:
     return tuple(microbatches_of(actions[first]).tolist())
 
 
-def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome, Candidate, bool]:
-    """Search average microbatches; return the result, its best schedule, and if it was interrupted.
+def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome, Candidate]:
+    """Search average microbatches; return the result, and the best schedule of them all.
 
     The order is the fastest with its best assignment that fits. Where memory is limited a second
     search has room for the longest in place of every microbatch: its orders fit with any
@@ -111,16 +110,14 @@ def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome
         room = replace(average, memory=((limits - static) / longest + static).tolist())
         questions = [average, room] if longest > 1 else [room]
     results: list[tuple[Outcome, Candidate]] = []
-    refused, interrupted = None, False
+    refused = None
     for index, question in enumerate(questions):
-        if results and (interrupted or time_left(limit, began) <= 0):
+        if results and (budget.stop.asked or time_left(limit, began) <= 0):
             break
         part = None
         if limit is not None:
             part = max(time_left(limit, began) / (len(questions) - index), LEAST)
             budget = budget.within(FIRST * part)
-        if interrupted:
-            budget = replace(budget, until=lambda: True)
         here = time.monotonic()
         try:
             found = search(question, budget)
@@ -129,8 +126,7 @@ def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome
                 raise
             refused = error
             continue
-        best, ended = _heard(request, found, budget, Stop(time_left(part, here)))
-        interrupted = interrupted or ended
+        best = _fastest(request, found, budget.effort, Stop(time_left(part, here), budget.stop))
         if best is not None:
             results.append((found, best))
     if not results:
@@ -140,21 +136,7 @@ def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome
             "times the memory that average ones need, or recompute"
         ) from refused
     # What the second proves holds for its smaller limits alone.
-    return results[0][0], min((best for _, best in results), key=lambda b: b.makespan), interrupted
-
-
-def _heard(
-    request: Request, found: Outcome, budget: Budget, stop: Stop
-) -> tuple[Candidate | None, bool]:
-    """Return the fastest schedule in the time there is, and whether the search was interrupted."""
-    ended = found.status == "interrupted"
-    if ended:
-        stop.ask()
-    made: list[Candidate | None] = []
-    ended = run_heard(
-        lambda: made.append(_fastest(request, found, budget.effort, stop)), stop, budget.until
-    ) or ended  # fmt: skip
-    return made[0], ended
+    return results[0][0], min((best for _, best in results), key=lambda b: b.makespan)
 
 
 def _fastest(
