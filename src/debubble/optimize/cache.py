@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from debubble.core.actions import Program, among, kinds_of
+from debubble.core.atomic_write import write_atomically
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError
 from debubble.core.kinds import OFFLOAD_KINDS, WORK_KINDS
-from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem
 from debubble.optimize.problem import Problem
@@ -197,7 +197,7 @@ def write_entry(
     place = folder()
     try:
         place.mkdir(parents=True, exist_ok=True)
-        write_whole(place / f"{key(problems, choices)}.json", text.encode())
+        write_atomically(place / f"{key(problems, choices)}.json", text.encode())
         known = sorted(place.glob("*.json"), key=lambda path: path.stat().st_mtime)
         # A process that was killed while it wrote left a part of an entry.
         old = time.time() - HOUR

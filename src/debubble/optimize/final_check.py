@@ -6,8 +6,8 @@ import numpy as np
 
 from debubble.core.kinds import COPY_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
 from debubble.engine.timeline import simulate
+from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
 from debubble.optimize.layer_split.cutting import Cutting
 from debubble.optimize.problem import Problem

@@ -11,9 +11,9 @@ import numpy as np
 
 from debubble.analysis.layout import table
 from debubble.core import hooks
+from debubble.core.atomic_write import write_atomically
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.replacing import write_whole
 from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
 from debubble.listing import TOLERANCE
@@ -114,7 +114,7 @@ class Frontier:
             raise ParameterError(f"'{path}' is no picture of a frontier; use .png, .svg or .pdf")
         drawing = self.plot().figure
         data: bytes = hooks.render_figure(drawing, ending)
-        write_whole(path, data)
+        write_atomically(path, data)
 
 
 def sweep(

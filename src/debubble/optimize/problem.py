@@ -24,10 +24,10 @@ from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS, KINDS, Of
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline, timeline_of
+from debubble.engine.validate import has
 from debubble.listing import TOLERANCE, Workload
 from debubble.lowering.recompute import add_recompute
 from debubble.optimize.layer_split.layers import Layers

@@ -14,11 +14,11 @@ from debubble.core.actions import COPY_KINDS, Program
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
 from debubble.engine.graph import compile_graph
 from debubble.engine.jitter import Jitter
 from debubble.engine.memory import memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
+from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
 from debubble.optimize.anneal.simulated_moves import move_actions
 from debubble.optimize.final_check import not_offloaded, problem_of

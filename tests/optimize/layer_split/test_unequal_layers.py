@@ -76,7 +76,7 @@ def case(seed: int) -> Case:
         if rng.random() < 0.6:
             each[name] = [rng.choice([0.0, 0.25, 0.5, 1.0]) for _ in range(count)]
     costs = db.Costs(
-        p2p=rng.choice([0.0, 0.5, 2.0]), overhead=rng.choice([0.0, 0.25]), host_bandwidth=1,
+        p2p=rng.choice([0.0, 0.5, 2.0]), launch=rng.choice([0.0, 0.25]), host_bandwidth=1,
         runtime=rng.choice(["any", "any", "debubble"]),
     )  # fmt: skip
     recompute, offload = rng.choice(CHOICES if p * v < 5 else CHOICES[:1])
@@ -92,7 +92,7 @@ def case(seed: int) -> Case:
     model = Model(
         [rounded({name: values[i] for name, values in each.items()}) for i in range(count)],
         rounded(embedding) if embedding else {}, rounded(head) if head else {},
-        tuple(place.ranks_of_stages.tolist()), m, limit, costs.p2p, costs.overhead,
+        tuple(place.ranks_of_stages.tolist()), m, limit, costs.p2p, costs.launch,
         costs.runtime == "debubble", backward,
     )  # fmt: skip
     cuts = all_cuts(count, p * v, embedding is not None, head is not None)

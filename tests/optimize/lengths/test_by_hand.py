@@ -52,7 +52,7 @@ class Case:
     @property
     def costs(self) -> db.Costs:
         return db.Costs(
-            **self.times, p2p=self.p2p, overhead=self.overhead, kept_for_weight=self.kept,
+            **self.times, p2p=self.p2p, launch=self.overhead, kept_for_weight=self.kept,
             recompute_kept=0.25, runtime="debubble" if self.first_in_w else "any",
             microbatch=self.lengths,
         )  # fmt: skip

@@ -18,11 +18,11 @@ from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.kinds import COPY_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.action_times import with_times
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import Limit, measure_memory, memory_limits
-from debubble.engine.own_times import with_times
 from debubble.engine.timeline import timeline_of
+from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
 
 Floats = NDArray[np.float64]

@@ -23,7 +23,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import COPY_KINDS, OFFLOAD_KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 from debubble.lowering.offload import COPIES, LEADS, check_host, with_copies
 from debubble.lowering.offload import eased as ease_costs
 from debubble.lowering.offload_waits import with_waits, without_and_with_waits
