@@ -22,7 +22,7 @@ from debubble.optimize.cp_sat.rounding import whole_units
 from debubble.optimize.periodic.pattern import find_pattern
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.stage_choices.choices import choice_of, same_for_all, ways_of, with_choice
 from debubble.optimize.stage_choices.space import bound_of_all, families, fits, relaxation
 from debubble.optimize.stop import Stop
@@ -75,7 +75,7 @@ def recomputes_right_before_backwards(schedule: db.Schedule) -> bool:
 def test_every_search_and_bound_agrees_with_the_fastest_of_all_orders(data: st.DataObject) -> None:
     asked = drawn(data)
     best = fastest(asked)
-    start = listed(asked, ())
+    start = list_programs(asked, ())
     order = asked.schedule(start)
     assert db.check(order).ok
     assert asked.fits(order)
@@ -97,7 +97,7 @@ def test_every_search_and_bound_agrees_with_the_fastest_of_all_orders(data: st.D
 def test_lists_and_annealed_orders_are_right(data: st.DataObject) -> None:
     sizes = [(p, v, m, "split") for p in (1, 2, 4) for v in (1, 2, 3) for m in (1, 4, 9)]
     asked = drawn(data, sizes)
-    start = listed(asked, (), 0.02)
+    start = list_programs(asked, (), 0.02)
     annealer = Annealer(asked, start, seed=data.draw(st.integers(0, 9)))
     order = annealer.best.copy()
     annealer.run(3000, 2.0, 0.1, 0.0, order)
@@ -116,7 +116,7 @@ def test_a_recompute_runs_while_the_gradient_is_under_way() -> None:
     # F of both stages, I of the last, I and W of the first: R has no time of its own but one. No
     # place is better than right before the backward.
     assert fastest(asked) == lower_bound(asked) == 1 + 3 + 1 + 1
-    order = asked.schedule(listed(asked, ()))
+    order = asked.schedule(list_programs(asked, ()))
     assert recomputes_right_before_backwards(order)
     assert asked.timeline(order).makespan == fastest(asked)
 
@@ -134,13 +134,13 @@ def test_the_bound_of_all_choices_holds_for_each(data: st.DataObject) -> None:
         bound, _ = bound_of_all(asked, FREE, float("inf"), {}, nodes)
         assert bound <= best + 1e-9
     for decided in product((False, True, None), repeat=2):
-        eased = relaxation(asked, decided, FREE)
+        relax_copies = relaxation(asked, decided, FREE)
         least = min(
             makespan for chosen, makespan in spans.items()
             if all(a is None or a == b for a, b in zip(decided, chosen, strict=True))
         )  # fmt: skip
-        if fits(eased):
-            assert lower_bound(relaxed(eased)) <= least + 1e-9
+        if fits(relax_copies):
+            assert lower_bound(relaxed(relax_copies)) <= least + 1e-9
         else:
             assert least == float("inf")
 

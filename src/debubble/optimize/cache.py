@@ -46,7 +46,7 @@ LARGEST_ENTRY = 32 << 20
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A result found earlier."""
 
     programs: list[Program]
@@ -130,7 +130,7 @@ def _of_layers(problem: Problem) -> Any:
     return [layers.count, each, ends]
 
 
-def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | None:
+def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> CacheEntry | None:
     """Return the entry of some problems; None when there is none that is right."""
     from debubble.analysis.check import check
     from debubble.interchange.schedule_json import from_json
@@ -143,7 +143,7 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
         schedule = from_json(json.dumps(data["schedule"]), str(path))
         programs = [schedule.program(rank) for rank in range(schedule.ranks)]
         chosen = choice_in(schedule)
-        entry = Entry(
+        entry = CacheEntry(
             [program[among(kinds_of(program), KEPT)] for program in programs],
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
             str(data["found_by"]), str(data["solver"]), str(data["code"]),
@@ -183,7 +183,7 @@ def _as_cut(problem: Problem, cut: tuple[int, ...]) -> Problem | None:
 
 
 def write_entry(
-    problems: Sequence[Problem], schedule: Schedule, entry: Entry, choices: Sequence[str] = ()
+    problems: Sequence[Problem], schedule: Schedule, entry: CacheEntry, choices: Sequence[str] = ()
 ) -> None:
     """Keep a result; a folder that cannot be written to is no error."""
     data = {

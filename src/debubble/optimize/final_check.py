@@ -12,13 +12,13 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.layer_split.cutting import Cutting
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.belongs import outside
-from debubble.optimize.programs.offload import schedules, without_copies
+from debubble.optimize.programs.offload import with_copies_placed, without_copies
 from debubble.optimize.request import Request
 from debubble.optimize.result import Result
 from debubble.optimize.stage_choices.choices import OFFLOAD, choice_in
 
 
-def checked(request: Request, result: Result) -> Result:
+def check_result(request: Request, result: Result) -> Result:
     """Return a result after checking that it answers the request.
 
     Raises
@@ -81,5 +81,5 @@ def not_offloaded(problem: Problem, schedule: Schedule) -> str:
     if not any(problem.offload) or has(schedule, COPY_KINDS):
         return ""
     programs = [schedule.program(rank) for rank in range(schedule.ranks)]
-    lowered = next(schedules(problem, without_copies(programs)))
+    lowered = next(with_copies_placed(problem, without_copies(programs)))
     return "no stage offloads anything" if has(lowered, COPY_KINDS) else ""

@@ -15,22 +15,27 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.jitter import Jitter
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.strategies import reason
-from debubble.optimize.cache import Entry, read_entry, write_entry
-from debubble.optimize.final_check import checked
+from debubble.optimize.bounds.strategies import explain_bound
+from debubble.optimize.cache import CacheEntry, read_entry, write_entry
+from debubble.optimize.final_check import check_result
 from debubble.optimize.layer_split.layers import Given
 from debubble.optimize.layer_split.space import Cuts
 from debubble.optimize.lengths.search import entering, search_lengths, without_equal_lengths
 from debubble.optimize.problem import Backward, Problem
-from debubble.optimize.programs.list_scheduling import listed
-from debubble.optimize.programs.offload import Offload, is_none, schedules, tighter
+from debubble.optimize.programs.list_scheduling import list_programs
+from debubble.optimize.programs.offload import (
+    Offload,
+    is_none,
+    with_copies_placed,
+    with_room_for_copies,
+)
 from debubble.optimize.programs.published import compare_with_published
 from debubble.optimize.request import Budget, Outcome, Request, Shape
 from debubble.optimize.result import Result
 from debubble.optimize.robust import optimize_robust
 from debubble.optimize.stage_choices.choices import Recompute
 from debubble.optimize.stage_choices.space import Choices
-from debubble.optimize.stop import Stop, Work, run_heard
+from debubble.optimize.stop import Stop, WorkLimit, run_heard
 from debubble.optimize.strategies import solver_name
 from debubble.optimize.variants import Report, Space, Variants
 
@@ -155,13 +160,13 @@ def optimize(
 
     def run() -> Result:
         if robust is None:
-            return _answer(request, budget, published)
-        return optimize_robust(_answer, robust, request, budget, published)
+            return _result(request, budget, published)
+        return optimize_robust(_result, robust, request, budget, published)
 
-    return checked(request, run_heard(run, budget.stop, until))
+    return check_result(request, run_heard(run, budget.stop, until))
 
 
-def _answer(request: Request, budget: Budget, published: bool) -> Result:
+def _result(request: Request, budget: Budget, published: bool) -> Result:
     """Return the fastest schedule with published ones to compare."""
     lengths = request.costs.microbatch is not None
     found = search_lengths(search, request, budget) if lengths else search(request, budget)
@@ -213,7 +218,7 @@ def search(request: Request, budget: Budget) -> Outcome:
     problems = request.problems
     effort_or_time = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
     spent = f"{effort_or_time}, seed {budget.seed}, {budget.workers} workers"
-    work = Work(math.inf if time_limit else effort, budget.seed, budget.workers)
+    work = WorkLimit(math.inf if time_limit else effort, budget.seed, budget.workers)
     stop = Stop(math.inf if time_limit is None else time_limit, budget.stop, work)
     choices = {"recompute": request.recompute, "offload": request.offload}
     free = [name for name, how in choices.items() if isinstance(how, str) and how == "free"]
@@ -234,7 +239,9 @@ def search(request: Request, budget: Budget) -> Outcome:
         seconds, found_by = known.seconds, known.found_by
     status = "optimal" if variants.done else "interrupted" if budget.stop.asked else "feasible"
     if budget.cache and fresh and status != "interrupted":
-        entry = Entry(best.programs, bound, spent, seconds, found_by, solver, cut=best.problem.cut)
+        entry = CacheEntry(
+            best.programs, bound, spent, seconds, found_by, solver, cut=best.problem.cut
+        )
         write_entry(problems, schedule, entry, free)
     timeline = best.problem.timeline(schedule)
     return Outcome(
@@ -251,7 +258,7 @@ def _reason(search: Variants) -> str:
             place = f"placement {each.problem.placement.name}: "
             return f"{place if len(search.spaces) > 1 else ''}{each.why}"
     single = len(search.incumbents) == 1
-    return reason(search.best.model, search.best.bound, bound) if single else ""
+    return explain_bound(search.best.model, search.best.bound, bound) if single else ""
 
 
 def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
@@ -274,8 +281,8 @@ def _no_room(problem: Problem) -> ParameterError:
     """Return the error that no schedule has room for its copies, with a limit that works."""
     least = min(
         float(problem.timeline(schedule).peak_activation.max())
-        for tight in tighter(problem)
-        for schedule in schedules(problem, listed(tight, (), 0.1))
+        for tight in with_room_for_copies(problem)
+        for schedule in with_copies_placed(problem, list_programs(tight, (), 0.1))
     )
     return ParameterError(
         "no order was found in which the copies under way fit into the memory; with "

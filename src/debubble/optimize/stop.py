@@ -17,7 +17,7 @@ PATIENCE = 0.2
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkLimit:
     """Effort, seed and threads of a search."""
 
     effort: float = 1.0
@@ -27,9 +27,9 @@ class Work:
     workers: int = 1
     """Threads."""
 
-    def share(self, part: float) -> Work:
+    def share(self, part: float) -> WorkLimit:
         """Return a part of the effort."""
-        return Work(self.effort * part, self.seed, self.workers)
+        return WorkLimit(self.effort * part, self.seed, self.workers)
 
 
 class Stop:
@@ -46,9 +46,12 @@ class Stop:
     """
 
     def __init__(
-        self, seconds: float = float("inf"), parent: Stop | None = None, work: Work | None = None
+        self,
+        seconds: float = float("inf"),
+        parent: Stop | None = None,
+        work: WorkLimit | None = None,
     ) -> None:
-        self.work: Work = work or (parent.work if parent else Work())
+        self.work: WorkLimit = work or (parent.work if parent else WorkLimit())
         self._end = time.monotonic() + seconds
         self._parent = parent
         self._asked = threading.Event()

@@ -39,7 +39,7 @@ from debubble.engine.graph import MEETING
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
 from debubble.optimize.anneal.annealer import refine
-from debubble.optimize.anneal.early_recompute import run_ahead, runs_ahead
+from debubble.optimize.anneal.early_recompute import can_recompute_early, recompute_early
 from debubble.optimize.anneal.simulated_moves import HOT, makespan_in_engine, move_actions
 from debubble.optimize.anneal.strategies import (
     LARGEST,
@@ -48,17 +48,21 @@ from debubble.optimize.anneal.strategies import (
     anneal_again,
     anneal_order,
     anneal_relaxed,
-    pairs,
-    small,
+    count_pairs,
+    is_small,
 )
-from debubble.optimize.bounds.strategies import keep_copies, keep_one_rank, keep_several_ranks
+from debubble.optimize.bounds.strategies import (
+    bound_by_copies,
+    bound_by_one_rank,
+    bound_by_several_ranks,
+)
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.periodic.strategies import can_repeat, patterns, repeat, repeat_best
 from debubble.optimize.problem import Problem, without_recomputes
 from debubble.optimize.programs.backward import alternatives, fusable, relaxed, separate
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.programs.list_with_copies import can_list, orders_with_copies
-from debubble.optimize.programs.offload import tighter
+from debubble.optimize.programs.offload import with_room_for_copies
 from debubble.optimize.programs.published import own_orders, published_orders
 from debubble.optimize.stop import Stop
 
@@ -190,22 +194,26 @@ def list_scheduling(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Offer the list scheduler's order, and those that leave room for copies under way."""
     known = without_recomputes(incumbent.programs)
     candidates = [separate(problem, known)] if known else []
-    for tight in tighter(incumbent.problem):
+    for tight in with_room_for_copies(incumbent.problem):
         if stop() and incumbent.programs:
             return
         effort = LATE_EFFORT if stop() else 1.0
-        incumbent.offer(listed(tight, candidates, effort), "list scheduling")
+        incumbent.offer(list_programs(tight, candidates, effort), "list scheduling")
 
 
 def anneal_with_room(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal orders that leave more and more room for copies under way."""
     del problem
-    for tight in tighter(incumbent.problem):
+    for tight in with_room_for_copies(incumbent.problem):
         if incumbent.done or stop():
             return
         share = Stop(stop.left / (1 + len(COPIES)), stop)
         anneal_order(
-            tight, listed(tight, ()), incumbent, share, TIGHT_ROUNDS * min(stop.work.effort, 2.0)
+            tight,
+            list_programs(tight, ()),
+            incumbent,
+            share,
+            TIGHT_ROUNDS * min(stop.work.effort, 2.0),
         )
 
 
@@ -235,11 +243,11 @@ def solve_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool) -> None:
-    from debubble.optimize.cp_sat.model import Model
+    from debubble.optimize.cp_sat.model import ExactModel
 
     effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
     # Choosing what to fuse takes the solver long; with relaxed times its bound holds as well.
-    chosen = fusable(problem) & (pairs(problem) <= SMALL_MIXED)
+    chosen = fusable(problem) & (count_pairs(problem) <= SMALL_MIXED)
     # Where transfers meet, first as if they did not: that is sooner solved, and its bound holds.
     meeting = {"overlapped": 1 - MEETING_SHARE, problem.mode: MEETING_SHARE}
     for mode, share in (meeting if problem.mode in MEETING else {problem.mode: 1.0}).items():
@@ -247,7 +255,7 @@ def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool) -> N
             return
         known = separate(problem, incumbent.programs, chosen.tolist())
         asked = replace(problem, mode=mode)
-        model = Model(asked if chosen.any() else relaxed(asked), known, incumbent.bound, ahead)
+        model = ExactModel(asked if chosen.any() else relaxed(asked), known, incumbent.bound, ahead)
         with stop.ending(model.stop):
             if stop():
                 return
@@ -295,7 +303,7 @@ def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Fuse or split single backwards where that helps, and anneal the rest around them."""
     effort, seed, stages = stop.work.effort, stop.work.seed, fusable(problem)
     fused = replace(problem, backward="fused")
-    order = listed(fused, ())
+    order = list_programs(fused, ())
     incumbent.offer(order, "list scheduling, fused")
     anneal_order(fused, order, incumbent, stop, SMALL_ROUNDS * min(effort, 2.0))
     for turn in range(max(1, round(MIXES * min(effort, 1.0)))):
@@ -337,11 +345,11 @@ def solver_name() -> str:
 
 
 def _solved_apart(problem: Problem) -> bool:
-    return small(problem) and has_solver() and problem.can_run_ahead
+    return is_small(problem) and has_solver() and problem.can_run_ahead
 
 
 def _copies(problem: Problem) -> bool:
-    few = pairs(problem) <= MOST_COPIED
+    few = count_pairs(problem) <= MOST_COPIED
     return bool(problem.offload) and not problem.recomputed.any() and few and has_solver()
 
 
@@ -350,27 +358,31 @@ def _copied(problem: Problem) -> bool:
 
 
 def _annealed_whole(problem: Problem) -> bool:
-    return not small(problem) and problem.size <= LARGEST
+    return not is_small(problem) and problem.size <= LARGEST
 
 
 def _moved_in_simulator(problem: Problem) -> bool:
-    return problem.mode != "overlapped" and small(problem) and not problem.offload
+    return problem.mode != "overlapped" and is_small(problem) and not problem.offload
 
 
 STRATEGIES: list[Strategy] = [
     Strategy("published schedules", published, lambda _: True, quick=True),
     Strategy("list scheduling", list_scheduling, lambda _: True, quick=True),
     Strategy("annealing with room for copies", anneal_with_room, lambda p: bool(p.offload)),
-    Strategy("keeping one rank", keep_one_rank, lambda _: True),
+    Strategy("keeping one rank", bound_by_one_rank, lambda _: True),
     Strategy("list scheduling with copies", list_copies, can_list),
-    Strategy("annealing", anneal, small),
-    Strategy("keeping several ranks", keep_several_ranks, lambda p: p.ranks > 1),
-    Strategy("exact solving", solve, lambda p: small(p) and has_solver()),
-    Strategy("running recomputes ahead", run_ahead, lambda p: small(p) and runs_ahead(p)),
+    Strategy("annealing", anneal, is_small),
+    Strategy("keeping several ranks", bound_by_several_ranks, lambda p: p.ranks > 1),
+    Strategy("exact solving", solve, lambda p: is_small(p) and has_solver()),
+    Strategy(
+        "running recomputes ahead",
+        recompute_early,
+        lambda p: is_small(p) and can_recompute_early(p),
+    ),
     Strategy("exact solving", solve_ahead, _solved_apart),
     Strategy("solving with copies", solve_with_copies, _copies),
-    Strategy("keeping one rank with its copies", keep_copies, _copied),
-    Strategy("patterns", patterns, lambda p: not small(p) and has_solver(), parallel=True),
+    Strategy("keeping one rank with its copies", bound_by_copies, _copied),
+    Strategy("patterns", patterns, lambda p: not is_small(p) and has_solver(), parallel=True),
     Strategy("repeating", repeat, can_repeat, parallel=True),
     Strategy("annealing", anneal, _annealed_whole, parallel=True),
     Strategy("annealing a relaxed optimum", anneal_relaxed, _annealed_whole, parallel=True),
@@ -378,6 +390,10 @@ STRATEGIES: list[Strategy] = [
     Strategy("annealing again", anneal_again, _annealed_whole),
     Strategy("mixing fused and split backwards", mix, lambda p: bool(fusable(p).any())),
     Strategy("moving single actions", move_in_simulator, _moved_in_simulator),
-    Strategy("running recomputes ahead", run_ahead, lambda p: not small(p) and runs_ahead(p)),
+    Strategy(
+        "running recomputes ahead",
+        recompute_early,
+        lambda p: not is_small(p) and can_recompute_early(p),
+    ),
 ]
 """Every strategy in the order in which they run."""

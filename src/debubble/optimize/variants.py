@@ -22,9 +22,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeAlias
 
 from debubble.listing import TOLERANCE
-from debubble.optimize.anneal.early_recompute import run_ahead, runs_ahead
-from debubble.optimize.bounds.strategies import keep_one_rank
-from debubble.optimize.cache import Entry
+from debubble.optimize.anneal.early_recompute import can_recompute_early, recompute_early
+from debubble.optimize.bounds.strategies import bound_by_one_rank
+from debubble.optimize.cache import CacheEntry
 from debubble.optimize.incumbent import Incumbent, Known
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
@@ -74,7 +74,7 @@ class Space(Protocol):
     def group(self, problem: Problem) -> Hashable:
         """Return a key shared by the variants on other placements that stand for this one."""
 
-    def again(self, known: Entry) -> Problem:
+    def again(self, known: CacheEntry) -> Problem:
         """Return the variant of an earlier result."""
 
     def explore(self, search: Variants, effort: float) -> None:
@@ -154,7 +154,7 @@ class Variants:
         """Whether no variant can be better."""
         return self.best.makespan <= self.bound * (1 + TOLERANCE)
 
-    def take(self, known: Entry) -> None:
+    def take(self, known: CacheEntry) -> None:
         """Begin with an earlier result."""
         for space in self.spaces:
             if space.root.placement.table == known.table:
@@ -243,8 +243,8 @@ class Variants:
             if found and incumbent.beats(self.best.makespan) and not self.stop():
                 limit = OTHERS_SHARE * seconds / len(ordered)
                 incumbent.stop = Stop(limit, self.stop, self.stop.work.share(part))
-                keep_one_rank(incumbent.model, incumbent, incumbent.stop)
-        later = OTHERS_SHARE * any(runs_ahead(each.problem) for each in ordered[1:])
+                bound_by_one_rank(incumbent.model, incumbent, incumbent.stop)
+        later = OTHERS_SHARE * any(can_recompute_early(each.problem) for each in ordered[1:])
         for place, incumbent in enumerate(ordered, start=1):
             if self.stop():
                 return False
@@ -253,10 +253,10 @@ class Variants:
                 improve(incumbent)
             if not incumbent.done:
                 for other in ordered[place:]:
-                    if runs_ahead(other.problem) and other.beats(self.best.makespan):
+                    if can_recompute_early(other.problem) and other.beats(self.best.makespan):
                         limit = OTHERS_SHARE * seconds / len(ordered)
                         other.stop = Stop(limit, self.stop, self.stop.work.share(part))
-                        run_ahead(other.model, other, other.stop)
+                        recompute_early(other.model, other, other.stop)
                 return False
         return True
 

@@ -38,8 +38,8 @@ from debubble.optimize.programs.backward import fused_ones, separate, with_fused
 from debubble.optimize.stop import Stop
 from debubble.optimize.times import (
     backward_lags,
-    lengths_of,
-    links_of,
+    link_times,
+    microbatch_lengths,
     recompute_times,
     whole_times,
 )
@@ -184,13 +184,13 @@ def actions_of(problem: Problem, fused: NDArray[np.bool_], ahead: bool = False) 
     is an action of its own if it may run `ahead`; where it is in its rank's order, no path that it
     is on is longer by what it needs.
     """
-    redo, lengths = recompute_times(problem), lengths_of(problem)
+    redo, lengths = recompute_times(problem), microbatch_lengths(problem)
     problem = without_recompute_time(problem) if ahead else problem
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
     number = np.arange(problem.size).reshape(kinds, S, m)
     needs, consumer, other = (np.full((kinds, S, m), -1) for _ in range(3))
     lag = np.zeros((kinds, S, m))
-    lag[:2] = links_of(problem)[0], backward_lags(problem)
+    lag[:2] = link_times(problem)[0], backward_lags(problem)
     for chain, input_of, _ in problem.arcs:
         if needs[*chain, 0] >= 0:
             # R needs its forward, which comes before the gradient anyway.

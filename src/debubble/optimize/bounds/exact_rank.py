@@ -89,7 +89,7 @@ PRECISION, COARSE_PRECISION = 2e-4, 5e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class ExactRanks:
     """The relaxation: chains c of F and I or B, in the order in which a microbatch passes them.
 
     Parameters
@@ -138,7 +138,7 @@ class Kept:
     width: int
 
 
-def keep(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> Kept:
+def relax_others(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> ExactRanks:
     """Return the relaxation of a problem to some of its ranks, with times times a factor."""
     stages, m = problem.stages, problem.microbatches
     way = [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
@@ -196,7 +196,7 @@ def keep(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> Kept:
             holder = c - 1 if chains[c - 1][0] == 0 else c
             stored = problem.taken[0, chains[holder][1]]
             width += int(min(m, limits[rank_of[holder]] / stored + 1)) if stored > 0 else m
-    return Kept(
+    return ExactRanks(
         m, np.array(rank_of), times, delays, waits, head, tail, taken, taken - freed, limits,
         class_of, needs, np.array([rank for rank, _, _ in whole], dtype=np.int64),
         np.array([time for _, time, _ in whole], dtype=np.int64),
@@ -208,7 +208,7 @@ def _whole(times: NDArray[np.float64], factor: float) -> Whole:
     return rounded_down(times, factor).astype(np.int64)
 
 
-class Count:
+class StateBudget:
     """States that may still be looked at, and how many times their columns at once."""
 
     def __init__(self, states: float, cells: int = MOST_CELLS) -> None:
@@ -221,7 +221,9 @@ class Count:
         return self.left < 0
 
 
-def ends_before(kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1) -> bool | None:
+def ends_before(
+    kept: ExactRanks, target: int, left: StateBudget, stop: Stop, grid: int = 1
+) -> bool | None:
     """Return whether a schedule ends before a target; None where that took too much.
 
     With a grid of more than one step there may be none where one was found.
@@ -234,7 +236,7 @@ def ends_before(kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1)
     return True if done == len(kept.times) * kept.microbatches else None
 
 
-def starts_before(kept: Kept, target: int, left: Count, stop: Stop) -> Whole | None:
+def starts_before(kept: ExactRanks, target: int, left: StateBudget, stop: Stop) -> Whole | None:
     """Return starts of an order that ends before a target, shape ``(chains, microbatches)``.
 
     None where there is none, or finding one takes too much.
@@ -258,7 +260,7 @@ def starts_before(kept: Kept, target: int, left: Count, stop: Stop) -> Whole | N
 
 
 def _levels(
-    kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1
+    kept: ExactRanks, target: int, left: StateBudget, stop: Stop, grid: int = 1
 ) -> Iterator[tuple[Whole, Whole]]:
     """Yield one level of states after another, with their places in the level before.
 
@@ -298,8 +300,8 @@ def _levels(
             return
 
 
-def kept_bound(
-    problem: Problem, ranks: Sequence[int], low: float, best: float, left: Count, stop: Stop
+def exact_rank_bound(
+    problem: Problem, ranks: Sequence[int], low: float, best: float, left: StateBudget, stop: Stop
 ) -> float:
     """Return the largest target that is shown to be a bound.
 
@@ -325,7 +327,7 @@ def kept_bound(
     for factor, grid in ways:
         if stop() or left.spent:
             break
-        kept = keep(problem, ranks, factor)
+        kept = relax_others(problem, ranks, factor)
         low = _largest_target(kept, factor, grid, low, best, left, stop)
     return low
 
@@ -337,7 +339,13 @@ def factor_of(problem: Problem, rank: int, best: float) -> float:
 
 
 def _largest_target(
-    kept: Kept, factor: float, grid: int, low: float, best: float, left: Count, stop: Stop
+    kept: ExactRanks,
+    factor: float,
+    grid: int,
+    low: float,
+    best: float,
+    left: StateBudget,
+    stop: Stop,
 ) -> float:
     """Return the largest target that is shown to be a bound on one grid."""
     bound = int(low * factor * (1 + TOLERANCE))

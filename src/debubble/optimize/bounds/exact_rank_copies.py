@@ -45,13 +45,13 @@ from debubble.core.kind_relations import FUSED_KIND, SPLIT_KINDS
 from debubble.core.kinds import COPY_KINDS
 from debubble.engine.modes import MODE
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.exact_rank import Kept, keep
+from debubble.optimize.bounds.exact_rank import ExactRanks, relax_others
 from debubble.optimize.cp_sat.interval_model import OUT, IntervalModel, copy_units
 from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for, rounded_down
-from debubble.optimize.cp_sat.solver import run
+from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.offload import eased
+from debubble.optimize.programs.offload import relax_copies
 from debubble.optimize.stop import Stop
 
 PRECISION = 2e-3
@@ -159,7 +159,7 @@ class RankModel(IntervalModel):
         self.first = [key for key in self.passes(rank) if key[:2] == self.way[0]]
         for one, other in pairwise(self.first):
             self.model.add(self.start[other] >= self.end(*one))
-        kept = keep(eased(easy), [rank], factor)
+        kept = relax_others(relax_copies(easy), [rank], factor)
         self.add_delays(np.repeat(kept.delays[:, None], problem.microbatches, axis=1))
         self._add_heads_and_tails(kept)
         for key in self.copies(rank):
@@ -169,7 +169,7 @@ class RankModel(IntervalModel):
         if whole and not MODE[problem.mode].blocks and _parts_are_whole(problem, self.stages(rank)):
             self._add_reasons(rank)
 
-    def _add_heads_and_tails(self, kept: Kept) -> None:
+    def _add_heads_and_tails(self, kept: ExactRanks) -> None:
         """Start and end in time; microbatches are numbered by their first forwards."""
         for c, b in product(range(len(self.way)), range(self.problem.microbatches)):
             key = (*self.way[c], b)
@@ -208,7 +208,7 @@ class RankModel(IntervalModel):
         if self.horizon < 0:
             return False
         self.solver.parameters.linearization_level = 0
-        status = run(self.solver, self.model, work, stop.left / 2, 1, stop.work.seed)
+        status = run_solver(self.solver, self.model, work, stop.left / 2, 1, stop.work.seed)
         if status == cp_model.INFEASIBLE:
             return False
         return True if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
-from debubble.optimize.bounds.exact_rank import Count, keep, starts_before
+from debubble.optimize.bounds.exact_rank import StateBudget, relax_others, starts_before
 from debubble.optimize.cp_sat.rounding import all_times, factor_for
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
@@ -32,7 +32,7 @@ SLACK = (1.001, 1.01, 1.05, 1.2)
 
 
 def relaxed_order(
-    problem: Problem, rank: int, bound: float, left: Count, stop: Stop
+    problem: Problem, rank: int, bound: float, left: StateBudget, stop: Stop
 ) -> list[Program] | None:
     """Return programs of all ranks by the fastest schedule of one; None where that has none.
 
@@ -50,7 +50,7 @@ def relaxed_order(
         Ends the search early.
     """
     factor = factor_for(all_times(problem), 2 * bound)
-    kept = keep(problem, [rank], factor)
+    kept = relax_others(problem, [rank], factor)
     for slack in SLACK:
         if stop() or left.spent:
             break

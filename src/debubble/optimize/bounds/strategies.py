@@ -17,7 +17,7 @@ import numpy as np
 from debubble.core.kinds import COPY_KINDS
 from debubble.core.units import number
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.exact_rank import PRECISION, Count, kept_bound
+from debubble.optimize.bounds.exact_rank import PRECISION, StateBudget, exact_rank_bound
 from debubble.optimize.bounds.exact_rank_copies import copied_bound, may_help
 from debubble.optimize.bounds.exact_rank_long import far_bound
 from debubble.optimize.bounds.paths import areas, longest_paths
@@ -52,7 +52,7 @@ REASON_SECONDS = 1.0
 """Seconds for finding the rank that is the reason of a bound from an earlier search."""
 
 
-def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+def bound_by_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what single ranks can do, strongest first."""
     easy, until = relaxed(problem), Stop(ONE_RANK_SHARE * stop.left, stop)
     first, *others = single_ranks(easy)
@@ -60,7 +60,7 @@ def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     _keep(easy, others, incumbent, OTHER_STATES, until)
 
 
-def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+def bound_by_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what two, three and more of the strongest ranks can do together."""
     easy, until = relaxed(problem), Stop(RANKS_SHARE * stop.left, stop)
     far = is_long(problem) and stop.work.effort >= LONG_EFFORT
@@ -70,7 +70,7 @@ def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> No
         _keep_far(easy, incumbent, until)
 
 
-def keep_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+def bound_by_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what single ranks can do that copy activations to the host.
 
     First the one that has stage 0, whose forwards never wait, then the strongest without copies.
@@ -88,7 +88,7 @@ def keep_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             )
             left -= used
             if bound > incumbent.bound:
-                incumbent.prove(bound, copies_in_words(asked, rank))
+                incumbent.prove(bound, explain_copies(asked, rank))
 
 
 def is_long(problem: Problem) -> bool:
@@ -99,23 +99,23 @@ def is_long(problem: Problem) -> bool:
 def _keep_far(easy: Problem, incumbent: Incumbent, stop: Stop) -> None:
     if incumbent.done or stop():
         return
-    left = Count(FAR_STATES * stop.work.effort, FAR_CELLS)
+    left = StateBudget(FAR_STATES * stop.work.effort, FAR_CELLS)
     ranks = far_ranks(easy)
     bound = far_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
     if bound > incumbent.bound:
-        incumbent.prove(bound, in_words(easy, ranks, bound))
+        incumbent.prove(bound, explain_ranks(easy, ranks, bound))
 
 
 def _keep(
     easy: Problem, sets: Sequence[Sequence[int]], incumbent: Incumbent, states: float, stop: Stop
 ) -> None:
-    left = Count(states * stop.work.effort)
+    left = StateBudget(states * stop.work.effort)
     for ranks in sets:
         if incumbent.done or stop() or left.spent:
             return
-        bound = kept_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
+        bound = exact_rank_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
         if bound > incumbent.bound:
-            incumbent.prove(bound, in_words(easy, ranks, bound))
+            incumbent.prove(bound, explain_ranks(easy, ranks, bound))
         elif len(ranks) > 1:
             # One more rank hardly helps where the last one has not, and takes much longer.
             return
@@ -169,10 +169,12 @@ def strongest_rank_bound(
     stop
         Ends the search early.
     """
-    return kept_bound(easy, strongest(easy)[:1], low, best, Count(states), stop or Stop())
+    return exact_rank_bound(
+        easy, strongest(easy)[:1], low, best, StateBudget(states), stop or Stop()
+    )
 
 
-def reason(problem: Problem, low: float, bound: float) -> str:
+def explain_bound(problem: Problem, low: float, bound: float) -> str:
     """Name a single rank that explains a bound from an earlier search.
 
     Parameters
@@ -193,13 +195,13 @@ def reason(problem: Problem, low: float, bound: float) -> str:
     for ranks in single_ranks(easy):
         if stop():
             return ""
-        found = kept_bound(easy, ranks, low, bound, Count(STATES), stop)
+        found = exact_rank_bound(easy, ranks, low, bound, StateBudget(STATES), stop)
         if found >= bound * (1 - PRECISION):
-            return in_words(easy, ranks, found)
+            return explain_ranks(easy, ranks, found)
     return ""
 
 
-def in_words(problem: Problem, ranks: Sequence[int], bound: float) -> str:
+def explain_ranks(problem: Problem, ranks: Sequence[int], bound: float) -> str:
     """Explain why the ranks that are exact cannot be faster."""
     heads, tails, *_ = longest_paths(problem)
     rank = ranks[0]
@@ -228,7 +230,7 @@ def in_words(problem: Problem, ranks: Sequence[int], bound: float) -> str:
     )
 
 
-def copies_in_words(problem: Problem, rank: int) -> str:
+def explain_copies(problem: Problem, rank: int) -> str:
     """Explain why a rank with its copies cannot be faster."""
     own = np.flatnonzero((problem.homes == rank) & np.array(problem.offload)).tolist()
     times = [problem.table.copy(COPY_KINDS[0], stage, None) for stage in own]

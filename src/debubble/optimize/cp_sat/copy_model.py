@@ -32,7 +32,7 @@ from debubble.core.schedule import Schedule
 from debubble.optimize.cp_sat.interval_model import BACK, OUT, IntervalModel, copy_units
 from debubble.optimize.cp_sat.model import Key, follows
 from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for
-from debubble.optimize.cp_sat.solver import run
+from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem
 
 OFFLOAD, RELOAD = COPY_KINDS
@@ -136,7 +136,7 @@ class CopyModel(IntervalModel):
         """
         from ortools.sat.python import cp_model
 
-        status = run(self.solver, self.model, work, seconds, workers, seed)
+        status = run_solver(self.solver, self.model, work, seconds, workers, seed)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         begin = {

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from debubble.optimize.cp_sat.model import AGAIN, Key
 from debubble.optimize.problem import Problem
-from debubble.optimize.times import lengths_of
+from debubble.optimize.times import microbatch_lengths
 
 OUT, BACK = 4, 5
 """The numbers of OFFLOAD and RELOAD among kinds."""
@@ -140,7 +140,7 @@ class IntervalModel:
 
     def add_memory(self, rank: int, unit: float) -> None:
         """Limit the memory of a rank, in whole units; what is held is rounded down."""
-        problem, lengths = self.problem, lengths_of(self.problem)
+        problem, lengths = self.problem, microbatch_lengths(self.problem)
         limit = problem.limits_with_slack[rank]
         if limit >= problem.microbatch_memory[rank] * lengths.sum():
             return

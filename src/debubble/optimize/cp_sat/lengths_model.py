@@ -29,19 +29,19 @@ from numpy.typing import NDArray
 from debubble.core.actions import Program
 from debubble.core.kind_relations import FUSED_KIND
 from debubble.listing import TOLERANCE
-from debubble.optimize.cp_sat.from_start_times import in_order
+from debubble.optimize.cp_sat.from_start_times import programs_by_start
 from debubble.optimize.cp_sat.interval_model import IntervalModel
 from debubble.optimize.cp_sat.model import AGAIN
 from debubble.optimize.cp_sat.rounding import MEMORY_UNITS, factor_for, rounded_down
-from debubble.optimize.cp_sat.solver import run
+from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 from debubble.optimize.times import (
     Grids,
-    lengths_of,
-    links_of,
+    action_times,
+    link_times,
+    microbatch_lengths,
     recompute_times,
-    times_of,
 )
 
 Whole: TypeAlias = NDArray[np.int64]
@@ -75,7 +75,7 @@ class LengthsModel(IntervalModel):
     def __init__(
         self, problem: Problem, ranks: Sequence[int], best: float, bound: float = 0.0
     ) -> None:
-        times, redo, links = least_times(problem), recompute_times(problem), links_of(problem)
+        times, redo, links = least_times(problem), recompute_times(problem), link_times(problem)
         self.factor = factor_for(np.concatenate([x.ravel() for x in (times, redo, links)]), best)
         no_weights = np.zeros((AGAIN - len(times), *redo.shape))
         self.times = np.concatenate([times, no_weights, redo[None]])
@@ -94,7 +94,7 @@ class LengthsModel(IntervalModel):
     def _add_order(self, rank: int) -> None:
         """Keep equal microbatches of a chain in their order, and end after every W."""
         for kind, stage, b in self.passes(rank):
-            later = _next_equal(lengths_of(self.problem), b)
+            later = _next_equal(microbatch_lengths(self.problem), b)
             if later is not None:
                 self.model.add(self.start[kind, stage, later] >= self.end(kind, stage, b))
             if kind == 2:
@@ -143,7 +143,7 @@ class LengthsModel(IntervalModel):
         parameters.max_number_of_conflicts = int(CONFLICTS * work)
         with stop.ending(self.solver.stop_search):
             # One thread needs a tenth of the work that several do.
-            status = run(self.solver, self.model, work, stop.left, 1, stop.work.seed)
+            status = run_solver(self.solver, self.model, work, stop.left, 1, stop.work.seed)
         if status == cp_model.INFEASIBLE:
             return target
         found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
@@ -168,7 +168,7 @@ class LengthsModel(IntervalModel):
                 # R that takes no time goes right ahead of its backward.
                 key = (kind, stage, b) if (kind, stage, b) in self.start else (1, stage, b)
                 starts[row, b] = self.solver.value(self.start[key])
-        return in_order(problem, starts.ravel(), times.ravel())
+        return programs_by_start(problem, starts.ravel(), times.ravel())
 
 
 def narrow(
@@ -202,9 +202,9 @@ def narrow(
 
 def least_times(problem: Problem) -> Grids:
     """Return the least time of every action, shape ``(kinds, stages, microbatches)``, R apart."""
-    times = times_of(problem, problem.kinds)
+    times = action_times(problem, problem.kinds)
     if problem.backward == "free":
-        fused = times_of(problem, [FUSED_KIND])[0]
+        fused = action_times(problem, [FUSED_KIND])[0]
         both = np.minimum(times[1] + times[2], fused)
         times[1] = np.minimum(times[1], fused)
         times[2] = both - times[1]

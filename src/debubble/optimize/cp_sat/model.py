@@ -40,18 +40,18 @@ from debubble.optimize.bounds.paths import (
     spare_microbatches,
     transfer_times,
 )
-from debubble.optimize.cp_sat.from_start_times import in_order, starts_by_number
+from debubble.optimize.cp_sat.from_start_times import programs_by_start, starts_by_number
 from debubble.optimize.cp_sat.rounding import (
     FRACTIONS,
     MEMORY_UNITS,
     all_times,
     factor_for,
-    rounded,
-    together,
+    fused_times,
+    round_times,
     units_apart,
     whole_units,
 )
-from debubble.optimize.cp_sat.solver import run
+from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.programs.backward import fusable, fused_ones, relaxed, with_fused
 
@@ -72,7 +72,7 @@ class Solution:
     """Whether the order is optimal for the rounded times."""
 
 
-class Model:
+class ExactModel:
     """Variables, constraints and objective of a problem; :meth:`solve` runs the solver.
 
     Parameters
@@ -96,7 +96,7 @@ class Model:
         order = problem.schedule(known)
         self.known = problem.timeline(order).makespan
         self.factor = factor_for(all_times(problem), self.known)
-        self.whole = rounded(problem, self.factor)
+        self.whole = round_times(problem, self.factor)
         apart = ahead and problem.can_run_ahead
         self.again: list[int] = np.flatnonzero(problem.recomputed).tolist() if apart else []
         self.problem = without_recompute_time(self.whole) if self.again else self.whole
@@ -105,7 +105,7 @@ class Model:
         timeline = self.whole.timeline(order)
         self.horizon = round(timeline.makespan)
         self.fusable = fusable(problem)
-        self.together = together(self.problem)
+        self.together = fused_times(self.problem)
         self.start = self._starts()
         self.fused = {
             (int(stage), b): self.model.new_bool_var("")
@@ -350,7 +350,7 @@ class Model:
         parameters.linearization_level = 0
         parameters.cp_model_probing_level = 0
         parameters.max_presolve_iterations = 1
-        status = run(self.solver, self.model, work, seconds, workers, seed)
+        status = run_solver(self.solver, self.model, work, seconds, workers, seed)
         bound = self.solver.best_objective_bound / self.factor
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return Solution(None, bound, False)
@@ -358,7 +358,7 @@ class Model:
         fused = np.zeros((self.problem.stages, self.problem.microbatches), dtype=bool)
         for place, literal in self.fused.items():
             fused[place] = self.solver.boolean_value(literal)
-        programs = with_fused(in_order(self.problem, starts, self._times(fused)), fused)
+        programs = with_fused(programs_by_start(self.problem, starts, self._times(fused)), fused)
         return Solution(programs, bound, status == cp_model.OPTIMAL)
 
     def stop(self) -> None:

@@ -51,12 +51,12 @@ def rounded_down(times: NDArray[np.float64], factor: float) -> NDArray[np.float6
 
 def all_times(problem: Problem) -> NDArray[np.float64]:
     """Return all durations and delays of the problem."""
-    fused = together(problem)[fusable(problem)]
+    fused = fused_times(problem)[fusable(problem)]
     links = problem.forward_link, problem.backward_link
     return np.concatenate([problem.times.ravel(), problem.recompute_time, *links, fused])
 
 
-def together(problem: Problem) -> NDArray[np.float64]:
+def fused_times(problem: Problem) -> NDArray[np.float64]:
     """Time of a fused backward of every stage, R before it included."""
     return np.asarray(problem.table.duration[FUSED_KIND] + problem.recompute_time)
 
@@ -97,7 +97,7 @@ def _levels(
     return high - low, left - low
 
 
-def rounded(problem: Problem, factor: float) -> Problem:
+def round_times(problem: Problem, factor: float) -> Problem:
     """Return a problem with whole times, none above `factor` times the true ones."""
     table = problem.table
     duration, link = rounded_down(table.duration, factor), rounded_down(table.link, factor)

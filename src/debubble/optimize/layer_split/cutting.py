@@ -23,7 +23,7 @@ from debubble.listing import TOLERANCE
 from debubble.lowering.offload import eased as ease_costs
 from debubble.optimize.layer_split.layers import Cut, even_cut
 from debubble.optimize.problem import Problem
-from debubble.optimize.programs.offload import eased
+from debubble.optimize.programs.offload import relax_copies
 
 FEW = 500
 """Cuts up to which every one is looked at."""
@@ -47,7 +47,7 @@ def smallest_limit(problem: Problem) -> float:
     """Return the smallest memory limit for all ranks that works, under some cut."""
     if problem.layers is not None:
         return Cutting(problem).smallest_memory
-    return float(eased(problem).smallest_limits.max())
+    return float(relax_copies(problem).smallest_limits.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +229,7 @@ class Cutting:
     @cached_property
     def _own(self) -> NDArray[np.float64]:
         """The same of the stages without layers; shape ``(2, stages)``."""
-        return np.array(eased(self.ends).footprint)
+        return np.array(relax_copies(self.ends).footprint)
 
     @cached_property
     def _on_ranks(self) -> NDArray[np.float64]:

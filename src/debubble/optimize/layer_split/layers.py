@@ -157,7 +157,7 @@ class Layers:
         return layers["F"] + backward
 
 
-def layers_of(given: Given, costs: Costs) -> Layers:
+def make_layers(given: Given, costs: Costs) -> Layers:
     """Return the layers that are given, on costs that say the rest.
 
     Raises

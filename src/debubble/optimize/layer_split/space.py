@@ -26,14 +26,14 @@ from debubble.engine.graph import compile_graph
 from debubble.listing import TOLERANCE
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.bounds.strategies import strongest_rank_bound
-from debubble.optimize.cache import Entry
+from debubble.optimize.cache import CacheEntry
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbors
 from debubble.optimize.layer_split.layers import Cut
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.offload import eased
+from debubble.optimize.programs.offload import relax_copies
 from debubble.optimize.stage_choices.choices import Ways
 from debubble.optimize.stage_choices.space import NODE_STATES, Choices, bound_of_all
 from debubble.optimize.stop import Stop
@@ -85,7 +85,7 @@ class Cuts:
         """Return the key of the cut and choices: none stands for another."""
         return problem.variant
 
-    def again(self, known: Entry) -> Problem:
+    def again(self, known: CacheEntry) -> Problem:
         """Return the cut of an earlier result, and what its stages do."""
         return self._over(known.cut).again(known)
 
@@ -158,7 +158,7 @@ class Cuts:
         if not moved:
             return []
         spans = graph.makespans(np.array([graph.cost_vector(other.table) for other in moved]))
-        easy = [relaxed(eased(other)) for other in moved]
+        easy = [relaxed(relax_copies(other)) for other in moved]
         bounds = np.array([lower_bound(other) for other in easy])
         same = np.round(np.stack([spans, bounds]) / (spans.max() or 1.0), 9)
         by_order = (i for i in np.lexsort(same[::-1]) if moved[i].fits(schedule))

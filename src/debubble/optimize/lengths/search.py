@@ -30,12 +30,12 @@ from debubble.core.stage_values import numbers_of
 from debubble.engine.memory import memory_limits
 from debubble.listing import TOLERANCE
 from debubble.optimize.cp_sat.lengths_model import by_work
-from debubble.optimize.lengths.improve import Candidate, LengthsSearch, fastest_assignment
+from debubble.optimize.lengths.improve import Assigned, LengthsSearch, fastest_assignment
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.published import own_orders, published_orders
 from debubble.optimize.request import Budget, Outcome, Request
-from debubble.optimize.stop import Stop, Work, time_left
-from debubble.optimize.times import lengths_of
+from debubble.optimize.stop import Stop, WorkLimit, time_left
+from debubble.optimize.times import microbatch_lengths
 
 Search: TypeAlias = Callable[[Request, Budget], Outcome]
 """Finds the fastest order of microbatches that are alike."""
@@ -70,12 +70,12 @@ def search_lengths(search: Search, request: Request, budget: Budget) -> Outcome:
     if request.memory is None:
         # What takes as long as the shortest, or longer, takes no less than its share of what
         # microbatches do that are all average ones.
-        shortest = min(1.0, float(lengths_of(request.problems[0]).min()))
+        shortest = min(1.0, float(microbatch_lengths(request.problems[0]).min()))
         share = shortest if request.costs.attention == 0 else shortest**2
         bound = max(bound, found.bound * share)
     own = LengthsSearch(request, best, bound)
     if not (budget.stop.asked or own.done):
-        work = Work(budget.effort if limit is None else math.inf, budget.seed, budget.workers)
+        work = WorkLimit(budget.effort if limit is None else math.inf, budget.seed, budget.workers)
         own.run(Stop(time_left(limit, began), budget.stop, work))
     best = own.best
     timeline = best.problem.timeline(best.schedule)
@@ -93,7 +93,7 @@ def entering(schedule: Schedule) -> tuple[int, ...]:
     return tuple(microbatches_of(actions[first]).tolist())
 
 
-def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome, Candidate]:
+def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome, Assigned]:
     """Search average microbatches; return the result, and the best schedule of them all.
 
     The order is the fastest with its best assignment that fits. Where memory is limited a second
@@ -101,7 +101,7 @@ def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome
     assignment, those of the first are faster where they fit.
     """
     began, limit = time.monotonic(), budget.time_limit
-    longest = float(lengths_of(request.problems[0]).max())
+    longest = float(microbatch_lengths(request.problems[0]).max())
     average = replace(request, costs=replace(request.costs, microbatch=None))
     questions = [average]
     limits = memory_limits(request.memory, request.ranks)
@@ -109,7 +109,7 @@ def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome
         static = static_memory(request.costs, request.ranks)
         room = replace(average, memory=((limits - static) / longest + static).tolist())
         questions = [average, room] if longest > 1 else [room]
-    results: list[tuple[Outcome, Candidate]] = []
+    results: list[tuple[Outcome, Assigned]] = []
     refused = None
     for index, question in enumerate(questions):
         if results and (budget.stop.asked or time_left(limit, began) <= 0):
@@ -141,7 +141,7 @@ def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome
 
 def _fastest(
     request: Request, found: Outcome, effort: float, stop: Callable[[], bool]
-) -> Candidate | None:
+) -> Assigned | None:
     """Return the fastest order with its best assignment that fits; None where none does."""
     problem, best = request.like(found.problem), None
     for name, programs in _orders(found, stop):

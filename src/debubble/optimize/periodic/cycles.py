@@ -66,7 +66,7 @@ class Cycle:
         return self.period / self.width
 
 
-def cycle_of(problem: Problem, programs: Sequence[Program], places: Places, width: int) -> Cycle:
+def as_cycle(problem: Problem, programs: Sequence[Program], places: Places, width: int) -> Cycle:
     """Return a part of programs as a cycle, see :func:`.unroll.repeatable`."""
     parts = [program[begin:end] for program, begin, end in zip(programs, *places, strict=True)]
     row, microbatch = np.divmod(problem.actions(parts), problem.microbatches)

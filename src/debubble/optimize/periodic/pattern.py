@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
-from debubble.optimize.cp_sat.from_start_times import in_order
+from debubble.optimize.cp_sat.from_start_times import programs_by_start
 from debubble.optimize.cp_sat.model import Key
 from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for
-from debubble.optimize.cp_sat.solver import run
+from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import NO_MEMORY, Problem
 from debubble.optimize.stop import Stop
 
@@ -83,7 +83,7 @@ class Pattern:
         lap, inner = np.divmod(np.arange(problem.microbatches), self.width)
         starts = self.starts[:, :, inner] + self.period * lap
         times = np.repeat(problem.times.ravel(), problem.microbatches)
-        return in_order(problem, starts.ravel(), times)
+        return programs_by_start(problem, starts.ravel(), times)
 
 
 class PatternModel:
@@ -215,7 +215,7 @@ class PatternModel:
                 self.model.add_hint(self.lap[key], int(known.laps[key]))
                 self.model.add_hint(self.phase[key], int(bases[key] - known.starts[0, first, 0]))
         # The second worker looks for any solution, and usually is the one that finds it.
-        status = run(self.solver, self.model, work, seconds, 2, seed)
+        status = run_solver(self.solver, self.model, work, seconds, 2, seed)
         if status == cp_model.INFEASIBLE:
             return False
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -14,7 +14,7 @@ from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import separate
 
 
-def listed(
+def list_programs(
     problem: Problem, candidates: Sequence[Sequence[Program]], effort: float = 1.0
 ) -> list[Program]:
     """Return the list scheduler's order."""

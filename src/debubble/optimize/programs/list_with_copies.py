@@ -249,7 +249,9 @@ def orders_with_copies(problem: Problem, passes: int, stop: Stop) -> Iterator[li
         if stop():
             return
         tried = (
-            changed(problem, rules, random) if known < best * 2 else random_rules(problem, random)
+            change_rules(problem, rules, random)
+            if known < best * 2
+            else random_rules(problem, random)
         )
         found = Pass(problem, tried)
         slack = WORSE * known if random.random() < CHANCE else 0.0
@@ -276,7 +278,7 @@ def random_rules(problem: Problem, random: Random) -> Rules:
     )  # fmt: skip
 
 
-def changed(problem: Problem, rules: Rules, random: Random) -> Rules:
+def change_rules(problem: Problem, rules: Rules, random: Random) -> Rules:
     """Return rules with up to three changes."""
     m = problem.microbatches
     for _ in range(random.randint(1, 3)):

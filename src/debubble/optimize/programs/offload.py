@@ -53,7 +53,7 @@ def check_offload(offload: Offload, costs: Costs) -> None:
     check_host(costs)
 
 
-def eased(problem: Problem) -> Problem:
+def relax_copies(problem: Problem) -> Problem:
     """Return the problem in which what is offloaded is recomputed in no time instead."""
     if not problem.offload:
         return problem
@@ -66,9 +66,9 @@ def eased(problem: Problem) -> Problem:
     )
 
 
-def tighter(problem: Problem) -> Iterator[Problem]:
+def with_room_for_copies(problem: Problem) -> Iterator[Problem]:
     """Yield problems without copies whose orders leave room for none, one, two … under way."""
-    model = eased(problem)
+    model = relax_copies(problem)
     if not problem.offload:
         yield model
         return
@@ -86,7 +86,7 @@ def without_copies(programs: Sequence[Program]) -> list[Program]:
     return [program[~among(kinds_of(program), OFFLOAD_KINDS)] for program in programs]
 
 
-def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedule]:
+def with_copies_placed(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedule]:
     """Yield programs as schedules, with copies that come back sooner or later if they have none."""
     bare = without_copies(programs)
     schedule = problem.schedule(bare)
@@ -110,7 +110,7 @@ def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedul
 
 def with_asked_copies(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedule]:
     """Yield schedules as :func:`schedules`, without those that have lost all copies."""
-    made = schedules(problem, programs)
+    made = with_copies_placed(problem, programs)
     first = next(made)
     yield first
     copies = has(first, COPY_KINDS)

@@ -29,15 +29,15 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.listing import TOLERANCE
-from debubble.optimize.anneal.strategies import SMALL, pairs
+from debubble.optimize.anneal.strategies import SMALL, count_pairs
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.bounds.strategies import strongest_rank_bound
-from debubble.optimize.cache import Entry
+from debubble.optimize.cache import CacheEntry
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.list_scheduling import listed
-from debubble.optimize.programs.offload import eased, tighter
+from debubble.optimize.programs.list_scheduling import list_programs
+from debubble.optimize.programs.offload import relax_copies, with_room_for_copies
 from debubble.optimize.stage_choices.choices import (
     OFFLOAD,
     RECOMPUTE,
@@ -89,12 +89,12 @@ def relaxation(problem: Problem, decided: Sequence[int | None], ways: Ways) -> P
         for way, open_to in zip(decided, ways, strict=True)
     ]
     table = replace(problem.table, duration=duration)
-    return eased(with_choice(replace(problem, table=table), chosen))
+    return relax_copies(with_choice(replace(problem, table=table), chosen))
 
 
-def fits(problem: Problem) -> bool:
+def fits_without_copies(problem: Problem) -> bool:
     """Return whether there is any order within the limits, if copies take no time."""
-    return bool(np.all(eased(problem).smallest_limits <= problem.limits_with_slack))
+    return bool(np.all(relax_copies(problem).smallest_limits <= problem.limits_with_slack))
 
 
 def bound_of_all(
@@ -124,7 +124,7 @@ def bound_of_all(
 
     def add(decided: tuple[int | None, ...], least: float) -> None:
         easy = relaxation(problem, decided, ways)
-        if not fits(easy):
+        if not fits_without_copies(easy):
             return
         easy = relaxed(easy)
         bound = max(least, lower_bound(easy), known.get(_whole(decided), 0.0))
@@ -187,7 +187,7 @@ def _needed(
     chosen = np.zeros(problem.stages, dtype=bool)
     for stage in range(problem.stages):
         asked = with_choice(problem, np.where(chosen, other, plain).tolist())
-        short = eased(asked).smallest_limits > problem.limits_with_slack
+        short = relax_copies(asked).smallest_limits > problem.limits_with_slack
         if not short.any():
             break
         chosen[stage] = short[problem.homes[stage]]
@@ -219,7 +219,7 @@ class Choices:
 
     def first(self) -> list[Problem]:
         """Return the variants in which all stages do the same."""
-        return [problem for problem in self._first if fits(problem)]
+        return [problem for problem in self._first if fits_without_copies(problem)]
 
     def group(self, problem: Problem) -> Hashable:
         """Return the number of the choice that all stages share, or the variant itself."""
@@ -227,7 +227,7 @@ class Choices:
         chosen = choice_of(problem)
         return uniform.index(chosen) if chosen in uniform else problem.variant
 
-    def again(self, known: Entry) -> Problem:
+    def again(self, known: CacheEntry) -> Problem:
         """Return the variant of an earlier result; what is not free is as requested."""
         return self.root if self.complete else with_choice(self.root, known.chosen)
 
@@ -252,7 +252,7 @@ class Choices:
         if chosen is None or any(way & OFFLOAD for way in chosen):
             return None
         problem = with_choice(self.root, chosen)
-        return problem if pairs(problem) <= SMALL else None
+        return problem if count_pairs(problem) <= SMALL else None
 
     def explore(self, search: Variants, effort: float) -> None:
         """Look once at choices that differ between stages; add the best as list scheduling goes."""
@@ -271,13 +271,13 @@ class Choices:
                     continue
                 problem = with_choice(self.root, chosen)
                 seen[chosen] = (float("inf"), [])
-                if not fits(problem):
+                if not fits_without_copies(problem):
                     continue
                 left -= 1
                 look = Incumbent(problem, Stop())
                 if look.beats(search.best.makespan):
-                    for tight in tighter(problem):
-                        look.offer(listed(tight, (), LOOK_EFFORT), "list scheduling")
+                    for tight in with_room_for_copies(problem):
+                        look.offer(list_programs(tight, (), LOOK_EFFORT), "list scheduling")
                     seen[chosen] = (look.makespan, look.programs)
             best = min(seen, key=lambda chosen: seen[chosen][0])
             ahead = [
