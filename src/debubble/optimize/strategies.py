@@ -17,19 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby, takewhile
 
 import numpy as np
 
 from debubble.core.actions import Program, among, kinds_of, stages_of
 from debubble.core.kinds import GRADIENT_KINDS
-from debubble.engine.graph import MEETING
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
 from debubble.optimize.anneal.annealer import refine
 from debubble.optimize.anneal.early_recompute import can_recompute_early, recompute_early
-from debubble.optimize.anneal.simulated_moves import HOT, makespan_in_engine, move_actions
 from debubble.optimize.anneal.strategies import (
     LARGEST,
     SMALL_ROUNDS,
@@ -45,25 +42,22 @@ from debubble.optimize.bounds.strategies import (
     bound_by_one_rank,
     bound_by_several_ranks,
 )
+from debubble.optimize.cp_sat.strategies import (
+    move_in_simulator,
+    moves_in_simulator,
+    solve,
+    solve_ahead,
+    solve_with_copies,
+)
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.periodic.strategies import can_repeat, patterns, repeat, repeat_best
 from debubble.optimize.problem import Problem, without_recomputes
-from debubble.optimize.programs.backward import alternatives, fusable, relaxed, separate
+from debubble.optimize.programs.backward import alternatives, fusable, separate
 from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.programs.list_with_copies import can_list, orders_with_copies
 from debubble.optimize.programs.offload import with_room_for_copies
 from debubble.optimize.programs.published import own_orders, published_orders
 from debubble.optimize.stop import Stop
-
-SMALL_MIXED = 500
-"""Pairs of actions up to which the exact solver chooses which backwards are fused as well."""
-
-COPIED_SHARE = 0.2
-"""Share of the work of the exact solver where it does not know of the problem's copies."""
-
-COPIES_WORK, MOST_COPIED = 5.0, 1000
-"""Work of the solver that knows of copies, in its own unit of about a second, and the most pairs of
-actions that it is asked to order."""
 
 TIGHT_ROUNDS = 1
 """Rounds of annealing for each room that is left for copies under way."""
@@ -86,18 +80,8 @@ POLISH_SHARE = 0.15
 LATE_EFFORT = 0.1
 """Effort of list scheduling where it is only there to have any order in the end."""
 
-EXACT_WORK = 60.0
-"""Work of the exact solver, in its own unit of about a second."""
-
-AHEAD_SHARE = 0.5
-"""Share of the time limit for solving as if R could not run ahead of its backward."""
-
-MOVES, MOVED_SHARE, MOST_MOVING = 8000, 0.2, 5.0
-"""Moves that are simulated, the share of the time that the exact solver leaves for them, and how
-much effort they take at most."""
-
-MEETING_SHARE = 0.2
-"""Share of it with transfers for which ranks meet: what the solver knows of them is not all."""
+MOST_COPIED = 1000
+"""Pairs of actions that the solver with copies is asked to order, at most."""
 
 
 @dataclass(frozen=True)
@@ -214,80 +198,6 @@ def list_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         incumbent.offer(programs, "list scheduling with copies")
 
 
-def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Solve the whole problem exactly, with each R and its backward as one action.
-
-    It raises the bound as well, but where these may be apart: that takes :func:`solve_ahead`.
-    """
-    if problem.can_run_ahead:
-        stop = Stop(AHEAD_SHARE * stop.left, stop)
-    if _moved_in_simulator(incumbent.problem):
-        stop = Stop((1 - MOVED_SHARE) * stop.left, stop)
-    _solve(problem, incumbent, stop, ahead=False)
-
-
-def solve_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Solve the whole problem exactly, with each R as an action of its own."""
-    _solve(problem, incumbent, stop, ahead=True)
-
-
-def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool) -> None:
-    from debubble.optimize.cp_sat.model import ExactModel
-
-    effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
-    # Choosing what to fuse takes the solver long; with relaxed times its bound holds as well.
-    chosen = fusable(problem) & (count_pairs(problem) <= SMALL_MIXED)
-    # Where transfers meet, first as if they did not: that is sooner solved, and its bound holds.
-    meeting = {"overlapped": 1 - MEETING_SHARE, problem.mode: MEETING_SHARE}
-    for mode, share in (meeting if problem.mode in MEETING else {problem.mode: 1.0}).items():
-        if incumbent.done or stop():
-            return
-        known = separate(problem, incumbent.programs, chosen.tolist())
-        asked = replace(problem, mode=mode)
-        model = ExactModel(asked if chosen.any() else relaxed(asked), known, incumbent.bound, ahead)
-        with stop.ending(model.stop):
-            if stop():
-                return
-            seconds = stop.left * (1.0 if mode == problem.mode else share)
-            solution = model.solve(
-                EXACT_WORK * effort * share, seconds, stop.work.workers, stop.work.seed
-            )
-        if solution.programs is not None:
-            # With copies under way R goes right before its backward.
-            copies = bool(incumbent.problem.offload)
-            found = without_recomputes(solution.programs) if copies else solution.programs
-            incumbent.offer(found, "exact solving")
-        if ahead or not problem.can_run_ahead:
-            incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
-
-
-def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Seek an order and its copies together."""
-    from debubble.optimize.cp_sat.copy_model import CopyModel
-
-    del problem
-    if incumbent.schedule is None:
-        return
-    model = CopyModel(incumbent.problem, incumbent.schedule, incumbent.bound)
-    with stop.ending(model.stop):
-        if stop():
-            return
-        work = COPIES_WORK * stop.work.effort
-        found = model.solve(work, stop.left, stop.work.workers, stop.work.seed)
-    if found is not None:
-        incumbent.offer(found, "exact solving")
-
-
-def move_in_simulator(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Move single actions where the engine alone knows what transfers cost."""
-    move_actions(
-        incumbent.programs, partial(makespan_in_engine, problem),
-        round(MOVES * min(stop.work.effort, MOST_MOVING)), np.random.default_rng(stop.work.seed),
-        stop, lambda programs: incumbent.offer(programs, "moving single actions"),
-        heat=HOT * (float(problem.times.mean()) or 1.0),
-    )  # fmt: skip
-
-
 def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Fuse or split single backwards where that helps, and anneal the rest around them."""
     effort, seed, stages = stop.work.effort, stop.work.seed, fusable(problem)
@@ -358,10 +268,6 @@ def _annealed_whole(problem: Problem) -> bool:
     return not is_small(problem) and problem.size <= LARGEST
 
 
-def _moved_in_simulator(problem: Problem) -> bool:
-    return problem.mode != "overlapped" and is_small(problem) and not problem.offload
-
-
 STRATEGIES: list[Strategy] = [
     # Best on 149 of the 252 points of the frontier.
     Strategy("published schedules", published, lambda _: True, quick=True),
@@ -374,7 +280,7 @@ STRATEGIES: list[Strategy] = [
     # Best on 4 of 12 points with copies.
     Strategy("list scheduling with copies", list_copies, can_list),
     Strategy("annealing", anneal, is_small),
-    # Proves more where ranks hold each other up, as over slow links; elsewhere nothing measured.
+    # *uneven, one chunk*: the bound is 1.1 % lower without it.
     Strategy("several exact ranks", bound_by_several_ranks, lambda p: p.ranks > 1),
     # *small uneven*: the bound is 1.0 % lower without it; best on 4 points.
     Strategy("exact solving", solve, lambda p: is_small(p) and has_solver()),
@@ -395,9 +301,10 @@ STRATEGIES: list[Strategy] = [
     # Best on one point, of 128 microbatches on 16 uneven ranks, with four times the effort.
     Strategy("annealing what repeats", repeat_best, can_repeat),
     Strategy("annealing again", anneal_again, _annealed_whole),
+    # *fused, many*: 0.2 % slower without it.
     Strategy("mixing fused and split backwards", mix, lambda p: bool(fusable(p).any())),
     # *blocking*: 5.6 % slower without it.
-    Strategy("moving single actions", move_in_simulator, _moved_in_simulator),
+    Strategy("moving single actions", move_in_simulator, moves_in_simulator),
     Strategy("recomputing early", recompute_early, _large_and_early),
 ]
 """Every strategy in the order in which they run, with its worth.

@@ -25,7 +25,8 @@ from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
 from debubble.optimize.anneal._moves import Actions, Cooling
 from debubble.optimize.anneal.annealer import TEMPERATURES, actions_of, random_state
-from debubble.optimize.periodic._cycle_kernel import Best, State, anneal
+from debubble.optimize.periodic._critical_cycle import State
+from debubble.optimize.periodic._cycle_kernel import Best, anneal
 from debubble.optimize.periodic.pattern import Pattern
 from debubble.optimize.periodic.unroll import Places
 from debubble.optimize.problem import Problem
