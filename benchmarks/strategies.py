@@ -46,7 +46,7 @@ PROBLEMS: dict[str, Any] = {
     "copies 2, 10": copied(4, 8, 2, 10.0),
     "copies 2, 20": copied(4, 8, 2, 20.0),
     "copies 3, 20": copied(4, 8, 3, 20.0),
-    "recompute": problem(4, 8, 2, 1.5, GRID, recompute="full"),
+    "recompute": problem(3, 6, 2, 0.7, GRID | {"recompute_kept": 0.1}, recompute="full"),
     "recompute, many": problem(8, 32, 1, 4, uneven(8), recompute="full"),
     "fused": problem(4, 8, 1, 4, GRID | {"B": 18.0}),
     "fused, many": problem(8, 32, 1, 8, GRID | {"B": 18.0}),

@@ -177,7 +177,7 @@ def test_results_are_no_slower_than_with_recomputes_right_before(
     result = db.optimize(**asked, **FAST)
     assert db.check(result.schedule, memory=0.7, costs=asked["costs"]).ok
     assert recomputes_between(result.schedule)
-    apart = (strategies.run_ahead, strategies.solve_ahead)
+    apart = (strategies.recompute_early, strategies.solve_ahead)
     rest = [one for one in strategies.STRATEGIES if one.run not in apart]
     monkeypatch.setattr(strategies, "STRATEGIES", rest)
     before = db.optimize(**asked, **FAST)
