@@ -17,14 +17,19 @@ from debubble.core.actions import STAGE_SHIFT, Kind, kinds_of
 from debubble.optimize import cache, variants
 from debubble.optimize.anneal.annealer import Annealer
 from debubble.optimize.bounds.paths import lower_bound
-from debubble.optimize.cp_sat.model import Model
+from debubble.optimize.cp_sat.model import ExactModel
 from debubble.optimize.cp_sat.rounding import whole_units
 from debubble.optimize.periodic.pattern import find_pattern
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.stage_choices.choices import choice_of, same_for_all, ways_of, with_choice
-from debubble.optimize.stage_choices.space import bound_of_all, families, fits, relaxation
+from debubble.optimize.stage_choices.space import (
+    bound_of_all,
+    families,
+    fits_without_copies,
+    relaxation,
+)
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import fastest, problem, recomputes_between
 
@@ -82,7 +87,7 @@ def test_every_search_and_bound_agrees_with_the_fastest_of_all_orders(data: st.D
     assert recomputes_right_before_backwards(order)
     listing = asked.timeline(order).makespan
     assert lower_bound(asked) <= best + 1e-9 <= listing + 2e-9
-    solution = Model(asked, start, lower_bound(asked)).solve(20, 20, 1, 0)
+    solution = ExactModel(asked, start, lower_bound(asked)).solve(20, 20, 1, 0)
     assert solution.proven
     assert solution.programs is not None
     solved = asked.schedule(solution.programs)
@@ -134,13 +139,13 @@ def test_the_bound_of_all_choices_holds_for_each(data: st.DataObject) -> None:
         bound, _ = bound_of_all(asked, FREE, float("inf"), {}, nodes)
         assert bound <= best + 1e-9
     for decided in product((False, True, None), repeat=2):
-        relax_copies = relaxation(asked, decided, FREE)
+        easy = relaxation(asked, decided, FREE)
         least = min(
             makespan for chosen, makespan in spans.items()
             if all(a is None or a == b for a, b in zip(decided, chosen, strict=True))
         )  # fmt: skip
-        if fits(relax_copies):
-            assert lower_bound(relaxed(relax_copies)) <= least + 1e-9
+        if fits_without_copies(easy):
+            assert lower_bound(relaxed(easy)) <= least + 1e-9
         else:
             assert least == float("inf")
 
@@ -256,7 +261,7 @@ def test_families_begin_with_whole_chunks_and_fit() -> None:
     assert (1,) * 8 in sets
     # One microbatch does not fit without recomputes on the first chunk.
     assert all(all(chosen[:4]) for chosen in sets)
-    assert all(fits(with_choice(asked, chosen)) for chosen in sets)
+    assert all(fits_without_copies(with_choice(asked, chosen)) for chosen in sets)
     assert (0,) * 8 in families(problem(4, 8, 1), ways)
 
 
