@@ -1,8 +1,8 @@
-r"""Bounds that know memory over time: some ranks are kept exactly, all others are delays.
+r"""Bounds that know memory over time: some ranks are modeled exactly, all others are delays.
 
 **The relaxation.** Keep some ranks with all their actions, one machine each, and their memory from
 the start of every forward to the end of its W. Of all other ranks nothing is left but the time they
-take: a kept action of a microbatch starts no sooner than the end of the microbatch's kept action
+take: an exact action of a microbatch starts no sooner than the end of its exact action
 before it and everything on the way between the two, no sooner than its head, and is followed by its
 tail (:func:`~debubble.optimize.bounds.paths.longest_paths`). Every order of the whole problem, with
 each chain in microbatch order as in :mod:`debubble.optimize.bounds.paths`, is an order here that
@@ -10,9 +10,9 @@ ends no later, so that no order is faster than the fastest one here. That holds 
 transfers, none of which is faster than its delays. W only needs its I, which is on its rank; those
 of equal time and memory are interchangeable, and which one runs is left open. That relaxes more.
 
-**Recomputes.** An R of a kept rank is work that runs behind its forward and before its backward, in
-microbatch order, and may be far ahead of that; it holds its memory from its start on. On ranks that
-are not kept nothing is left of R but at the turn, where the last stage's backward follows its
+**Recomputes.** An R of an exact rank is work that runs behind its forward and before its backward,
+in microbatch order, and may be far ahead of that; it holds its memory from its start on. On ranks
+that are not exact nothing is left of R but at the turn, where the last stage's backward follows its
 forward.
 
 **Is there an order that ends before a target?** Sort the F and I (or B) of an order by their
@@ -42,7 +42,7 @@ faster. Where states get too many a target counts as one that can be met.
 **Times** are multiplied by a factor and rounded down to whole numbers, which relaxes once more:
 run in the order of its rank by times, delays, heads and tails none of which is longer, no action
 starts later. Delays, heads and tails are rounded as sums. So the factor may be one that makes the
-times of the kept ranks alone whole; then it is small, and states differ less.
+times of the exact ranks alone whole; then it is small, and states differ less.
 
 **A grid.** Results under way may be taken to arrive sooner than they do, at multiples of a step.
 Again no action starts later. States that differ only in such arrivals become one, of which there
@@ -110,7 +110,7 @@ class ExactRanks:
     heads, tails
         Earliest start, and what follows the end; shape ``(chains, microbatches)``.
     limits
-        Memory of every kept rank.
+        Memory of every exact rank.
     class_rank, class_time, class_free
         Rank of every class, time, and memory that one of it frees, or takes where that is below 0.
     again
@@ -308,7 +308,7 @@ def exact_rank_bound(
     Parameters
     ----------
     problem, ranks
-        Of which problem which ranks are kept.
+        The problem, and its ranks that are exact.
     low, best
         A bound that is known, and a makespan that is reached: nothing above it is sought.
     left

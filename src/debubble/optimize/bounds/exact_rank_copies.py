@@ -1,4 +1,4 @@
-r"""Bounds that know how long copies to the host take: one rank is kept exactly, with its copies.
+r"""Bounds that know how long copies to the host take: one rank is modeled exactly, with its copies.
 
 Elsewhere an activation that may be copied is gone when its forward ends, and there again when its
 backward begins (:mod:`debubble.optimize.programs.offload`). A copy takes time, though, on a stream
@@ -92,7 +92,7 @@ def copied_bound(
     problem
         With stages whose activations may be copied.
     rank
-        The one that is kept, for which :func:`may_help` holds.
+        The exact rank, for which :func:`may_help` holds.
     low, best
         A bound that is known, and a makespan that is reached: nothing above it is sought.
     work

@@ -1,4 +1,4 @@
-r"""Bounds of long runs: two ranks kept exactly, with what one of them still needs as a tail.
+r"""Bounds of long runs: two ranks modeled exactly, with what one of them still needs as a tail.
 
 Two ranks far apart make a stronger relaxation than one
 (:mod:`debubble.optimize.bounds.exact_rank`): what one of them puts off stays in the memory of the
@@ -6,10 +6,10 @@ other. But their states are too many in a long run, because states far behind ar
 the work which is left cannot end before the target says little where waiting takes more time than
 is idle by work alone.
 
-**What still follows.** Let c be a forward of stage s, and r a kept rank whose first stage is s or
+**What still follows.** Let c be a forward of stage s, and r an exact rank whose first stage is s or
 later. For a number n of microbatches let X(n) be the least time from the start of r's first forward
-to the end of all, of r alone kept exactly and nothing before its first forward. Then in every order
-of m microbatches
+to the end of all, of r alone modeled exactly and nothing before its first forward. Then in every
+order of m microbatches
 
     makespan ≥ start of F(b, s) + the way from s to the first stage of r + X(m − b).
 

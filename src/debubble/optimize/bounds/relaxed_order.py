@@ -1,11 +1,11 @@
 """A schedule of all ranks by the fastest one of a single rank.
 
-Where one rank is kept exactly (:mod:`debubble.optimize.bounds.exact_rank`) its fastest order says
-when its actions start, and by that when those of the others would, if nothing was in their way: as
-late as the next action of the kept rank allows, and behind its last one as soon as they can.
-Waiting in between is then before a microbatch goes on to other ranks, where it takes no memory of
-theirs. Every rank runs its forwards and backwards by these times, each W where it fits into a gap
-or frees memory that is needed, and puts off a forward for which there is no room.
+Where one rank is modeled exactly (:mod:`debubble.optimize.bounds.exact_rank`) its fastest order
+says when its actions start, and by that when those of the others would, if nothing was in their
+way: as late as the next action of the exact rank allows, and behind its last one as soon as they
+can. Waiting in between is then before a microbatch goes on to other ranks, where it takes no memory
+of theirs. Every rank runs its forwards and backwards by these times, each W where it fits into a
+gap or frees memory that is needed, and puts off a forward for which there is no room.
 
 Orders like this know nothing of the other ranks' work, and are slow as they are. They differ from
 those that grow action by action, so that annealing comes from them to other places.
@@ -28,7 +28,7 @@ from debubble.optimize.stop import Stop
 Times: TypeAlias = NDArray[np.float64]
 
 SLACK = (1.001, 1.01, 1.05, 1.2)
-"""Makespans within which an order of the kept rank is sought, over its bound."""
+"""Makespans within which an order of the exact rank is sought, over its bound."""
 
 
 def relaxed_order(
@@ -41,7 +41,7 @@ def relaxed_order(
     problem
         A problem with relaxed times.
     rank
-        The rank that is kept.
+        The exact rank.
     bound
         A bound of the makespan, about that of the rank.
     left

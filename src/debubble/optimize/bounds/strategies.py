@@ -1,4 +1,4 @@
-"""Strategies that raise the bound of an incumbent, by ranks that are kept exactly, and say why.
+"""Strategies that raise and explain the bound of an incumbent, by ranks modeled exactly.
 
 Which ranks: the one that is busy and has memory taken the longest is the strongest by itself; at
 even times the one at the turn of a V, and the first one of a loop. Then the others one by
@@ -36,7 +36,7 @@ ONE_RANK_SHARE, RANKS_SHARE = 0.2, 0.4
 """Shares of the time limit for bounds by one rank, and by several."""
 
 LONG, LONG_EFFORT = 4, 2.0
-"""Microbatches of a long run for each rank, and the effort from which its two ranks are kept."""
+"""Microbatches of a long run for each rank, and the effort from which its two ranks are exact."""
 
 FAR_STATES, FAR_CELLS = 2_000_000, 12_000_000
 """States of these two, times the effort, and how many times their columns at once."""

@@ -1,11 +1,11 @@
 """Microbatches of different lengths as a constraint program: all ranks, or some of them.
 
-**The relaxation.** Some ranks are kept with all their actions and their memory over time. Of the
+**The relaxation.** Some ranks are modeled with all their actions and their memory over time. Of the
 others nothing is left but the time a microbatch takes on its way through them, each with its own
 length. Every order of the whole problem is an order here, in all modes of transfers, so that none
 is faster than the fastest one here. The ranks of the first and of the last stage say the most
 together: the one has nothing to do until gradients come back, the other nothing until forwards
-arrive. With all ranks kept nothing is relaxed but what a mode asks of transfers.
+arrive. With all ranks modeled nothing is relaxed but what a mode asks of transfers.
 
 **Equal ones.** Microbatches of one length are interchangeable: among them, give the b-th start of
 every chain to the b-th one, and no action ends later, as in :mod:`debubble.optimize.bounds.paths`.
@@ -179,7 +179,7 @@ def narrow(
 
     Targets between a bound `low` and a makespan `high` are met or refuted, one after the other:
     that is much sooner done than finding the fastest order at once, and proving it. `found` is
-    called with every order; then all ranks are kept.
+    called with every order; then all ranks are modeled.
     """
     least, whole = LEAST_WORK * work, True
     while high > low * (1 + TOLERANCE) and work > 0 and not stop():

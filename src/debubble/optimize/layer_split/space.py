@@ -10,7 +10,7 @@ once. So the neighbors of a cut, with one layer on another stage and stages that
    exactly shows that they cannot be faster;
 3. and so on from the best cut whose neighbors were not ranked so far.
 
-Where there are few cuts every one has its bound, with the strongest rank kept exactly, and those
+Where there are few cuts every one has its bound, with the strongest rank modeled exactly, and those
 that can be faster are all improved; of those with open choices the best.
 """
 
