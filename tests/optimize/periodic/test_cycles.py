@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.optimize.periodic import cycles
-from debubble.optimize.periodic._cycle_kernel import anneal
+from debubble.optimize.periodic._cycle_kernel import anneal_cycle
 from debubble.optimize.periodic.cycles import Cycle, annealed, as_cycle, pattern_of, repeated
 from debubble.optimize.periodic.unroll import repeatable
 from debubble.optimize.problem import Problem
@@ -103,7 +103,7 @@ def test_compiled_and_interpreted_do_the_same(monkeypatch: pytest.MonkeyPatch) -
     asked = problem(2, 12, 1.5, F=2, I=3, W=1, p2p=0.5)
     cycle = cycles_in(asked, 2)[0]
     fast = annealed(asked, cycle, 200, Stop())
-    monkeypatch.setattr(cycles.anneal, "_compiled", anneal.interpret)
+    monkeypatch.setattr(cycles.anneal_cycle, "_compiled", anneal_cycle.interpret)
     slow = annealed(asked, cycle, 200, Stop())
     assert fast.period == pytest.approx(slow.period)
     assert np.array_equal(fast.order, slow.order)

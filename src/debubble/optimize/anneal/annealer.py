@@ -104,7 +104,9 @@ class Annealer:
             begin, end = (self._actions.offsets[:-1] + places for places in fixed)
             self._actions = self._actions._replace(fixed_from=begin, fixed_to=end)
 
-    def run(self, moves: int, hot: float, cold: float, stop_at: float, order: Order) -> None:
+    def run(
+        self, moves: int, hot: float, cold: float, stop_at: float, order: NDArray[np.int64]
+    ) -> None:
         """Anneal `order` in place; temperatures in mean times of an action."""
         best, tiny = order.copy(), TOLERANCE * self.mean
         cooling = Cooling(moves, hot * self.mean, cold * self.mean, stop_at, tiny)
@@ -167,10 +169,7 @@ def refine(
     return annealer.programs
 
 
-Order = NDArray[np.int64]
-
-
-def empty_state(order: Order) -> State:
+def empty_state(order: NDArray[np.int64]) -> State:
     """Return the state of an order of which nothing else is known."""
     whole, times = np.zeros((5, len(order)), dtype=np.int64), np.zeros((4, len(order)))
     place, line, at, fresh, marked = whole

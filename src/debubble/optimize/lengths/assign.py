@@ -25,8 +25,8 @@ from debubble.engine.timeline import timeline_of
 from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
 
-Floats = NDArray[np.float64]
-Order = tuple[int, ...]
+Times = NDArray[np.float64]
+Assignment = tuple[int, ...]
 
 ALL_UP_TO = 7
 """Most microbatches of which every order is tried."""
@@ -47,7 +47,7 @@ class Arranged:
 
     makespan: float
     """Of the order, where place i has microbatch ``microbatches[i]``."""
-    microbatches: Order
+    microbatches: Assignment
     """The microbatch of every place."""
 
 
@@ -81,7 +81,7 @@ def arrange(
         table = replace(table, lengths=np.ones(schedule.microbatches))
     lengths = table.lengths
     assert lengths is not None
-    judge = _Judge(schedule, table, memory, mode, stop)
+    judge = _Assignments(schedule, table, memory, mode, stop)
     if len(lengths) <= ALL_UP_TO:
         return judge.best_of(_different(lengths))
     left = int(EVALUATIONS * effort)
@@ -107,7 +107,7 @@ def arrange(
     return best
 
 
-def renumbered(programs: Sequence[Program], microbatches: Order) -> list[Program]:
+def renumbered(programs: Sequence[Program], microbatches: Assignment) -> list[Program]:
     """Return an order in which every microbatch has the number of the one that takes its place."""
     numbers = np.array(microbatches)
     return [
@@ -116,7 +116,7 @@ def renumbered(programs: Sequence[Program], microbatches: Order) -> list[Program
     ]
 
 
-class _Judge:
+class _Assignments:
     """Makespans and memory of one order with different assignments."""
 
     def __init__(
@@ -130,7 +130,7 @@ class _Judge:
         assert table.lengths is not None
         self.lengths = table.lengths
 
-    def best_of(self, orders: Sequence[Order]) -> Arranged | None:
+    def best_of(self, orders: Sequence[Assignment]) -> Arranged | None:
         """Return the fastest of some assignments that fits; the first of those that are alike."""
         found = [np.zeros(0)]
         for begin in range(0, len(orders), BLOCK):
@@ -144,7 +144,7 @@ class _Judge:
                 return Arranged(float(makespans[index]), tuple(orders[index]))
         return None
 
-    def fits(self, order: Order) -> bool:
+    def fits(self, order: Assignment) -> bool:
         """Return whether every rank stays within its memory, with copies when they are made."""
         if self.limits is None:
             return True
@@ -155,23 +155,23 @@ class _Judge:
             peak = measure_memory(self.schedule, table).peak
         return bool(np.all(peak <= self.limits * (1 + TOLERANCE)))
 
-    def _assigned(self, order: Order) -> CostTable:
+    def _assigned(self, order: Assignment) -> CostTable:
         return replace(self.table, lengths=self.lengths[list(order)])
 
-    def _makespans(self, orders: Sequence[Order]) -> Floats:
+    def _makespans(self, orders: Sequence[Assignment]) -> Times:
         own = [with_times(self.graph, self._assigned(order)) for order in orders]
         return own[0][0].makespans(np.array([vector for _, vector in own]))
 
 
-def _different(lengths: Floats) -> list[Order]:
+def _different(lengths: Times) -> list[Assignment]:
     """Return every assignment; one of those in which equal lengths change places."""
-    found: dict[tuple[float, ...], Order] = {}
+    found: dict[tuple[float, ...], Assignment] = {}
     for order in permutations(range(len(lengths))):
         found.setdefault(tuple(lengths[list(order)].tolist()), order)
     return list(found.values())
 
 
-def _first_orders(lengths: Floats) -> list[Order]:
+def _first_orders(lengths: Times) -> list[Assignment]:
     """Return first assignments: as given, shortest or longest first, short ones at both ends."""
     rising = np.argsort(lengths, kind="stable").tolist()
     ends = rising[::2] + rising[1::2][::-1]
@@ -179,7 +179,7 @@ def _first_orders(lengths: Floats) -> list[Order]:
     return list(dict.fromkeys(orders))
 
 
-def _swapped(order: Order, lengths: Floats) -> Iterator[Order]:
+def _swapped(order: Assignment, lengths: Times) -> Iterator[Assignment]:
     """Yield orders in which two microbatches of different lengths have changed places."""
     for a, b in combinations(range(len(order)), 2):
         if lengths[order[a]] != lengths[order[b]]:

@@ -42,7 +42,7 @@ class Move(NamedTuple):
 
 
 @kernel(writes=("state", "best", "counters"), allocates=False)
-def anneal(
+def anneal_cycle(
     cooling: Cooling, actions: Actions, state: State, best: Best, counters: Array, halt: Array
 ) -> None:
     """Try exchanges of neighboring blocks of actions on one rank.

@@ -26,7 +26,7 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.anneal._moves import Actions, Cooling
 from debubble.optimize.anneal.annealer import TEMPERATURES, actions_of, random_state
 from debubble.optimize.periodic._critical_cycle import State
-from debubble.optimize.periodic._cycle_kernel import Best, anneal
+from debubble.optimize.periodic._cycle_kernel import Best, anneal_cycle
 from debubble.optimize.periodic.pattern import Pattern
 from debubble.optimize.periodic.unroll import Places
 from debubble.optimize.problem import Problem
@@ -123,7 +123,7 @@ def _run(
     counters, halt = np.array([0.0, random_state(seed)]), np.zeros(1, dtype=np.int64)
     cooling = Cooling(moves, hot * mean, cold * mean, 0.0, TOLERANCE * mean)
     with stop.ending(lambda: halt.fill(1)):
-        anneal.compiled(cooling, _actions(problem, cycle.width), state, best, counters, halt)
+        anneal_cycle.compiled(cooling, _actions(problem, cycle.width), state, best, counters, halt)
     return replace(cycle, **best._asdict(), period=float(counters[0])), state.start
 
 
