@@ -75,7 +75,7 @@ class CacheEntry:
 
     @property
     def current(self) -> bool:
-        """Whether the code of today searched, so that its bound is today's as well."""
+        """True if the code of today searched, so that its bound is today's as well."""
         return self.code == code()
 
 

@@ -91,7 +91,7 @@ class Incumbent:
 
     @property
     def done(self) -> bool:
-        """Whether nothing can be better."""
+        """True if nothing can be better."""
         return self.makespan <= self.bound * (1 + TOLERANCE)
 
     def beats(self, makespan: float) -> bool:

@@ -90,7 +90,7 @@ class Problem(Workload):
 
     @property
     def fused(self) -> bool:
-        """Whether every backward is one action B instead of I and W."""
+        """True if every backward is one action B instead of I and W."""
         return self.backward == "fused"
 
     @property
@@ -122,7 +122,7 @@ class Problem(Workload):
 
     @property
     def can_run_ahead(self) -> bool:
-        """Whether an R takes time, so that it may pay off to run it well before its backward."""
+        """True if an R takes time, so that it may pay off to run it well before its backward."""
         late = has_rule(self.table.costs, RECOMPUTES_LATE)
         return bool(self.recompute_time.any()) and not late
 

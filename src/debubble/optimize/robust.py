@@ -105,7 +105,7 @@ class _Best:
 
 
 class _Judge:
-    """Simulates orders with the costs of a result, and says how fast they are under jitter."""
+    """Simulations with the costs of a result, scored by their p95 under jitter."""
 
     def __init__(self, found: Result, jitter: Jitter, request: Request) -> None:
         self.costs: Costs = found.timeline.table.costs

@@ -64,7 +64,7 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        """Whether somebody asked to stop, however much time is left."""
+        """True if somebody asked to stop, however much time is left."""
         return self._asked.is_set() or bool(self._parent and self._parent.asked)
 
     @property

@@ -273,7 +273,7 @@ STRATEGIES: list[Strategy] = [
     Strategy("published schedules", published, lambda _: True, quick=True),
     # Always finds a schedule; best on 18 points.
     Strategy("list scheduling", list_scheduling, lambda _: True, quick=True),
-    # Not needed for any problem measured here, but for memory with room for few copies alone.
+    # No problem that was measured needs it; it is the one that leaves room for copies under way.
     Strategy("annealing with room for copies", anneal_with_room, lambda p: bool(p.offload)),
     # *real*: the bound is 6.4 % lower without it, and the search takes seven times as long.
     Strategy("one exact rank", bound_by_one_rank, lambda _: True),
@@ -284,6 +284,7 @@ STRATEGIES: list[Strategy] = [
     Strategy("several exact ranks", bound_by_several_ranks, lambda p: p.ranks > 1),
     # *small uneven*: the bound is 1.0 % lower without it; best on 4 points.
     Strategy("exact solving", solve, lambda p: is_small(p) and has_solver()),
+    # No problem that was measured needs the next two; they alone move R by itself.
     Strategy("recomputing early", recompute_early, _small_and_early),
     Strategy("exact solving", solve_ahead, _solved_apart),
     # *copies 3, 20*: 2.8 % slower without it.
@@ -300,6 +301,7 @@ STRATEGIES: list[Strategy] = [
     Strategy("annealing a relaxed optimum", anneal_relaxed, _annealed_whole, parallel=True),
     # Best on one point, of 128 microbatches on 16 uneven ranks, with four times the effort.
     Strategy("annealing what repeats", repeat_best, can_repeat),
+    # *even*: 0.1 % slower without it.
     Strategy("annealing again", anneal_again, _annealed_whole),
     # *fused, many*: 0.2 % slower without it.
     Strategy("mixing fused and split backwards", mix, lambda p: bool(fusable(p).any())),

@@ -151,7 +151,7 @@ class Variants:
 
     @property
     def done(self) -> bool:
-        """Whether no variant can be better."""
+        """True if no variant can be better."""
         return self.best.makespan <= self.bound * (1 + TOLERANCE)
 
     def take(self, known: CacheEntry) -> None:

@@ -192,7 +192,7 @@ def longest_path(move: Move, part: Part, limit: float, actions: Actions, state: 
 
 @helper
 def propagate_heads(part: Part, actions: Actions, state: State) -> None:
-    """Compute ends of a part anew, and of all behind it that follow from one that changed."""
+    """Compute ends of a part anew, and those that follow from one that changed."""
     at, head = state.at, state.head
     far = part.high
     i = part.low
@@ -220,7 +220,7 @@ def propagate_heads(part: Part, actions: Actions, state: State) -> None:
 
 @helper
 def propagate_tails(part: Part, actions: Actions, state: State) -> None:
-    """Compute tails of a part anew, and of all ahead of it that one that changed follows from."""
+    """Compute tails of a part anew, and those ahead that a changed one follows from."""
     near = part.low
     i = part.high
     while i >= near:

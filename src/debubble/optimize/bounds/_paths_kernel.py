@@ -1,4 +1,4 @@
-"""The loops behind :mod:`debubble.optimize.bounds.paths`."""
+"""Loops over longest paths, for :mod:`.paths`."""
 
 from __future__ import annotations
 

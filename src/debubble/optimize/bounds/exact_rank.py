@@ -217,7 +217,7 @@ class StateBudget:
 
     @property
     def spent(self) -> bool:
-        """Whether there are none."""
+        """True if no states are left."""
         return self.left < 0
 
 

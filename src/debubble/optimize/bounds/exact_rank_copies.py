@@ -133,7 +133,7 @@ def copied_bound(
 
 
 class RankModel(IntervalModel):
-    """A rank with its copies; :meth:`met` says whether it can end before a target.
+    """A rank with its copies; :meth:`met` decides a target.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ class IntervalModel:
         self.model, self.solver = cp_model.CpModel(), cp_model.CpSolver()
         self.start: dict[Key, Any] = {}
         self.away: dict[tuple[int, int], Any] = {}
-        """Whether the activation of a stage and microbatch is copied."""
+        """True if the activation of a stage and microbatch is copied."""
         for rank in self.ranks:
             for key in (*self.passes(rank), *self.copies(rank)):
                 self.start[key] = self.model.new_int_var(0, max(horizon, 0), "")

@@ -69,7 +69,7 @@ class Solution:
     programs: list[Program] | None
     bound: float
     proven: bool
-    """Whether the order is optimal for the rounded times."""
+    """True if the order is optimal for the rounded times."""
 
 
 class ExactModel:

@@ -81,7 +81,7 @@ def bound_of_cuts(cutting: Cutting, ways: Ways | None = None) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """What the bound needs of layers, ends and ranks."""
+    """Layers, ends and ranks as the bound needs them."""
 
     root: Problem
     """The problem; here and in `ends` every stage keeps what it stores."""
@@ -100,13 +100,13 @@ class _Bound:
     held_ends: tuple[float, float]
     """The same of the first and last stage without their layers."""
     must: NDArray[np.bool_]
-    """Whether every stage of each rank has to recompute, shape ``(ranks,)``."""
+    """True if every stage of each rank has to recompute, shape ``(ranks,)``."""
     before: NDArray[np.int64]
     """Fewest layers before every stage, shape ``(stages,)``."""
     filled: bool
-    """Whether the last stage has a layer under every cut."""
+    """True if the last stage has a layer under every cut."""
     equal: bool
-    """Whether all layers are."""
+    """True if all layers are."""
 
     @classmethod
     def of(cls, cutting: Cutting, ways: Ways) -> _Bound:

@@ -98,7 +98,7 @@ class Cutting:
 
     @property
     def plain(self) -> bool:
-        """Whether layers are equal, and every stage keeps what its forwards leave."""
+        """True if layers are equal, and every stage keeps what its forwards leave."""
         root = self.root
         return not (root.layers and root.layers.each) and not (root.recompute or root.offload)
 
@@ -163,7 +163,7 @@ class Cutting:
 
     @property
     def _too_much(self) -> bool:
-        """Whether one layer is too large for every rank, or all of them for all ranks together."""
+        """True if one layer is too large for every rank, or all of them for all ranks together."""
         limits = self.root.limits * (1 + TOLERANCE)
         each = np.min([self._footprint(*way)[0] for way in self._ways], axis=0)
         whole = each.sum() + self._own[0].sum()
@@ -217,18 +217,18 @@ class Cutting:
 
     @cached_property
     def _ways(self) -> list[tuple[bool, bool]]:
-        """What stages do: whether they recompute, and whether their activations go to the host."""
+        """Pairs of flags in use: stages recompute, and their activations go to the host."""
         both = np.unique([self.root.recomputed, self._away], axis=1)
         return [(bool(recompute), bool(away)) for recompute, away in both.T]
 
     @cached_property
     def _away(self) -> NDArray[np.bool_]:
-        """Whether a stage's activations go to the host; shape ``(stages,)``."""
+        """True if a stage's activations go to the host; shape ``(stages,)``."""
         return np.array(self.root.offload or (False,) * self.root.stages)
 
     @cached_property
     def _own(self) -> NDArray[np.float64]:
-        """The same of the stages without layers; shape ``(2, stages)``."""
+        """Footprint of the stages without layers, shape ``(2, stages)``."""
         return np.array(relax_copies(self.ends).footprint)
 
     @cached_property

@@ -103,7 +103,7 @@ class Layers:
 
     @property
     def frozen(self) -> Freeze | None:
-        """What is frozen of every layer, where layers say it."""
+        """Frozen parts of every layer, if layers have any."""
         share = self.each.get("frozen")
         return None if share is None else Freeze.of(np.array(share), self.count)
 

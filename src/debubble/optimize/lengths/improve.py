@@ -107,7 +107,7 @@ class LengthsSearch:
 
     @property
     def done(self) -> bool:
-        """Whether nothing can be faster."""
+        """True if nothing can be faster."""
         return self.best.makespan <= self.bound * (1 + TOLERANCE)
 
     def run(self, stop: Stop) -> None:

@@ -44,7 +44,7 @@ that is."""
 
 @dataclass(frozen=True)
 class Rules:
-    """What a pass does; all lists have one entry for every rank, or rank and microbatch."""
+    """Rules of a pass; all lists have one entry for every rank, or rank and microbatch."""
 
     copied: list[list[bool]]
     ahead: list[int]
@@ -54,7 +54,7 @@ class Rules:
 
 @dataclass
 class Rank:
-    """What goes on at a rank during a pass."""
+    """State of a rank during a pass."""
 
     arrived: list[int] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
