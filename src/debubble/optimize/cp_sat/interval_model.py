@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.optimize.cp_sat.model import AGAIN, Key
+from debubble.optimize.cp_sat.model import AGAIN, WEIGHT, Key
 from debubble.optimize.problem import Problem
 from debubble.optimize.times import microbatch_lengths
 
@@ -117,8 +117,8 @@ class IntervalModel:
     def _add_data(self, rank: int) -> None:
         """Start W after I, R between forward and backward, and copies between these, too."""
         for kind, stage, b in self.passes(rank):
-            if kind == 2:
-                self.model.add(self.start[2, stage, b] >= self.end(1, stage, b))
+            if kind == WEIGHT:
+                self.model.add(self.start[WEIGHT, stage, b] >= self.end(1, stage, b))
             elif kind == AGAIN:
                 self.model.add(self.start[AGAIN, stage, b] >= self.end(0, stage, b))
                 self.model.add(self.start[1, stage, b] >= self.end(AGAIN, stage, b))

@@ -31,7 +31,7 @@ from debubble.core.kind_relations import FUSED_KIND
 from debubble.listing import TOLERANCE
 from debubble.optimize.cp_sat.from_start_times import programs_by_start
 from debubble.optimize.cp_sat.interval_model import IntervalModel
-from debubble.optimize.cp_sat.model import AGAIN
+from debubble.optimize.cp_sat.model import AGAIN, WEIGHT
 from debubble.optimize.cp_sat.rounding import MEMORY_UNITS, factor_for, rounded_down
 from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem
@@ -97,7 +97,7 @@ class LengthsModel(IntervalModel):
             later = _next_equal(microbatch_lengths(self.problem), b)
             if later is not None:
                 self.model.add(self.start[kind, stage, later] >= self.end(kind, stage, b))
-            if kind == 2:
+            if kind == WEIGHT:
                 self.model.add(self.makespan >= self.end(kind, stage, b))
 
     def _delays(self, links: Grids) -> tuple[Whole, Whole]:
@@ -105,7 +105,7 @@ class LengthsModel(IntervalModel):
 
         Microbatches pass the stages one after the other; what is not modeled is a delay.
         """
-        S, kinds, ahead = self.problem.stages, len(self.problem.kinds), set(self.way)
+        S, ahead = self.problem.stages, set(self.way)
         gap, rest = np.zeros((2, self.problem.microbatches))
         delays = []
         for back, stage in [*((0, s) for s in range(S)), *((1, s) for s in range(S)[::-1])]:
@@ -118,7 +118,7 @@ class LengthsModel(IntervalModel):
                 gap = gap + self.times[AGAIN, stage]
             gap = gap + self.times[back, stage]
             if back:
-                weight = self.times[2, stage] if kinds > 2 else 0.0
+                weight = 0.0 if self.problem.fused else self.times[WEIGHT, stage]
                 rest = np.maximum(rest, gap + weight)
         return self._whole(np.array(delays)), self._whole(rest)
 

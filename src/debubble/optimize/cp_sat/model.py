@@ -58,8 +58,8 @@ from debubble.optimize.programs.backward import fusable, fused_ones, relaxed, wi
 Key: TypeAlias = tuple[int, int, int]
 """An action: the number of its kind, its stage and microbatch."""
 
-AGAIN = 3
-"""The number of R among kinds, where it is an action of its own."""
+WEIGHT, AGAIN = 2, 3
+"""The numbers of W among kinds, and of R, where it is an action of its own."""
 
 
 @dataclass(frozen=True)
