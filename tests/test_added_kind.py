@@ -37,7 +37,7 @@ KINDS_END = '\n)  # fmt: skip\n"""A row for every kind'
 LAUNCH = "\n    launch: float = cost("
 EDITS = {
     "core/kinds.py": (
-        ("\n\nclass Stream(", MEMBER + "\n\nclass Stream("),
+        ("\n\n\nclass WaitRules(", MEMBER + "\n\n\nclass WaitRules("),
         (KINDS_END, ROW.rstrip("\n") + KINDS_END),
     ),
     "core/costs.py": ((LAUNCH, FIELD.rstrip("\n") + LAUNCH),),

@@ -10,7 +10,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.analysis.copies import inspect_copies
 from debubble.analysis.fast_check import is_sound, without_sharding
 from debubble.analysis.problems import Findings, Problem
 from debubble.analysis.sharding import inspect_sharding
@@ -79,7 +78,6 @@ def inspected(schedule: Schedule) -> list[Problem]:
     """What the inspections find."""
     found = Findings()
     inspect_structure(schedule, found)
-    inspect_copies(schedule, found)
     inspect_sharding(schedule, found)
     return found.problems
 

@@ -19,8 +19,8 @@ from debubble.core.runtimes import (
     RECOMPUTED_WHOLE,
     RECOMPUTES_LATE,
     RUNTIMES,
-    Rule,
     Runtime,
+    RuntimeRule,
 )
 from debubble.schedules.registry import Entry
 from tests import oracle
@@ -45,7 +45,7 @@ def made(name: str, recompute: object = None, runtime: str = "any") -> Schedule:
     raise AssertionError(f"{name} accepts no number of microbatches")
 
 
-def written_out(schedule: Schedule, rules: tuple[Rule, ...]) -> Costs:
+def written_out(schedule: Schedule, rules: tuple[RuntimeRule, ...]) -> Costs:
     """Costs of a runtime that does what the actions say, with what rules say written for stages."""
     kinds, stages = kinds_of(schedule.actions), stages_of(schedule.actions)
     again = set(stages[kinds == Kind.R].tolist())

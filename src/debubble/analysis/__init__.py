@@ -1,1 +1,1 @@
-"""Checks, closed forms beside simulations, and comparisons."""
+"""Checks, measures, comparisons and the reports of simulations with closed forms."""

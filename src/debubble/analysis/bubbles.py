@@ -1,4 +1,4 @@
-"""Idle time by cause: every gap of a timeline, split.
+"""Idle time by cause: every gap of a timeline, split into parts.
 
 A rank that has not begun is *filling*, one that is done for good is *draining*. In between it waits
 for what its next action needs: for *data* until all of it has been computed, then for *p2p* until
@@ -6,11 +6,11 @@ it has arrived. So data is what would be left if transfers took no time; copies 
 from the host and gathered weights are data, too. In blocking mode a rank also waits while it sends
 and receives, which is p2p. An optimizer step waits for the gradients, or the norm, of other ranks.
 
-An order that was made under a memory limit waits for another reason, too: the rank's next forward
+A schedule that was made under a memory limit waits for another reason, too: the rank's next forward
 could have run, its input was there, but holding one more activation would have gone over the limit,
-so the order puts it behind what frees memory. From the time that input arrived the gap counts as
-*memory*: with more of it, another order could have used the gap. A rank that runs a fixed order,
-such as 1F1B's, never waits for memory, however little there is. Where an order waits for an offload
+so the schedule puts it after what frees memory. From the time that input arrived the gap counts as
+*memory*: with more of it, another schedule could have used the gap. A rank with a fixed order,
+such as 1F1B's, never waits for memory, however little there is. Where a rank waits for an offload
 to be over, for the memory that it gives back, the gap is *memory*, too.
 """
 
@@ -21,13 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    among,
-    begins_group,
-    group_bounds,
-    kinds_of,
-    microbatches_of,
-)
+from debubble.core.actions import among, begins_group, group_bounds, kinds_of, microbatches_of
 from debubble.core.kind_relations import ACTIVATION_KINDS
 from debubble.core.kinds import IN_TURN_KINDS, KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
@@ -68,7 +62,7 @@ def bubbles(timeline: Timeline) -> Bubbles:
     Parameters
     ----------
     timeline
-        A simulated schedule. Only one whose order was made under a memory limit (see
+        A simulated schedule. Only one that was made under a memory limit (see
         :func:`memory_limit`) has idle time for lack of memory.
 
     Examples
@@ -107,9 +101,9 @@ def bubbles(timeline: Timeline) -> Bubbles:
 
 
 def memory_limit(schedule: Schedule) -> NDArray[np.float64] | None:
-    """Memory of every rank that the order was made for, shape ``(ranks,)``; None without a limit.
+    """Return the memory limits that a schedule was made for, shape ``(ranks,)``, or None.
 
-    Orders that look at memory remember the limit among their options; others ignore it.
+    Schedules made for a limit have it among their options; others ignore it.
     """
     limit = schedule.options.get("memory")
     try:
@@ -127,7 +121,7 @@ _Part = tuple[
 
 
 def _collected(timeline: Timeline, parts: list[_Part]) -> Bubbles:
-    """The parts in order of rank and time, without the empty ones."""
+    """Return the parts in order of rank and time, without the empty ones."""
     kept = []
     for part in parts:
         real = np.flatnonzero(part[2] - part[1] > ROUNDING * timeline.makespan)
@@ -142,7 +136,7 @@ def _collected(timeline: Timeline, parts: list[_Part]) -> Bubbles:
 
 
 def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray[np.float64]:
-    """Time at which the last input of each action was computed; shape of `before`.
+    """Return the time at which the last input of each action was computed; shape of `before`.
 
     An action waits with the other half of its pair: what either needs holds up both. One that needs
     nothing of another rank has nothing on its way: all of its wait is for data, except in blocking
@@ -171,7 +165,7 @@ def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray
 
 
 def _needs(schedule: Schedule, first: Positions, last: Positions) -> tuple[Positions, Positions]:
-    """Dependencies of the actions in the ranges `first` … `last`: index of the range, producer."""
+    """Return dependencies of actions in ranges `first` … `last`: index of range, producer."""
     waits = waits_for(schedule)
     begin, end = waits.offsets[first], waits.offsets[last + 1]
     of = np.repeat(np.arange(len(first)), end - begin)
@@ -180,13 +174,13 @@ def _needs(schedule: Schedule, first: Positions, last: Positions) -> tuple[Posit
 
 
 def _made(schedule: Schedule, of: Positions) -> tuple[Positions, Positions]:
-    """Kinds and places of some actions."""
+    """Return kinds and places of some actions."""
     actions = schedule.actions[of]
     return kinds_of(actions), schedule.places_of(actions)
 
 
 def _largest(values: NDArray[np.float64], of: Positions, count: int) -> NDArray[np.float64]:
-    """Largest value of every group, −∞ for none; `of` is sorted; shape ``(count,)``."""
+    """Return the largest value of every group, −∞ for none; `of` is sorted; shape ``(count,)``."""
     found = np.full(count, -np.inf)
     opens = np.flatnonzero(np.diff(of, prepend=-1))
     if len(opens):
@@ -203,7 +197,7 @@ def _split_memory(
     actions = schedule.actions
     home = schedule.ranks_of_actions
 
-    # The next forward of the rank at or behind every position.
+    # The next forward of the rank at or after every position.
     count = len(actions)
     forward = np.where(among(kinds_of(actions), ACTIVATION_KINDS), np.arange(count), count)
     following = np.minimum.accumulate(np.append(forward, count)[::-1])[::-1][before]
@@ -226,7 +220,7 @@ def _split_memory(
         taken[span] = added
         held[span] = np.cumsum(added + freed) - (added + freed)
     over = held[before] + taken[following] > limits[rank] * (1 + 1e-9)
-    # A forward that waits behind this very gap has its input at the latest when it starts.
+    # A forward that waits after this very gap has its input at the latest when it starts.
     blocked = real & over & (ready < end)
     since = np.where(blocked, np.clip(ready, start, end), end)
     return (

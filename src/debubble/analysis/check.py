@@ -1,7 +1,7 @@
 """Check a schedule: complete, in order, free of deadlocks, within memory, with the right weights.
 
-An order that compiles into an event graph with every backward done has no problem left to find, so
-that this is all that happens to a good schedule; one with transfers or sharding is looked through
+A schedule that compiles into an event graph with every backward done has no problem left to find,
+so that this is all that happens to a good schedule. One with transfers or sharding is scanned
 once more, see :mod:`debubble.analysis.fast_check`. Only one that fails here is inspected in detail.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.copies import inspect_copies
 from debubble.analysis.fast_check import is_sound, without_sharding
 from debubble.analysis.metrics import amount_text, limit_text
 from debubble.analysis.optimizer_steps import inspect_steps
@@ -63,7 +62,7 @@ def check(
         What activations take; times matter only where activations leave their ranks, and to
         warnings.
     p2p_mode
-        How ranks exchange results: an order that runs with ``"overlapped"`` transfers can be a
+        How ranks exchange results: a schedule that runs with ``"overlapped"`` transfers can be a
         deadlock with ``"blocking"`` ones, or where they are queued (``"pair"``, ``"group"``,
         ``"directed"``). The default is ``"overlapped"``, and for schedules with explicit transfers
         all of these.
@@ -92,7 +91,7 @@ def check(
     1 problem in custom:
       missing  1F0 is missing; add it on rank 1
     """
-    told = p2p_mode is not None
+    one_mode = p2p_mode is not None
     p2p_mode = p2p_mode or "overlapped"
     check_type("schedule", schedule, Schedule, "give a Schedule: debubble.make or debubble.load")
     check_costs(costs)
@@ -104,34 +103,12 @@ def check(
 
     found = Findings()
     kinds, _, strays = scan(schedule)
-    steps = bool(kinds & _STEPS)
+    # Whether sweeps have room, and every action exists.
     swept = _has_room(schedule) and strays == (None, None)
-    plain = swept and not kinds & ~_PLAIN
-    more = swept and not plain and not kinds & _SHARDS
-    has_transfers = bool(kinds & _TRANSFERS)
-    bare = without_sharding(schedule) if more else schedule
-    if steps or schedule.iterations > 1:
-        inspect_steps(schedule, found)
-    complete, error = False, None
-    if plain and not found and p2p_mode != "blocking":
-        try:
-            graph = compile_graph(schedule, p2p_mode)
-            complete = graph.complete
-        except ScheduleError as stops:
-            error = stops
-    elif more and not found:
-        complete = is_sound(schedule, bare, steps)
-        # What it is without sharding decides, and is compiled faster.
-        stands = complete and (bare is schedule or not _runs(bare, p2p_mode))
-        error = _error(schedule, p2p_mode) if stands else None
-    if not complete:
-        inspect_structure(schedule, found)
-        inspect_copies(schedule, found)
-        if not found and not plain:
-            _transfers(schedule, found)
-            inspect_sharding(schedule, found)
-        if not found:
-            error = error or _error(schedule, p2p_mode)
+    bare = schedule
+    if swept and kinds & ~_PLAIN and not kinds & _SHARDS:
+        bare = without_sharding(schedule)
+    error = _inspect(schedule, bare, kinds, swept, p2p_mode, found)
     if not found and error is not None:
         found.problems.append(_stuck(error))
     warnings: list[Problem] = []
@@ -139,21 +116,53 @@ def check(
         late = Findings()
         inspect_outputs(schedule, late)
         warnings = late.problems + (split_under_ddp(schedule) if reduces(schedule) else [])
-    if not found and has_transfers:
-        if not told:
+    if not found and kinds & _TRANSFERS:
+        if not one_mode:
             _deadlocks(schedule, bare, found)
         queues: P2PMode = p2p_mode if p2p_mode in QUEUES else "group"
-        if not found and (not told or p2p_mode == queues):
+        if not found and (not one_mode or p2p_mode == queues):
             warnings += lost_in_queues(schedule, bare, costs, queues)
     if limits is not None and strays.outside is None:
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
     return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))
 
 
-def caveats(timeline: Timeline) -> tuple[str, ...]:
-    """Notes of a timeline, and what :func:`check` refuses of its order all the same.
+def _inspect(
+    schedule: Schedule, bare: Schedule, kinds: int, swept: bool, p2p_mode: P2PMode, found: Findings
+) -> ScheduleError | None:
+    """Add what is wrong with the actions to `found`; return what stops the schedule, if anything.
 
-    A simulation is of one mode of transfers: where these are actions, and occupy nobody in that
+    A good schedule is only compiled; what does not compile, or only without sharding (`bare`), is
+    looked at in detail. `kinds` are the kinds that occur, as bits.
+    """
+    steps = bool(kinds & _STEPS)
+    if steps or schedule.iterations > 1:
+        inspect_steps(schedule, found)
+    plain = swept and not kinds & ~_PLAIN
+    complete, error = False, None
+    if plain and not found and p2p_mode != "blocking":
+        try:
+            complete = compile_graph(schedule, p2p_mode).complete
+        except ScheduleError as stops:
+            error = stops
+    elif swept and not plain and not kinds & _SHARDS and not found:
+        complete = is_sound(schedule, bare, steps)
+        # What it is without sharding decides, and is compiled faster.
+        stands = complete and (bare is schedule or not _runs(bare, p2p_mode))
+        error = _error(schedule, p2p_mode) if stands else None
+    if complete:
+        return error
+    inspect_structure(schedule, found)
+    if not found and not plain:
+        _transfers(schedule, found)
+        inspect_sharding(schedule, found)
+    return error if error or found else _error(schedule, p2p_mode)
+
+
+def caveats(timeline: Timeline) -> tuple[str, ...]:
+    """Return notes of a timeline, and what :func:`check` refuses of its schedule.
+
+    A simulation is of one mode of transfers: where these are actions, and occupy no rank in that
     one, they may lock up in others.
     """
     schedule = timeline.schedule
@@ -169,23 +178,23 @@ def caveats(timeline: Timeline) -> tuple[str, ...]:
 
 
 def _briefly(problem: Problem) -> str:
-    """A problem without the chain of actions that wait for each other."""
+    """Return a problem without the chain of actions that wait for each other."""
     if problem.code != "deadlock":
         return str(problem)
     return problem.message.partition(problem.actions[0])[0].rstrip(": ")
 
 
 def _has_room(schedule: Schedule) -> bool:
-    """Whether sweeps have room for all actions.
+    """Return whether sweeps have room for all actions.
 
-    Every cell takes two actions. With fewer the order is incomplete, and the cells of a file that
+    Every cell takes two actions. With fewer it is incomplete, and the cells of a file that
     merely claims a billion microbatches would not fit in memory.
     """
     return 2 * schedule.stages * schedule.units <= len(schedule) and not schedule.vocabulary
 
 
 def _error(schedule: Schedule, mode: P2PMode, explain: bool = True) -> ScheduleError | None:
-    """What stops a schedule, None where it runs."""
+    """Return what stops a schedule, None where it runs."""
     try:
         compile_graph(schedule, mode, explain=explain)
     except ScheduleError as error:
@@ -198,7 +207,7 @@ def _runs(schedule: Schedule, mode: P2PMode) -> bool:
 
 
 def _transfers(schedule: Schedule, found: Findings) -> None:
-    """Sends and receives that do not belong together, or would swap what they carry."""
+    """Report sends and receives without their other end, or that would swap what they carry."""
     for error in matched(schedule, limit=LISTED):
         message, _, fix = str(error).rpartition("; ")
         rank, index = _end_of(schedule, error.chain)
@@ -216,7 +225,7 @@ def _end_of(schedule: Schedule, texts: Sequence[str]) -> tuple[int | None, int |
 
 
 def _deadlocks(schedule: Schedule, bare: Schedule, found: Findings) -> None:
-    """Deadlocks of transfers that have to meet, for an order that runs where they need not."""
+    """Report deadlocks of transfers that meet, of a schedule that runs where they need not."""
     stuck: list[P2PMode] = [] if _runs(bare, "blocking") else ["blocking"]
     # The fewer queues, the more transfers wait for each other: what runs on one for all peers runs
     # on any, and what is stuck with one for each is so there. With one for each direction, too,
@@ -230,7 +239,7 @@ def _deadlocks(schedule: Schedule, bare: Schedule, found: Findings) -> None:
 
 
 def _stuck(error: ScheduleError) -> Problem:
-    """The problem of an order whose actions are all there, in place and in order."""
+    """Return the problem of an order whose actions are all there, in place and in order."""
     message, _, fix = str(error).rpartition("; ")
     chain = [text.removesuffix(")").partition(" (rank ") for text in error.chain]
     ranks = [int(rank) for _, _, rank in chain if rank]
@@ -246,11 +255,7 @@ def _stuck(error: ScheduleError) -> Problem:
 
 
 def _memory(
-    schedule: Schedule,
-    use: MemoryUse,
-    limits: NDArray[np.float64],
-    costs: Costs,
-    found: Findings,
+    schedule: Schedule, use: MemoryUse, limits: NDArray[np.float64], costs: Costs, found: Findings
 ) -> None:
     allowed = limits * (1 + ROUNDING)
 
@@ -279,9 +284,9 @@ def _memory(
 
 
 def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) -> int | None:
-    """Position of the first action of a rank whose start takes more than the limit.
+    """Return the position of the first action of a rank whose start takes more than the limit.
 
-    None where the order alone does not exceed it, but the times of copies do.
+    None where the programs alone do not exceed it, but the times of copies do.
     """
     added, freed = use.deltas(schedule, rank)
     held = use.static[rank] + np.cumsum(added)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from debubble.analysis.check import caveats
-from debubble.analysis.comparison import Comparison, RankedBy, Row, ranked
+from debubble.analysis.comparison import Comparison, Row, ranked
 from debubble.analysis.measures import compared
 from debubble.analysis.metrics import recompute_text
 from debubble.analysis.question import Question
@@ -62,8 +62,8 @@ def compare(
     ----------
     schedules
         Registered names, :class:`~debubble.Schedule` objects, or pairs of a name and a dictionary
-        with ``chunks`` and options of that schedule alone. A :class:`~debubble.Timeline` stays as
-        it is, whatever the costs.
+        with ``chunks`` and options of that schedule alone. A :class:`~debubble.Timeline` keeps
+        its own costs.
     ranks, microbatches, iterations
         Sizes that named schedules are made with; needed when there is a name. Several numbers of
         microbatches make a row for each of them, ranked by overhead.
@@ -79,7 +79,7 @@ def compare(
         stages run other models. Schedules that are computed from costs get these.
     memory
         Limit of the activation memory of every rank, or one for each, in activation units per rank
-        or in the unit of ``costs.activation``. Schedules above it are ranked behind those within.
+        or in the unit of ``costs.activation``. Schedules above it are ranked after those within.
     p2p_mode
         The p2p mode, see :func:`debubble.simulate`.
     time_unit, memory_unit
@@ -92,8 +92,8 @@ def compare(
         then have step times of the same random numbers in ``row.spread``, and in ``row.wins`` the
         share of the steps in which each is fastest among those within memory; the ranking stays.
     stop
-        Asked before the step times of every schedule but the first are drawn; once it says so, the
-        others are left out, which a note says.
+        Asked before the step times of every schedule but the first are drawn; once it is true, the
+        others are left out, with a note.
     **lowerings
         Lowerings of all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
         and ``sharding``, see :func:`debubble.lowering.chain.lower`.
@@ -118,62 +118,45 @@ def compare(
     [('1f1b', 33.0, 4.0, True), ('gpipe', 33.0, 8.0, False)]
     """
     check_costs(costs)
-    if options is not None and not isinstance(options, Mapping):
-        raise ParameterError(f"options is {options!r}; give a dict of options and values")
     if progress is not None and not callable(progress):
         raise ParameterError(f"progress is {progress!r}; give a function")
     varying = jitter if isinstance(jitter, Jitter | None) else Jitter(jitter)
     costs = costs or Costs()
-    costs = replace(
-        costs,
-        time_unit=time_unit or costs.time_unit,
-        memory_unit=memory_unit or costs.memory_unit,
-    )
+    units = time_unit or costs.time_unit, memory_unit or costs.memory_unit
+    costs = replace(costs, time_unit=units[0], memory_unit=units[1])
     memory_limits(memory, ranks or np.size(memory or 1))
     asked = Question(
         "", ranks=ranks, microbatches=None if isinstance(microbatches, Sequence) else microbatches,
         iterations=iterations, sync=sync, costs=costs, memory=memory, p2p_mode=p2p_mode,
         lowerings=values_of(lowerings),
     )  # fmt: skip
+    options = {} if options is None else options
     items = _spread([_read(item) for item in schedules], "chunks", chunks)
     items = _spread(items, "microbatches", microbatches)
-    if not items:
-        raise ParameterError("no schedules to compare; name at least one")
-    _check_items(items, ranks, microbatches, options or {})
+    _check_items(items, ranks, microbatches, options)
     _refuse_unused(items, chunks)
     labels = _labels(items)
 
     rows: list[Row] = []
     skipped: list[tuple[str, str]] = []
-    for index, (label, (item, own)) in enumerate(zip(labels, items, strict=True)):
+    for index, (label, item) in enumerate(zip(labels, items, strict=True)):
         if progress is not None:
             progress(label, index, len(items))
         try:
-            if isinstance(item, Schedule):
-                item = replace(asked, schedule=item).timeline
-            elif isinstance(item, str):
-                sizes, fitting = _fitting(item, chunks, options or {}, own)
-                item = replace(asked, schedule=item, options=fitting, **sizes).timeline
-            rows.append(_row(label, item, memory))
+            rows.append(_row(label, _simulated(item, asked, chunks, options), memory))
         except DebubbleError as error:
             skipped.append((label, str(error)))
     every = len(rows)
     if varying is not None:
         rows = _raced(rows, varying, stop)
     unlike = differences([row.timeline for row in rows])
-    by: RankedBy = "overhead" if unlike else "makespan"
     return Comparison(
-        rows=ranked(rows, by),
-        skipped=tuple(skipped),
-        notes=_notes(rows, unlike) + _late(every - len(rows)),
-        unlike=unlike,
-        costs=costs,
-        memory=memory,
-        p2p_mode=p2p_mode,
-        time_unit=costs.time_unit,
+        rows=ranked(rows, "overhead" if unlike else "makespan"), skipped=tuple(skipped),
+        notes=_notes(rows, unlike) + _late(every - len(rows)), unlike=unlike, costs=costs,
+        memory=memory, p2p_mode=p2p_mode, time_unit=costs.time_unit,
         memory_unit=costs.activation_unit,
         baseline=next((label for label in labels if any(row.name == label for row in rows)), ""),
-    )
+    )  # fmt: skip
 
 
 _Read: TypeAlias = tuple[str | Schedule | Timeline, Mapping[str, Any]]
@@ -192,10 +175,8 @@ def _read(item: Item) -> _Read:
     )
 
 
-def _spread(
-    items: list[_Read], size: str, values: int | Sequence[int] | None
-) -> list[_Read]:  # fmt: skip
-    """The items; of names that leave a choice of a size, one for each of several values."""
+def _spread(items: list[_Read], size: str, values: int | Sequence[int] | None) -> list[_Read]:
+    """Return the items; a name that leaves a choice of a size, once for each of several values."""
     if not isinstance(values, Sequence):
         return items
     if not values:
@@ -213,6 +194,10 @@ def _spread(
 def _check_items(
     items: list[_Read], ranks: int | None, microbatches: Any, options: Mapping[str, Any]
 ) -> None:
+    if not isinstance(options, Mapping):
+        raise ParameterError(f"options is {options!r}; give a dict of options and values")
+    if not items:
+        raise ParameterError("no schedules to compare; name at least one")
     names = [item for item, _ in items if isinstance(item, str)]
     for key, value in (("ranks", ranks), ("microbatches", microbatches)):
         if names and value is None:
@@ -225,7 +210,7 @@ def _check_items(
 
 
 def has_choice(names: Iterable[str]) -> bool:
-    """Whether one of some registered schedules leaves a choice of chunks."""
+    """Return whether one of some registered schedules leaves a choice of chunks."""
     return any(find(name).chunks is None for name in names)
 
 
@@ -249,7 +234,7 @@ def _refuse_unused(items: list[_Read], chunks: int | Sequence[int] | None) -> No
 
 
 def _labels(items: list[_Read]) -> list[str]:
-    """A name for every item; names that occur twice get a number."""
+    """Return a name for every item; names that occur twice get a number."""
     labels: list[str] = []
     for item, own in items:
         made = item.schedule if isinstance(item, Timeline) else item
@@ -261,23 +246,25 @@ def _labels(items: list[_Read]) -> list[str]:
     return labels
 
 
-def _fitting(
-    name: str,
-    chunks: int | Sequence[int] | None,
-    options: Mapping[str, Any],
-    own: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The sizes and options that this schedule takes; its own are passed on as they are."""
-    entry = find(name)
+def _simulated(
+    read: _Read, asked: Question, chunks: int | Sequence[int] | None, options: Mapping[str, Any]
+) -> Timeline:
+    """Simulate one item; a name is made with those of the shared options that it takes."""
+    item, own = read
+    if isinstance(item, Timeline):
+        return item
+    if isinstance(item, Schedule):
+        return replace(asked, schedule=item).timeline
+    entry = find(item)
     taken = {option.name for option in entry.options}
-    shared = {key: value for key, value in options.items() if key in taken}
+    found = {key: value for key, value in options.items() if key in taken}
     if entry.chunks is None and chunks is not None:
-        shared["chunks"] = chunks
-    found = shared | dict(own)
+        found["chunks"] = chunks
+    found |= own
     sizes: dict[str, Any] = {
         size: found.pop(size) for size in ("chunks", "microbatches") if size in found
     }
-    return sizes, found
+    return replace(asked, schedule=item, options=found, **sizes).timeline
 
 
 def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
@@ -285,10 +272,8 @@ def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
     return Row(label, timeline.schedule, timeline, values, fits=keeps(timeline, memory))
 
 
-def _raced(
-    rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None
-) -> list[Row]:  # fmt: skip
-    """The rows with step times that vary, and the share of the steps that each one wins."""
+def _raced(rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None) -> list[Row]:
+    """Return the rows with step times that vary, and the share of the steps that each one wins."""
     drawn: list[Row] = []
     for row in rows:
         if drawn and stop is not None and stop():
@@ -306,7 +291,7 @@ def _late(count: int) -> tuple[str, ...]:
 
 
 def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
-    """Caveats of a ranking: orders made for other costs, and differences between the rows."""
+    """Return caveats of a ranking: schedules made for other costs, differences between rows."""
     notes = [f"{row.name}: {note}" for row in rows for note in caveats(row.timeline)]
     notes += dict.fromkeys(note for row in rows if row.spread for note in row.spread.notes)
     stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}

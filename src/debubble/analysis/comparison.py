@@ -53,7 +53,7 @@ class Row:
     name
         Name in the comparison.
     schedule, timeline
-        The order and its simulation.
+        The schedule and its simulation.
     values
         By its name, every measure of :data:`debubble.analysis.measures.MEASURES` that comparisons
         have; the row has each of them as an attribute, too: ``row.p2p_volume``.
@@ -99,12 +99,12 @@ class Row:
         return values[name]
 
     def relative_to(self, best: float | None) -> Row:
-        """The same row with its ratio to a makespan, if there is one."""
+        """Return the row with its ratio to a makespan, or with none."""
         ratio = self.makespan / best if best else 1.0
         return replace(self, ratio=None if best is None else ratio)
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as plain data."""
+        """Return the row as plain data."""
         schedule = self.schedule
         return {
             "name": self.name,
@@ -119,7 +119,7 @@ class Row:
 
 
 def ranked(rows: Sequence[Row], by: RankedBy) -> tuple[Row, ...]:
-    """Rows within memory first, each part by `by`, then memory; with ratios to the first.
+    """Return rows within memory first, each part by `by`, then memory; with ratios to the first.
 
     Makespans of different work have no ratio.
     """
@@ -141,7 +141,7 @@ class Comparison:
     Parameters
     ----------
     rows
-        By what `ranked_by` says, those within memory first.
+        By `ranked_by`, those within memory first.
     skipped
         Name and reason of schedules that could not be made or run.
     notes
@@ -228,7 +228,7 @@ class Comparison:
         return head
 
     def conventions(self) -> dict[str, str]:
-        """Conventions behind the numbers, in words."""
+        """Return the conventions of the numbers, in words."""
         words = {
             "times": times_text(self.costs),
             "p2p": f"{self.p2p_mode}: {MODES[self.p2p_mode]}",
@@ -264,14 +264,14 @@ class Comparison:
         return words
 
     def _names_by(self, text_of: Callable[[Row], str]) -> dict[str, str]:
-        """Names of the rows that share a text, by that; rows without text are left out."""
+        """Return names of the rows that share a text, by that; rows without text are left out."""
         found: dict[str, list[str]] = {}
         for row in self.rows:
             found.setdefault(text_of(row), []).append(row.name)
         return {text: ", ".join(names) for text, names in found.items() if text}
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison as plain data, for JSON."""
+        """Return the comparison as plain data, for JSON."""
         return {
             "headline": self.headline,
             "best": self.best.name if self.best else None,
@@ -291,7 +291,7 @@ class Comparison:
         return f"<Comparison of {len(self.rows)} schedules: {self.headline}>"
 
     def text(self, width: int, style: Callable[[str, str], str] | None = None) -> str:
-        """Headline, table and conventions in lines of at most `width` characters.
+        """Return the headline, table and conventions in lines of at most `width` characters.
 
         Parameters
         ----------
@@ -343,7 +343,7 @@ class Comparison:
         return html_table(self.columns())
 
     def columns(self) -> list[Column]:
-        """The table, column by column."""
+        """Return the table, column by column."""
         found = result_columns(
             [row.name for row in self.rows],
             self.timelines,
@@ -367,7 +367,7 @@ class Comparison:
         return lines + [f"{key.replace('_', ' ')}: {words[key]}" for key in shown if key in words]
 
     def _excess(self, row: Row) -> float:
-        """By how much the rank that is most above its limit is."""
+        """Return by how much the rank that is most above its limit is."""
         limits = memory_limits(self.memory, row.schedule.ranks)
         assert limits is not None, "without a limit every row fits"
         return float((row.timeline.peak_activation - limits).max())
@@ -379,7 +379,7 @@ class Comparison:
         return amount(row.peak_activation, self.costs.activation_unit)
 
     def _reference(self, best: Row) -> Row | None:
-        """The row to hold the best against: the first one asked for, or else the runner-up."""
+        """Return the row to compare the best with: the first one asked for, or the runner-up."""
         others = [row for row in self.rows if row.fits and row is not best]
         return next(
             (row for row in others if row.name == self.baseline), others[0] if others else None

@@ -1,4 +1,4 @@
-"""See in one pass that a schedule with transfers or sharding has nothing for the inspections.
+"""One pass that finds most schedules with transfers or sharding free of problems.
 
 What they report is found by sorting all actions, several times. Almost every schedule is free of
 it, and to see just that takes no sorting: this looks at every action once.
@@ -19,11 +19,11 @@ from debubble.engine.transfers import without
 
 
 def without_sharding(schedule: Schedule) -> Schedule:
-    """The schedule without its sharding actions, itself where it has none.
+    """Return the schedule without its sharding actions, itself where it has none.
 
-    Whether one can run tells that of the other, and where sharding actions take no time, so do the
-    times: all that such an action waits for stands before it in its program, and what waits for
-    it behind it, where the rank gets to only after all that anyway.
+    Either runs if the other does, and where sharding actions take no time, they have the same
+    times: all that such an action waits for comes before it in its program, and what waits for
+    it comes after it, where the rank arrives only after all that anyway.
     """
     kinds = kinds_of(schedule.actions)
     aside = (kinds >= min(SHARDING_KINDS)) & (kinds <= max(SHARDING_KINDS))
@@ -31,10 +31,10 @@ def without_sharding(schedule: Schedule) -> Schedule:
 
 
 def is_sound(schedule: Schedule, bare: Schedule, steps: bool) -> bool:
-    """Whether actions are complete, on their ranks and in order, and transfers matched.
+    """Return whether actions are complete, on their ranks and in order, and transfers matched.
 
     The schedule has at least two actions for every cell, and no passes of a sharded output layer;
-    `bare` is the same without sharding actions, and `steps` says whether it has optimizer steps.
+    `bare` is it without sharding actions, and `steps` is whether it has optimizer steps.
     Never True for a schedule with a problem. May be False for a correct one; then the full check
     decides.
     """
@@ -56,7 +56,7 @@ def _work_is_sound(bare: Schedule) -> bool:
 
 
 def _steps_are_home(schedule: Schedule) -> bool:
-    """Whether every optimizer step names a stage of its rank."""
+    """Return whether every optimizer step names a stage of its rank."""
     here = np.flatnonzero(among(kinds_of(schedule.actions), STEP_KINDS))
     stage = stages_of(schedule.actions[here])
     if np.any(stage >= schedule.stages):
@@ -66,7 +66,7 @@ def _steps_are_home(schedule: Schedule) -> bool:
 
 
 def _sharding_is_sound(schedule: Schedule) -> bool:
-    """Whether sharding actions are complete, on their ranks and in order.
+    """Return whether sharding actions are complete, on their ranks and in order.
 
     Presumes that all other actions are.
     """
@@ -91,7 +91,7 @@ def _sharding_is_sound(schedule: Schedule) -> bool:
 
 
 def _holds(schedule: Schedule) -> NDArray[np.bool_]:
-    """Mask of the stages of each rank, of any copy; shape ``(ranks, stages)``."""
+    """Return the mask of the stages of each rank, of any copy; shape ``(ranks, stages)``."""
     table = np.asarray(schedule.placement.table)
     holds = np.zeros((schedule.ranks, schedule.stages), dtype=np.bool_)
     holds[table, np.arange(schedule.stages)] = True

@@ -27,7 +27,7 @@ class Glance:
     """Sizes that are not those of the tables: ``"p = 4"``; empty where all are."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Sizes and numbers as plain data."""
+        """Return sizes and numbers as plain data."""
         found = self.timeline
         return {
             **sizes(found.schedule, "ranks", "microbatches", "chunks"),
@@ -39,7 +39,7 @@ class Glance:
 
 
 def glance(entry: Entry, costs: Costs | None = None) -> Glance | None:
-    """A schedule at the size of the tables; None when it needs more than sizes.
+    """Return a schedule at the size of the tables; None when it needs more than sizes.
 
     Without costs F, I and W take one unit of time each, and transfers none. Chunks give way before
     ranks and microbatches do.
@@ -60,7 +60,7 @@ def glance(entry: Entry, costs: Costs | None = None) -> Glance | None:
 
 
 def _nearest(entry: Entry) -> Iterator[tuple[int, int, int]]:
-    """Ranks, microbatches and chunks that a schedule accepts, the nearest first."""
+    """Yield ranks, microbatches and chunks that a schedule accepts, the nearest first."""
     sides = [(p, m) for p in range(1, 2 * RANKS + 1) for m in range(1, 2 * MICROBATCHES + 1)]
     sides.sort(key=lambda s: (abs(s[0] - RANKS), abs(s[1] - MICROBATCHES), s))
     several = [entry.chunks] if entry.chunks else dict.fromkeys((CHUNKS, entry.default_chunks, 1))

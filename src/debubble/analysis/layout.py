@@ -14,25 +14,25 @@ NARROWEST = 40
 """Characters of a line that everything fits in."""
 
 PIPED = 100
-"""Characters of a line when nobody says how wide the output is."""
+"""Characters of a line when the width of the output is unknown."""
 
 GAP = "  "
 _KEPT = str.maketrans({"\u00a0": " "})
 
 
 def line_width() -> int:
-    """Characters of a line of the terminal, or of COLUMNS, else 100."""
+    """Return characters of a line of the terminal, or of COLUMNS, else 100."""
     return max(NARROWEST, shutil.get_terminal_size((PIPED, 24)).columns)
 
 
 def takes_color(stream: TextIO) -> bool:
-    """Whether a stream takes colours: a terminal, unless NO_COLOR is set."""
+    """Return whether a stream takes colors: a terminal, unless NO_COLOR is set."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return stream.isatty() and not plain
 
 
 def wrap(text: str, width: int, indent: int = 0, *, hyphens: bool = False) -> list[str]:
-    """Lines of at most `width` characters, the later ones indented.
+    """Return lines of at most `width` characters, the later ones indented.
 
     Words are never broken, but where one is longer than a line, and stay with what belongs to
     them: a percentage with its sign. With `hyphens` a line may also end in one.
@@ -43,14 +43,12 @@ def wrap(text: str, width: int, indent: int = 0, *, hyphens: bool = False) -> li
     ['the idle share is', '12.5 % of rank-time']
     """
     glued = text.replace(" %", "\u00a0%")
-    lines = textwrap.wrap(
-        glued, width, subsequent_indent=" " * indent, break_on_hyphens=hyphens
-    )  # fmt: skip
+    lines = textwrap.wrap(glued, width, subsequent_indent=" " * indent, break_on_hyphens=hyphens)
     return [line.translate(_KEPT) for line in lines] or [""]
 
 
 def definitions(rows: Iterable[tuple[str, str, str]], width: int) -> list[str]:
-    """A name, a value and what that means, a line each; long meanings go on below themselves."""
+    """Return lines with a name, a value and a meaning; long meanings continue below themselves."""
     rows = list(rows)
     names, values = (max(len(row[index]) for row in rows) for index in (0, 1))
     lines = []
@@ -66,7 +64,7 @@ def definitions(rows: Iterable[tuple[str, str, str]], width: int) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)) -> list[str]:
-    """Rows of text in aligned columns; columns in `left` are aligned left, the others right."""
+    """Return rows of text in columns, those in `left` aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         GAP.join(
@@ -106,7 +104,7 @@ NAME_LEAST = 20
 
 
 def text_table(columns: Sequence[Column], width: int) -> tuple[list[list[str]], list[str]]:
-    """A table of at most `width` characters, in blocks, and the titles of columns without room.
+    """Return a table of at most `width` characters, in blocks, and the titles left out of it.
 
     Blocks are the lines of the head, then those of every row: texts of the first column that are
     too long go on below.
@@ -138,7 +136,7 @@ def text_table(columns: Sequence[Column], width: int) -> tuple[list[list[str]], 
 
 
 def html_table(columns: Sequence[Column]) -> str:
-    """The same as HTML."""
+    """Return a table as HTML."""
     head = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in columns)
     rows = zip(*(column.cells for column in columns), strict=True)
     body = "\n".join(

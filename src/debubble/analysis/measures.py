@@ -1,4 +1,4 @@
-"""Every number that is said about a timeline: one entry of :data:`MEASURES` each.
+"""The measures of a timeline: one entry of :data:`MEASURES` each.
 
 Simulations, comparisons, tables in terminals and on pages, JSON and the words for what numbers mean
 all follow from this list.
@@ -28,14 +28,14 @@ Unit = Literal["time", "memory", "share", "number"]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that is said about a timeline, or one for every rank."""
+    """A number about a timeline, or one for every rank."""
 
     key: str
     """Its name in JSON, and in a row of a comparison."""
     value: Callable[[Timeline], Any]
     """Value for a timeline: a number, a list with one for each rank, or a mapping of such."""
     words: str = ""
-    """Definition; empty where its name says it."""
+    """Definition; empty where the name is enough."""
     unit: Unit = "number"
     """Unit, which decides its format."""
     compared: bool = False
@@ -53,18 +53,18 @@ class Measure:
         return self.key.replace("_", " ")
 
     def one(self, timeline: Timeline) -> Any:
-        """One number for the whole timeline: the largest of numbers by rank."""
+        """Return one number for the whole timeline: the largest of numbers by rank."""
         return largest(self.value(timeline))
 
     def text(self, value: Any, scale: Scale) -> str:
-        """A value for people; amounts of memory and times in the unit of a scale, without it."""
+        """Return a value as text, in the unit of a scale and without its name."""
         if self.unit == "share":
             return percent(value)
         return scale.text(value) if self.unit == "memory" else number(value)
 
 
 def largest(value: Any) -> Any:
-    """The largest of numbers by rank; one number as it is."""
+    """Return the largest of numbers by rank; one number as it is."""
     return max(value) if isinstance(value, list) else value
 
 
@@ -73,10 +73,10 @@ FULLEST = "of the fullest rank"
 
 
 def boundary_transfers(schedule: Schedule, boundaries: Boundaries | None = None) -> int:
-    """Number of boundary activations and gradients that move between ranks.
+    """Return the number of boundary activations and gradients that move between ranks.
 
     A forward hands its result to the next stage, and a backward (I or B) its result to the stage
-    before; neighbours on the same rank hand it over for free, and stages that need no gradient get
+    before; neighbors on the same rank hand it over for free, and stages that need no gradient get
     none. Slices move one by one.
     """
     return int(_transfers_of_slices(schedule, boundaries).sum())
@@ -89,9 +89,9 @@ def _transfers_of_slices(
     *,
     sized: bool = False,
 ) -> NDArray[np.float64]:
-    """Boundary transfers of every slice, each times its microbatch's length; ``(slices,)``.
+    """Return the boundary transfers of every slice, times its microbatch's length.
 
-    Where they are `sized`, each counts as often as the size of its boundary's message says.
+    Where they are `sized`, each counts as often as the size of its boundary's message.
     """
     placement, stages = schedule.placement, schedule.stages
     home = placement.ranks_of_stages.reshape(placement.copies, stages)
@@ -124,19 +124,19 @@ def _transfers_of_slices(
 
 
 def parameter_copies(schedule: Schedule) -> float:
-    """Copies of the model's weights that all ranks together hold."""
+    """Return copies of the model's weights that all ranks together hold."""
     copies = schedule.placement.copies * sum(schedule.stored_versions) / schedule.ranks
     return int(copies) if copies.is_integer() else copies
 
 
 def receive_buffers(timeline: Timeline) -> dict[str, list[int]] | None:
-    """Slots of receive buffers on every rank, where transfers are actions."""
+    """Return slots of receive buffers on every rank, where transfers are actions."""
     schedule = timeline.schedule
     return None if first_transfer(schedule) is None else receive_slots(schedule).to_dict()
 
 
 def p2p_volume(timeline: Timeline) -> float:
-    """Boundary transfers between ranks, times the size of a message where costs name one.
+    """Return the boundary transfers between ranks, times the size of a message if costs have one.
 
     The transfer of a slice counts for its share of the tokens, that of a microbatch for its length.
     """
@@ -219,10 +219,10 @@ MEASURES: list[Measure] = [
 
 
 def meanings() -> dict[str, str]:
-    """Definitions of the measures, by key."""
+    """Return definitions of the measures, by key."""
     return {measure.key: measure.words for measure in MEASURES if measure.words}
 
 
 def compared() -> list[Measure]:
-    """The measures that comparisons have."""
+    """Return the measures that comparisons have."""
     return [measure for measure in MEASURES if measure.compared]

@@ -1,4 +1,4 @@
-"""Words for what the numbers of a timeline mean."""
+"""Conventions of the numbers of a timeline, in words."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODES: dict[str, str] = {spec.name: spec.title for spec in modes.MODES}
 
 
 def has_steps(schedule: Schedule) -> bool:
-    """Whether rank 0 ends with an optimizer step, as all ranks of a right schedule then do."""
+    """Return whether rank 0 ends with an optimizer step; in a valid schedule all ranks then do."""
     program = schedule.program(0)
     return len(program) > 0 and int(program[-1]) & KIND_MASK in STEP_KINDS
 
@@ -57,7 +57,7 @@ LATE = "as late as possible: just before what waits for them, all else as soon a
 
 
 def conventions(timeline: Timeline) -> dict[str, str]:
-    """Conventions behind a timeline: times, transfers, memory and every measure, in words."""
+    """Return the conventions of a timeline: times, transfers, memory and every measure."""
     costs = timeline.table.costs
     p2p = f"{timeline.mode}: {MODES[timeline.mode]}"
     if not timeline.table.link.any():
@@ -80,7 +80,7 @@ def conventions(timeline: Timeline) -> dict[str, str]:
 
 
 def measure_words(costs: Costs) -> dict[str, str]:
-    """Definitions of all measures for these costs, by key."""
+    """Return definitions of all measures for these costs, by key."""
     words = meanings()
     if largest_message(costs) > 0:
         size = costs.message
@@ -90,7 +90,7 @@ def measure_words(costs: Costs) -> dict[str, str]:
 
 
 def replicas_words(schedule: Schedule) -> dict[str, str]:
-    """Convention for data-parallel collectives; empty for a schedule without them."""
+    """Return the convention for data-parallel collectives; empty for a schedule without them."""
     if not has(schedule, SHARDING_KINDS):
         return {}
     return {
@@ -100,7 +100,7 @@ def replicas_words(schedule: Schedule) -> dict[str, str]:
 
 
 def times_text(costs: Costs, chunks: int | None = None) -> str:
-    """Basis of the times: per action or per rank; `chunks` of the schedule, when it is one."""
+    """Return the basis of the times: per action or per rank; `chunks` are the schedule's."""
     parts = [name for name in PARTS if getattr(costs, name) is not None]
     more = f"; {', '.join(parts)} on top, at the ends of the model" if parts else ""
     if costs.microbatch is not None:
@@ -124,7 +124,7 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
 
 
 def recompute_text(schedule: Schedule) -> str:
-    """Stages that recompute their forward, as text; empty when none does.
+    """Return stages that recompute their forward, as text; empty when none does.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def recompute_text(schedule: Schedule) -> str:
 
 
 def recompute_words(schedule: Schedule) -> dict[str, str]:
-    """The convention of recomputes, nothing for a schedule without."""
+    """Return the convention of recomputes, nothing for a schedule without."""
     where = _recomputing(schedule)
     if not where:
         return {}
@@ -160,7 +160,7 @@ def _recomputing(schedule: Schedule) -> str:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Rising whole numbers, with the ends of runs only.
+    """Return rising whole numbers, with the ends of runs only.
 
     Examples
     --------
@@ -194,7 +194,7 @@ def slices_text(timeline: Timeline) -> str:
 
 
 def memory_text(costs: Costs, *schedules: Schedule) -> str:
-    """Unit and convention of activation memory, for schedules that recompute also theirs."""
+    """Return the unit and convention of activation memory, and of recomputes if there are any."""
     unit = (
         "activation units (what one microbatch leaves on one rank)"
         if costs.activation is None
@@ -219,7 +219,7 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
 
 
 def offload_text(timeline: Timeline) -> str:
-    """Convention for offloaded activations: target and link; empty when there are none."""
+    """Return the convention for offloaded activations: target and link; empty without any."""
     if not timeline.graph.has_copies:
         return ""
     targets = timeline.schedule.copy_targets
@@ -230,14 +230,14 @@ def offload_text(timeline: Timeline) -> str:
 
 
 def amount_text(value: Limit, costs: Costs, digits: int = 4) -> str:
-    """An amount of activation memory, or one for each rank, with its unit or activation units."""
+    """Return an amount of activation memory, or one for each rank, with its unit."""
     if costs.activation is None:
         return f"{_written(value, '', 6)} activation unit{'' if value == 1 else 's'}"
     return _written(value, costs.memory_unit or "of activation memory", digits)
 
 
 def above_limit(peak: NDArray[np.float64], memory: Limit) -> list[int]:
-    """Ranks that hold more than a limit."""
+    """Return ranks that hold more than a limit."""
     limits = memory_limits(memory, len(peak))
     assert limits is not None, "asked only when there is a limit"
     found: list[int] = np.flatnonzero(peak > limits * (1 + ROUNDING)).tolist()
@@ -245,7 +245,7 @@ def above_limit(peak: NDArray[np.float64], memory: Limit) -> list[int]:
 
 
 def kept_text(peak: NDArray[np.float64], memory: Limit, costs: Costs) -> str:
-    """A memory limit, and the ranks that hold more."""
+    """Return a memory limit, and the ranks that hold more."""
     above = above_limit(peak, memory)
     where = f"rank{'s' if len(above) > 1 else ''} {ranges(above)}" if above else ""
     kept = f"exceeded on {where}" if above else "kept by all ranks"
@@ -253,18 +253,18 @@ def kept_text(peak: NDArray[np.float64], memory: Limit, costs: Costs) -> str:
 
 
 def limit_text(value: Limit, costs: Costs) -> str:
-    """A limit of activation memory, or one for each rank, after an amount that names its unit."""
+    """Return a limit of activation memory, or one for each rank, without activation units."""
     return _written(value, costs.activation_unit, 6)
 
 
 def _written(value: Limit, unit: str, digits: int) -> str:
-    """An amount, or one for each rank in one unit: ``4/4/3.5 GiB``."""
+    """Return an amount, or one for each rank in one unit: ``4/4/3.5 GiB``."""
     values = list(value) if isinstance(value, Sequence) else [value]
     scale = memory_scale(unit, max(values))
     return f"{'/'.join(scale.text(each, digits) for each in values)} {scale.unit}".rstrip()
 
 
 def units(costs: Costs) -> dict[str, str | None]:
-    """Names of the units of times and memory, for JSON; None where they have none."""
+    """Return names of the units of times and memory, for JSON; None where they have none."""
     memory = "activation units" if costs.activation is None else costs.memory_unit
     return {"time": costs.time_unit or None, "memory": memory or None}

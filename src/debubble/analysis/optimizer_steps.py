@@ -1,4 +1,4 @@
-"""Optimizer steps: one for every rank and iteration, with the right gradients and weights."""
+"""Checks of optimizer steps: one per rank and iteration, with its gradients and weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from debubble.analysis.problems import Findings, Problem, first_gaps, spot
 from debubble.analysis.structure import period_of
 from debubble.core.actions import Action, Kind, kinds_of, microbatches_of
+from debubble.core.kind_relations import FORWARD_KIND
 from debubble.core.kinds import GRADIENT_KINDS, WEIGHT_KINDS
 from debubble.core.schedule import Schedule
 
@@ -69,7 +70,7 @@ def inspect_steps(schedule: Schedule, found: Findings) -> None:
 
 
 def _sequence(steps: _RankSteps, found: Findings) -> None:
-    """The steps of a rank are not 0, 1, …, each once: say which."""
+    """Report steps of a rank that are missing, repeated or out of order."""
     schedule = steps.schedule
     count, seen = schedule.iterations, steps.units[steps.spots]
     stages = schedule.placement.stages_on(steps.rank)
@@ -107,7 +108,7 @@ def _sequence(steps: _RankSteps, found: Findings) -> None:
 
 
 def _gradients(steps: _RankSteps, found: Findings) -> None:
-    """Backwards on the wrong side of a step."""
+    """Report backwards on the wrong side of a step."""
     schedule, kinds, units = steps.schedule, steps.kinds, steps.units
     period, begin, done = period_of(schedule), steps.begin, steps.done
     weight = np.isin(kinds, WEIGHT_KINDS)
@@ -129,10 +130,10 @@ def _gradients(steps: _RankSteps, found: Findings) -> None:
 
 
 def _weights(steps: _RankSteps, found: Findings) -> None:
-    """Forwards whose weights are gone before their backward."""
+    """Report forwards whose weights are gone before their backward."""
     schedule, units, done, begin = steps.schedule, steps.units, steps.done, steps.begin
     period, versions = period_of(schedule), schedule.versions[steps.rank]
-    early = (steps.kinds == Kind.F) & (units >= (done + versions) * period)
+    early = (steps.kinds == FORWARD_KIND) & (units >= (done + versions) * period)
 
     def describe(position: int) -> Problem:
         iteration = int(units[position - begin]) // period

@@ -1,4 +1,4 @@
-"""What is right and PyTorch's own runtime cannot do: losses in any order, split backwards with DDP.
+"""Valid schedules that PyTorch's own runtime cannot run: loss order, split backwards with DDP.
 
 PyTorch collects losses in a list and looks for that of microbatch k at its k-th place: it says
 "Loss for microbatch k is not available" where forwards of the last stage change places, and with
@@ -20,13 +20,14 @@ from debubble.core.actions import (
     microbatches_of,
     stages_of,
 )
+from debubble.core.kind_relations import FORWARD_KIND, WEIGHT_KIND
 from debubble.core.schedule import Schedule
 
 _FIELDS = STAGE_MASK << STAGE_SHIFT | KIND_MASK
 
 
 def pytorch_warnings(schedule: Schedule) -> list[Problem]:
-    """What PyTorch's own runtime cannot do with a right schedule, or does wrong."""
+    """Return warnings of what PyTorch's own runtime cannot do with a valid schedule."""
     found = Findings()
     inspect_outputs(schedule, found)
     return found.problems + split_under_ddp(schedule)
@@ -39,7 +40,7 @@ def split_under_ddp(schedule: Schedule) -> list[Problem]:
     stage 0 is a whole one.
     """
     kinds = kinds_of(schedule.actions)
-    split = np.flatnonzero((kinds == Kind.W) & (stages_of(schedule.actions) > 0))
+    split = np.flatnonzero((kinds == WEIGHT_KIND) & (stages_of(schedule.actions) > 0))
     if not len(split) or np.any(kinds == Kind.UNSHARD):
         return []
     return [
@@ -54,7 +55,7 @@ def split_under_ddp(schedule: Schedule) -> list[Problem]:
 
 def inspect_outputs(schedule: Schedule, found: Findings) -> None:
     """Report forwards of the last stage, of any copy, that come after one of a later microbatch."""
-    last = (schedule.stages - 1) << STAGE_SHIFT | int(Kind.F)
+    last = (schedule.stages - 1) << STAGE_SHIFT | int(FORWARD_KIND)
     for rank in dict.fromkeys(row[-1] for row in schedule.placement.table):
         begin = int(schedule.offsets[rank])
         program = schedule.program(rank)

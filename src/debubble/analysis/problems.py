@@ -89,7 +89,7 @@ class Problem:
         return f"{self.message}; {self.fix}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The problem as plain data."""
+        """Return the problem as plain data."""
         return vars(self) | {"actions": list(self.actions)}
 
 
@@ -122,7 +122,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return whether nothing is wrong."""
         return not self.problems
 
     @property
@@ -146,7 +146,7 @@ class Report:
         return memory_use(self.schedule, self.costs, self.p2p_mode).peak
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data, for JSON."""
+        """Return the report as plain data, for JSON."""
         peak = self.peak_activation
         return {
             "schedule": self.schedule.name,
@@ -213,7 +213,7 @@ class Findings:
     def say(
         self, code: str, schedule: Schedule, where: NDArray[np.int64], what: str, fix: str
     ) -> None:
-        """:meth:`add` the same of the actions at some positions."""
+        """Add the same problem of the actions at some positions."""
         self.add(code, where, lambda position: spot(schedule, position).problem(code, what, fix))
 
     def omit(self, code: str, count: int) -> None:
@@ -223,7 +223,7 @@ class Findings:
 
 
 def first_gaps(present: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], int]:
-    """The first few numbers of 0..count-1 that are not there, and how many are not.
+    """Return the first few numbers of 0..count-1 that are not there, and how many are not.
 
     `present` is sorted, without repeats; `count` may be larger than anything that fits in memory.
 
@@ -251,18 +251,18 @@ class Spot(NamedTuple):
         return f"rank {self.rank}, action {self.place}: {self.text}"
 
     def problem(self, code: str, what: str, fix: str, *others: str) -> Problem:
-        """The problem that this action does `what`; `others` are involved, too."""
+        """Return the problem that this action does `what`; `others` are involved, too."""
         return Problem(code, f"{self} {what}", self.rank, self.place, (self.text, *others), fix)
 
 
 def spot(schedule: Schedule, position: int | np.integer[Any]) -> Spot:
-    """The action at a position of a schedule."""
+    """Describe the action at a position of a schedule."""
     rank = schedule.rank_of(int(position))
     text = code_text(int(schedule.actions[position]), schedule.slices)
     return Spot(rank, int(position) - int(schedule.offsets[rank]), text)
 
 
 def late_need(here: Spot, wanted: Spot) -> Problem:
-    """The problem that an action stands before one of its rank that it needs."""
+    """Return the problem that an action stands before one of its rank that it needs."""
     what = f"needs {wanted.text}, which comes later, as action {wanted.place}"
     return here.problem("order", what, f"move {wanted.text} before {here.text}", wanted.text)

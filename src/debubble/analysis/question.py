@@ -1,4 +1,4 @@
-"""A question: what is simulated, whoever asks.
+"""Question: everything that a simulation depends on, in one object.
 
 Commands, comparisons, sweeps and the playground all build a :class:`Question` from the options in
 :data:`OPTIONS`, and its :meth:`Question.timeline` is the one way from there to a simulation. What
@@ -94,7 +94,7 @@ class Question:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The simulation.
+        """Timeline of the schedule with these costs.
 
         Raises
         ------

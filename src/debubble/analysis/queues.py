@@ -22,11 +22,11 @@ TOLERANCE = 1e-9
 def lost_in_queues(
     schedule: Schedule, bare: Schedule, costs: Costs, mode: P2PMode
 ) -> list[Problem]:
-    """The time that transfers cost by waiting for others in front of them, as a warning.
+    """Return the time that transfers cost by waiting for others in front of them, as a warning.
 
     The schedule has explicit transfers and no deadlock in `mode`, in which they are queued. `bare`
     is the same without sharding actions, whose times are those of the schedule as long as sharding
-    takes none. The warning names the first transfer that waits behind another whose data is not
+    takes none. The warning names the first transfer that waits for another whose data is not
     there yet, with the time that the whole schedule loses; there is none when it loses none.
     """
     if bare is not schedule and np.any(costs.table(schedule).duration[list(SHARDING_KINDS)]):
@@ -54,7 +54,7 @@ def lost_in_queues(
 
 
 def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:
-    """The first end of a transfer that could go were it not for the one in front of it.
+    """Return the first end of a transfer that could go were it not for the one in front of it.
 
     Its position, that of the one in front, when it could go and when the other's data is sent.
     """
@@ -96,7 +96,7 @@ def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:
 def _reached(
     kind: NDArray[np.int64], rank: NDArray[np.int64], end: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Time at which each rank reaches each action: the end of its previous compute action."""
+    """Return when each rank reaches each action: the end of its previous compute action."""
     compute = np.flatnonzero(computes(kind))
     before = np.searchsorted(compute, np.arange(len(kind))) - 1
     spot = compute[before] if len(compute) else before

@@ -31,7 +31,7 @@ class ReceiveSlots:
     """One pool for both; shape ``(ranks,)``."""
 
     def to_dict(self) -> dict[str, list[int]]:
-        """Slots of every rank, activations and gradients together."""
+        """Return slots of every rank, activations and gradients together."""
         return {
             "by_stage": self.by_stage.sum(axis=1).tolist(),
             "by_direction": self.by_direction.sum(axis=1).tolist(),
@@ -40,9 +40,9 @@ class ReceiveSlots:
 
 
 def receive_slots(schedule: Schedule) -> ReceiveSlots:
-    """Slots of receive buffers in a schedule whose transfers are actions.
+    """Return slots of receive buffers in a schedule whose transfers are actions.
 
-    A buffer is taken when its receive is posted and free again behind the last backward that uses
+    A buffer is taken when its receive is posted and free again after the last backward that uses
     what came: an activation is the input that its stage keeps for the backward, a gradient goes to
     the backward, and where that is split both are kept for W. So the number depends on where
     receives stand, and not on the number of microbatches once there are enough of them.
@@ -84,7 +84,7 @@ def receive_slots(schedule: Schedule) -> ReceiveSlots:
 
 
 def _last_use(schedule: Schedule, received: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Position behind which the buffer of every receive is free: the end of all for one unused."""
+    """Return the position after which each receive's buffer is free; the end if it is unused."""
     actions, units = schedule.actions, schedule.units
     cells = stages_of(actions) * units + microbatches_of(actions)
     width = schedule.stages * units
@@ -103,7 +103,7 @@ def _last_use(schedule: Schedule, received: NDArray[np.int64]) -> NDArray[np.int
 def _most_live(
     begin: NDArray[np.int64], end: NDArray[np.int64], pool: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The pools, and the most intervals of each that overlap; one ends before another begins."""
+    """Return pools and the most intervals of each that overlap; ends come before begins."""
     position = np.concatenate([end, begin])
     change = np.repeat([-1, 1], len(begin))
     owner = np.concatenate([pool, pool])

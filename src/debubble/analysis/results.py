@@ -18,11 +18,11 @@ def result_columns(
     ratios: Sequence[float | None] | None = None,
     limit: Limit | None = None,
 ) -> list[Column]:
-    """Columns of a table of results, one row per timeline.
+    """Return columns of a table of results, one row per timeline.
 
     Ratios are makespans divided by that of the best, None where rows cannot be held against each
     other; without them there is no such column. With a memory limit, or one for each rank, a column
-    says which of them keep it.
+    has whether they keep it.
     """
     unit, memory = shared_units(timelines)
     peaks = [float(timeline.peak_activation.max()) for timeline in timelines]
@@ -48,7 +48,7 @@ def result_columns(
 
 
 def shared_units(timelines: Sequence[Timeline]) -> tuple[str, str]:
-    """Units of times and of activation memory, empty where timelines differ or have none."""
+    """Return units of times and of activation memory, empty where timelines differ or have none."""
     costs = [timeline.table.costs for timeline in timelines]
     times = {cost.time_unit for cost in costs}
     memory = {cost.activation_unit for cost in costs}
@@ -56,6 +56,6 @@ def shared_units(timelines: Sequence[Timeline]) -> tuple[str, str]:
 
 
 def keeps(timeline: Timeline, limit: Limit | None) -> bool:
-    """Whether every rank stays within its memory."""
+    """Return whether every rank stays within its memory."""
     limits = memory_limits(limit, timeline.schedule.ranks)
     return limits is None or bool((timeline.peak_activation <= limits * (1 + ROUNDING)).all())

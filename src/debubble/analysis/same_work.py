@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.core.embedding_and_head import PARTS
+from debubble.core.kind_relations import FORWARD_KIND, FUSED_KIND, SPLIT_KINDS
 from debubble.engine.timeline import Timeline
 
 SAME = 1e-6
@@ -18,7 +19,7 @@ SAME = 1e-6
 
 
 def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
-    """Differences in work that make makespans incomparable; empty where all do the same work.
+    """Return differences in work that make makespans incomparable; empty for the same work.
 
     Makespans can be compared where the same ranks do the same work in a step: forwards and
     backwards of all stages, times the microbatches of all iterations, with the same memory of all
@@ -58,18 +59,18 @@ def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
 
 
 def model_work(timeline: Timeline) -> NDArray[np.float64]:
-    """Time of all stages together for one microbatch: F, B, I and W, shape ``(4,)``."""
+    """Return the time of all stages together for one microbatch: F, B, I and W, shape ``(4,)``."""
     placement = timeline.schedule.placement
     # What starting an action takes, and I that a runtime does in W, is no work of the model.
     costs = replace(timeline.table.costs, runtime="any", launch=0.0)
     whole = costs.resolve(placement)
-    kinds = [Kind.F, Kind.B, Kind.I, Kind.W]
+    kinds = [FORWARD_KIND, FUSED_KIND, *SPLIT_KINDS]
     work: NDArray[np.float64] = whole.duration[kinds].sum(axis=1) / placement.copies
     return work
 
 
 def model_size(timeline: Timeline) -> NDArray[np.float64]:
-    """Memory of all stages together, and what their replicas exchange; shape ``(4,)``.
+    """Return the memory of all stages together, and what their replicas exchange; shape ``(4,)``.
 
     Without what only the ends of the model have, which some schedules move to other stages.
     """
@@ -88,6 +89,6 @@ def _same(works: Sequence[NDArray[np.float64]]) -> bool:
 
 
 def _all(values: Sequence[float]) -> str:
-    """``4, 8 and 16``: every value once, in rising order."""
+    """Return ``4, 8 and 16``: every value once, in rising order."""
     *some, last = (f"{value:,.6g}" for value in sorted(set(values)))
     return f"{', '.join(some)} and {last}" if some else last

@@ -1,4 +1,4 @@
-"""Gradients are reduced once, when they are complete, and weights are there when they are used."""
+"""Checks of sharding: gradients reduced once and complete, weights gathered before use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, spot
-from debubble.analysis.structure import Columns, period_of
+from debubble.analysis.structure import ActionColumns, period_of
 from debubble.core.actions import Action, Kind, unpack
 from debubble.core.kinds import WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
@@ -19,9 +19,9 @@ def inspect_sharding(schedule: Schedule, found: Findings) -> None:
     """Report stages without a reduction of their gradients, and uses of weights that are dropped.
 
     For schedules that are complete and in order. Reductions are asked for where a schedule has any,
-    or says that there are none but its own (``Schedule.explicit_reduction``).
+    or has ``Schedule.explicit_reduction``.
     """
-    columns = Columns.of(schedule)
+    columns = ActionColumns(schedule)
     # (rank, stage), as few numbers as occur.
     _, owner = np.unique(columns.rank * schedule.stages + columns.stage, return_inverse=True)
     reductions = np.flatnonzero(columns.kind == Kind.REDUCE_GRAD)
@@ -32,16 +32,18 @@ def inspect_sharding(schedule: Schedule, found: Findings) -> None:
 
 
 def reduces(schedule: Schedule) -> bool:
-    """Whether actions of the schedule reduce gradients among replicas."""
+    """Return whether actions of the schedule reduce gradients among replicas."""
     return schedule.explicit_reduction or has(schedule, (Kind.REDUCE_GRAD,))
 
 
-def _reductions(columns: Columns, owner: Positions, reductions: Positions, found: Findings) -> None:
+def _reductions(
+    columns: ActionColumns, owner: Positions, reductions: Positions, found: Findings
+) -> None:
     schedule, period = columns.schedule, period_of(columns.schedule)
     made = np.flatnonzero(np.isin(columns.kind, WEIGHT_KINDS))
     iterations = schedule.units // (schedule.microbatches * schedule.slices)
     needed = owner[made] * iterations + columns.unit[made] // period
-    # The last position of every key: the first one from behind.
+    # The last position of every key: the first one from the end.
     keys, from_behind = np.unique(needed[::-1], return_index=True)
     last = made[::-1][from_behind]
     have = owner[reductions] * iterations + columns.unit[reductions]
@@ -82,7 +84,7 @@ def _reductions(columns: Columns, owner: Positions, reductions: Positions, found
     found.add("reduce-grad", np.flatnonzero(early), hasty)
 
 
-def _weights(columns: Columns, owner: Positions, found: Findings) -> None:
+def _weights(columns: ActionColumns, owner: Positions, found: Findings) -> None:
     kind = columns.kind
     shards = (kind == Kind.UNSHARD) | (kind == Kind.RESHARD)
     positions = np.flatnonzero(shards | np.isin(kind, WORK_KINDS))
@@ -107,7 +109,7 @@ def _weights(columns: Columns, owner: Positions, found: Findings) -> None:
 def _exchanges(
     schedule: Schedule, positions: Positions, group: Positions, kind: Positions, found: Findings
 ) -> None:
-    """Weights gathered that are there, or dropped that are not; PyTorch's runtime aborts on these.
+    """Report weights gathered twice, or dropped while away; PyTorch's runtime aborts on these.
 
     `positions` are those of shard actions and of what uses weights, sorted by `group`, a stage on a
     rank, and then by program order; `kind` are their kinds.

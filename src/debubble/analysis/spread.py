@@ -17,7 +17,7 @@ RACE = (
 
 
 def spread_lines(spread: Spread, unit: str, width: int) -> list[str]:
-    """The spread of one schedule's step times for people."""
+    """Return the spread of one schedule's step times for people."""
     count = f"{len(spread.times):,} samples, seed {spread.jitter.seed}"
     values = {"mean": spread.mean} | spread.percentiles()
     texts = [f"{name} {time_text(value, unit)}" for name, value in values.items()]
@@ -28,7 +28,7 @@ def spread_lines(spread: Spread, unit: str, width: int) -> list[str]:
 
 
 def spread_columns(spreads: Sequence[Spread], wins: Sequence[float], unit: str) -> list[Column]:
-    """Columns of a comparison under jitter; without shares of wins where no race is fair."""
+    """Return columns of a comparison under jitter; without shares of wins where no race is fair."""
     shown = [f"[{unit}]"] if unit else []
     found = [
         Column(("mean", "step", *shown), tuple(number(spread.mean) for spread in spreads)),
@@ -40,7 +40,7 @@ def spread_columns(spreads: Sequence[Spread], wins: Sequence[float], unit: str) 
 
 
 def spread_words(spread: Spread) -> str:
-    """The convention of a comparison's step times."""
+    """Return the convention of a comparison's step times."""
     count = f"{len(spread.times):,} samples, seed {spread.jitter.seed}"
     text = f"{spread.jitter.words} ({count})"
     return text if spread.jitter.times is None else f"{text}; {RACE}"

@@ -14,53 +14,50 @@ from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, first_gaps, late_need, spot
 from debubble.core.actions import (
+    COPY_KINDS,
     VOCABULARY_KINDS,
     WHOLE_STAGE_KINDS,
     Action,
     Kind,
-    kinds_of,
-    microbatches_of,
     pairs_of,
-    stages_of,
 )
 from debubble.core.embedding_and_head import first_stages
-from debubble.core.kind_relations import SPLIT_KINDS, order_of, slice_order
-from debubble.core.kinds import STEP_KINDS, WORK_KINDS
+from debubble.core.kind_relations import (
+    FORWARD_KIND,
+    FUSED_KIND,
+    INPUT_KIND,
+    SPLIT_KINDS,
+    WEIGHT_KIND,
+    order_of,
+    slice_order,
+)
+from debubble.core.kinds import KINDS, OFFLOAD_KINDS, STEP_KINDS, WAIT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
+from debubble.core.waits import ActionIndex
 
 MOST_UNITS = 1 << 36
 """Microbatches a packed action can name; keeps a (stage, microbatch) within 64 bits."""
 
 
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """The fields of all actions, in the schedule's order."""
+CELL_KINDS = (*WORK_KINDS, *OFFLOAD_KINDS)
+"""Kinds that a (stage, microbatch) has at most once, and that are no transfers."""
 
-    schedule: Schedule
-    kind: NDArray[np.int64]
-    pair: NDArray[np.int64]
-    stage: NDArray[np.int64]
-    unit: NDArray[np.int64]
-    rank: NDArray[np.int64]
-    real: NDArray[np.bool_]
-    """Whether kind, stage and microbatch exist."""
 
-    @classmethod
-    def of(cls, schedule: Schedule) -> Columns:
-        """Unpack a schedule."""
-        actions = schedule.actions
-        kind, stage = kinds_of(actions), stages_of(actions)
-        unit = microbatches_of(actions)
-        rank = schedule.ranks_of_actions
+class ActionColumns(ActionIndex):
+    """Fields of all actions of a schedule, which need not exist."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(schedule)
         # The microbatch of a step is an iteration; the optimizer's own check looks at it.
-        counted = (unit < schedule.units) | np.isin(kind, STEP_KINDS)
-        real = (kind < len(Kind)) & (stage < schedule.stages) & (unit >= 0) & counted
-        return cls(schedule, kind, pairs_of(actions), stage, unit, rank, real)
+        counted = (self.unit < schedule.units) | np.isin(self.kind, STEP_KINDS)
+        exists = (self.kind < len(Kind)) & (self.stage < schedule.stages)
+        self.real: NDArray[np.bool_] = exists & (self.unit >= 0) & counted
+        """Whether kind, stage and microbatch exist."""
 
 
 def inspect_structure(schedule: Schedule, found: Findings) -> None:
     """Report every action that is not there exactly once, in its place and after what it needs."""
-    columns = Columns.of(schedule)
+    columns = ActionColumns(schedule)
     _range(columns, found)
     _home(columns, found)
     _pairs(columns, found)
@@ -69,11 +66,11 @@ def inspect_structure(schedule: Schedule, found: Findings) -> None:
 
 
 def period_of(schedule: Schedule) -> int:
-    """Microbatches (or slices of them) of one iteration, as a number that arrays can hold."""
+    """Return the microbatches, or slices, of one iteration, as a number that arrays can hold."""
     return min(schedule.microbatches * schedule.slices, MOST_UNITS << 4)
 
 
-def _range(columns: Columns, found: Findings) -> None:
+def _range(columns: ActionColumns, found: Findings) -> None:
     schedule = columns.schedule
 
     def describe(position: int) -> Problem:
@@ -87,7 +84,7 @@ def _range(columns: Columns, found: Findings) -> None:
     found.add("out-of-range", np.flatnonzero(~columns.real), describe)
 
 
-def _home(columns: Columns, found: Findings) -> None:
+def _home(columns: ActionColumns, found: Findings) -> None:
     schedule, placement = columns.schedule, columns.schedule.placement
     real = np.flatnonzero(columns.real)
     stage, rank = columns.stage[real], columns.rank[real]
@@ -119,8 +116,8 @@ def _home(columns: Columns, found: Findings) -> None:
     found.add("wrong-rank", np.flatnonzero(wrong), describe)
 
 
-def _pairs(columns: Columns, found: Findings) -> None:
-    pair, kind = columns.pair, columns.kind
+def _pairs(columns: ActionColumns, found: Findings) -> None:
+    pair, kind = pairs_of(columns.schedule.actions), columns.kind
     if not pair.any():
         return
     schedule = columns.schedule
@@ -152,7 +149,7 @@ def _pairs(columns: Columns, found: Findings) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """Every (stage, microbatch) of which some action is there, in order."""
+    """Every (stage, microbatch) of which some action is there, in ascending order."""
 
     schedule: Schedule
     number: NDArray[np.int64]
@@ -162,48 +159,84 @@ class _Cells:
     """Position of the first action of every kind, −1 for none."""
 
     def texts(self, number: int, *kinds: Kind) -> tuple[str, ...]:
-        """Texts of actions of a cell."""
+        """Return the texts of actions of a cell."""
         stage, unit = divmod(number, self.units)
         return tuple(self.schedule.text(Action(stage, kind, unit)) for kind in kinds)
 
 
-def _cells(columns: Columns, found: Findings) -> None:
-    """Duplicates, missing actions, mixed backwards and order within every (stage, microbatch)."""
-    schedule = columns.schedule
-    units = min(schedule.units, MOST_UNITS)
-    work = np.flatnonzero(columns.real & np.isin(columns.kind, WORK_KINDS))
+def _cells(columns: ActionColumns, found: Findings) -> None:
+    """Report duplicates, missing actions, mixed backwards and wrong order in every cell."""
+    here = np.flatnonzero(columns.real & np.isin(columns.kind, CELL_KINDS))
+    cells, at = _first_positions(columns, here, columns.stage, CELL_KINDS, found)
+    there = _Cells(columns.schedule, cells, min(columns.schedule.units, MOST_UNITS), at)
+    _mixed(there, found)
+    _missing(there, found)
+    _lone_copies(there, found)
+    _order(there, columns.rank, found)
+
+
+def _first_positions(
+    columns: ActionColumns,
+    here: NDArray[np.int64],
+    group: NDArray[np.int64],
+    kinds: tuple[Kind, ...],
+    found: Findings,
+) -> tuple[NDArray[np.int64], dict[Kind, NDArray[np.int64]]]:
+    """Return the cells of the actions `here`, and where each kind first runs; report duplicates.
+
+    A cell is a group and a microbatch, in ascending order: ``group * units + microbatch``. A kind
+    that a cell lacks has the position −1.
+    """
+    schedule, count = columns.schedule, len(kinds)
     slot = np.zeros(len(Kind), dtype=np.int64)
-    slot[list(WORK_KINDS)] = np.arange(len(WORK_KINDS))
-    cell = columns.stage[work] * units + columns.unit[work]
-    key = cell * len(WORK_KINDS) + slot[columns.kind[work]]
-    # Sorted by stage, then microbatch, then kind; the first position where each runs.
+    slot[list(kinds)] = np.arange(count)
+    cell = group[here] * min(schedule.units, MOST_UNITS) + columns.unit[here]
+    key = cell * count + slot[columns.kind[here]]
     keys, first = np.unique(key, return_index=True)
 
     def describe(item: int) -> Problem:
-        original = spot(schedule, work[first[np.searchsorted(keys, key[item])]])
+        original = spot(schedule, here[first[np.searchsorted(keys, key[item])]])
         what = f"runs again; it runs on rank {original.rank} as action {original.place}"
-        return spot(schedule, work[item]).problem("duplicate", what, "remove one of them")
+        return spot(schedule, here[item]).problem("duplicate", what, "remove one of them")
 
-    found.add("duplicate", np.delete(np.arange(len(work)), first), describe)
-    cells, index = np.unique(keys // len(WORK_KINDS), return_inverse=True)
-    table = np.full((len(WORK_KINDS), len(cells)), -1, dtype=np.int64)
-    table[keys % len(WORK_KINDS), index] = work[first]
-    there = _Cells(schedule, cells, units, dict(zip(WORK_KINDS, table, strict=True)))
-    _mixed(there, found)
-    _missing(there, found)
-    _order(there, columns.rank, found)
+    found.add("duplicate", np.delete(np.arange(len(here)), first), describe)
+    cells, index = np.unique(keys // count, return_inverse=True)
+    table = np.full((count, len(cells)), -1, dtype=np.int64)
+    table[keys % count, index] = here[first]
+    return cells, dict(zip(kinds, table, strict=True))
+
+
+def _lone_copies(cells: _Cells, found: Findings) -> None:
+    """Report copies without their other half, and waits without the copy that they wait for."""
+    halves = [
+        COPY_KINDS,
+        COPY_KINDS[::-1],
+        *((kind, KINDS[kind].needs[0].kinds[0]) for kind in WAIT_KINDS),
+    ]
+    for present, absent in halves:
+        lone = np.flatnonzero((cells.at[present] >= 0) & (cells.at[absent] < 0))
+
+        def describe(cell: int, present: Kind = present, absent: Kind = absent) -> Problem:
+            there = spot(cells.schedule, cells.at[present][cell])
+            (wanted,) = cells.texts(int(cells.number[cell]), absent)
+            return Problem(
+                "missing", f"{wanted} is missing, the other half of {there.text}", there.rank, None,
+                (wanted, there.text), f"add it on rank {there.rank}, or remove {there.text}",
+            )  # fmt: skip
+
+        found.add("missing", lone, describe)
 
 
 def _mixed(cells: _Cells, found: Findings) -> None:
     at, parts = cells.at, SPLIT_KINDS
-    both = (at[Kind.B] >= 0) & ((at[Kind.I] >= 0) | (at[Kind.W] >= 0))
+    both = (at[FUSED_KIND] >= 0) & ((at[INPUT_KIND] >= 0) | (at[WEIGHT_KIND] >= 0))
 
     def describe(cell: int) -> Problem:
         halves = cells.texts(int(cells.number[cell]), *parts)
         there = [t for kind, t in zip(parts, halves, strict=True) if at[kind][cell] >= 0]
-        here = spot(cells.schedule, at[Kind.B][cell])
+        here = spot(cells.schedule, at[FUSED_KIND][cell])
         what = f"runs the full backward, and {' and '.join(there)} a part of it again"
-        if at[Kind.I][cell] < 0:
+        if at[INPUT_KIND][cell] < 0:
             what += " (older PyTorch writes B for I, the input half)"
         fix = f"keep {here.text}, or {' and '.join(halves)}"
         return here.problem("mixed-backward", what, fix, *there)
@@ -214,10 +247,10 @@ def _mixed(cells: _Cells, found: Findings) -> None:
 def _missing(cells: _Cells, found: Findings) -> None:
     schedule = cells.schedule
     forward, grad_input, grad_weight, full = (
-        cells.at[kind] >= 0 for kind in (Kind.F, Kind.I, Kind.W, Kind.B)
+        cells.at[kind] >= 0 for kind in (FORWARD_KIND, INPUT_KIND, WEIGHT_KIND, FUSED_KIND)
     )
     split = bool(grad_input.any() or grad_weight.any())
-    backward = SPLIT_KINDS if split else (Kind.B,)
+    backward = SPLIT_KINDS if split else (FUSED_KIND,)
 
     def describe(cell: int, kinds: tuple[Kind, ...]) -> Problem:
         stage, unit = divmod(cell, cells.units)
@@ -225,22 +258,22 @@ def _missing(cells: _Cells, found: Findings) -> None:
         return _absent(schedule.placement.table[copy][stage], *cells.texts(cell, *kinds))
 
     for gap, kinds in (
-        (~forward & (full | grad_input | grad_weight), (Kind.F,)),
+        (~forward & (full | grad_input | grad_weight), (FORWARD_KIND,)),
         (forward & ~(full | grad_input | grad_weight), backward),
-        (~full & grad_input & ~grad_weight, (Kind.W,)),
-        (~full & ~grad_input & grad_weight, (Kind.I,)),
-        (~(forward | full | grad_input | grad_weight), (Kind.F, *backward)),
+        (~full & grad_input & ~grad_weight, (WEIGHT_KIND,)),
+        (~full & ~grad_input & grad_weight, (INPUT_KIND,)),
+        (~(forward | full | grad_input | grad_weight), (FORWARD_KIND, *backward)),
     ):
         found.add("missing", cells.number[gap], partial(describe, kinds=kinds))
 
     # Cells of which nothing is there.
     gaps, absent = first_gaps(cells.number, schedule.stages * schedule.units)
-    found.add("missing", gaps, partial(describe, kinds=(Kind.F, *backward)))
+    found.add("missing", gaps, partial(describe, kinds=(FORWARD_KIND, *backward)))
     found.omit("missing", absent - len(gaps))
 
 
 def _absent(rank: int, *texts: str) -> Problem:
-    """The problem that actions of a rank are not there."""
+    """Return the problem that actions of a rank are not there."""
     one = len(texts) == 1
     message = f"{' and '.join(texts)} {'is' if one else 'are'} missing"
     return Problem(
@@ -249,7 +282,7 @@ def _absent(rank: int, *texts: str) -> Problem:
 
 
 def _order(cells: _Cells, rank: NDArray[np.int64], found: Findings) -> None:
-    """Actions that stand before one of the same stage and microbatch they need, on its rank."""
+    """Report actions that stand before one of their stage and microbatch that they need."""
     schedule, at = cells.schedule, cells.at
 
     def early(one: NDArray[np.int64], other: NDArray[np.int64]) -> None:
@@ -260,7 +293,7 @@ def _order(cells: _Cells, rank: NDArray[np.int64], found: Findings) -> None:
 
         found.add("order", swapped[np.argsort(one[swapped])], describe)
 
-    for kind, needed in order_of(WORK_KINDS):
+    for kind, needed in order_of(CELL_KINDS):
         early(at[kind], at[needed])
     if schedule.slices > 1:
         # Cells next to each other that are slices of one microbatch on one stage.
@@ -273,8 +306,8 @@ def _order(cells: _Cells, rank: NDArray[np.int64], found: Findings) -> None:
             early(before[next_slice], after[next_slice])
 
 
-def _shards(columns: Columns, found: Findings) -> None:
-    """Passes of a sharded output layer: S, then T, on every rank for every microbatch."""
+def _shards(columns: ActionColumns, found: Findings) -> None:
+    """Report passes of a sharded output layer that are not S, then T, once on every rank."""
     schedule, rank = columns.schedule, columns.rank
     here = np.flatnonzero(columns.real & np.isin(columns.kind, VOCABULARY_KINDS))
 
@@ -298,24 +331,15 @@ def _shards(columns: Columns, found: Findings) -> None:
     units = min(schedule.units, MOST_UNITS)
     placed = columns.stage[here] == first[rank[here]]
     found.add("vocabulary", here[~placed], misplaced)
-    here = here[placed]
-    seen = {}
+    cells, at = _first_positions(columns, here[placed], rank, VOCABULARY_KINDS, found)
     for kind in VOCABULARY_KINDS:
-        these = here[columns.kind[here] == kind]
-        cells, at = np.unique(rank[these] * units + columns.unit[these], return_index=True)
-        again = np.delete(these, at)
-        found.say("duplicate", schedule, again, "runs again", "remove one of them")
-        gaps, absent = first_gaps(cells, schedule.ranks * units)
+        gaps, absent = first_gaps(cells[at[kind] >= 0], schedule.ranks * units)
         found.add("missing", gaps, partial(missing, kind=kind))
         found.omit("missing", absent - len(gaps))
-        seen[kind] = cells, these[at]
-    (cells, S), (others, T) = seen.values()
-    _, one, two = np.intersect1d(cells, others, assume_unique=True, return_indices=True)
+    S, T = at.values()
+    wrong = np.flatnonzero((T >= 0) & (S > T))
 
-    def early(position: int) -> Problem:
-        here = spot(schedule, position)
-        wanted = here.text.replace("T", "S")
-        what, fix = f"needs {wanted}, which comes later", f"move {wanted} before {here.text}"
-        return here.problem("order", what, fix, wanted)
+    def early(cell: int) -> Problem:
+        return late_need(spot(schedule, T[cell]), spot(schedule, S[cell]))
 
-    found.add("order", np.sort(T[two][S[one] > T[two]]), early)
+    found.add("order", wrong[np.argsort(T[wrong])], early)

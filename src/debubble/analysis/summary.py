@@ -1,4 +1,4 @@
-"""Results of a simulation as plain data and as text, beside closed forms."""
+"""Results of a simulation as plain data and as text, with closed forms."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from debubble.core.units import Scale, counted, memory_scale, number, percent
 from debubble.engine.modes import MODE
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
-from debubble.schedules._entry import FormValue
 from debubble.schedules.forms import (
     TIME_QUANTITIES,
+    FormValue,
     NearestForm,
     Obstacle,
     closed_forms,
@@ -43,7 +43,7 @@ VERSIONS_SHOWN = 8
 
 
 def summary(timeline: Timeline) -> dict[str, Any]:
-    """All results of a simulation, ready for JSON.
+    """Return all results of a simulation, ready for JSON.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         `terms` where the formula is a sum of some, the `simulated` value and the `difference`
         (simulated − value; differences that are rounding are 0); ``nearest_forms``, those that do
         not hold for these costs, with the `reason` and what their `value` is for (`nearest`);
-        ``units`` of times and memory; and ``conventions``, which says in words what each number
+        ``units`` of times and memory; and ``conventions``, in words what each number
         means.
 
     Examples
@@ -96,13 +96,8 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def report(
-    timeline: Timeline,
-    *,
-    time_unit: str = "",
-    width: int | None = None,
-) -> str:
-    """The summary for people: aligned text with formulas and simulation side by side.
+def report(timeline: Timeline, *, time_unit: str = "", width: int | None = None) -> str:
+    """Return the summary as text: aligned numbers, with formulas next to the simulation.
 
     Times are in `time_unit`, ``"ms"`` for instance, by default in that of the costs; lines have
     `width` characters, by default the terminal's.
@@ -137,7 +132,7 @@ def report(
 
 
 def heading(schedule: Schedule) -> str:
-    """One line that says what was run."""
+    """Return one line with the schedule, its sizes and options."""
     placement = schedule.placement
     parts = [
         counted(schedule.ranks, "rank"),
@@ -165,7 +160,7 @@ def heading(schedule: Schedule) -> str:
 
 
 def _forms(timeline: Timeline) -> tuple[list[FormValue], list[NearestForm]]:
-    """Closed forms that speak about this timeline, and those that do so nearly."""
+    """Return closed forms that speak about this timeline, and those that do so nearly."""
     costs = timeline.table.costs
     schedule = timeline.schedule
     obstacles = []
@@ -178,14 +173,14 @@ def _forms(timeline: Timeline) -> tuple[list[FormValue], list[NearestForm]]:
 
 
 def _recompute(schedule: Schedule) -> str | list[int] | None:
-    """The stages that recompute, ``"full"`` for all microbatches of all, None for none."""
+    """Return the stages that recompute, ``"full"`` for all microbatches of all, None for none."""
     if np.all(recompute_share(schedule) >= 1):
         return "full"
     return recomputed_stages(schedule) or None
 
 
 def _compared(item: FormValue, measures: dict[str, Any]) -> dict[str, Any]:
-    """A formula beside the measure it is about; measures nobody simulates have None."""
+    """Return a formula with the measure it is about, None if that is not simulated."""
     value: float | list[float] = (
         [float(part) for part in item.value] if isinstance(item.value, list) else float(item.value)
     )
@@ -224,7 +219,7 @@ def _measures(data: dict[str, Any], unit: str, memory: str) -> list[tuple[str, s
 
 
 def _idle(data: dict[str, Any]) -> str:
-    """Shares of rank-time by cause, the causes that there are."""
+    """Return shares of rank-time by cause, the causes that there are."""
     whole = data["makespan"] * data["ranks"]
     shares = {cause: sum(times) / whole for cause, times in data["idle_by_cause"].items() if whole}
     told = [f"{cause} {percent(share)}" for cause, share in shares.items() if share > ROUNDING]
@@ -232,7 +227,7 @@ def _idle(data: dict[str, Any]) -> str:
 
 
 def _buffers(data: dict[str, Any]) -> str:
-    """How many receive buffers all ranks need, by what shares a pool."""
+    """Return the number of receive buffers of all ranks, for each kind of pool."""
     slots = data["receive_buffers"]
     each, two, one = (sum(slots[key]) for key in ("by_stage", "by_direction", "shared"))
     return (
@@ -254,14 +249,14 @@ def _ranks(data: dict[str, Any], unit: str, memory: str) -> list[str]:
 
 
 def _ends(value: float | list[float] | None) -> list[float]:
-    """The least and the most of one number per rank."""
+    """Return the least and the most of one number per rank."""
     if value is None:
         return []
     return [min(value), max(value)] if isinstance(value, list) else [value]
 
 
 def _formula(form: dict[str, Any], unit: str, memory: str, width: int) -> list[str]:
-    """A formula, and below it what it gives beside what was simulated."""
+    """Return lines with a formula, its value, the simulated one and their difference."""
     quantity = form["quantity"]
     numbers = {key: _ends(form[key]) for key in ("value", "simulated", "difference")}
     scale = Scale(unit if quantity in TIME_QUANTITIES else "")

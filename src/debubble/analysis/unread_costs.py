@@ -1,4 +1,4 @@
-"""Costs that are given and change nothing, because a schedule has nothing that pays them."""
+"""Costs that are given but change nothing, because no action of a schedule pays them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from debubble.engine.validate import has
 
 
 @dataclass(frozen=True)
-class Need:
-    """What a cost needs in order to count."""
+class CostCondition:
+    """The condition under which a cost changes anything."""
 
     there: Callable[[Schedule, Costs], bool]
     """Whether a schedule with these costs has it."""
@@ -42,7 +42,7 @@ def _kinds(*kinds: Kind) -> Callable[[Schedule, Costs], bool]:
 
 
 def _pairs(forwards: bool) -> Callable[[Schedule, Costs], bool]:
-    """Whether there are overlapped pairs, of two forwards or of a forward and a backward."""
+    """Return whether there are overlapped pairs, of two forwards or of a forward and a backward."""
 
     def there(schedule: Schedule, _: Costs) -> bool:
         second = pairs_of(schedule.actions) == 2
@@ -53,7 +53,7 @@ def _pairs(forwards: bool) -> Callable[[Schedule, Costs], bool]:
 
 
 def _sum_of_parts(schedule: Schedule, costs: Costs) -> bool:
-    """Whether the time of some pair is not given as a whole."""
+    """Return whether the time of some pair is not given as a whole."""
     both = ((False, costs.O), (True, costs.FF))
     return any(_pairs(forwards)(schedule, costs) and time is None for forwards, time in both) or (
         isinstance(costs.O, Mapping) and _pairs(forwards=False)(schedule, costs)
@@ -79,47 +79,53 @@ def _on_links(schedule: Schedule, costs: Costs) -> bool:
     return costs.message != 0 or any(target is not None for target in schedule.copy_targets)
 
 
-_COPIES = Need(_kinds(*COPY_KINDS), "there are no copies to the host", "offload", ("full",))
-_RECOMPUTES = Need(_kinds(*RECOMPUTE_KINDS), "nothing is recomputed", "recompute", ("full",))
-_SPLIT = Need(_halves, "backwards are whole, and B says their time")
+_COPIES = CostCondition(
+    _kinds(*COPY_KINDS), "there are no copies to the host", "offload", ("full",)
+)
+_RECOMPUTES = CostCondition(
+    _kinds(*RECOMPUTE_KINDS), "nothing is recomputed", "recompute", ("full",)
+)
+_SPLIT = CostCondition(_halves, "backwards are whole, and B says their time")
 
-NEEDS: dict[str, Need] = {
+NEEDS: dict[str, CostCondition] = {
     "I": _SPLIT,
     "W": _SPLIT,
-    "B": Need(_whole, "all backwards are in two halves, I and W"),
+    "B": CostCondition(_whole, "all backwards are in two halves, I and W"),
     "R": _RECOMPUTES,
-    "O": Need(_pairs(forwards=False), "no forward and backward overlap"),
-    "FF": Need(_pairs(forwards=True), "no two forwards overlap"),
-    "overlap_factor": Need(_sum_of_parts, "no overlapped pair has the sum of its parts"),
-    "OPT": Need(_kinds(*STEP_KINDS), "there are no optimizer steps", "iterations"),
-    "message": Need(
+    "O": CostCondition(_pairs(forwards=False), "no forward and backward overlap"),
+    "FF": CostCondition(_pairs(forwards=True), "no two forwards overlap"),
+    "overlap_factor": CostCondition(_sum_of_parts, "no overlapped pair has the sum of its parts"),
+    "OPT": CostCondition(_kinds(*STEP_KINDS), "there are no optimizer steps", "iterations"),
+    "message": CostCondition(
         lambda _, costs: math.isfinite(costs.bandwidth), "no bandwidth of links is given"
     ),
-    "bandwidth": Need(_on_links, "nothing that is sent has a size (message)"),
-    "attention": Need(
+    "bandwidth": CostCondition(_on_links, "nothing that is sent has a size (message)"),
+    "attention": CostCondition(
         _attention, "sequences are not in slices of different work, nor of different lengths"
     ),
-    "exchange": Need(
+    "exchange": CostCondition(
         lambda schedule, _: schedule.exchange and schedule.slices > 1,
         "ranks do not exchange attention context",
     ),
-    "unshard": Need(
+    "unshard": CostCondition(
         _kinds(Kind.UNSHARD), "no weights are gathered from replicas", "sharding", ("fsdp",)
     ),
-    "reduce_grad": Need(
+    "reduce_grad": CostCondition(
         _kinds(Kind.REDUCE_GRAD), "no gradients are reduced among replicas", "sharding"
     ),
     "host_bandwidth": _COPIES,
     "host_link_shared_by": _COPIES,
     "offload_share": _COPIES,
     "recompute_kept": _RECOMPUTES,
-    "kept_for_weight": Need(_kinds(*SPLIT_KINDS), "backwards are whole, and free all at once"),
+    "kept_for_weight": CostCondition(
+        _kinds(*SPLIT_KINDS), "backwards are whole, and free all at once"
+    ),
 }
 """What costs need, by name; the others always count."""
 
 
 def unread_costs(schedule: Schedule, costs: Costs) -> list[tuple[str, str]]:
-    """The costs that are given and change nothing of a schedule, each with the reason.
+    """Return the costs that are given and change nothing of a schedule, each with the reason.
 
     Neither its times nor its memory depend on them.
 
@@ -133,7 +139,7 @@ def unread_costs(schedule: Schedule, costs: Costs) -> list[tuple[str, str]]:
     default = Costs()
     given = [name for name in COST_FIELDS if getattr(costs, name) != getattr(default, name)]
     times = [name for name in given if name in COMPUTE_TIMES]
-    # The one time that is given says that the others are of actions, not of ranks.
+    # The one time that is given makes the others times of actions, not of ranks.
     counts = times if len(times) == 1 and schedule.chunks > 1 else []
     return [
         (name, NEEDS[name].advice)
@@ -145,7 +151,7 @@ def unread_costs(schedule: Schedule, costs: Costs) -> list[tuple[str, str]]:
 def unread_notes(
     schedules: Iterable[Schedule], costs: Costs, tried: Container[str] = ()
 ) -> list[str]:
-    """A note for all costs that are given and change nothing of any of some schedules.
+    """Return a note for all costs that are given and change nothing of any of some schedules.
 
     Costs of what options add that were `tried` had their say.
     """

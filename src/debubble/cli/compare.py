@@ -9,11 +9,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from debubble.analysis.bibliography import bibliography
 from debubble.analysis.compare import compare as simulate_all
 from debubble.analysis.compare import has_choice
 from debubble.analysis.layout import line_width
 from debubble.analysis.question import HOW
+from debubble.analysis.tex import bibliography
 from debubble.cli.app import command
 from debubble.cli.exit_codes import BAD_INPUT
 from debubble.cli.options import (

@@ -6,10 +6,11 @@ import math
 import re
 from typing import Any
 
-from debubble.core.cost_fields import DEFAULT, current_name
+from debubble.core.cost_fields import DEFAULT
 from debubble.core.costs import COST_FIELDS, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import CostError, WrongValueError, did_you_mean
+from debubble.core.former_names import current_name
 from debubble.core.units import read_number
 
 NAMES = tuple(name for name, spec in COST_FIELDS.items() if spec.shape != "part") + tuple(

@@ -69,7 +69,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind.name}{self.microbatch}"
 
     def text(self, slices: int = 1) -> str:
-        """The action as text where microbatches are cut into `slices`: ``3I0``, or ``3I0.1``."""
+        """Return the action as text for a number of slices: ``3I0``, or ``3I0.1``."""
         if slices == 1 or self.kind in WHOLE_STAGE_KINDS:
             return str(self)
         number, part = divmod(self.microbatch, slices)
@@ -112,7 +112,7 @@ _GROUP = re.compile(r"\(([^()]*;[^()]*)\)OVERLAP_F_B")
 
 
 def pack(kind: Kind, stage: ArrayLike, microbatch: ArrayLike) -> Program:
-    """Packed actions of one kind; `stage` and `microbatch` broadcast against each other."""
+    """Return packed actions of one kind; `stage` and `microbatch` broadcast against each other."""
     packed = _numbers(microbatch) << MICROBATCH_SHIFT
     place = stage if type(stage) is int else _numbers(stage)
     return packed | (place << STAGE_SHIFT | int(kind))
@@ -126,7 +126,7 @@ def _numbers(values: ArrayLike) -> NDArray[np.int64]:
 
 
 def unpack(packed: int) -> Action:
-    """The action in one packed integer; its member in a pair is dropped."""
+    """Return the action in one packed integer; its member in a pair is dropped."""
     code = int(packed)
     return Action(
         (code >> STAGE_SHIFT) & STAGE_MASK, Kind(code & KIND_MASK), code >> MICROBATCH_SHIFT
@@ -134,7 +134,7 @@ def unpack(packed: int) -> Action:
 
 
 def code_text(packed: int, slices: int = 1) -> str:
-    """The text of a packed action, also of one of a kind that does not exist."""
+    """Return the text of a packed action, also of one of a kind that does not exist."""
     code = int(packed)
     kind, stage = code & KIND_MASK, (code >> STAGE_SHIFT) & STAGE_MASK
     microbatch = code >> MICROBATCH_SHIFT
@@ -144,7 +144,7 @@ def code_text(packed: int, slices: int = 1) -> str:
 
 
 def kinds_of(packed: Program) -> NDArray[np.int64]:
-    """The :class:`Kind` values of packed actions."""
+    """Return the :class:`Kind` values of packed actions."""
     return packed & KIND_MASK
 
 
@@ -154,34 +154,34 @@ def _table(those: tuple[Kind, ...]) -> NDArray[np.bool_]:
 
 
 def among(kinds: NDArray[np.integer], those: tuple[Kind, ...]) -> NDArray[np.bool_]:
-    """Which of many kinds are among a few."""
+    """Return a mask of the kinds that are among a few."""
     found: NDArray[np.bool_] = _table(those)[kinds]
     return found
 
 
 def computes(kinds: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Whether kinds occupy a rank's compute stream, as :data:`COMPUTE_KINDS` says."""
+    """Return whether kinds are among :data:`COMPUTE_KINDS`."""
     return among(kinds, COMPUTE_KINDS)
 
 
 def pairs_of(packed: Program) -> NDArray[np.int64]:
-    """0 for actions that run alone; for those of an overlapped group 1 first, 3 between, 2 last."""
+    """Return 0 for actions that run alone; in an overlapped group 1 first, 3 between, 2 last."""
     return (packed >> PAIR_SHIFT) & PAIR_MASK
 
 
 def begins_group(packed: Program) -> NDArray[np.bool_]:
-    """Whether actions run alone or are the first of an overlapped group."""
+    """Return whether actions run alone or are the first of an overlapped group."""
     return pairs_of(packed) <= 1
 
 
 def ends_group(packed: Program) -> NDArray[np.bool_]:
-    """Whether actions run alone or are the last of an overlapped group."""
+    """Return whether actions run alone or are the last of an overlapped group."""
     last: NDArray[np.bool_] = pairs_of(packed) % 2 == 0
     return last
 
 
 def group_bounds(packed: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First position of each action's overlapped group, and the position behind its last.
+    """Return the first position of each action's overlapped group and the one after its last.
 
     A group that lacks its first or last member goes to the next one, or to the end of all.
     """
@@ -193,22 +193,22 @@ def group_bounds(packed: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def stages_of(packed: Program) -> NDArray[np.int64]:
-    """The stages of packed actions."""
+    """Return the stages of packed actions."""
     return (packed >> STAGE_SHIFT) & STAGE_MASK
 
 
 def own_stages_of(packed: Program) -> NDArray[np.int64]:
-    """The stages that packed actions belong to, −1 for those that belong to their rank."""
+    """Return the stages that packed actions belong to, −1 for those that belong to their rank."""
     return np.where(among(kinds_of(packed), OF_RANK_KINDS), -1, stages_of(packed))
 
 
 def microbatches_of(packed: Program) -> NDArray[np.int64]:
-    """The microbatches of packed actions."""
+    """Return the microbatches of packed actions."""
     return packed >> MICROBATCH_SHIFT
 
 
 def parse_cell(text: str, slices: int = 1) -> list[int]:
-    """Packed actions of one cell of text: one action, or those of an overlapped group.
+    """Return packed actions of one cell of text: one action, or those of an overlapped group.
 
     `slices` are those of a microbatch, as in :meth:`Action.parse`.
 
@@ -237,7 +237,7 @@ def parse_cell(text: str, slices: int = 1) -> list[int]:
 
 
 def cells(program: Program, slices: int = 1) -> list[str]:
-    """The text of a program, one cell an action or overlapped group; reads back the same."""
+    """Return the text of a program, one cell an action or overlapped group; reads back the same."""
     texts: list[str] = []
     group: list[str] = []
     for code, member in zip(program.tolist(), pairs_of(program).tolist(), strict=True):

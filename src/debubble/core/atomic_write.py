@@ -1,4 +1,4 @@
-"""Files that are written as a whole: whatever ends the program, nobody finds half of one."""
+"""Atomic writes: a file is there as a whole or not at all, however the program ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` when all is written, and only then.
+    """Open a file that takes the place of `path` when all is written, and only then.
 
     Devices and pipes are written to as they are, and so is a file in a folder where nothing can be
     made. A link goes on to lead where it leads.

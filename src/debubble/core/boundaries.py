@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Boundaries(NamedTuple):
-    """What every stage sends, by row 0 for the activation and row 1 for the gradient.
+    """Transfers that every stage sends: row 0 for the activation, row 1 for the gradient.
 
     Activations go to the next stage and gradients to the one before; columns are by (copy, stage).
     """
@@ -33,7 +33,7 @@ class Boundaries(NamedTuple):
     def times(
         self, rows: NDArray[np.int64], places: NDArray[np.int64], share: PerPlace, average: float
     ) -> NDArray[np.float64]:
-        """Times of some transfers.
+        """Return times of some transfers.
 
         Parameters
         ----------
@@ -49,7 +49,7 @@ class Boundaries(NamedTuple):
 
 
 def largest_message(costs: Costs) -> float:
-    """Size of the largest message."""
+    """Return the size of the largest message."""
     value = costs.message
     if isinstance(value, float):
         return value
@@ -59,7 +59,7 @@ def largest_message(costs: Costs) -> float:
 def boundaries_of(
     costs: Costs, placement: Placement, slices: int, frozen: Freeze | None
 ) -> Boundaries | None:
-    """What every stage sends where the ranks alone do not say it, else None.
+    """Return the transfers of every stage; None where they depend on the ranks alone.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ _WORDS: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
 
 @contextmanager
 def run_as(words: Iterable[str]) -> Iterator[None]:
-    """Note the words behind ``debubble`` while that command runs."""
+    """Note the words after ``debubble`` while that command runs."""
     token = _WORDS.set(("debubble", *words))
     try:
         yield
@@ -20,7 +20,7 @@ def run_as(words: Iterable[str]) -> Iterator[None]:
 
 
 def command() -> str:
-    """The command as a shell takes it, empty where Python called."""
+    """Return the command as a shell takes it, empty where Python called."""
     import shlex
 
     return shlex.join(_WORDS.get())

@@ -12,20 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from debubble.core.embedding_and_head import KEYS, TIMES
-from debubble.core.errors import CostError, WrongValueError, deprecated, did_you_mean
-from debubble.core.units import plural
+from debubble.core.errors import WrongValueError, did_you_mean
+from debubble.core.units import is_whole, plural
 
 LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
 """Limits of costs, so that no sum or quotient of them is infinite."""
 
 DEFAULT = "default"
 """Key of a mapping's value for every stage that the mapping does not name."""
-
-RENAMED = {"overhead": "launch"}
-"""Names of costs by former ones, which work until 0.3."""
 
 Shape = Literal[
     "stage", "rank", "pair", "microbatch", "boundary", "link", "number", "rate", "sharing", "part"
@@ -54,7 +49,7 @@ are about."""
 
 @dataclass(frozen=True)
 class CostField:
-    """One cost."""
+    """A cost: its shape, its section of a file and its texts."""
 
     name: str
     """Its name in :class:`debubble.Costs`, in cost files and in ``--times``."""
@@ -75,13 +70,13 @@ class CostField:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What it is part of: ``"times"``, ``"memory"``, or both."""
+        """Results that it is part of: ``"times"``, ``"memory"``, or both."""
         if self.section == "memory":
             return ("memory",)
         return ("times",) if self.timed and self.shape != "part" else ("times", "memory")
 
     def numbers(self, value: Any) -> list[float]:
-        """All numbers of a checked value; of a matrix of links, those between two ranks."""
+        """Return all numbers of a checked value; of a matrix of links, those between two ranks."""
         if value is None:
             return []
         if isinstance(value, Mapping):
@@ -93,53 +88,41 @@ class CostField:
         return [time for at, row in enumerate(value) for to, time in enumerate(row) if at != to]
 
     def uniform(self, value: Any) -> bool:
-        """Whether a checked value is the same everywhere."""
+        """Return whether a checked value is the same everywhere."""
         some = self.shape == "pair" and isinstance(value, Mapping) and DEFAULT not in value
         return not some and len(set(self.numbers(value))) <= 1
 
     def there(self, value: Any) -> bool:
-        """Whether a checked value changes anything at all: lengths are not 1, others are not 0."""
+        """Return whether a checked value changes anything: a length that is not 1, others not 0."""
         nothing = 1.0 if self.shape == "microbatch" else 0.0
         return any(number != nothing for number in self.numbers(value))
+
+    def scaled(self, value: Any, factor: float) -> Any:
+        """Return a checked value for times that are `factor` times as long."""
+        if self.shape == "rate":
+            return value / factor
+        if value is None or not self.timed:
+            return value
+        if isinstance(value, Mapping):
+            held = {key: value[key] for key in value if key == "activation"}
+            return {key: number * factor for key, number in value.items()} | held
+        if isinstance(value, tuple):
+            return tuple(self.scaled(item, factor) for item in value)
+        return value * factor
 
 
 def cost(
     default: Any, shape: Shape, in_forms: InForms, example: str, text: str, *,
     memory: bool = False, **more: bool,
 ) -> Any:  # fmt: skip
-    """A field of :class:`debubble.Costs`: its default, and the values of a :class:`CostField`."""
+    """Return a field of :class:`debubble.Costs` with its default and a :class:`CostField`."""
     section: Literal["times", "memory"] = "memory" if memory else "times"
     spec = CostField("", shape, in_forms, example, text, section, **more)
     return field(default=default, metadata={"cost": spec})
 
 
-def current_name(name: str, shown: str = "{}") -> str:
-    """Return the name of a cost, with a warning instead of its former one; `shown` quotes it."""
-    if name not in RENAMED:
-        return name
-    deprecated(shown.format(name), shown.format(RENAMED[name]), gone="0.3")
-    return RENAMED[name]
-
-
-def current_names(values: Mapping[str, Any], shown: str = "{}") -> dict[str, Any]:
-    """Return values of costs by current names, as of :func:`current_name`.
-
-    Raises
-    ------
-    CostError
-        When a cost has a value by either name.
-    """
-    found = {}
-    for name, value in values.items():
-        new = current_name(name, shown)
-        if new != name and new in values:
-            raise CostError(f"{new} is there as {name}, too; give it once")
-        found[new] = value
-    return found
-
-
 def cost_fields(cls: type) -> dict[str, CostField]:
-    """The costs among the fields of a dataclass, by name."""
+    """Return the costs among the fields of a dataclass, by name."""
     return {
         item.name: replace(item.metadata["cost"], name=item.name)
         for item in fields(cls)
@@ -151,7 +134,7 @@ _ANY = CostField("", "number", "no effect", "0", "any number")
 
 
 def check_value(spec: CostField, value: Any) -> Any:
-    """The value of a cost with plain numbers, tuples and dictionaries.
+    """Check the value of a cost, and return it as plain numbers, tuples and dictionaries.
 
     Parameters
     ----------
@@ -175,7 +158,7 @@ def check_value(spec: CostField, value: Any) -> Any:
 
 
 def check_number(value: Any, path: str) -> float:
-    """A number that a cost can be.
+    """Check a number that is a cost.
 
     Raises
     ------
@@ -186,7 +169,7 @@ def check_number(value: Any, path: str) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Lists and numbers in path of arrays and tensors."""
+    """Return lists and numbers in place of arrays and tensors."""
     if hasattr(value, "tolist") and not isinstance(value, type):
         return value.tolist()
     return value
@@ -233,13 +216,12 @@ _PAIR = re.compile(r"\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*")
 
 
 def _stage_key(key: Any) -> int | str | None:
-    """A stage, or the word for all others; None for what is neither."""
+    """Return a stage, or the word for all others; None for what is neither."""
     if key == DEFAULT and isinstance(key, str):
         return DEFAULT
     if isinstance(key, str):
         return int(key) if _STAGE.fullmatch(key) else None
-    whole = isinstance(key, int | np.integer) and not isinstance(key, bool)
-    return int(key) if whole and key >= 0 else None
+    return int(key) if is_whole(key) and key >= 0 else None
 
 
 def _pair_key(key: Any) -> int | str | tuple[int, int] | None:
@@ -271,7 +253,7 @@ def _mapping(
 def _several(
     spec: CostField, value: Any, advice: str, mapping: Callable[[Mapping[Any, Any]], Any]
 ) -> Any:
-    """One number, a list of them, or what `mapping` makes of a mapping."""
+    """Check one number, a list of them, or a mapping by means of `mapping`."""
     if isinstance(value, Mapping):
         return mapping(value)
     if not _is_list(value):

@@ -48,7 +48,7 @@ class CostTable:
 
     duration: NDArray[np.float64]
     """Time of an action of kind k on stage s of copy c for slice j: ``duration[k, place]`` with
-    ``place = (j * copies + c) * stages + s``. Kinds of a whole stage take it whatever the slice."""
+    ``place = (j * copies + c) * stages + s``. Kinds of a whole stage take it for every slice."""
     activation: NDArray[np.float64]
     """Memory after the forward; shape ``(places,)``."""
     kept: NDArray[np.float64]
@@ -83,7 +83,7 @@ class CostTable:
     slicing: Slicing
     """Slices that it was made for."""
     pairs: Mapping[tuple[int, int], float]
-    """Times of overlapped pairs by (stage of the forward, stage of the backward), where said."""
+    """Times of overlapped pairs by (stage of the forward, stage of the backward), where given."""
     overlap: NDArray[np.float64]
     """Time of every other pair by the place of its forward, NaN where its parts say it; shape
     ``(copies * stages,)``."""
@@ -105,50 +105,34 @@ class CostTable:
         cls, costs: Costs, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
     ) -> CostTable:
         """Spell out `costs` for every slice and stage of `placement`."""
-        divisor, one = costs.divisor(placement), costs.default_time(placement)
         spread = StageValues(placement, costs.basis)
-        places = placement.copies * placement.stages
-
+        divisor, places = costs.divisor(placement), placement.copies * placement.stages
         # A cost that is the same everywhere stays one number until it is stored in a row.
-        whole = _whole_times(costs, spread, one)
-        unit = (
-            placement.ranks / placement.stages
-            if costs.activation is None
-            else spread(costs.activation, "activation", 0.0) / divisor
-        )
+        whole = _whole_times(costs, spread)
         parts = {name: getattr(costs, name) for name in PARTS}
         frozen = frozen_stages(costs.frozen, spread)
         part_duration, part_memory = costs_of_parts(parts, placement, vocabulary, frozen)
         sharded = costs.head if vocabulary and costs.head else {}
-        held = unit + part_memory if any(parts.values()) else unit
         pairs, overlap = pair_values(costs.O, spread, divisor)
-        named = {
-            "activation": held,
-            "kept": held * spread(costs.kept_for_weight, "kept_for_weight", 1.0),
-            "checkpoint": held * spread(costs.recompute_kept, "recompute_kept", 0.0),
-            "kv": spread(costs.kv, "kv", 0.0) / divisor,
-            "offload": spread(costs.offload_share, "offload_share", 1.0),
-            "attention": spread(costs.attention, "attention", 0.0),
-            "overlap": overlap,
-            "forwards": spread(costs.FF, "FF", math.nan) / divisor,
-        }
-        rows = dict(zip(named, as_rows(places, named.values()), strict=True))
+        values = _rows(costs, spread, part_memory if any(parts.values()) else 0.0)
+        values |= {"overlap": overlap, "forwards": spread(costs.FF, "FF", math.nan) / divisor}
+        rows = dict(zip(values, as_rows(places, values.values()), strict=True))
         times = np.zeros((len(KINDS), places))
-        times[_ROWS] = as_rows(places, [whole[name] for name in _NAMES])
+        times[_ROWS] = as_rows(places, whole)
         if frozen is not None:
             for name in ("activation", "kept", "checkpoint"):
                 rows[name] *= frozen.needed
             rows["kept"] *= 1 - frozen.share
-        message = largest_message(costs) / costs.bandwidth
-        excess = np.zeros(1)
         causal = None
         if costs.microbatch is not None:
             causal = np.zeros_like(part_duration)
             for kind, time in attention_times(_by_kind(times), rows["attention"]).items():
                 causal[kind] = time / divisor
             causal = np.hstack([share * causal for share in slicing.attention])
+        shares = np.asarray(slicing.shares)
+        message = largest_message(costs) / costs.bandwidth
+        excess = message * (shares - 1 / len(shares))
         if slicing != WHOLE:
-            shares = np.asarray(slicing.shares)
             exchange = spread(costs.exchange, "exchange", 0.0)
             sliced = sliced_times(_by_kind(times), rows["attention"], exchange, slicing)
             times = np.tile(times, len(shares))
@@ -158,30 +142,24 @@ class CostTable:
                 rows[name] = np.outer(shares, rows[name]).ravel()
             rows["offload"] = np.tile(rows["offload"], len(shares))
             part_duration = np.hstack([share * part_duration for share in shares])
-            excess = message * (shares - 1 / len(shares))
-            message /= len(shares)
-
         duration = times / divisor + part_duration
         if frozen is not None:
-            frozen = frozen.of_slices(len(slicing.shares))
+            frozen = frozen.of_slices(len(shares))
             for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
                 freeze(times_of_kind, frozen)
-        if costs.launch:
-            duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.launch
-            if frozen is not None:
-                duration[list(BACKWARD)] *= frozen.needed
-                duration[Kind.W] *= frozen.share < 1
+        _add_launch(duration, costs.launch, frozen)
         return cls(
             duration, rows["activation"], rows["kept"], rows["offload"], rows["checkpoint"],
             rows["kv"], rows["attention"], spread.ranks(costs.OPT, "OPT"),
-            spread.ranks(costs.static, "static"), link_times(costs, placement.ranks, message),
-            excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs,
-            placement, slicing, pairs, rows["overlap"], rows["forwards"], causal, None,
-            boundaries_of(costs, placement, len(slicing.shares), frozen), frozen,
+            spread.ranks(costs.static, "static"),
+            link_times(costs, placement.ranks, message / len(shares)), excess, part_duration,
+            sharded.get("activation", 0.0) / placement.ranks, costs, placement, slicing, pairs,
+            rows["overlap"], rows["forwards"], causal, None,
+            boundaries_of(costs, placement, len(shares), frozen), frozen,
         )  # fmt: skip
 
     def for_microbatches(self, microbatches: int) -> CostTable:
-        """The same costs with the length of every microbatch.
+        """Return the table with the length of every microbatch.
 
         Raises
         ------
@@ -194,7 +172,7 @@ class CostTable:
         return self if np.all(found == 1) else replace(self, lengths=found)
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
-        """Time in which a slice gets from one rank to another, 0 on the same rank."""
+        """Return the time in which a slice gets from one rank to another, 0 on the same rank."""
         if sender == receiver:
             return 0.0
         return max(0.0, float(self.link[sender, receiver] + self.excess[part]))
@@ -202,7 +180,7 @@ class CostTable:
     def sent(
         self, gradients: NDArray[np.bool_], places: NDArray[Any], lengths: PerPlace = 1.0
     ) -> NDArray[np.float64]:
-        """Transfer times by what is sent: activations or gradients that some places make.
+        """Return transfer times of the activations or gradients that some places send.
 
         Microbatches have these lengths. Only where transfers differ by boundary.
         """
@@ -220,7 +198,7 @@ class CostTable:
         kinds: NDArray[Any],
         places: NDArray[Any],
     ) -> NDArray[np.float64]:
-        """Transfer times between ranks of average slices of some microbatches of an iteration.
+        """Return transfer times between ranks, of average slices of microbatches of an iteration.
 
         Kinds and places are those of the actions whose results are sent.
         """
@@ -246,7 +224,7 @@ class CostTable:
     def times(
         self, kinds: NDArray[Any], places: NDArray[Any], lengths: PerPlace
     ) -> NDArray[np.float64]:
-        """Times of actions of a microbatch that run alone, whose microbatches have these lengths.
+        """Return times of actions that run alone, for microbatches of these lengths.
 
         Kinds are those of work, and passes of the output layer's shards.
         """
@@ -257,21 +235,21 @@ class CostTable:
         return found
 
     def _started(self, kinds: NDArray[Any], places: NDArray[Any]) -> PerPlace:
-        """Time to start actions: none where frozen weights leave them nothing to do."""
+        """Return the time to start actions: none where frozen weights leave them nothing to do."""
         launch = self.costs.launch
         if not launch or self.frozen is None:
             return launch
         return np.where(self.frozen.idle(kinds, places), 0.0, launch)
 
     def moved(self, recomputed: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Memory that an OFFLOAD moves on every place: of the checkpoint where it is recomputed."""
+        """Return the memory that an OFFLOAD moves on every place; the checkpoint if recomputed."""
         held: NDArray[np.float64] = np.where(recomputed, self.checkpoint, self.activation)
         return held * self.offload
 
     def footprint(
         self, recomputed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Memory that a forward allocates, and more that its backward, with its recompute, does.
+        """Return memory that a forward allocates, and what its backward and recompute add.
 
         Whole microbatches; keys and values, and their gradients, included.
         """
@@ -286,7 +264,7 @@ class CostTable:
         recomputed: bool = False,
         length: float = 1.0,
     ) -> float:
-        """Time to move what a place has offloaded to a rank, or to the host for None.
+        """Return the time to move what a place has offloaded to a rank, or to the host for None.
 
         A RELOAD comes back from there. What is moved is of a microbatch of that length.
         """
@@ -301,14 +279,14 @@ class CostTable:
         return latency + size / costs.bandwidth
 
     def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
-        """Time of an overlapped pair of two (kind, place) halves, a forward first."""
+        """Return the time of an overlapped pair of two (kind, place) halves, a forward first."""
         kinds, places = (np.array(column)[:, None] for column in zip(first, second, strict=True))
         return float(self.pair_times((kinds[0], places[0]), (kinds[1], places[1]))[0])
 
     def pair_times(
         self, first: Halves, second: Halves, lengths: tuple[PerPlace, PerPlace] | None = None
     ) -> NDArray[np.float64]:
-        """Times of many overlapped pairs, from arrays of kinds and of places, forwards first.
+        """Return times of overlapped pairs, from arrays of kinds and of places, forwards first.
 
         The microbatches of the two halves have `lengths`, and are average ones without.
         """
@@ -322,7 +300,7 @@ class CostTable:
             both = self.forwards[first[1] % len(self.forwards)]
             time = np.where(second[0] == Kind.F, both, time)
         if self.frozen is not None:
-            # A forward beside a backward that has nothing to do is no pair.
+            # A forward with a backward that has nothing to do is no pair.
             idle = self.frozen.idle(*second)
             time, factor = np.where(idle, np.nan, time), np.where(idle, 1.0, factor)
         started = self._started(*first) + self._started(*second)
@@ -339,7 +317,7 @@ class CostTable:
     def _shares(
         self, first: Halves, second: Halves, lengths: tuple[PerPlace, PerPlace] | None
     ) -> NDArray[np.float64] | float:
-        """Time of two slices run apart, as a share of that of whole average microbatches."""
+        """Return the time of two slices run apart over that of whole average microbatches."""
         places = self.placement.stages * self.placement.copies
         cut = self.duration.shape[1] > places
         if not cut and lengths is None:
@@ -365,11 +343,29 @@ class CostTable:
         return np.divide(apart, together, out=np.zeros(len(apart)), where=together > 0)
 
 
-def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[str, PerPlace]:
-    """Times of whole microbatches, or steps, by name of the cost; not divided.
+def _rows(costs: Costs, spread: StageValues, part_memory: PerPlace) -> dict[str, PerPlace]:
+    """Return what every place holds and moves, of whole microbatches, by the column's name.
 
-    `one` is the time of F, I and W where nobody says it.
+    `part_memory` is what embedding, head and multi-token prediction hold.
     """
+    placement, divisor = spread.placement, costs.divisor(spread.placement)
+    unit: PerPlace = placement.ranks / placement.stages
+    if costs.activation is not None:
+        unit = spread(costs.activation, "activation", 0.0) / divisor
+    held = unit + part_memory
+    return {
+        "activation": held,
+        "kept": held * spread(costs.kept_for_weight, "kept_for_weight", 1.0),
+        "checkpoint": held * spread(costs.recompute_kept, "recompute_kept", 0.0),
+        "kv": spread(costs.kv, "kv", 0.0) / divisor,
+        "offload": spread(costs.offload_share, "offload_share", 1.0),
+        "attention": spread(costs.attention, "attention", 0.0),
+    }
+
+
+def _whole_times(costs: Costs, spread: StageValues) -> list[PerPlace]:
+    """Return the times of :data:`_NAMES` for whole microbatches, or steps; not divided."""
+    one = costs.default_time(spread.placement)
     half = one if costs.B is None else spread(costs.B, "B", 0.0) / 2
     usual: dict[str, PerPlace] = {"F": one, "I": half, "W": half}
     found = {name: spread(getattr(costs, name), name, usual.get(name, 0.0)) for name in _NAMES}
@@ -377,14 +373,23 @@ def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[str, Per
         found["B"] = found["I"] + found["W"]
     if costs.R is None:
         found["R"] = found["F"]
-    return found
+    return list(found.values())
+
+
+def _add_launch(times: NDArray[np.float64], launch: float, frozen: Freeze | None) -> None:
+    """Add the time to start an action, but to those that frozen weights leave nothing to do."""
+    if launch:
+        times[[*TIMED_KINDS, *VOCABULARY_KINDS]] += launch
+        if frozen is not None:
+            times[list(BACKWARD)] *= frozen.needed
+            times[Kind.W] *= frozen.share < 1
 
 
 def _by_kind(times: NDArray[np.float64]) -> dict[Kind, NDArray[np.float64]]:
-    """Rows of the kinds of work."""
+    """Return rows of the kinds of work."""
     return {kind: times[kind] for kind in TIMED_KINDS}
 
 
 def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:
-    """Memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
+    """Return the memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
     return StageValues(Placement.loop(ranks, 1), "rank").ranks(costs.static, "static")

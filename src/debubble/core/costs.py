@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
-from debubble.core.cost_fields import (
-    RENAMED,
-    CostField,
-    check_value,
-    cost,
-    cost_fields,
-    current_name,
-)
+from debubble.core.cost_fields import CostField, check_value, cost, cost_fields
 from debubble.core.cost_table import NO_KINDS, CostTable
 from debubble.core.embedding_and_head import TIMES, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, deprecated, did_you_mean
+from debubble.core.former_names import RENAMED, taking_former_names
 from debubble.core.kinds import KINDS
 from debubble.core.placement import Placement
 from debubble.core.runtimes import RUNTIMES as ALL_RUNTIMES
 from debubble.core.runtimes import as_run, recomputed_places
 from debubble.core.slicing import WHOLE, Slicing
 from debubble.core.stage_values import Value
+from debubble.core.units import is_whole
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
@@ -70,8 +62,8 @@ class Costs:
         that of the stages themselves: what embedding, head and mtp add comes on top, times
         `overlap_factor`.
     FF
-        An overlapped pair of two forwards; one number, or one per stage of its first. What is said
-        of `O` holds for it.
+        An overlapped pair of two forwards; one number, or one per stage of its first. Otherwise
+        like `O`.
     overlap_factor
         Share of a pair's summed time that it takes when `O` or `FF` does not say, 1 for no gain.
     R
@@ -83,7 +75,7 @@ class Costs:
     reduce_grad
         Time in which they reduce its gradients, for a ``REDUCE_GRAD``.
     launch
-        Time that starting an action takes beside its work, as of F, I, W, B, R, S and T; both
+        Time that starting an action takes on top of its work, as of F, I, W, B, R, S and T; both
         halves of an overlapped pair have it. Never divided by the number of chunks or slices.
     p2p
         Time between producer and consumer on different ranks: one number, or a matrix
@@ -91,7 +83,7 @@ class Costs:
     message, bandwidth
         Size of one boundary activation, and of its gradient, and size per unit of time; a transfer
         takes ``p2p + message / bandwidth``. Messages are of one size, or of one for each of the
-        boundaries 0..S − 2, where boundary s is between stages s and s + 1, whatever the basis.
+        boundaries 0..S − 2, where boundary s is between stages s and s + 1, for either basis.
     activation
         Memory one microbatch leaves on a stage after its forward. The default counts in activation
         units: ranks / stages, so that one microbatch on one rank is 1.
@@ -115,7 +107,7 @@ class Costs:
         ``REDUCE_GRAD`` and what W keeps, and a full backward with all of them frozen is I. Stages
         before the first one that trains anything have no backward: theirs and their R take no time,
         not even `launch`, no gradient is sent to them, and their forwards leave no activation.
-        Their actions stay in the order. Times of pairs that `O` says count as they are, unless
+        Their actions stay in the order. Times of pairs given by `O` count as they are, unless
         nothing of the backward is left.
     microbatch
         Length of every microbatch, in lengths of the average one, whose times and memory the other
@@ -123,9 +115,9 @@ class Costs:
         for stages, or one number for all. With length l and a share a of
         attention, an action takes (1 − a)·l + a·l² of the time. Embedding, head and mtp, messages,
         copies and memory grow with l; `launch`, `OPT`, `p2p` and what replicas exchange do not.
-        Orders that are computed from costs are computed for the average microbatch.
+        Schedules that are computed from costs are computed for the average microbatch.
     kv
-        Memory of one microbatch's keys and values on a stage, beside `activation`. A slice's share
+        Memory of one microbatch's keys and values on a stage, beyond `activation`. A slice's share
         is held from the start of its F to the end of its I or B, because later slices attend to
         it; their gradients, of the same size, from the start of the microbatch's first backward.
     exchange
@@ -297,8 +289,7 @@ class Costs:
                 shown = reprlib.repr(unit)
                 raise CostError(f"{name} is {shown}; give the name of a unit, such as 'ms'")
         if self.chunks is not None:
-            whole = isinstance(self.chunks, int | np.integer) and not isinstance(self.chunks, bool)
-            if not whole or self.chunks < 1:
+            if not is_whole(self.chunks) or self.chunks < 1:
                 shown = reprlib.repr(self.chunks)
                 raise CostError(f"chunks is {shown}; give a whole number from 1 up")
             object.__setattr__(self, "chunks", int(self.chunks))
@@ -311,7 +302,7 @@ class Costs:
 
     @classmethod
     def per_rank(cls, *, chunks: int | None = None, **values: Any) -> Costs:
-        """Costs of a rank's whole share of the model, divided by the number of chunks.
+        """Return costs of a rank's whole share of the model, divided by the number of chunks.
 
         Sequences have one number per rank. `chunks` is the divisor; left out, each schedule's own
         number of chunks, so that schedules with different chunks are compared on the same model.
@@ -331,7 +322,7 @@ class Costs:
 
     @property
     def uniform(self) -> bool:
-        """Whether every stage, rank and pair has the same costs, as closed forms assume."""
+        """Return whether every stage, rank and pair has the same costs, as closed forms assume."""
         if self.runtime != "any" or any(len(spec.changes) > 1 for spec in self.not_in_forms):
             return False
         return all(
@@ -341,17 +332,17 @@ class Costs:
 
     @property
     def has_times(self) -> bool:
-        """Whether a time of computing is given."""
+        """Return whether a time of computing is given."""
         return any(getattr(self, name) != _DEFAULT[name] for name in COMPUTE_TIMES)
 
     @property
     def times_per_rank(self) -> bool:
-        """Whether times are per rank, and divided by the number of chunks."""
+        """Return whether times are per rank, and divided by the number of chunks."""
         return self.basis == "rank" or not self.has_times
 
     @property
     def same_model(self) -> bool:
-        """Whether schedules with any number of chunks run the same model with these costs."""
+        """Return whether schedules with any number of chunks run one model with these costs."""
         if self.chunks is not None:
             return False
         return self.basis == "rank" or not any(
@@ -361,11 +352,11 @@ class Costs:
         )  # fmt: skip
 
     def divisor(self, placement: Placement) -> int:
-        """Divisor of costs per stage: the chunks of costs per rank, else 1."""
+        """Return the divisor of costs per stage: the chunks of costs per rank, else 1."""
         return (self.chunks or placement.chunks) if self.basis == "rank" else 1
 
     def default_time(self, placement: Placement) -> float:
-        """Time of F, I and W where costs do not say it, before it is divided by the divisor."""
+        """Return the time of F, I and W that costs do not give, before it is divided."""
         return 1.0 if self.basis == "rank" or self.has_times else 1.0 / placement.chunks
 
     @property
@@ -383,20 +374,13 @@ class Costs:
         return "" if self.activation is None else self.memory_unit
 
     def scaled(self, factor: float) -> Costs:
-        """The same costs with every time multiplied by `factor`; memory stays."""
-        changes: dict[str, Any] = {}
-        for name, spec in COST_FIELDS.items():
-            value = getattr(self, name)
-            if spec.timed:
-                changes[name] = _times(value, factor)
-            elif spec.shape == "rate":
-                changes[name] = value / factor
-            if spec.shape == "part" and value is not None:
-                changes[name] |= {key: value[key] for key in value if key == "activation"}
+        """Return the costs with every time multiplied by `factor`; memory stays."""
+        values = {name: getattr(self, name) for name in COST_FIELDS}
+        changes = {name: COST_FIELDS[name].scaled(value, factor) for name, value in values.items()}
         return replace(self, **changes)
 
     def table(self, schedule: Schedule) -> CostTable:
-        """Costs of every (kind, stage) of a schedule, for every slice of a microbatch.
+        """Return costs of every (kind, stage) of a schedule, for every slice of a microbatch.
 
         Raises
         ------
@@ -410,7 +394,7 @@ class Costs:
     def resolve(
         self, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
     ) -> CostTable:
-        """Costs of every (kind, stage) under a placement, for every slice of an average microbatch.
+        """Return the costs of every (kind, stage) for every slice of an average microbatch.
 
         `vocabulary` says how the head is sharded, as in
         :class:`debubble.core.schedule.Schedule`.
@@ -418,20 +402,7 @@ class Costs:
         return as_run(CostTable.of(self, placement, slicing, vocabulary))
 
 
-def _taking_old_names(init: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor of :class:`Costs` with former names among its keywords."""
-
-    @functools.wraps(init)
-    def wrapper(self: Costs, *args: Any, **values: Any) -> None:
-        for old in RENAMED.keys() & values.keys():
-            # It counts where both are there: dataclasses.replace adds the value of every field.
-            values[current_name(old, "{}=")] = values.pop(old)
-        init(self, *args, **values)
-
-    return wrapper
-
-
-Costs.__init__ = _taking_old_names(Costs.__init__)  # type: ignore[method-assign]
+Costs.__init__ = taking_former_names(Costs.__init__)  # type: ignore[method-assign]
 
 COST_FIELDS = cost_fields(Costs)
 """Every cost by name, in the order of the documentation."""
@@ -441,7 +412,7 @@ COST_NAMES = tuple(spec.name for spec in fields(Costs))
 
 _DEFAULT: dict[str, Any] = {spec.name: spec.default for spec in fields(Costs)}
 _DEFAULTS = tuple((name, _DEFAULT[name]) for name in COST_FIELDS)
-"""Costs in the order in which they are checked; what nobody gave needs no check."""
+"""Costs and their defaults in the order of checks; default values are not checked."""
 
 _OWNED = {spec.cost for spec in KINDS if spec.cost} | set(NO_KINDS)
 _TIMED = {name for name, spec in COST_FIELDS.items() if spec.timed}
@@ -449,20 +420,10 @@ assert _TIMED == _OWNED, f"not both a time and that of a kind or of NO_KINDS: {_
 
 
 def check_cost(name: str, value: Any) -> Any:
-    """The value of a cost, see :func:`debubble.core.cost_fields.check_value`."""
+    """Check the value of a cost, see :func:`debubble.core.cost_fields.check_value`."""
     return check_value(COST_FIELDS[name], value)
 
 
 def check_costs(costs: object) -> None:
     """Refuse an argument that should be costs, or None for the default ones."""
     check_type("costs", costs, (Costs, type(None)), "give debubble.Costs(F=1, B=2)")
-
-
-def _times(value: Any, factor: float) -> Any:
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        return {key: number * factor for key, number in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_times(item, factor) for item in value)
-    return value * factor

@@ -26,7 +26,7 @@ missing is 0."""
 
 
 def times_of(part: Part) -> NDArray[np.float64]:
-    """Time of every kind of action, by the same rules as for a stage: B is I + W, R is F."""
+    """Return the time of every kind of action, by the rules for a stage: B is I + W, R is F."""
     times = np.zeros(len(Kind))
     for name, kind in TIMES.items():
         times[kind] = part.get(name, 0.0)
@@ -38,7 +38,7 @@ def times_of(part: Part) -> NDArray[np.float64]:
 
 
 def frozen_part(part: Part, frozen: Freeze) -> Part:
-    """The part without what it saves that its weights are frozen as those of one layer are."""
+    """Return the part less the time and memory that frozen weights save."""
     times = times_of(part)[:, None]
     freeze(times, frozen)
     held = part.get("activation", 0.0) * float(frozen.needed[0])
@@ -51,7 +51,7 @@ def costs_of_parts(
     vocabulary: int = 0,
     frozen: Freeze | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Time and memory that parts add to the first and the last stage of every copy.
+    """Return the time and memory that parts add to the first and the last stage of every copy.
 
     With a sharded `vocabulary` (see :class:`debubble.core.schedule.Schedule`) the head is on no
     stage: each rank's first stage has the times of S and T for its shard, less what `frozen`
@@ -83,13 +83,13 @@ def costs_of_parts(
 
 
 def _passes(times: NDArray[np.float64], vocabulary: int) -> dict[Kind, float]:
-    """Times of S and T, summed over all shards."""
+    """Return times of S and T, summed over all shards."""
     F, I, W, B = (float(times[kind]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B))
     return {Kind.S: F, Kind.T: B} if vocabulary == 1 else {Kind.S: F + I, Kind.T: W}
 
 
 def first_stages(placement: Placement) -> NDArray[np.int64]:
-    """The first stage of every rank, shape ``(ranks,)``; −1 where a rank has none."""
+    """Return the first stage of every rank, shape ``(ranks,)``; −1 where a rank has none."""
     first = np.full(placement.ranks, -1)
     row = np.asarray(placement.table[0])
     first[row[::-1]] = np.arange(len(row))[::-1]

@@ -6,7 +6,7 @@
     ├── ParameterError     a value a schedule, option or command cannot use
     ├── CostError          a cost that is negative, not finite, misspelt or missing
     ├── FormatError        a file or text that cannot be read
-    └── ScheduleError      an order that cannot run, with the chain that shows why
+    └── ScheduleError      a schedule that cannot run, with the chain that shows why
 
     DebubbleDeprecationWarning (FutureWarning)   what a later release takes away
 
@@ -42,7 +42,7 @@ class FormatError(DebubbleError):
 
 
 class ScheduleError(DebubbleError):
-    """An order cannot run.
+    """A schedule cannot run.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class ScheduleError(DebubbleError):
 
 
 class DebubbleDeprecationWarning(FutureWarning):
-    """Something still works, and a later release takes it away; the message says what to use.
+    """Use of a name that a later release removes; the message names its successor.
 
     Python shows it to everybody, not to developers alone. In a test suite of your own,
     ``-W error::debubble.DebubbleDeprecationWarning`` finds every use.
@@ -112,7 +112,7 @@ class WrongValueError(Exception):
         self.path, self.value, self.advice, self.form = path, value, advice, form
 
     def text(self, show: Callable[[Any], str] = reprlib.repr) -> str:
-        """One line for people; `show` quotes the value."""
+        """Return one line for people; `show` quotes the value."""
         return self.form.format(path=self.path, value=show(self.value)) + self.advice
 
 
@@ -121,7 +121,7 @@ FEW = 8
 
 
 def did_you_mean(value: object, candidates: Iterable[str]) -> str:
-    """A hint that ends an error message: the nearest candidates, or all when they are few.
+    """Return a hint that ends an error message: the nearest candidates, or all when they are few.
 
     Examples
     --------
@@ -148,7 +148,7 @@ def did_you_mean(value: object, candidates: Iterable[str]) -> str:
 
 
 def check_type(name: str, value: Any, kind: type | tuple[type, ...], advice: str) -> None:
-    """Refuse an argument of a wrong type; `advice` says what to give.
+    """Refuse an argument of a wrong type; `advice` ends the message.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Weights that are not trained: what a backward has less to do.
+"""Weights that are not trained, and the time and memory that they save.
 
 A stage with a share f of its weights frozen takes 1 − f of the time of W, and a full backward lies
 as far between B and I. Where all of a stage's weights are frozen, and all of the stages' before it,
-no gradient is needed: its backward and its recomputes take no time, nobody sends it a gradient, and
+no gradient is needed: its backward and its recomputes take no time, no gradient is sent to it, and
 its forward leaves nothing, since no backward will read it.
 """
 
@@ -20,7 +20,7 @@ BACKWARD = (Kind.I, Kind.W, Kind.B, Kind.R)
 
 
 class Freeze(NamedTuple):
-    """What is frozen, by stage or by layer."""
+    """Frozen weights, by stage or by layer."""
 
     share: NDArray[np.float64]
     """Share of the weights that is frozen, shape ``(n,)``."""
@@ -29,21 +29,21 @@ class Freeze(NamedTuple):
 
     @classmethod
     def of(cls, share: NDArray[np.float64], stages: int) -> Freeze:
-        """From shares of all stages, or layers, one copy of the model behind the other."""
+        """Make it from shares of all stages, or layers, one copy of the model after the other."""
         trained = (share < 1).reshape(-1, stages)
         return cls(share, np.logical_or.accumulate(trained, axis=1).ravel())
 
     def idle(self, kinds: NDArray[Any], places: NDArray[Any]) -> NDArray[np.bool_]:
-        """Whether actions have nothing to do."""
+        """Return whether actions have nothing to do."""
         alone = (kinds == Kind.W) & (self.share[places] >= 1)
         return np.asarray(np.isin(kinds, BACKWARD) & (alone | ~self.needed[places]))
 
     def at(self, where: slice) -> Freeze:
-        """The same of some of them."""
+        """Return the frozen weights of some stages, or layers."""
         return Freeze(self.share[where], self.needed[where])
 
     def of_slices(self, slices: int) -> Freeze:
-        """The same for every slice of a sequence, one behind the other."""
+        """Return the frozen weights for every slice of a sequence, one after the other."""
         return Freeze(np.tile(self.share, slices), np.tile(self.needed, slices))
 
 

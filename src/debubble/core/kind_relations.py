@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from debubble.core.kinds import KINDS, STEP_KINDS, WORK_KINDS, Kind, Of
-
-if TYPE_CHECKING:
-    from debubble.core.schedule import Schedule
+from debubble.core.kinds import (
+    GRADIENT_KINDS,
+    KINDS,
+    STEP_KINDS,
+    WEIGHT_KINDS,
+    WORK_KINDS,
+    Kind,
+    Of,
+    WaitRules,
+)
 
 ACTIVATION_KINDS = tuple(spec.kind for spec in KINDS if "stored" in spec.takes)
 """Forwards alone, without the transfers of what they compute: kinds that leave an activation."""
@@ -27,6 +32,11 @@ SPLIT_KINDS = max((spec.instead_of for spec in KINDS), key=len)
 FUSED_KIND = next(spec.kind for spec in KINDS if spec.instead_of == SPLIT_KINDS)
 """The backward that does what these parts do together."""
 
+(FORWARD_KIND,) = ACTIVATION_KINDS
+(RECOMPUTE_KIND,) = RECOMPUTE_KINDS
+(INPUT_KIND,) = (kind for kind in SPLIT_KINDS if kind in GRADIENT_KINDS)
+(WEIGHT_KIND,) = (kind for kind in SPLIT_KINDS if kind in WEIGHT_KINDS)
+"""With :data:`FUSED_KIND` the work of a stage for a microbatch, by role."""
 
 COST_KINDS = {
     spec.cost: tuple(other.kind for other in KINDS if other.cost == spec.cost)
@@ -37,7 +47,7 @@ COST_KINDS = {
 
 
 def transfer_of(kind: Kind) -> tuple[Kind, Kind]:
-    """The send and the receive of what a kind computes for another stage."""
+    """Return the send and the receive of what a kind computes for another stage."""
     through = (
         need.through
         for spec in KINDS
@@ -51,7 +61,7 @@ def transfer_of(kind: Kind) -> tuple[Kind, Kind]:
 
 
 def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:
-    """Pairs of some kinds of which one needs the other of the same stage and microbatch."""
+    """Return pairs of some kinds of which one needs the other of the same stage and microbatch."""
     among = tuple(kinds)
     return tuple(
         (kind, other)
@@ -63,20 +73,20 @@ def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:
     )
 
 
-def ranks_stepped_with(schedule: Schedule) -> Of | None:
-    """Of which ranks an optimizer step waits for the same step; None where for its own alone."""
+def ranks_stepped_with(schedule: WaitRules) -> Of | None:
+    """Return the ranks whose same step an optimizer step waits for; None for its own alone."""
     rules = (need.of for kind in STEP_KINDS for need in KINDS[kind].needs if need.when(schedule))
     return next((of for of in rules if of in (Of.EARLIER_RANKS, Of.EVERY_RANK)), None)
 
 
 def slice_order() -> tuple[tuple[tuple[Kind, ...], int], ...]:
-    """Kinds of which slices follow each other, and how many slices away what they need is."""
+    """Return kinds whose slices follow each other, and the offset of the slice they need."""
     found = ((need.kinds, need.slice) for spec in KINDS for need in spec.needs if need.slice)
     return tuple(dict.fromkeys(found))
 
 
 def boundary_offsets() -> dict[Kind, int]:
-    """Kinds whose result another stage computes with, and how many stages away that one is."""
+    """Return kinds whose result another stage needs, and the offset of that stage."""
     return {
         kind: -need.stage
         for spec in KINDS

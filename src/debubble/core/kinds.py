@@ -1,4 +1,4 @@
-"""The table of kinds: what an action of each kind does, needs, costs and holds, said once.
+"""The table of kinds: dependencies, cost, memory, stream and look of every kind of action.
 
 A row is a :class:`KindSpec`. Everything that asks what an action waits for, where it runs, what it
 costs, what it is called or what it does to memory reads this table, the kernels through
@@ -13,11 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, TypeAlias
+from enum import IntEnum
+from typing import Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from debubble.core.schedule import Schedule
+from debubble.core.kind_fields import QUANTITIES as QUANTITIES
+from debubble.core.kind_fields import STREAM_TITLES as STREAM_TITLES
+from debubble.core.kind_fields import Of as Of
+from debubble.core.kind_fields import Per as Per
+from debubble.core.kind_fields import Stream as Stream
+from debubble.core.kind_fields import Time as Time
 
 
 class Kind(IntEnum):
@@ -52,86 +56,32 @@ class Kind(IntEnum):
     """Wait until an OFFLOAD is over, so that what comes next has the memory it gives back."""
 
 
-class Stream(IntEnum):
-    """Streams of a rank: actions of one stream run one after the other."""
-
-    COMPUTE = 0
-    TRANSFER = 1
-    COPY = 2
-    COLLECTIVE = 3
-
-
-STREAM_TITLES = {
-    Stream.COMPUTE: "compute",
-    Stream.TRANSFER: "transfers",
-    Stream.COPY: "host copy",
-    Stream.COLLECTIVE: "collectives",
-}
-"""Titles of the streams of a rank in pictures and traces."""
-
-
-class Per(Enum):
-    """The set of actions that a kind has, and so what the number of an action counts."""
-
-    UNIT = "one for every stage and microbatch, or slice of it"
-    SHARD = "one for every rank and microbatch, on the rank's first stage"
-    STAGE = "any number for every stage; the microbatch says nothing"
-    STAGE_STEP = "one for every stage and iteration, which is its microbatch"
-    RANK_STEP = "one for every rank and iteration, which is its microbatch"
+class WaitRules(Protocol):
+    """The fields of a schedule that decide what its actions wait for."""
 
     @property
-    def of_rank(self) -> bool:
-        """Whether actions belong to their rank: the stage they carry stands for it."""
-        return self in (Per.SHARD, Per.RANK_STEP)
+    def vocabulary(self) -> int:
+        """As of :class:`debubble.core.schedule.Schedule`, like the other fields."""
+
+    @property
+    def sync(self) -> str:
+        """Rule of optimizer steps."""
+
+    @property
+    def recompute_after(self) -> str:
+        """Rule of recomputes."""
 
 
-class Of(Enum):
-    """The producers that a :class:`Need` refers to."""
-
-    STAGE = "of the same microbatch, some stages and slices away"
-    LAST_STAGE = "of the same microbatch on the last stage"
-    EVERY_SHARD = "of the same microbatch on every rank's shard"
-    LATEST = "the last one of the same stage that stands before it in the program"
-    ITERATION = "all of the same stage in the iteration that it ends"
-    OWN_RANK = "the last one that stands before it in the program of its rank"
-    EARLIER_RANKS = "the last one before the same step of every rank up to its own, through them"
-    EVERY_RANK = "the last one before the same step of every rank, through them all and back"
+Condition: TypeAlias = Callable[[WaitRules], bool]
 
 
-class Time(Enum):
-    """The cost that an action takes its time from."""
-
-    STAGE = "a cost of its kind and stage"
-    RANK = "a cost of its rank"
-    LINK = "the link between two ranks"
-    COPY = "bytes over the bandwidth of the host or of a link"
-    NONE = "it takes no time"
-
-
-QUANTITIES = {
-    "stored": "what a forward leaves: the activation, or the checkpoint where it is recomputed",
-    "recomputed": "the rest of the activation, which a recompute brings back",
-    "activation": "the whole activation",
-    "not_kept": "its part that is of no use for the weights",
-    "kept": "its part that is kept for the weights",
-    "moved": "what an offload moves to the host",
-    "shard": "what a shard of the output layer keeps between its passes",
-    "kv": "keys and values of a slice",
-    "kv_gradients": "gradients of the keys and values of a whole microbatch",
-    "kv_with_gradients": "keys and values of a slice, and their gradients",
-}
-"""Quantities of memory that actions take and free."""
-
-Condition: TypeAlias = "Callable[[Schedule], bool]"
-
-
-def always(_schedule: Schedule) -> bool:
+def always(_schedule: WaitRules) -> bool:
     """Hold for every schedule."""
     return True
 
 
-def late_recompute(schedule: Schedule) -> bool:
-    """Whether recomputes wait for the gradient."""
+def late_recompute(schedule: WaitRules) -> bool:
+    """Return whether recomputes wait for the gradient."""
     return schedule.recompute_after == "gradient"
 
 
@@ -161,7 +111,7 @@ class Need:
     last_stage_only: bool = False
     """Whether only actions of the last stage wait for it."""
     optional: bool = False
-    """Whether orders may do without it: R, RELOAD and what data-parallel replicas exchange."""
+    """Whether schedules may do without it: R, RELOAD, exchanges of data-parallel replicas."""
     when: Condition = always
     """The schedules in which this is needed."""
 
@@ -202,12 +152,12 @@ class KindSpec:
 
     @property
     def sends(self) -> bool:
-        """Whether it is the end of a transfer that has the data."""
+        """Return whether it is the sending end of a transfer."""
         return self.other_end is not None and self.other_end == self.kind + 1
 
     @property
     def receives(self) -> bool:
-        """Whether it is the end of a transfer that gets the data."""
+        """Return whether it is the receiving end of a transfer."""
         return self.other_end is not None and not self.sends
 
     @property
@@ -411,7 +361,7 @@ WEIGHT_KINDS = KINDS[Kind.REDUCE_GRAD].needs[0].kinds
 """Kinds that add to the gradients of their stage's weights."""
 
 WHOLE_STAGE_KINDS = _members(lambda spec: spec.per not in (Per.UNIT, Per.SHARD))
-"""Kinds that belong to a stage, whatever the microbatch they carry; they have no slice."""
+"""Kinds that belong to a stage, and not to the microbatch they carry; they have no slice."""
 
 FORWARD_KINDS = (F, *(
     kind for spec in KINDS if spec.sends and spec.needs[0].kinds == (F,)

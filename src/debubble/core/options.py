@@ -1,4 +1,4 @@
-"""Options of a question, each said once: name, type, limits, help and where it applies.
+"""Options of a question: name, type, limits, help and where each applies.
 
 A question is a schedule with its sizes, costs, memory limit, lowerings and mode of transfers. The
 command line, the playground and sweeps make their options from these rows and from those of the
@@ -8,7 +8,6 @@ p2p modes and lowerings; :data:`debubble.analysis.question.OPTIONS` is the whole
 from __future__ import annotations
 
 import math
-import re
 import reprlib
 import string
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from debubble.core.costs import RUNTIMES
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import SYNCS
-from debubble.core.units import factor, read_number
+from debubble.core.units import factor, is_number, parse_whole, read_number
 
 LIMITS = {
     "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
@@ -39,10 +38,10 @@ class OptionType(Protocol):
         """The numbers that a range of values has."""
 
     def read(self, name: str, text: str) -> Any:
-        """The value in a typed text; `name` is for messages."""
+        """Parse the value in a typed text; `name` is for messages."""
 
     def check(self, name: str, value: Any) -> Any:
-        """The value that a file or request gives, as plain data."""
+        """Check the value that a file or request gives, as plain data."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,11 @@ class Whole:
     range: Range = "whole"
 
     def read(self, name: str, text: str) -> int:
-        """The whole number in a text."""
-        if not self.at_once:
-            return read_whole(name, text)
-        number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else self.least - 1
-        return number if self.least <= number <= self.most else self.check(name, text)
+        """Parse the whole number in a text."""
+        return read_whole(name, text, *((self.least, self.most) if self.at_once else ()))
 
     def check(self, name: str, value: Any) -> int:
-        """A whole number, also one such as 2.0."""
+        """Check a whole number, also one such as 2.0."""
         if not is_number(value) or not self.least <= value <= self.most or value != int(value):
             raise ParameterError(
                 f"{name} is {quoted(value)}; give a whole number from {self.least} to {self.most:,}"
@@ -80,14 +76,14 @@ class Real:
     range: Range = "real"
 
     def read(self, name: str, text: str) -> float:
-        """The number in a text."""
+        """Parse the number in a text."""
         number = read_number(text)
         if not self.least < number <= self.most and self.least == 0:
             raise ParameterError(f"{name} is '{text}'; it is a positive number")
         return self.check(name, number)
 
     def check(self, name: str, value: Any) -> float:
-        """A number."""
+        """Check a number."""
         if not is_number(value) or not self.least < value <= self.most:
             raise ParameterError(
                 f"{name} is {quoted(value)}; give a number above {self.least:g}, at most "
@@ -104,11 +100,11 @@ class Word:
     range: Range = ""
 
     def read(self, name: str, text: str) -> str:
-        """The word in a text."""
+        """Parse the word in a text."""
         return self.check(name, text)
 
     def check(self, name: str, value: Any) -> str:
-        """One of the words."""
+        """Check that it is one of the words."""
         if not isinstance(value, str) or value not in self.words:
             raise ParameterError(f"{name} is {quoted(value)}; {did_you_mean(value, self.words)}")
         return value
@@ -121,7 +117,7 @@ class MemoryLimit:
     range: Range = "real"
 
     def read(self, name: str, text: str, unit: str = "", more: str = "") -> Any:
-        """The limit in ``8``, ``4/4/3/3`` or ``80GB``, in `unit`; `more` ends the advice."""
+        """Parse a limit: ``8``, ``4/4/3/3`` or ``80GB``, in `unit`; `more` ends the advice."""
         limits = tuple(self._amount(name, part, unit) for part in text.split("/"))
         if not all(limits):
             raise ParameterError(
@@ -131,13 +127,13 @@ class MemoryLimit:
         return limits if len(limits) > 1 else limits[0]
 
     def check(self, name: str, value: Any) -> Any:
-        """A positive number, or a list with one for each rank."""
+        """Check a positive number, or a list with one for each rank."""
         if isinstance(value, list):
             return [Real().check(name, item) for item in value]
         return Real().check(name, value)
 
     def _amount(self, name: str, text: str, unit: str) -> float:
-        """The positive number in a text in `unit`, 0 where it is none."""
+        """Return the positive number in a text in `unit`, 0 where it is none."""
         digits = text.rstrip(string.ascii_letters + " ")
         given = text[len(digits) :].strip()
         number = read_number(digits)
@@ -160,11 +156,11 @@ class AnyText:
     range: Range = ""
 
     def read(self, name: str, text: str) -> str:  # noqa: ARG002 - as of all types
-        """The text as it is."""
+        """Return the text as it is."""
         return text
 
     def check(self, name: str, value: Any) -> str:
-        """A text."""
+        """Check a text."""
         if not isinstance(value, str):
             raise ParameterError(f"{name} is {quoted(value)}; give a text")
         return value
@@ -191,7 +187,7 @@ class OptionSpec:
     example: str = ""
     """A value as typed; words are their own examples."""
     neutral: str = ""
-    """A value as typed that changes nothing; empty where each one says something."""
+    """A value as typed that changes nothing; empty where every value changes something."""
     part_of: str = ""
     """The option without which this one means nothing."""
     in_search: bool = True
@@ -205,7 +201,7 @@ class OptionSpec:
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """Values as typed."""
+        """Examples of its values, as typed."""
         return self.type.words if isinstance(self.type, Word) else (self.example,)
 
     @property
@@ -214,21 +210,20 @@ class OptionSpec:
         return self.flags[-1] if self.flags else f"--{self.name.replace('_', '-')}"
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, which truth values are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def quoted(value: Any) -> str:
-    """A value as messages show it."""
+    """Return a value as messages show it."""
     return f"'{value}'" if isinstance(value, str) else reprlib.repr(value)
 
 
-def read_whole(name: str, text: str) -> int:
-    """The whole number in the text of an option."""
-    if not re.fullmatch(r"[+-]?[0-9]{1,40}", text.strip(" ")):
-        raise ParameterError(f"{name} is '{text}'; give a whole number")
-    return int(text)
+def read_whole(name: str, text: str, least: int | None = None, most: int | None = None) -> int:
+    """Parse the whole number in the text of an option, held to its limits if it has any."""
+    number = parse_whole(text)
+    if least is None or most is None:
+        if number is None:
+            raise ParameterError(f"{name} is '{text}'; give a whole number")
+    elif number is None or not least <= number <= most:
+        raise ParameterError(f"{name} is '{text}'; give a whole number from {least} to {most:,}")
+    return number
 
 
 CORE_OPTIONS: tuple[OptionSpec, ...] = (
@@ -287,4 +282,4 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
         "schedule", in_search=False, typed_only=True, example="3",
     ),
 )  # fmt: skip
-"""Options that no other layer says more about, in the order of ``--help``."""
+"""Options that belong to no other layer, in the order of ``--help``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import ParameterError
+from debubble.core.units import whole_number
 
 
 @dataclass(frozen=True)
@@ -57,26 +57,26 @@ class Placement:
 
     @classmethod
     def linear(cls, ranks: int) -> Placement:
-        """One stage per rank: stage s on rank s."""
+        """Place one stage per rank: stage s on rank s."""
         return cls.loop(ranks, 1)
 
     @classmethod
     def block(cls, ranks: int, chunks: int) -> Placement:
-        """Neighbouring stages together: stage s on rank s // chunks."""
+        """Place neighboring stages together: stage s on rank s // chunks."""
         ranks, chunks = check_sizes(ranks, chunks)
         table = tuple(stage // chunks for stage in range(ranks * chunks))
         return cls((table,), "block", ranks)
 
     @classmethod
     def loop(cls, ranks: int, chunks: int) -> Placement:
-        """Round and round: stage s on rank s mod ranks."""
+        """Place stages round and round: stage s on rank s mod ranks."""
         ranks, chunks = check_sizes(ranks, chunks)
         table = tuple(stage % ranks for stage in range(ranks * chunks))
         return cls((table,), "loop" if chunks > 1 else "one stage per rank", ranks)
 
     @classmethod
     def wave(cls, ranks: int, chunks: int) -> Placement:
-        """Down and up again, `chunks` times across all ranks; two chunks make a V."""
+        """Place stages down and up again, `chunks` times across all ranks; two chunks make a V."""
         ranks, chunks = check_sizes(ranks, chunks)
         table = tuple(
             stage % ranks if stage // ranks % 2 == 0 else ranks - 1 - stage % ranks
@@ -87,12 +87,12 @@ class Placement:
 
     @classmethod
     def v(cls, ranks: int) -> Placement:
-        """Down and back up: stage s on rank s, then mirrored."""
+        """Place stages down and back up: stage s on rank s, then mirrored."""
         return cls.wave(ranks, 2)
 
     @classmethod
     def bidirectional(cls, ranks: int, chunks: int = 1) -> Placement:
-        """Two copies of the model in opposite directions, each placed as a wave."""
+        """Place two copies of the model in opposite directions, each as a wave."""
         ranks, chunks = check_sizes(ranks, chunks)
         down = cls.wave(ranks, chunks).table[0]
         up = tuple(ranks - 1 - rank for rank in down)
@@ -100,7 +100,7 @@ class Placement:
 
     @classmethod
     def explicit(cls, table: Sequence[int] | Sequence[Sequence[int]], ranks: int = 0) -> Placement:
-        """Any table: one rank per stage, or one such row per copy of the model."""
+        """Place stages by a table: one rank per stage, or one such row per copy of the model."""
         rows = [[row] if isinstance(row, int) else list(row) for row in table]
         if all(isinstance(row, int) for row in table):
             rows = [[row[0] for row in rows]]
@@ -133,7 +133,7 @@ class Placement:
         return flat
 
     def stages_on(self, rank: int, copy: int | None = None) -> tuple[int, ...]:
-        """The stages that live on a rank, of one copy or of all, in forward order."""
+        """Return the stages that live on a rank, of one copy or of all, in forward order."""
         rows = self.table if copy is None else self.table[copy : copy + 1]
         return tuple(
             sorted({stage for row in rows for stage, where in enumerate(row) if where == rank})
@@ -144,18 +144,14 @@ class Placement:
 
 
 def check_sizes(ranks: int, chunks: int = 1) -> tuple[int, int]:
-    """Numbers of ranks and chunks as Python's integers; those that no placement has are refused.
+    """Check numbers of ranks and chunks, and return them as Python's integers.
 
     Raises
     ------
     ParameterError
         When one is no whole number from 1 up, or there are too many stages.
     """
-    for name, value in (("ranks", ranks), ("chunks", chunks)):
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not whole or value < 1:
-            shown = reprlib.repr(value)
-            raise ParameterError(f"{name} is {shown}; give a whole number from 1 up")
-    if int(ranks) * int(chunks) > MAX_STAGES:
+    ranks, chunks = whole_number("ranks", ranks), whole_number("chunks", chunks)
+    if ranks * chunks > MAX_STAGES:
         raise ParameterError(f"{ranks * chunks} stages; the limit is {MAX_STAGES}")
-    return int(ranks), int(chunks)
+    return ranks, chunks

@@ -1,4 +1,4 @@
-"""What runtimes do in another way than a schedule's actions say: a row of rules each.
+"""Runtimes, and the rules by which each departs from a schedule's actions.
 
 PyTorch's is ``torch.distributed.pipelining``, read and measured in version 2.13. Its own stages run
 I as ``autograd.grad`` of the inputs and W as one of the weights. Where activations are checkpointed
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from debubble.core.costs import Costs
     from debubble.core.schedule import Schedule
 
-Mask = NDArray[np.bool_]
+PlaceMask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One thing that a runtime does in its own way."""
+class RuntimeRule:
+    """A way in which a runtime departs from a schedule's actions."""
 
     text: str
     """A clause about stages."""
-    apply: Callable[[CostTable, Mask], None] | None = None
+    apply: Callable[[CostTable, PlaceMask], None] | None = None
     """Changes the rows of a table, which are its own; gets what is recomputed, by place. None for a
     rule about the order."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Who runs a schedule."""
+    """A runtime: a program that runs schedules."""
 
     name: str
     title: str
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[RuntimeRule, ...] = ()
 
     @property
     def text(self) -> str:
@@ -51,22 +51,22 @@ class Runtime:
         return "; ".join(rule.text for rule in self.rules)
 
 
-def _first_in_w(table: CostTable, _: Mask) -> None:
+def _first_in_w(table: CostTable, _: PlaceMask) -> None:
     first = np.arange(len(table.kept)) % table.placement.stages == 0
     _whole(table, first, Kind.W, Kind.I)
     table.kept[first] = table.activation[first]
 
 
-def _i_frees_nothing(table: CostTable, _: Mask) -> None:
+def _i_frees_nothing(table: CostTable, _: PlaceMask) -> None:
     table.kept[:] = table.activation
 
 
-def _recomputed_whole(table: CostTable, recomputed: Mask) -> None:
+def _recomputed_whole(table: CostTable, recomputed: PlaceMask) -> None:
     _whole(table, recomputed, Kind.I, Kind.W)
     table.kept[recomputed] = 0.0
 
 
-def _whole(table: CostTable, places: Mask, kind: Kind, other: Kind) -> None:
+def _whole(table: CostTable, places: PlaceMask, kind: Kind, other: Kind) -> None:
     """Have actions of a kind do the whole backward, and start but not work for the other kind."""
     rows = [(table.duration, table.costs.launch), (table.part_duration, 0.0)]
     rows += [] if table.causal is None else [(table.causal, 0.0)]
@@ -75,12 +75,12 @@ def _whole(table: CostTable, places: Mask, kind: Kind, other: Kind) -> None:
         times[other, places] = np.minimum(times[other, places], least)
 
 
-FIRST_IN_W = Rule("stage 0's I does nothing, its W is the whole backward", _first_in_w)
-I_FREES_NOTHING = Rule("I frees no activation", _i_frees_nothing)
-RECOMPUTED_WHOLE = Rule(
+FIRST_IN_W = RuntimeRule("stage 0's I does nothing, its W is the whole backward", _first_in_w)
+I_FREES_NOTHING = RuntimeRule("I frees no activation", _i_frees_nothing)
+RECOMPUTED_WHOLE = RuntimeRule(
     "where a stage recomputes, I is the whole backward and W does nothing", _recomputed_whole
 )
-RECOMPUTES_LATE = Rule("a recompute waits for the gradient, as a part of the backward")
+RECOMPUTES_LATE = RuntimeRule("a recompute waits for the gradient, as a part of the backward")
 
 RUNTIMES = {
     runtime.name: runtime
@@ -96,13 +96,13 @@ RUNTIMES = {
 """Every runtime by name; rules that come later count more."""
 
 
-def has_rule(costs: Costs, rule: Rule) -> bool:
-    """Whether the runtime of some costs has a rule."""
+def has_rule(costs: Costs, rule: RuntimeRule) -> bool:
+    """Return whether the runtime of some costs has a rule."""
     return rule in RUNTIMES[costs.runtime].rules
 
 
-def as_run(table: CostTable, recomputed: Mask | None = None) -> CostTable:
-    """A table with what its runtime changes, where some places recompute; itself without rules."""
+def as_run(table: CostTable, recomputed: PlaceMask | None = None) -> CostTable:
+    """Return a table with its runtime's rules applied; itself without rules."""
     rules = [rule.apply for rule in RUNTIMES[table.costs.runtime].rules if rule.apply]
     if not rules:
         return table
@@ -114,8 +114,8 @@ def as_run(table: CostTable, recomputed: Mask | None = None) -> CostTable:
     return found
 
 
-def recompute_in_backward(table: CostTable, recomputed: Mask) -> CostTable:
-    """A table in which whole backwards have the time of the recomputes of some places in them."""
+def recompute_in_backward(table: CostTable, recomputed: PlaceMask) -> CostTable:
+    """Return a table whose full backwards include the recomputes of some places."""
     found = _own(table)
     for times in (found.duration, found.part_duration, found.causal):
         if times is not None:
@@ -125,7 +125,7 @@ def recompute_in_backward(table: CostTable, recomputed: Mask) -> CostTable:
 
 
 def _own(table: CostTable) -> CostTable:
-    """The same table with rows of its own of what rules change."""
+    """Return a copy of a table, with rows of its own where rules write."""
     causal = None if table.causal is None else table.causal.copy()
     return replace(
         table, duration=table.duration.copy(), part_duration=table.part_duration.copy(),
@@ -133,13 +133,13 @@ def _own(table: CostTable) -> CostTable:
     )  # fmt: skip
 
 
-def recomputed_places(schedule: Schedule, costs: Costs) -> Mask | None:
-    """Places of stages that recompute a microbatch; None where their runtime does not mind."""
+def recomputed_places(schedule: Schedule, costs: Costs) -> PlaceMask | None:
+    """Return the places of stages that recompute; None where no rule depends on it."""
     if not has_rule(costs, RECOMPUTED_WHOLE):
         return None
     again = schedule.actions[among(kinds_of(schedule.actions), RECOMPUTE_KINDS)]
     # A file may name stages that do not exist; checks report them.
     stages = np.unique(stages_of(again[stages_of(again) < schedule.stages]))
     places = np.arange(schedule.slices * schedule.placement.copies * schedule.stages)
-    found: Mask = np.isin(places % schedule.stages, stages)
+    found: PlaceMask = np.isin(places % schedule.stages, stages)
     return found

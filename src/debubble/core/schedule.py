@@ -23,11 +23,11 @@ from debubble.core.actions import (
     parse_cell,
     stages_of,
     unpack,
-)
+)  # fmt: skip
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError, check_type
 from debubble.core.placement import Placement
-from debubble.core.schedule_fields import Saved, Sizes, checked, saved
+from debubble.core.schedule_fields import FieldSizes, Saved, checked, saved
 from debubble.core.slicing import Slicing
 
 FORMAT = "debubble-schedule"
@@ -56,55 +56,46 @@ class Schedule:
     microbatches
         Microbatches of one iteration, both directions together.
     actions
-        Packed actions (see :mod:`debubble.core.actions`) of rank 0, then rank 1, …;
-        shape ``(n,)``, read-only.
+        Packed actions of rank 0, then rank 1, …; shape ``(n,)``, read-only.
     offsets
-        ``actions[offsets[r]:offsets[r + 1]]`` is the program of rank r; shape ``(ranks + 1,)``.
+        Program r is ``actions[offsets[r]:offsets[r + 1]]``; shape ``(ranks + 1,)``.
     iterations
         Number of iterations, `microbatches` each; microbatches are numbered through.
     slices
-        Sequence slices per microbatch; a slice counts as a microbatch of its own in `actions`.
-        On every stage the forwards of a microbatch run in the order of its slices, the backwards
-        in reverse: keys and values of earlier slices, and their gradients, stay on the rank.
+        Sequence slices per microbatch, each a microbatch of its own in `actions`. On every stage
+        forwards run in the order of the slices, backwards in reverse.
     cut
         Share of the tokens in each slice; empty for equal slices.
     exchange
-        Whether ranks even out causal attention among each other, so that slices of the same length
-        take the same time; see :attr:`debubble.core.costs.Costs.exchange`.
+        Whether ranks exchange causal attention so that slices of one length take the same time.
     sync
         Dependencies of an ``OPT`` action: ``"global"``, every rank's work of the iteration (a
-        gradient norm over all ranks, handed from rank to rank, and from the last one back to each);
-        ``"local"``, its own rank's; ``"post-validation"``, its own rank's and the partial norm that
-        is handed from rank to rank, with which a rank steps at once and undoes the step in the rare
-        case that the full norm, known later, says so (arXiv 2401.10241).
+        gradient norm over all ranks, from rank to rank and back from the last one); ``"local"``,
+        its own rank's; ``"post-validation"``, its own rank's and the partial norm of the ranks
+        before, where the full norm, known later, may undo the step (arXiv 2401.10241).
     weight_versions
-        Versions of the weights that the training rule has in use at the same time: one number, or
-        one for each rank.
+        Versions of the weights in use at the same time: one number, or one for each rank.
     newest_weights
-        Whether every backward runs on the newest weights of its rank, so that a rank stores one
-        version: `weight_versions` then counts those between a microbatch's forward and its
-        backward, both included.
+        Whether every backward runs on the newest weights, so that a rank stores one version;
+        `weight_versions` then counts those from a microbatch's forward to its backward.
     recompute_after
-        Dependencies of an ``R`` action: ``"forward"``, nothing but its own forward, so that it can
-        run while the gradient is under way, or ``"gradient"``, all that its backward waits for.
+        Dependencies of an ``R`` action: ``"forward"``, its own forward alone, or ``"gradient"``,
+        all that its backward waits for.
     vocabulary
         0 for an output layer (``Costs.head``) on the last stage; 1 or 2 for one that is cut along
         the vocabulary, a shard on every rank, which runs as S and T (arXiv 2411.05288). S waits for
-        the last stage's forward, T for the S of all shards. With 1 the last stage's backward waits
-        for every T, which is the backward of the output layer. With 2 S has its backward for the
-        input, too, which is put right with the sums over all shards: the last stage waits for every
-        S, and T is the backward for the weights. Sums take the time of one transfer to the last
-        rank and one back.
+        the last stage's forward, T for the S of all shards. With 1, T is the backward of the output
+        layer, and the last stage's backward waits for every T. With 2, S includes the backward for
+        the input, corrected later by sums over all shards: the last stage's backward waits for
+        every S, and T is the backward for the weights. Sums take two transfers.
     explicit_reduction
-        Whether gradients are reduced by ``REDUCE_GRAD`` actions and nowhere else, as in PyTorch's
-        schedules with communication, so that every stage needs one.
+        Whether ``REDUCE_GRAD`` actions alone reduce gradients, so that every stage needs one.
     options
-        Parameters the order was made with, for display and files.
+        Parameters that the schedule was made with, for display and files.
     offload_to
-        Target of each rank's ``OFFLOAD`` actions: the rank that keeps activations, or None
-        for the rank's host. Empty when all of them go to the host.
+        Rank that keeps each rank's offloaded activations, or None for its host; empty for hosts.
     made_for
-        The costs that parts of it were computed from; None where none was, or nobody knows.
+        The costs that parts of it were computed from; None if none was, or if that is unknown.
     from_costs
         What was computed from them, of :data:`FROM_COSTS`; empty for the order.
     """
@@ -163,10 +154,10 @@ class Schedule:
         metadata=saved(check.words(FROM_COSTS), write=list, rare=True),
     )
     derived: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
-    """Cache of results derived from this order by other layers, for instance its event graphs."""
+    """Results that other layers derive from the schedule, for instance its event graphs."""
 
     def __post_init__(self) -> None:
-        sizes = Sizes(self.placement.ranks, self.slices)
+        sizes = FieldSizes(self.placement.ranks, self.slices)
         for name, spec, default in _CHECKED:
             value = getattr(self, name)
             if value is not default:
@@ -226,13 +217,10 @@ class Schedule:
         return cls.from_programs(name, placement, microbatches, arrays, **fields)
 
     def with_programs(self, programs: Iterable[Program], **changes: Any) -> Schedule:
-        """The same schedule with other programs, one per rank, and other fields as in the class."""
+        """Return the schedule with other programs, one per rank, and other fields."""
         parts = list(programs)
         return replace(
-            self,
-            actions=np.concatenate(parts),
-            offsets=np.cumsum([0, *map(len, parts)]),
-            **changes,
+            self, actions=np.concatenate(parts), offsets=np.cumsum([0, *map(len, parts)]), **changes
         )
 
     @property
@@ -277,17 +265,17 @@ class Schedule:
         return self.offload_to or (None,) * self.ranks
 
     def microbatch_of(self, unit: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The microbatch of the iteration that each unit is, or is a slice of."""
+        """Return the microbatch of the iteration that each unit is, or is a slice of."""
         return unit // self.slices % self.microbatches
 
     def copies_of(self, unit: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The copy of the model each unit's microbatch runs through, as the placement says."""
+        """Return the copy of the model that each unit's microbatch runs through."""
         # A file may claim more microbatches than actions can name, or arrays can hold.
         period = min(self.microbatches, 1 << 40)
         return unit // self.slices % period * self.placement.copies // period
 
     def places_of(self, actions: Program) -> NDArray[np.int64]:
-        """The places of actions: stage, of which copy, and for which slice.
+        """Return the places of actions: stage, of which copy, and for which slice.
 
         Costs are looked up by place: ``(slice · copies + copy) · stages + stage``.
         """
@@ -315,23 +303,23 @@ class Schedule:
         return np.repeat(np.arange(self.ranks), np.diff(self.offsets))
 
     def text(self, action: Action) -> str:
-        """An action of this schedule as text, with its slice where there are slices."""
+        """Return an action of this schedule as text, with its slice where there are slices."""
         return action.text(self.slices)
 
     def program(self, rank: int) -> Program:
-        """The packed actions of one rank."""
+        """Return the packed actions of one rank."""
         return self.actions[self.offsets[rank] : self.offsets[rank + 1]]
 
     def rows(self) -> list[list[str]]:
-        """The programs as text, a list of cells per rank."""
+        """Return the programs as text, a list of cells per rank."""
         return [cells(self.program(rank), self.slices) for rank in range(self.ranks)]
 
     def rank_of(self, position: int) -> int:
-        """The rank whose program holds ``actions[position]``."""
+        """Return the rank whose program holds ``actions[position]``."""
         return int(np.searchsorted(self.offsets, position, side="right")) - 1
 
     def __iter__(self) -> Iterator[tuple[Action, ...]]:
-        """The programs as :class:`Action` tuples, rank by rank."""
+        """Yield the programs as :class:`Action` tuples, rank by rank."""
         for rank in range(self.ranks):
             yield tuple(unpack(code) for code in self.program(rank).tolist())
 
@@ -360,7 +348,7 @@ class Schedule:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The schedule as plain data, as it stands in a JSON file."""
+        """Return the schedule as plain data, as it stands in a JSON file."""
         values = {
             name: spec.write(getattr(self, name))
             for name, spec in SAVED.items()
@@ -385,7 +373,7 @@ class Schedule:
 
 
 def sizes(schedule: Schedule, *names: str) -> dict[str, int]:
-    """Some sizes of a schedule by name, for plain data."""
+    """Return some sizes of a schedule by name, for plain data."""
     return {name: getattr(schedule, name) for name in names}
 
 
@@ -406,4 +394,4 @@ COMPARED: tuple[Callable[[Schedule], Any], ...] = tuple(
     for spec in fields(Schedule)
     if spec.compare and "saved" in spec.metadata
 )
-"""Values that equal schedules share beside placement and actions."""
+"""Values that equal schedules share, in addition to placement and actions."""

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.cost_fields import RENAMED
 from debubble.core.costs import COST_NAMES, Costs
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import CostError, ParameterError, WrongValueError, did_you_mean
+from debubble.core.former_names import RENAMED
 from debubble.core.placement import Placement
 from debubble.core.slicing import check_cut
+from debubble.core.units import is_number, is_whole
 
 MAX_VERSIONS = 1 << 16
 MAX_OPTIONS = 64
@@ -29,14 +30,14 @@ MAX_NUMBER = 1 << 53
 """Numbers up to here are the same in every reader of JSON."""
 
 
-class Sizes(NamedTuple):
-    """Sizes of a schedule that the values of its fields are checked against."""
+class FieldSizes(NamedTuple):
+    """FieldSizes of a schedule that the values of its fields are checked against."""
 
     ranks: int
     slices: int
 
 
-Check = Callable[[str, Any, Sizes], Any]
+Check = Callable[[str, Any, FieldSizes], Any]
 """Name, value, sizes: the value as the field has it, or a :class:`WrongValueError`."""
 
 
@@ -62,12 +63,12 @@ class Saved:
 
 
 def saved(check: Check, **more: Any) -> dict[str, Any]:
-    """The metadata of a field that is part of a file, see :class:`Saved`."""
+    """Return the metadata of a field that is part of a file, see :class:`Saved`."""
     return {"saved": Saved(check, **more)}
 
 
-def checked(name: str, spec: Saved, value: Any, sizes: Sizes) -> Any:
-    """A value given in Python as the field has it.
+def checked(name: str, spec: Saved, value: Any, sizes: FieldSizes) -> Any:
+    """Check a value given in Python, and return it as the field has it.
 
     Raises
     ------
@@ -80,16 +81,16 @@ def checked(name: str, spec: Saved, value: Any, sizes: Sizes) -> Any:
         raise ParameterError(error.text()) from None
 
 
-def any_value(_name: str, value: Any, _sizes: Sizes) -> Any:
-    """Any value: files allow less."""
+def any_value(_name: str, value: Any, _sizes: FieldSizes) -> Any:
+    """Accept any value: files allow less."""
     return value
 
 
 def count(most: int | None = None) -> Check:
-    """A whole number from 1 up, in files to `most`."""
+    """Return the check of a whole number from 1 up, in files to `most`."""
 
-    def check(name: str, value: Any, _sizes: Sizes) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    def check(name: str, value: Any, _sizes: FieldSizes) -> int:
+        if not is_whole(value):
             raise WrongValueError(name, value, "give a whole number")
         if value < 1:
             raise WrongValueError(name, value, "it is at least 1")
@@ -101,10 +102,10 @@ def count(most: int | None = None) -> Check:
 
 
 def up_to(most: int) -> Check:
-    """A whole number from 1 to `most`, in files."""
+    """Return the check of a whole number from 1 to `most`, in files."""
 
-    def check(name: str, value: Any, _sizes: Sizes) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+    def check(name: str, value: Any, _sizes: FieldSizes) -> int:
+        if type(value) is not int or not 1 <= value <= most:
             raise WrongValueError(name, value, f"give a whole number from 1 to {most:,}")
         return value
 
@@ -112,9 +113,9 @@ def up_to(most: int) -> Check:
 
 
 def one_of(known: Sequence[str]) -> Check:
-    """One of a few words."""
+    """Return the check of one of a few words."""
 
-    def check(name: str, value: Any, _sizes: Sizes) -> str:
+    def check(name: str, value: Any, _sizes: FieldSizes) -> str:
         if not isinstance(value, str) or value not in known:
             raise WrongValueError(name, value, f"use one of {', '.join(known)}")
         return value
@@ -122,17 +123,17 @@ def one_of(known: Sequence[str]) -> Check:
     return check
 
 
-def boolean(name: str, value: Any, _sizes: Sizes) -> bool:
-    """Check a boolean."""
+def boolean(name: str, value: Any, _sizes: FieldSizes) -> bool:
+    """Check that a value is a boolean."""
     if not isinstance(value, bool | np.bool_):
         raise WrongValueError(name, value, "use true or false")
     return bool(value)
 
 
 def one_number(known: Sequence[int], advice: str) -> Check:
-    """One of a few whole numbers."""
+    """Return the check of one of a few whole numbers."""
 
-    def check(name: str, value: Any, _sizes: Sizes) -> int:
+    def check(name: str, value: Any, _sizes: FieldSizes) -> int:
         if type(value) is not int or value not in known:
             raise WrongValueError(name, value, advice)
         return value
@@ -140,19 +141,18 @@ def one_number(known: Sequence[int], advice: str) -> Check:
     return check
 
 
-def cut(name: str, value: Any, sizes: Sizes) -> tuple[float, ...]:
-    """A share of the tokens for every slice, or none for equal slices."""
+def cut(name: str, value: Any, sizes: FieldSizes) -> tuple[float, ...]:
+    """Check the share of the tokens of every slice, or none for equal slices."""
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
         raise WrongValueError(name, value, "give a list with a share per slice")
     for part, share in enumerate(value):
-        wrong = isinstance(share, bool) or not isinstance(share, int | float | np.number)
-        if wrong or share > 1:
+        if not (is_number(share) or isinstance(share, np.number)) or share > 1:
             raise WrongValueError(f"{name}[{part}]", share, "give a share up to 1")
     return check_cut(list(value), sizes.slices)
 
 
-def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
-    """A number of weight versions, or one for each rank."""
+def versions(name: str, value: Any, sizes: FieldSizes) -> int | tuple[int, ...]:
+    """Check a number of weight versions, or one for each rank."""
     one = up_to(MAX_VERSIONS)
     if not isinstance(value, list | tuple):
         return int(one(name, int(value) if isinstance(value, np.integer) else value, sizes))
@@ -163,11 +163,11 @@ def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
 
 
 def as_list(value: int | tuple[int, ...]) -> int | list[int]:
-    """Weight versions as plain data."""
+    """Return the weight versions as plain data."""
     return value if isinstance(value, int) else list(value)
 
 
-def targets(name: str, value: Any, sizes: Sizes) -> tuple[int | None, ...]:
+def targets(name: str, value: Any, sizes: FieldSizes) -> tuple[int | None, ...]:
     """Check offload targets: one per rank, or none where all are the host."""
     ranks = sizes.ranks
     if not isinstance(value, list | tuple):
@@ -183,8 +183,8 @@ def targets(name: str, value: Any, sizes: Sizes) -> tuple[int | None, ...]:
     return tuple(value)
 
 
-def label(name: str, value: Any, _sizes: Sizes | None = None) -> str:
-    """Printable text on one line."""
+def label(name: str, value: Any, _sizes: FieldSizes | None = None) -> str:
+    """Check printable text on one line."""
     if not isinstance(value, str) or not value.isprintable():
         raise WrongValueError(name, value, "give text on one line")
     if len(value) > MAX_LABEL:
@@ -193,8 +193,8 @@ def label(name: str, value: Any, _sizes: Sizes | None = None) -> str:
     return value
 
 
-def options(name: str, value: Any, _sizes: Sizes) -> dict[str, Any]:
-    """Numbers, texts and lists of them by name."""
+def options(name: str, value: Any, _sizes: FieldSizes) -> dict[str, Any]:
+    """Check numbers, texts and lists of them by name."""
     if not isinstance(value, Mapping) or len(value) > MAX_OPTIONS:
         advice = f"give a mapping with up to {MAX_OPTIONS} entries"
         raise WrongValueError(name, value, advice)
@@ -210,8 +210,8 @@ def options(name: str, value: Any, _sizes: Sizes) -> dict[str, Any]:
     return dict(value)
 
 
-def costs(name: str, value: Any, _sizes: Sizes) -> Costs | None:
-    """Costs, or a mapping with those that are not the default; None for no costs."""
+def costs(name: str, value: Any, _sizes: FieldSizes) -> Costs | None:
+    """Check costs, or a mapping with those that are not the default; None for no costs."""
     if value is None or isinstance(value, Costs):
         return value
     if not isinstance(value, Mapping):
@@ -227,7 +227,7 @@ def costs(name: str, value: Any, _sizes: Sizes) -> Costs | None:
 
 
 def plain_costs(value: Costs) -> dict[str, Any]:
-    """The costs that are not the default, as plain data."""
+    """Return the costs that are not the default, as plain data."""
     default = Costs()
     return {
         key: _plain(getattr(value, key))
@@ -244,9 +244,9 @@ def _plain(value: Any) -> Any:
 
 
 def words(known: Sequence[str]) -> Check:
-    """Some of a few words."""
+    """Return the check of a list of a few words."""
 
-    def check(name: str, value: Any, _sizes: Sizes) -> tuple[str, ...]:
+    def check(name: str, value: Any, _sizes: FieldSizes) -> tuple[str, ...]:
         some = isinstance(value, list | tuple)
         if not some or any(not isinstance(item, str) or item not in known for item in value):
             raise WrongValueError(name, value, f"give a list of {', '.join(known)}")
@@ -256,7 +256,7 @@ def words(known: Sequence[str]) -> Check:
 
 
 def packed(name: str, values: Any) -> NDArray[np.int64]:
-    """Packed actions or offsets that nobody can change any more."""
+    """Return packed actions or offsets as a read-only array of int64."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ParameterError(

@@ -1,4 +1,4 @@
-"""The algebra published orders are written in: a program is an array, built from a few parts.
+"""The algebra of schedules: a program is an array, built from a few parts.
 
 >>> ramp = forward(0, range(2))
 >>> show(sequence(ramp, alternate(forward(0, [2, 3]), backward(0, [0, 1])), backward(0, [2, 3])))
@@ -16,42 +16,42 @@ EMPTY: Program = np.empty(0, dtype=np.int64)
 
 
 def forward(stage: ArrayLike, microbatch: ArrayLike) -> Program:
-    """Forward actions; `stage` and `microbatch` broadcast."""
+    """Return forward actions; `stage` and `microbatch` broadcast."""
     return pack(Kind.F, stage, microbatch)
 
 
 def backward(stage: ArrayLike, microbatch: ArrayLike) -> Program:
-    """Full backward actions."""
+    """Return full backward actions."""
     return pack(Kind.B, stage, microbatch)
 
 
 def backward_input(stage: ArrayLike, microbatch: ArrayLike) -> Program:
-    """Backward-for-input actions."""
+    """Return backward-for-input actions."""
     return pack(Kind.I, stage, microbatch)
 
 
 def backward_weight(stage: ArrayLike, microbatch: ArrayLike) -> Program:
-    """Backward-for-weight actions."""
+    """Return backward-for-weight actions."""
     return pack(Kind.W, stage, microbatch)
 
 
 def as_kind(program: Program, kind: Kind) -> Program:
-    """The same stages and microbatches with another kind."""
+    """Return the actions with another kind, at their stages and microbatches."""
     return program ^ (kinds_of(program) ^ int(kind))
 
 
 def moved(program: Program, stages: int) -> Program:
-    """The same actions `stages` stages further on."""
+    """Return the actions `stages` stages further on."""
     return program + (stages << STAGE_SHIFT)
 
 
 def sequence(*parts: Program) -> Program:
-    """One part after the other."""
+    """Join parts one after the other."""
     return np.concatenate(parts) if parts else EMPTY
 
 
 def alternate(*parts: Program) -> Program:
-    """First of each part, then second of each part, …; all parts have the same length."""
+    """Weave parts of the same length: the first of each, then the second of each, …."""
     lengths = {len(part) for part in parts}
     assert len(lengths) == 1, f"parts of different lengths {[len(part) for part in parts]}"
     woven = np.empty(len(parts) * lengths.pop(), dtype=np.int64)
@@ -61,17 +61,17 @@ def alternate(*parts: Program) -> Program:
 
 
 def overlap(first: Program, second: Program) -> Program:
-    """Pairs of actions that are executed together, one of each part at a time."""
+    """Return pairs of actions that are executed together, one of each part at a time."""
     return alternate(*paired(first, second))
 
 
 def paired(first: Program, second: Program) -> tuple[Program, Program]:
-    """First and second members of such pairs, to be put one behind the other."""
+    """Return first and second members of overlapped pairs, to be put next to each other."""
     return first | (1 << PAIR_SHIFT), second | (2 << PAIR_SHIFT)
 
 
 def by_slot(program: Program, slots: NDArray[np.int64]) -> Program:
-    """The actions in the order of their slots; no two of them share a slot.
+    """Return the actions in the order of their slots; no two of them share a slot.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def by_slot(program: Program, slots: NDArray[np.int64]) -> Program:
 
 
 def merge(*parts: tuple[NDArray[np.int64] | NDArray[np.float64], Program]) -> Program:
-    """Actions in the order of their slots; in one slot those of earlier parts come first.
+    """Return actions in the order of their slots; in one slot those of earlier parts come first.
 
     Each part is the slots of its actions, or their times, and the actions.
 
@@ -104,7 +104,7 @@ def merge(*parts: tuple[NDArray[np.int64] | NDArray[np.float64], Program]) -> Pr
 def interleaved_table(
     microbatches: int, chunks: int, group_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Chunk and microbatch at every position of an interleaved order.
+    """Return chunk and microbatch at every position of an interleaved schedule.
 
     Groups of `group_size` microbatches; within a group every chunk in turn handles all of them.
     A last group that would be smaller than `group_size` is a group of its own.
@@ -138,5 +138,5 @@ def interleaved_table(
 
 
 def show(program: Program, slices: int = 1) -> str:
-    """A program as text, for documentation and error messages."""
+    """Return a program as text, for documentation and error messages."""
     return " ".join(cells(program, slices))

@@ -41,7 +41,7 @@ WHOLE = Slicing()
 
 
 def check_cut(cut: Sequence[float], slices: int) -> tuple[float, ...]:
-    """The shares of a cut as floats; empty stays empty and means equal slices.
+    """Return the shares of a cut as floats; empty stays empty and means equal slices.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def check_cut(cut: Sequence[float], slices: int) -> tuple[float, ...]:
 
 
 def even_work(slices: int, attention: float) -> tuple[float, ...]:
-    """The cut whose slices all take the same time when `attention` of that time is attention.
+    """Return the cut into slices of equal time, for a share of `attention` in that time.
 
     Slices end where (1 − a)x + ax² is a multiple of 1/slices: the later, the shorter.
 

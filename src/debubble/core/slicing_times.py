@@ -25,7 +25,7 @@ EXCHANGED = {Kind.F: 1, Kind.I: 2, Kind.B: 2, Kind.R: 1}
 def sliced_times(
     times: Times, attention: NDArray[np.float64], exchange: PerPlace, slicing: Slicing
 ) -> Times:
-    """Times for every slice and stage, from those of whole microbatches."""
+    """Return times for every slice and stage, from those of whole microbatches."""
     causal = attention_times(times, attention)
     tokens, area = np.asarray(slicing.shares)[:, None], slicing.attention[:, None]
     sliced = {}
@@ -39,7 +39,7 @@ def sliced_times(
 
 
 def attention_times(times: Times, attention: NDArray[np.float64]) -> Times:
-    """Time of causal attention on every stage, from its share of F and B; none in other kinds."""
+    """Return the time of causal attention on every stage, by the kinds that have some."""
     I, B, both = times[Kind.I], times[Kind.B], times[Kind.I] + times[Kind.W]
     # Attention of the backward is I's: (share of I) · I = (share of the backward) · (I + W).
     of_grad = np.minimum(attention * both, I)
@@ -49,7 +49,7 @@ def attention_times(times: Times, attention: NDArray[np.float64]) -> Times:
 
 
 def even_cut(placement: Placement, slices: int, costs: Costs) -> tuple[float, ...]:
-    """The cut into slices that take the same time forwards, summed over all stages.
+    """Return the cut into slices that take the same time forwards, summed over all stages.
 
     Empty, for equal slices, without attention.
     """

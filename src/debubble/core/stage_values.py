@@ -29,7 +29,7 @@ _LISTED_STAGES = 64
 
 
 def as_rows(count: int, values: Iterable[PerPlace]) -> NDArray[np.float64]:
-    """Numbers, and arrays of `count` numbers, as the rows of an array."""
+    """Return numbers, and arrays of `count` numbers, as the rows of an array."""
     values = list(values)
     rows = np.empty((len(values), count))
     # All numbers at once take the time of two rows.
@@ -48,7 +48,7 @@ class StageValues:
         self.basis = basis
 
     def __call__(self, value: Value | None, name: str, default: PerPlace) -> PerPlace:
-        """One number per (copy, stage), whatever the basis."""
+        """Return one number per (copy, stage), for either basis."""
         if value is None:
             return default
         if isinstance(value, float):
@@ -62,7 +62,7 @@ class StageValues:
         return np.concatenate((array,) * copies) if copies > 1 else array
 
     def ranks(self, value: Value, name: str) -> NDArray[np.float64]:
-        """One number per rank, whatever the basis."""
+        """Return one number per rank, for either basis."""
         if isinstance(value, float):
             return np.full(self.placement.ranks, value)
         return self._numbers(value, name, "rank", self.placement.ranks)
@@ -70,12 +70,12 @@ class StageValues:
     def _numbers(
         self, value: Sequence[float] | Mapping[Any, float], name: str, owner: str, count: int
     ) -> NDArray[np.float64]:
-        """One number for each of `count` stages or ranks."""
+        """Return one number for each of `count` stages or ranks."""
         instead = "" if isinstance(value, Mapping) else self._instead(value)
         return numbers_of(value, name, owner, count, instead)
 
     def _instead(self, value: Sequence[float]) -> str:
-        """Advice for a list with one value per rank where one per stage was expected."""
+        """Return the advice for a list with one value per rank where one per stage was expected."""
         placement = self.placement
         if self.basis == "rank" or len(value) != placement.ranks or placement.copies > 1:
             return ""
@@ -88,7 +88,7 @@ class StageValues:
 def numbers_of(
     value: Value, name: str, owner: str, count: int, instead: str = ""
 ) -> NDArray[np.float64]:
-    """One number for each of `count` owners: stages, ranks or microbatches.
+    """Return one number for each of `count` owners: stages, ranks or microbatches.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def numbers_of(
 def pair_values(
     O: PairTimes | None, spread: StageValues, divisor: int
 ) -> tuple[dict[tuple[int, int], float], PerPlace]:
-    """Times of the pairs of stages that `O` names, and of all others by the place of the forward.
+    """Return times of the pairs that `O` names, and of the others by place of the forward.
 
     NaN stands for pairs that take what their parts take.
     """
@@ -146,7 +146,7 @@ def pair_values(
 
 
 def link_times(costs: Costs, ranks: int, message: float) -> NDArray[np.float64]:
-    """Transfer times from rank to rank, where messages take `message` beside the latency."""
+    """Return transfer times from rank to rank: the latency plus `message`."""
     link = np.empty((ranks, ranks))
     if isinstance(costs.p2p, float):
         link.fill(costs.p2p + message)
@@ -161,7 +161,7 @@ def link_times(costs: Costs, ranks: int, message: float) -> NDArray[np.float64]:
 
 
 def frozen_stages(values: Value, spread: StageValues) -> Freeze | None:
-    """What is frozen on every (copy, stage); None where nothing is."""
+    """Return the frozen weights of every (copy, stage); None without any."""
     if values == 0:
         return None
     placement = spread.placement

@@ -1,10 +1,14 @@
-"""Numbers as text: times and amounts of memory with their units, and shares."""
+"""Numbers and their texts: whole numbers, shares, times and amounts of memory with units."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+import reprlib
+from numbers import Integral
+from typing import Any, NamedTuple, TypeGuard
+
+from debubble.core.errors import ParameterError
 
 _BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -26,12 +30,12 @@ class Scale(NamedTuple):
     """Divisor of values."""
 
     def text(self, value: float, digits: int = 4) -> str:
-        """A value in this unit, without its name; `digits` significant ones when converted."""
+        """Return a value in this unit, without its name, in `digits` digits when converted."""
         return number(value) if self.size == 1 else number(value / self.size, digits)
 
 
 def memory_scale(unit: str, largest: float) -> Scale:
-    """The unit in which amounts up to `largest` are read best.
+    """Return the unit in which amounts up to `largest` are read best.
 
     Bytes, and multiples of them, become the largest multiple of their family (KiB, MiB, … or kB,
     MB, …) that `largest` has one of, but none below the given unit. Other units stay.
@@ -59,7 +63,7 @@ def memory_scale(unit: str, largest: float) -> Scale:
 
 
 def factor(given: str, unit: str) -> float:
-    """How many of `unit` one `given` is; NaN where they are not both units of bytes.
+    """Return one `given` in terms of `unit`; NaN where they are not both units of bytes.
 
     Examples
     --------
@@ -74,7 +78,7 @@ def factor(given: str, unit: str) -> float:
 
 
 def amount(value: float, unit: str, digits: int = 4) -> str:
-    """An amount of memory with its unit.
+    """Return an amount of memory with its unit.
 
     Examples
     --------
@@ -86,7 +90,7 @@ def amount(value: float, unit: str, digits: int = 4) -> str:
 
 
 def time(value: float, unit: str) -> str:
-    """A time with its unit, if that has a name.
+    """Return a time with its unit, if that has a name.
 
     Examples
     --------
@@ -97,7 +101,7 @@ def time(value: float, unit: str) -> str:
 
 
 def number(value: float, digits: int = 6) -> str:
-    """A number for people: six digits, thousands apart, no trailing zeros.
+    """Return a number for people: six digits, thousands apart, no trailing zeros.
 
     Examples
     --------
@@ -110,7 +114,7 @@ def number(value: float, digits: int = 6) -> str:
 
 
 def counted(amount: int, noun: str) -> str:
-    """A number of things.
+    """Return a number with its noun.
 
     Examples
     --------
@@ -121,14 +125,14 @@ def counted(amount: int, noun: str) -> str:
 
 
 def plural(noun: str) -> str:
-    """Several of a thing: ranks, microbatches."""
+    """Return the plural of a noun: ranks, microbatches."""
     if noun.endswith("y"):
         return f"{noun[:-1]}ies"
     return noun + ("es" if noun.endswith("ch") else "s")
 
 
 def percent(share: float) -> str:
-    """A share as a percentage with two decimals; rounding never shows a minus zero.
+    """Return a share as a percentage with two decimals; rounding never shows a minus zero.
 
     Examples
     --------
@@ -139,7 +143,7 @@ def percent(share: float) -> str:
 
 
 def plain(value: float) -> float:
-    """A number without digits that only rounding has put there; others are as they are.
+    """Return a number without digits that only rounding has put there; others are as they are.
 
     Examples
     --------
@@ -151,11 +155,49 @@ def plain(value: float) -> float:
     return float(short) if len(mantissa) <= 10 else value
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number of Python or NumPy; a boolean is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a plain number; a boolean is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def whole_number(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number within its limits, as Python's.
+
+    Raises
+    ------
+    ParameterError
+        When it is none; `name` is for the message.
+    """
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        limits = f"from {least} up" if most is None else f"from {least} to {most:,}"
+        raise ParameterError(f"{name} is {reprlib.repr(value)}; give a whole number {limits}")
+    return int(value)
+
+
+_WHOLE = re.compile(r"[-+]?[0-9]{1,40}")
+
+
+def parse_whole(text: str) -> int | None:
+    """Return the whole number in a text; None for every other text.
+
+    Examples
+    --------
+    >>> parse_whole(" 12 "), parse_whole("1_0"), parse_whole("1.0"), parse_whole("٣")
+    (12, None, None, None)
+    """
+    return int(text) if _WHOLE.fullmatch(text.strip(" ")) else None
+
+
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 def read_number(text: str) -> float:
-    """A number as cost files write it, ``1.5`` or ``1e-3``; NaN for every other text.
+    """Parse a number as cost files write it, ``1.5`` or ``1e-3``; NaN for every other text.
 
     Examples
     --------

@@ -40,14 +40,14 @@ class Waits:
     """The pairs of action i are ``offsets[i]`` to ``offsets[i + 1]``; shape ``(n + 1,)``."""
 
     def of(self, position: int) -> Positions:
-        """Positions of what one action waits for."""
+        """Return positions of what one action waits for."""
         return self.producer[self.offsets[position] : self.offsets[position + 1]]
 
 
 def waits_for(schedule: Schedule) -> Waits:
-    """Data dependencies of every action, beside program order.
+    """Return the data dependencies of every action; program order is not among them.
 
-    An action that is not there is waited for by nobody: schedules that lack actions, or have one
+    A missing action is left out: schedules that lack actions, or have one
     twice (the first counts), are for :func:`debubble.check`.
 
     Parameters
@@ -80,10 +80,10 @@ def waits_for(schedule: Schedule) -> Waits:
 
 
 def primary_of(schedule: Schedule) -> Positions:
-    """Position of the result that each action computes with, −1 for none; shape ``(n,)``.
+    """Return the position of the result that each action computes with, −1 for none.
 
     That is the first of its needs that somebody meets: the stage before for a forward, the stage
-    behind for a backward, its own forward on the last stage.
+    after for a backward, its own forward on the last stage.
     """
     waits = waits_for(schedule)
     found = np.full(len(schedule), -1, dtype=np.int64)
@@ -93,7 +93,7 @@ def primary_of(schedule: Schedule) -> Positions:
 
 
 def unmet(schedule: Schedule) -> Iterator[tuple[int, Action]]:
-    """Actions that wait for one that is not there.
+    """Yield actions that wait for one that is not there.
 
     Parameters
     ----------
@@ -103,8 +103,8 @@ def unmet(schedule: Schedule) -> Iterator[tuple[int, Action]]:
     Yields
     ------
     position, missing
-        An action, and what it needs; of alternatives the first. Actions that orders may do without
-        are never missing, but what was offloaded has to come back.
+        An action, and what it needs; of alternatives the first. What schedules may do without is
+        never missing, but what was offloaded has to come back.
     """
     lookup = ActionIndex(schedule)
     for spec in KINDS:
@@ -115,7 +115,7 @@ def unmet(schedule: Schedule) -> Iterator[tuple[int, Action]]:
 
 
 class ActionIndex:
-    """Finds actions by kind, stage and microbatch."""
+    """Index of a schedule's actions by kind, stage and microbatch."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -123,7 +123,7 @@ class ActionIndex:
         self.kind = kinds_of(actions)
         self.stage, self.unit = stages_of(actions), microbatches_of(actions)
         self.rank = schedule.ranks_of_actions
-        # Whole microbatches, so that the slice behind the last is in no other stage's cells.
+        # Whole microbatches, so that the slice after the last is in no other stage's cells.
         self.units = (int(self.unit.max(initial=0)) // schedule.slices + 1) * schedule.slices
         self.cell = self.stage * self.units + self.unit
         size = (int(self.stage.max(initial=0)) + 1) * self.units
@@ -132,13 +132,13 @@ class ActionIndex:
         self._tables: dict[tuple[Kind, ...], Positions] = {}
 
     def positions(self, kinds: tuple[Kind, ...]) -> Positions:
-        """Positions of the actions of some kinds."""
+        """Return positions of the actions of some kinds."""
         if kinds not in self._by_kind:
             self._by_kind[kinds] = np.flatnonzero(among(self.kind, kinds))
         return self._by_kind[kinds]
 
     def find(self, kinds: tuple[Kind, ...], cells: Positions) -> Positions:
-        """Position of the first action of these kinds in every cell, −1 for none."""
+        """Return the position of the first action of these kinds in every cell, −1 for none."""
         here = self.positions(kinds)
         if self._dense:
             if kinds not in self._tables:
@@ -154,7 +154,7 @@ class ActionIndex:
         return np.where(keys[spot] == cells, here[first[spot]], -1)
 
     def waits(self) -> Waits:
-        """Every pair, sorted by consumer."""
+        """Return every pair, sorted by consumer."""
         blocks: list[tuple[int, Positions, Positions]] = []
         for spec in KINDS:
             here = self.positions((spec.kind,))
@@ -184,7 +184,7 @@ class ActionIndex:
         return Waits(np.repeat(np.arange(len(counts)), counts), producers, needs, offsets)
 
     def _of_need(self, here: Positions, need: Need) -> tuple[Positions, Positions]:
-        """Consumers, sorted, and producers of one need of the actions `here`."""
+        """Return consumers, sorted, and producers of one need of the actions `here`."""
         if need.of is Of.ITERATION:
             return self._of_iteration(here, need.kinds)
         if need.of in BY_CELL:
@@ -196,7 +196,7 @@ class ActionIndex:
         return here[found >= 0], found[found >= 0]
 
     def unmet(self, here: Positions, need: Need) -> Iterator[tuple[int, Action]]:
-        """Those of the actions `here` whose need nobody meets, and what is missing."""
+        """Yield the actions among `here` whose need is not met, and what is missing."""
         here, cells, found = self._by_cell(here, need)
         lacks = found < 0
         if need.optional:
@@ -209,7 +209,7 @@ class ActionIndex:
             yield position, Action(stage, need.kinds[0] if came is None else came, unit)
 
     def _by_cell(self, here: Positions, need: Need) -> tuple[Positions, Positions, Positions]:
-        """Consumers, the cell of what each needs, and its position, −1 where it is not there.
+        """Return consumers, the cell of what each needs and its position, −1 for none.
 
         What comes through a receive is looked for in the cell of its consumer.
         """
@@ -238,7 +238,7 @@ class ActionIndex:
         return here, cells, found
 
     def _latest(self, here: Positions, kinds: tuple[Kind, ...]) -> Positions:
-        """The last action of some kinds before each, of its stage and in its program."""
+        """Return the last action of some kinds before each, of its stage and in its program."""
         there = self.positions(kinds)
         if not len(there):
             return np.full(len(here), -1, dtype=np.int64)
@@ -253,13 +253,13 @@ class ActionIndex:
     def _of_iteration(
         self, here: Positions, kinds: tuple[Kind, ...]
     ) -> tuple[Positions, Positions]:
-        """All of the same stage and rank in the iteration whose number actions carry."""
+        """Return all of the same stage and rank in the iteration whose number actions carry."""
         schedule = self.schedule
         there = self.positions(kinds)
         period = schedule.microbatches * schedule.slices
         wide, steps = int(self.stage.max(initial=0)) + 1, self.units + 1
         of = (self.rank * wide + self.stage) * steps
-        # One behind the last iteration is of the last.
+        # One after the last iteration is of the last.
         keys = of[here] + np.minimum(self.unit[here], min(self.units, schedule.iterations - 1))
         order = np.argsort(keys, kind="stable")
         here, keys = here[order], keys[order]
@@ -272,7 +272,7 @@ class ActionIndex:
         return consumer[order], producer[order]
 
     def _of_ranks(self, here: Positions, need: Need) -> tuple[Positions, Positions]:
-        """The last action of some kinds before an optimizer step, of one or several ranks."""
+        """Return optimizer steps and the last action of some kinds before, of one or more ranks."""
         schedule = self.schedule
         there = self.positions(need.kinds)
         before = np.searchsorted(there, here) - 1
@@ -294,7 +294,7 @@ class ActionIndex:
 
 
 def computing_before(schedule: Schedule) -> Positions:
-    """Position of the last compute action before each in its program, −1 for none.
+    """Return the position of the last compute action before each in its program, −1 for none.
 
     An action of a side stream is issued when its rank has done that one.
     """

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.options import AnyText, OptionSpec, OptionType, Whole
+from debubble.core.units import whole_number
 from debubble.engine.kernels.ensembles import INDEX_BITS
 
 Floats = NDArray[np.float64]
@@ -135,12 +136,7 @@ class Jitter:
             ("samples", 1, MAX_SAMPLES), ("replicas", 1, MAX_REPLICAS), ("seed", 0, (1 << 64) - 1),
         ):  # fmt: skip
             value = getattr(self, name)
-            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-            if not whole or not least <= value <= most:
-                shown = reprlib.repr(value)
-                raise ParameterError(
-                    f"{name} is {shown}; give a whole number from {least} to {most:,}"
-                )
+            whole_number(name, value, least, most)
         if not isinstance(self.slow, Mapping):
             raise ParameterError(
                 f"slow is {reprlib.repr(self.slow)}; give a mapping such as {{'rank2': 1.2}}"

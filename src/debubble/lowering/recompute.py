@@ -38,6 +38,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.runtimes import RECOMPUTES_LATE, RUNTIMES, has_rule
 from debubble.core.schedule import Schedule
+from debubble.core.units import is_whole
 from debubble.engine.cost_mismatch import remembering
 from debubble.engine.graph import P2PMode
 from debubble.engine.recompute import recomputed_stages
@@ -179,7 +180,7 @@ def check_cap(stages: Stages | None, cap: int | None) -> None:
     """
     if cap is None:
         return
-    if isinstance(cap, bool) or not isinstance(cap, int | np.integer) or cap < 1:
+    if not is_whole(cap) or cap < 1:
         raise ParameterError(f"recompute_cap is {cap!r}; give a whole number from 1 on")
     if stages is None:
         raise ParameterError(
@@ -204,7 +205,7 @@ def chosen_stages(stages: Stages, count: int, name: str = "recompute") -> NDArra
         raise ParameterError(f"{name} is {stages!r}; give 'full' or stages: [0, 1]")
     found = np.zeros(count, dtype=bool)
     for stage in stages:
-        if isinstance(stage, bool) or not isinstance(stage, int | np.integer):
+        if not is_whole(stage):
             raise ParameterError(f"{name} has the stage {stage!r}; give whole numbers, or 'full'")
         if not 0 <= stage < count:
             raise ParameterError(f"{name} has the stage {stage}; stages go from 0 to {count - 1}")

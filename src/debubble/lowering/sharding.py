@@ -25,6 +25,7 @@ from debubble.core.actions import (
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.kinds import COMPUTE_KINDS, SEND_KINDS, WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
+from debubble.core.units import is_whole
 from debubble.engine.kernels import sharding as kernels
 from debubble.engine.validate import refuse_invalid
 
@@ -154,8 +155,7 @@ def lookahead_of(lookahead: Lookahead, ranks: int, max_active: int) -> NDArray[n
             f"lookahead has {len(numbers)} values for {ranks} ranks; give one for each"
         )
     for number in numbers:
-        whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-        if not whole or not 1 <= number <= max_active:
+        if not is_whole(number) or not 1 <= number <= max_active:
             raise ParameterError(
                 f"lookahead has {number!r}; give whole numbers from 1 to max_active, {max_active}"
             )

@@ -1,4 +1,4 @@
-"""Building blocks: repeat the passes of one microbatch, then close the gaps at both ends.
+"""Schedules of building blocks: the passes of one microbatch, repeated and squeezed.
 
 A *block* says in which slot each of a microbatch's passes runs: forwards of stages 0 to S − 1, then
 backwards for input of stages S − 1 to 0, each on the rank of its stage. Microbatch b runs T·b slots
@@ -7,11 +7,11 @@ the same slot modulo T; the slots they leave free are for backwards for weights,
 become due. A stage whose forward and backward for weights are l slots apart holds about l/T
 activations, so the slots decide the memory.
 
-Repeated as it is, a block idles at both ends, where neighbours are missing. So everything before
+Repeated as it is, a block idles at both ends, where neighbors are missing. So everything before
 the first microbatch is back at stage 0, and everything after the last one has entered it, moves to
 the earliest free slot that its inputs allow, one after the other, as long as no rank holds more
 than before. At the end a backward for input may also change places with a backward for weights,
-for which only its own rank waits. In between, the order is simulated with equal times, which closes
+for which only its own rank waits. In between, it is simulated with equal times, which closes
 the gaps that no reordering can.
 
 All this concerns few microbatches, in proportion to the ranks. More of them repeat the steady part
@@ -46,13 +46,13 @@ IDLE, WEIGHT, FORWARD, INPUT = range(4)
 """Contents of a slot of a rank."""
 
 MOST_KEPT = 50_000
-"""Passes of a grid up to which its order is kept for later calls: up to 64 ranks on a V."""
+"""Passes of a grid up to which its programs are kept for later calls: 64 ranks on a V."""
 
 
 def repeat_block(
     placement: Placement, block: NDArray[np.int64], microbatches: int
 ) -> list[Program]:
-    """The order of all ranks that a block leads to, the same for all costs: F, I and W actions.
+    """Return the programs of F, I and W of all ranks that repeat a block, for any costs.
 
     The placement has one copy of the model, equally many stages on every rank; the block is the
     slots of the passes of microbatch 0, shape ``(2 * stages,)``.
@@ -66,7 +66,7 @@ def repeat_block(
 
 
 def _laid_out(placement: Placement, block: Sequence[int], microbatches: int) -> list[Program]:
-    """The order with all passes in a grid of slots; its programs cannot be written to."""
+    """Return read-only programs, laid out with all passes in a grid of slots."""
     slots = np.array(block)[:, None] + 3 * placement.chunks * np.arange(microbatches)
     grid = _Grid(placement, slots)
     grid.fill(0, slots[-1, 0] - 1)
@@ -82,7 +82,7 @@ _laid_out_once = lru_cache(maxsize=16)(_laid_out)
 
 
 def _stretched(program: Program, more: int, period: int) -> Program:
-    """The same program for more microbatches: what runs per period in its middle, repeated."""
+    """Return a program for more microbatches: a period of its middle is repeated."""
     if more == 0:
         return program
     middle = len(program) // 2
@@ -108,7 +108,7 @@ class _Grid:
         for row in self.cells:
             due = np.flatnonzero(row == INPUT)
             free = np.flatnonzero(row == IDLE)
-            # The k-th takes the first free slot behind its own pass and behind the one before.
+            # The k-th takes the first free slot after its own pass and after the one before.
             count = np.arange(len(due))
             taken = np.maximum.accumulate(np.searchsorted(free, due) - count) + count
             row[free[taken]] = WEIGHT
@@ -134,7 +134,7 @@ class _Grid:
         self.cells = cells.reshape(self.cells.shape)
 
     def squeezed(self) -> NDArray[np.int64]:
-        """Slots of all passes when every action runs as soon as its rank and its input allow."""
+        """Return the slots of all passes if every action runs as soon as it can."""
         placement = self.placement
         order = Schedule.from_programs("block", placement, self.microbatches, self.programs())
         kinds, stages = kinds_of(order.actions), stages_of(order.actions)
@@ -146,7 +146,7 @@ class _Grid:
         return slots
 
     def programs(self) -> list[Program]:
-        """Programs of all ranks, slot by slot."""
+        """Return programs of all ranks, slot by slot."""
         homes = self.placement.ranks_of_stages
         numbers = np.arange(self.microbatches)
         forward, backward = np.split(self.slots, 2)

@@ -19,6 +19,7 @@ from debubble.core.actions import Program
 from debubble.core.errors import ParameterError
 from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
+from debubble.core.units import is_whole
 from debubble.schedules.formula import terms, value_of
 from debubble.schedules.sources import spelled_out
 
@@ -79,7 +80,7 @@ class ClosedForm:
 
     Notes
     -----
-    A case has these attributes, beside the options of the schedule. In schedules over slices,
+    A case has these attributes, and the options of the schedule. In schedules over slices,
     `value` has times and memory of each sequence's first slice, `text` of whole microbatches.
 
     ======================= =====================================================================
@@ -103,12 +104,12 @@ class ClosedForm:
     condition: str = ""
 
     def to_dict(self) -> dict[str, str]:
-        """Quantity, formula, accuracy and condition as plain data."""
+        """Return the quantity, formula, accuracy and condition as plain data."""
         names = {"quantity": self.quantity, "formula": self.text}
         return names | {"accuracy": self.accuracy, "condition": self.condition}
 
     def of(self, case: Any) -> float | list[float]:
-        """What the formula gives for a case."""
+        """Return the value of the formula for a case."""
         if self.value is not None:
             return self.value(case)
         found = value_of(self.text, _numbers(case) | {"r": np.arange(case.p)})
@@ -130,7 +131,7 @@ class FormValue:
 
     @classmethod
     def of(cls, form: ClosedForm, case: SimpleNamespace) -> FormValue:
-        """The value of a form for one case, with its terms."""
+        """Return the value of a form for one case, with its terms."""
         value = form.of(case)
         if isinstance(value, list):
             return cls(form, value)
@@ -168,7 +169,7 @@ class Option:
         return tuple(part.strip() for part in text.split("|"))
 
     def fits(self, value: Any) -> bool:
-        """Whether a value has one of these types; a whole number is a float, too."""
+        """Return whether a value has one of these types; a whole number is a float, too."""
         name = "None" if value is None else type(value).__name__
         return name in self.types or (name == "int" and "float" in self.types)
 
@@ -197,7 +198,7 @@ OPTIONS = {
 
 
 def described_parameters(doc: str) -> dict[str, str]:
-    """Descriptions in the section ``Parameters`` of a numpydoc docstring, by name."""
+    """Return descriptions in the section ``Parameters`` of a numpydoc docstring, by name."""
     _, _, section = doc.partition("\nParameters\n----------\n")
     found: dict[str, list[str]] = {}
     names: list[str] = []
@@ -234,7 +235,7 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """Where it was published, with what `cited` refers to spelled out."""
+        """Publication, with the records that `cited` refers to spelled out."""
         return spelled_out(self.cited)
 
     @property
@@ -244,7 +245,7 @@ class Entry:
 
     @property
     def use(self) -> str:
-        """When to use it, as its description says; empty where that does not."""
+        """Advice when to use it, from its description; empty without."""
         _, _, advice = self.text.partition("When to use it: ")
         return " ".join(advice.partition("\n\n")[0].split())
 
@@ -254,7 +255,7 @@ class Entry:
         return tuple(inspect.signature(self.order).parameters)
 
     def to_dict(self) -> dict[str, Any]:
-        """Name, source and chunks as plain data."""
+        """Return the name, source and chunks as plain data."""
         return {
             "name": self.name,
             "aliases": list(self.aliases),
@@ -267,22 +268,22 @@ class Entry:
 
     @property
     def uses_costs(self) -> bool:
-        """Whether the order depends on the costs."""
+        """Return whether the schedule is computed from costs."""
         return "costs" in self.parameters
 
     def orders_by_costs(self, case: Any) -> bool:
-        """Whether the order of a case depends on its costs."""
+        """Return whether the schedule of a case is computed from its costs."""
         return self.uses_costs and not getattr(case, "published", False)
 
     def placed(self, case: Any) -> Placement:
-        """The placement of a case; the same parameters lead to the same object."""
+        """Return the placement of a case; the same parameters lead to the same object."""
         return _placed(self.placement, case.ranks, case.chunks)
 
     def most_actions(self, case: Any) -> int:
-        """The most actions that a case can have, told without making it.
+        """Return an upper bound of the actions of a case, without making it.
 
         Every stage runs a forward and a backward of each microbatch or slice, the backward in one
-        or two pieces; beside them run optimizer steps, shards of the output layer, and copies.
+        or two pieces; optimizer steps, shards of the output layer and copies are added.
         """
         iterations = case.iterations or 1
         units = case.microbatches * case.slices * iterations
@@ -292,12 +293,12 @@ class Entry:
         return int(units * (pieces * stages + shards) + case.ranks * iterations)
 
     def weight_versions_of(self, case: Any) -> int | tuple[int, ...]:
-        """Versions of the weights kept at the same time: one number, or one for each rank."""
+        """Return the versions of the weights that are kept: one number, or one per rank."""
         versions = self.weight_versions
         return versions if isinstance(versions, int) else tuple(versions(case))
 
     def case(self, **values: Any) -> SimpleNamespace:
-        """All parameters in one namespace, with defaults filled in, none of them checked."""
+        """Return all parameters in one namespace, with defaults filled in, none of them checked."""
         defaults = {option.name: option.default for option in self.options}
         given = {key: value for key, value in values.items() if value is not None}
         usual = {"chunks": self.chunks or self.default_chunks, "slices": 1}
@@ -309,7 +310,7 @@ class Reading(SimpleNamespace):
     """A case that notes for which fields of a schedule its costs are read."""
 
     def of(self, field: str) -> Reading:
-        """The case, about to be read for a field."""
+        """Return the case, about to be read for a field."""
         self.field = field
         return self
 
@@ -346,7 +347,7 @@ def check_constraints(entry: Entry, case: SimpleNamespace) -> None:
 
 
 def nearest(entry: Entry, case: SimpleNamespace, parameter: str) -> int | None:
-    """The value of one parameter nearest to the given one that meets every constraint."""
+    """Return the value of one parameter nearest to the given one that meets every constraint."""
     value = getattr(case, parameter)
     if not isinstance(value, int):
         return None
@@ -362,7 +363,7 @@ def nearest(entry: Entry, case: SimpleNamespace, parameter: str) -> int | None:
 
 def check_count(name: str, value: Any) -> None:
     """Refuse a parameter that is no whole number from 1 to its limit."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if not is_whole(value):
         raise ParameterError(f"{name} is {value!r}; give a whole number")
     if not 1 <= value <= LIMITS[name]:
         raise ParameterError(f"{name} is {value}; it goes from 1 to {LIMITS[name]:,}")

@@ -24,13 +24,13 @@ CUT = Constraint(
 def microbatch_by_microbatch(
     ranks: int, microbatches: int, chunks: int, slices: int
 ) -> tuple[Program, Program]:
-    """All forwards and all backwards of rank 0, a microbatch through all chunks before the next."""
+    """Return forwards and backwards of rank 0, each microbatch through all chunks in turn."""
     table = interleaved_table(microbatches, chunks, 1)
     return forwards_and_backwards(table, ranks, chunks, slices)
 
 
 def cut_of(case: Any) -> tuple[float, ...]:
-    """Share of the tokens in each slice; empty for equal slices.
+    """Return the share of the tokens in each slice; empty for equal slices.
 
     Slices of the same flops take the same time forwards, summed over all stages, by the case's
     costs: without attention they are equal.
@@ -42,11 +42,11 @@ def cut_of(case: Any) -> tuple[float, ...]:
 
 
 def alike(case: Any, *kinds: Kind) -> bool:
-    """Whether actions of these kinds take the same time for all slices."""
+    """Return whether actions of these kinds take the same time for all slices."""
     times = case.table.duration[list(kinds)]
     return bool(np.allclose(times, times[:, :1], rtol=1e-9, atol=0))
 
 
 def same_size(case: Any) -> bool:
-    """Whether all slices leave the same memory."""
+    """Return whether all slices leave the same memory."""
     return bool(np.allclose(case.table.activation, case.unit, rtol=1e-9, atol=0))

@@ -1,4 +1,4 @@
-"""Recomputes and offloads in orders that are computed from costs and memory."""
+"""Recomputes and offloads in schedules that are computed from costs and memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Terms:
 
     @classmethod
     def of(cls, placement: Placement, costs: Costs | None, storage: Storage | None) -> Terms:
-        """The terms for costs, and what is stored."""
+        """Return the terms for costs, and what is stored."""
         table = (costs or Costs()).resolve(placement)
         if storage is None:
             return cls(table, None, False)
@@ -69,12 +69,12 @@ class Terms:
         return np.where(self.recompute, self.table.checkpoint, self.table.activation)
 
     def limit(self, count: float) -> float:
-        """Memory in which `count` forwards are in flight on a rank, and one backward runs."""
+        """Return the memory for `count` forwards in flight on a rank while one backward runs."""
         stored = self.stored
         return count * float(stored.max()) + float((self.table.activation - stored).max())
 
     def limit_of(self, count: float, order: Sequence[Program], microbatches: int) -> float:
-        """Memory for `count` forwards in flight, or with recomputes what a published order holds.
+        """Return the memory for `count` forwards, or with recomputes that of a published schedule.
 
         That holds more than its forwards in flight: activations that are back stay for W.
         """
@@ -91,7 +91,7 @@ class Terms:
         objective: str,
         published: Iterable[Sequence[Program]],
     ) -> list[Program]:
-        """The best order that list scheduling finds, or one of the published ones."""
+        """Return the best schedule that list scheduling finds, or one of the published ones."""
         from debubble import listing
 
         return listing.schedule(
@@ -103,7 +103,7 @@ class Terms:
 def named_by(
     description: Callable[[], None], order: Callable[..., list[Program]]
 ) -> Callable[..., list[Program]]:
-    """The same order under the name and with the docstring of a function that does nothing."""
+    """Give a function the name and docstring of another one, which does nothing."""
     order.__name__, order.__doc__ = description.__name__, description.__doc__
     return order
 
@@ -115,11 +115,11 @@ def stored_less(
     lowering: Mapping[str, Any],
     setting: Setting,
 ) -> Schedule:
-    """A schedule with lowerings, in an order that knows what these free where it can.
+    """Return a schedule with lowerings that uses the memory these free, where it can.
 
     `build` makes the schedule of a case without them; `case` has all parameters of the entry, and
     `lowering` and `setting` are those of :func:`debubble.lowering.chain.lower`, which is all that
-    happens to an order that depends on neither.
+    happens to a schedule that depends on neither.
     """
 
     def lowered(case: SimpleNamespace) -> Schedule:
@@ -128,7 +128,7 @@ def stored_less(
     values = values_of(lowering)
     recompute, offload = values["recompute"], values["offload"]
     knows = "storage" in entry.parameters and not getattr(case, "published", False)
-    # Orders that know of recomputes take them for all microbatches of a stage.
+    # Schedules that know of recomputes take them for all microbatches of a stage.
     if not knows or values["recompute_cap"] is not None or recompute is offload is None:
         return lowered(case)
     costs, memory, _ = setting
@@ -147,7 +147,7 @@ def stored_less(
         return lowered(case)
     check_host(costs or Costs())
     # Copies under way need room that list scheduling knows nothing of: several amounts are tried,
-    # beside the order that is not in need of copies.
+    # in addition to the schedule that needs no copies.
     table = (costs or Costs()).resolve(placement)
     most = np.zeros(placement.ranks)
     np.maximum.at(most, placement.ranks_of_stages, np.where(away, table.moved(again), 0.0))

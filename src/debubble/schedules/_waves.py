@@ -24,7 +24,7 @@ from debubble.schedules.registry import ClosedForm
 
 
 def waves(placement: Placement, microbatches: int, batch: int = 1) -> Iterator[Program]:
-    """Order of every rank: units of waves, one after the other, a short one last.
+    """Yield the program of every rank: units of waves, one after the other, a short one last.
 
     One copy is placed as a wave, or two in opposite directions; microbatches are those of all
     copies together. `batch` of them go forward together, and backwards one by one, so that a unit
@@ -51,7 +51,7 @@ def waves(placement: Placement, microbatches: int, batch: int = 1) -> Iterator[P
 
 
 def makespan(k: Any, copies: int) -> float:
-    """Time of whole units without latency.
+    """Return the time of whole units without latency.
 
     While the pipeline fills and drains, a slot lasts as long as the longer of F and B: 2h − 2 slots
     with h = ranks / copies. In between, some ranks alternate F and B while others run first all
@@ -65,7 +65,7 @@ def makespan(k: Any, copies: int) -> float:
 
 
 def peak(k: Any, copies: int, batch: int = 1) -> list[float]:
-    """Activations on every rank, from the first whole unit on.
+    """Return activations on every rank, from the first whole unit on.
 
     Half of a unit's forwards on a rank are all done before its first backward. Of the other half,
     h − 1 come later on the rank where waves enter, and one fewer on each rank from there.
@@ -87,7 +87,7 @@ def forms(
     applies: Callable[[Any], bool] = lambda case: True,  # noqa: ARG005 - the trivial default
     condition: str = "",
 ) -> tuple[ClosedForm, ...]:
-    """Closed forms of a schedule of waves: exact for whole units, else bounds."""
+    """Return closed forms of a schedule of waves: exact for whole units, else bounds."""
     prefix = f"{condition}, " if condition else ""
     unit = f"{batch}p" if batch > 1 else "p"
 

@@ -15,12 +15,12 @@ from debubble.schedules.registry import ClosedForm, register
 
 
 def bound(ranks: int) -> int:
-    """The most microbatches a rank holds, its own and those it keeps for its pair: ⌈(p + 2)/2⌉."""
+    """Return the most microbatches a rank holds, those of its pair included: ⌈(p + 2)/2⌉."""
     return (ranks + 3) // 2
 
 
 def pairs(k: Any) -> tuple[int | None, ...]:
-    """The rank that keeps each rank's activations: rank p − 1 − r for ranks in the first half."""
+    """Return the rank that keeps a rank's activations: p − 1 − r in the first half."""
     return tuple(k.ranks - 1 - r if r < k.ranks // 2 else None for r in range(k.ranks))
 
 

@@ -32,13 +32,13 @@ class VBlock:
     """Function of p: the most microbatches a rank holds."""
 
     def slots(self, ranks: int) -> NDArray[np.int64]:
-        """Slots of the 4p passes of one microbatch."""
+        """Return slots of the 4p passes of one microbatch."""
         down, up = [self.down] * (ranks - 1), [self.up] * (ranks - 1)
         at_last, at_first, again = (1 + pause for pause in self.pauses(ranks))
         return np.cumsum([0, *down, at_last, *up, at_first, *down, again, *up], dtype=np.int64)
 
     def programs(self, ranks: int, microbatches: int) -> list[Program]:
-        """The order of all ranks, whatever the costs."""
+        """Return the programs of all ranks, for any costs."""
         from debubble.schedules._blocks import repeat_block
 
         return repeat_block(Placement.v(ranks), self.slots(ranks), microbatches)
@@ -54,7 +54,7 @@ MOST_RANKS = 512
 
 
 def largest_block(terms: Terms, memory: ArrayLike) -> VBlock | None:
-    """The block that makes the most of a memory limit; None when none fits."""
+    """Return the block that makes the most of a memory limit; None when none fits."""
     ranks = terms.table.placement.ranks
     limit = np.min(memory) * (1 + ROUNDING)
     blocks = (V_ZB, V_TWO_THIRDS, V_HALF, V_MIN)
@@ -67,9 +67,9 @@ def searched(
     most: Callable[[int], int],
     own: VBlock | None = None,
 ) -> Callable[[Callable[[], None]], Callable[..., list[Program]]]:
-    """Make a description the schedule of a fixed order, or of a faster one for costs and memory.
+    """Make a description a fixed schedule, or a faster one for costs and memory.
 
-    `fixed` gives the order of all ranks for ranks and microbatches, `most` the most microbatches
+    `fixed` gives the programs of all ranks for ranks and microbatches, `most` the most microbatches
     that one of p ranks holds in it; `own` is the block that it repeats, if there is one.
     """
 
@@ -111,9 +111,9 @@ RANKS = Constraint(
 def _forms(
     block: VBlock, memory: str, wait: Callable[[int], int], waits: str, *, inside: bool = True
 ) -> tuple[ClosedForm, ...]:
-    """Closed forms of a block's order, which bound what is computed in its place.
+    """Return closed forms of a block's schedule, bounds of what is computed in its place.
 
-    With equal costs F, ranks wait `wait(p)`·F in all; `inside` says whether that is between their
+    With equal costs F, ranks wait `wait(p)`·F in all; `inside` is whether that is between their
     own first and last action.
     """
 
@@ -299,7 +299,7 @@ def v_zb() -> None:
     stage shrinks by a period of 6 slots and that of the last one grows by a period; together they
     are p microbatches.
 
-    With F = I = W nobody waits between first and last action from m = 2p on (found by simulating
+    With F = I = W no rank waits between first and last action from m = 2p on (found by simulating
     the order for p from 3 to 32). Parameters are those of :func:`v_half`.
 
     When to use it: as zb-v, which this is another construction of; computed for the same costs both

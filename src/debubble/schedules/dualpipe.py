@@ -10,14 +10,7 @@ import numpy as np
 
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import (
-    alternate,
-    as_kind,
-    backward,
-    forward,
-    paired,
-    sequence,
-)
+from debubble.core.sequence import alternate, as_kind, backward, forward, paired, sequence
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
@@ -28,7 +21,7 @@ def meeting(
     far: tuple[Program, Program],
     split_drain: bool = True,
 ) -> Program:
-    """The order of one rank that serves a near and a far stage.
+    """Return the order of one rank that serves a near and a far stage.
 
     Of both are given the forwards and full backwards, in microbatch order. From the end where
     microbatches enter, `depth` ranks lead to the turn, both included (H), and this rank is at a
@@ -56,7 +49,7 @@ def meeting(
     steady = alternate(*near_pairs, *paired(F1[f1 : f1 + pairs], B0[:pairs]))
     if rest == 0 and pairs:
         # The innermost rank has just run the forward whose backward comes first here: apart, the
-        # neighbour gets its input earlier.
+        # neighbor gets its input earlier.
         steady[:2] = F0[f0], B1[b1]
     f1, b1, b0 = f1 + pairs, b1 + pairs, pairs
 
@@ -83,13 +76,13 @@ def meeting(
 
 
 def _longest_idle(k: Any, depth: float, split_drain: bool) -> float:
-    """Idle time of the rank that is idle longest; `depth` ranks from an end to the turn."""
+    """Return idle time of the rank that is idle longest; `depth` ranks from an end to the turn."""
     filled = 2 * k.W if split_drain else 0
     return float((depth - 1) * (k.O + k.F - filled))
 
 
 def _time(k: Any, depth: float, microbatches: float, split_drain: bool) -> float:
-    """Makespan: the longest idle time and the rank's work, all but 2·depth + 1 pairs overlapped.
+    """Return the makespan: longest idle time and work, all but 2·depth + 1 pairs overlapped.
 
     `microbatches` are those that enter at one end.
     """
@@ -99,7 +92,7 @@ def _time(k: Any, depth: float, microbatches: float, split_drain: bool) -> float
 
 
 def _in_order(k: Any) -> bool:
-    """Whether no wait is longer than those on the longest path of the formulas."""
+    """Return whether no wait is longer than those on the longest path of the formulas."""
     whole = math.isclose(k.B, k.I + k.W)
     return bool(whole and k.W <= k.I <= k.F and max(k.F, k.B) <= k.O <= k.F + k.B)
 
@@ -108,13 +101,9 @@ _IN_ORDER = "B = I + W, W ≤ I ≤ F and B, F ≤ O"
 
 
 def _forms(
-    depth: str,
-    time: str,
-    of: Callable[[Any], tuple[float, float]],
-    *,
-    split_drain: bool = True,
+    depth: str, time: str, of: Callable[[Any], tuple[float, float]], *, split_drain: bool = True
 ) -> Iterator[ClosedForm]:
-    """Makespan and bubble time; `of` gives depth and microbatches of a case.
+    """Yield forms of makespan and bubble time; `of` gives depth and microbatches of a case.
 
     Notes
     -----
@@ -233,17 +222,11 @@ def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
     aliases=("dualpipev",),
     constraints=(
         Constraint(
-            "microbatches",
-            "at least 2·ranks microbatches",
-            lambda k: k.microbatches >= 2 * k.ranks,
+            "microbatches", "at least 2·ranks microbatches", lambda k: k.microbatches >= 2 * k.ranks
         ),
     ),
     forms=(
-        *_forms(
-            "p",
-            "(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B",
-            lambda k: (k.p, k.m),
-        ),
+        *_forms("p", "(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B", lambda k: (k.p, k.m)),
         *_forms(
             "p",
             "(3p)F + (2m − p − 2)·O + (2p − 1)(I + W) + 2B",

@@ -26,8 +26,14 @@ from debubble.core.schedule import Schedule
 from debubble.core.units import number
 from debubble.engine.recompute import recompute_share
 from debubble.engine.validate import has
-from debubble.schedules._entry import ClosedForm, Entry, FormValue
+from debubble.schedules._entry import ClosedForm, Entry
+from debubble.schedules._entry import FormValue as FormValue  # part of what is returned here
 from debubble.schedules.registry import entries, find
+
+__all__ = [
+    "TIME_QUANTITIES", "FormValue", "NearestForm", "Obstacle", "closed_forms", "form_case",
+    "nearest_forms", "not_in_forms",
+]  # fmt: skip
 
 TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
 """Quantities of closed forms that are times."""
@@ -246,7 +252,7 @@ def _with_recompute(
     Let every microbatch of every stage be recomputed right before its backward, at the same costs
     everywhere, and no actions overlap. When R waits for the gradient, it and the backward are one
     longer backward, so that forms of times hold with I + R for I and B + R for B. When R waits
-    for its own forward only, the same order has fewer waits, and what was exact is an upper bound.
+    for its own forward only, the schedule has fewer waits, and what was exact is an upper bound.
 
     A rank holds the most forwards when a full backward comes next. That is when R brings back one
     activation, so that a peak of n activations becomes q·n + (1 − q) with q = recompute_kept. Where
@@ -309,7 +315,7 @@ def _with_offload(
 ) -> tuple[ClosedForm, ...]:
     """Return the forms as bounds where activations leave their ranks and no formula has that.
 
-    The order is the same with more waits: nothing is over sooner, and no rank holds more.
+    The schedule is the same with more waits: nothing ends sooner, and no rank holds more.
     """
     if entry.copies_activations or not has(schedule, COPY_KINDS):
         return forms

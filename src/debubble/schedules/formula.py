@@ -37,9 +37,7 @@ SYMBOLS = {
 _TIMES = "FIWBOSTR"
 _SYMBOL = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _TOKEN = re.compile(r"\s*(\d+\.?\d*|[A-Za-z]+|//|[-+−·×/(),|⌈⌉⌊⌋])")
-_PYTHON = {
-    "−": "-", "·": "*", "×": "*", "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")",
-}  # fmt: skip
+_PYTHON = {"−": "-", "·": "*", "×": "*", "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")"}
 _FUNCTIONS = {
     "min": lambda *values: reduce(np.minimum, values),
     "max": lambda *values: reduce(np.maximum, values),
@@ -48,7 +46,7 @@ _FUNCTIONS = {
 
 
 def legend(texts: Iterable[str]) -> str:
-    """Legend of the symbols that occur in formulas.
+    """Return the legend of the symbols that occur in formulas.
 
     Examples
     --------

@@ -27,7 +27,7 @@ from debubble.schedules.registry import ClosedForm, register
     ),
 )
 def gems(*, ranks: int, microbatches: int) -> Iterator[Program]:
-    """A microbatch of one copy goes forward behind the backward of one of the other.
+    """A microbatch of one copy goes forward after the backward of one of the other.
 
     The backward of a microbatch ends where the other copy begins its forwards: the next microbatch
     starts at the rank where that backward starts, and follows it from rank to rank. A rank never

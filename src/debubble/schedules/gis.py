@@ -1,4 +1,4 @@
-"""Group-interleaved schedules: split backward, W right behind I, small groups for less memory."""
+"""Group-interleaved schedules: split backward, W right after I, small groups for less memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _half(k: Any) -> int:
 
 
 def _longer(k: Any, size: int) -> float:
-    """The makespan in groups of a size, F = I = W."""
+    """Return the makespan in groups of a size, F = I = W."""
     work = k.m * k.v * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I)
     return float(work + (k.p - size) * (k.v - 1) * k.F)
 
@@ -71,7 +71,7 @@ SOURCE = "@wan2025pipeoffload"
 def gis(
     *, ranks: int, microbatches: int, chunks: int, group_size: int | None = None
 ) -> Iterator[Program]:
-    """Interleaved 1F1B with half its warm-up ramp and a split backward, W right behind I.
+    """Interleaved 1F1B with half its warm-up ramp and a split backward, W right after I.
 
     Rank r holds at most g(v − 1) + p chunks, M in all for g = p, where interleaved 1F1B holds
     p − 1 more. As the next rank waits for I only, the shorter ramp costs nothing. Smaller groups
@@ -112,9 +112,7 @@ def gis(
             condition="no latency, F = I = W",
         ),
         ClosedForm(
-            "peak_activation",
-            "(⌈p/2⌉(v − 1) + p)/v, capped by m",
-            lambda k: _peak(k, _half(k)),
+            "peak_activation", "(⌈p/2⌉(v − 1) + p)/v, capped by m", lambda k: _peak(k, _half(k))
         ),
     ),
 )

@@ -24,7 +24,7 @@ FILL_AND_WORK = "(m·v + p − 1)(F + B)"
 def forwards_and_backwards(
     table: Table, ranks: int, chunks: int, slices: int = 1
 ) -> tuple[Program, Program]:
-    """All forwards and all backwards of rank 0, every entry of the table slice by slice.
+    """Return all forwards and all backwards of rank 0, every entry of the table slice by slice.
 
     Backwards take the chunks and the slices in reverse.
     """
@@ -38,7 +38,7 @@ def forwards_and_backwards(
 
 
 def in_two_sizes(microbatches: int, chunks: int, split: int, first: int, then: int) -> Table:
-    """Chunk and microbatch at every position: up to `split` groups of one size, then of another."""
+    """Return chunk and microbatch by position: `split` groups of one size, then another."""
     chunk, number = (
         np.concatenate(parts)
         for parts in zip(
@@ -52,7 +52,7 @@ def in_two_sizes(microbatches: int, chunks: int, split: int, first: int, then: i
 
 
 def group(case: Any) -> int:
-    """The group size of a case, as many microbatches as ranks when not given."""
+    """Return the group size of a case, as many microbatches as ranks when not given."""
     return int(case.group_size or case.ranks)
 
 
@@ -62,7 +62,7 @@ def _whole_groups(case: Any) -> bool:
 
 
 def _other_group(case: Any) -> str:
-    """The smallest group size that suits the microbatches, as text; empty when there is none."""
+    """Return the smallest group size that suits the microbatches, as text; empty for none."""
     sizes = range(case.ranks, min(case.microbatches, 4 * case.ranks) + 1)
     left_over = ((size, case.microbatches % size) for size in sizes)
     fits = next((size for size, left in left_over if left == 0 or left >= case.ranks), None)
@@ -70,7 +70,7 @@ def _other_group(case: Any) -> str:
 
 
 def _constraints(any_group: str = "") -> tuple[Constraint, ...]:
-    """Constraints on groups; `any_group` names a schedule that takes groups of any size."""
+    """Return constraints on groups; `any_group` names a schedule that takes groups of any size."""
 
     def instead(case: Any) -> str:
         return " or ".join(text for text in (_other_group(case), any_group) if text)
@@ -92,7 +92,7 @@ def _constraints(any_group: str = "") -> tuple[Constraint, ...]:
 
 
 def _short_group_runs(case: Any) -> bool:
-    """Whether a last group smaller than the number of ranks is no deadlock.
+    """Return whether a last group smaller than the number of ranks is no deadlock.
 
     With one group every forward is warm-up. Behind others, rank 0 pairs the last group's forwards
     with backwards that the last rank has before it needs them; too small a group comes too early.
@@ -181,7 +181,7 @@ def interleaved_1f1b(
 def _groups(
     ranks: int, microbatches: int, chunks: int, size: int, together: bool = False
 ) -> Iterator[Program]:
-    """The order in groups of a size; overlapped pairs take one more forward of warm-up."""
+    """Yield programs in groups of a size; overlapped pairs take one more forward of warm-up."""
     table = interleaved_table(microbatches, chunks, size)
     first, last = forwards_and_backwards(table, ranks, chunks)
     return ramp(ranks, first, last, (chunks - 1) * size + together, pace=2, together=together)

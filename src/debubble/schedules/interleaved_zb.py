@@ -13,14 +13,14 @@ from debubble.schedules.zero_bubble import split
 
 
 def in_rounds(microbatches: int, ranks: int) -> int:
-    """Microbatches of a round: as many rounds as there are p microbatches for, of equal size."""
+    """Return the microbatches of a round: rounds of equal size, at least p each."""
     return microbatches // max(1, microbatches // ranks)
 
 
 def trailing_weights(
     ranks: int, microbatches: int, chunks: int, size: int, lag: int
 ) -> Iterator[Program]:
-    """Groups of a size, and W that trails I by `lag` times r on rank r.
+    """Yield programs in groups of a size, with W trailing I by `lag` times r on rank r.
 
     Rank r warms up with (v − 1)g + p − 1 − r forwards.
     """

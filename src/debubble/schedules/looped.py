@@ -63,7 +63,7 @@ def looped_bfs(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Progra
 
 
 def group_sizes(microbatches: int, wanted: int) -> tuple[int, int]:
-    """Size of the smaller groups, and how many have one more; at least `wanted` in each.
+    """Return the size of the smaller groups, and how many have one more; at least `wanted` in each.
 
     As many groups as there can be, of sizes that differ by one at most, the larger ones first.
     """
@@ -72,13 +72,13 @@ def group_sizes(microbatches: int, wanted: int) -> tuple[int, int]:
 
 
 def grouped_table(microbatches: int, chunks: int, wanted: int) -> Table:
-    """Chunk and microbatch at every position, in the groups of :func:`group_sizes`."""
+    """Return chunk and microbatch at every position, in the groups of :func:`group_sizes`."""
     size, larger = group_sizes(microbatches, wanted)
     return in_two_sizes(microbatches, chunks, larger * (size + 1), size + 1, size)
 
 
 def largest_group(microbatches: int, wanted: int) -> int:
-    """Microbatches of the first group, which no other has more of."""
+    """Return microbatches of the first group, which no other has more of."""
     size, larger = group_sizes(microbatches, wanted)
     return size + (larger > 0)
 

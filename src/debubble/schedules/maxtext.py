@@ -53,7 +53,7 @@ from debubble.schedules.registry import ClosedForm, Constraint, register
 def maxtext_circular(
     *, ranks: int, microbatches: int, chunks: int, delay: bool = False
 ) -> Iterable[Program]:
-    """In iteration q·m + k + d·r rank r runs chunk q on microbatch k, all ranks at the same time.
+    """Rank r runs chunk q on microbatch k in iteration q·m + k + d·r, all ranks at the same time.
 
     A compiler for TPUs unrolls the loop: m·v + d(p − 1) iterations forward, and their reverse
     backward. With d = 1 every iteration ends in a transfer that all wait for. With the option

@@ -16,7 +16,7 @@ from debubble.schedules.zero_bubble import split
 
 
 def _before_turn(microbatches: int, ranks: int, chunks: int, slices: int) -> int:
-    """Forwards of the last rank up to the first slice that can come back, that one included."""
+    """Return the forwards of the last rank up to and with the first slice that can come back."""
     return (chunks - 1) * largest_group(microbatches, -(-ranks // slices)) * slices + slices
 
 
@@ -69,12 +69,7 @@ def _in_flight(k: Any) -> int:
     ),
 )
 def mepipe(
-    *,
-    ranks: int,
-    microbatches: int,
-    chunks: int,
-    slices: int = 4,
-    in_flight: int | None = None,
+    *, ranks: int, microbatches: int, chunks: int, slices: int = 4, in_flight: int | None = None
 ) -> Iterator[Program]:
     """Interleaved 1F1B over slices; the weights' part of the backward fills the gaps.
 

@@ -18,9 +18,9 @@ FILL_AND_WORK = "(m + p − 1)(F + B)"
 def warm_alternate_drain(
     forwards: Program, backwards: Program, warm_up: int, together: bool = False
 ) -> Program:
-    """`warm_up` forwards, then forward and backward in turn, then the backwards that are left.
+    """Return `warm_up` forwards, then forward and backward in turn, then the other backwards.
 
-    With `together` a forward and the backward behind it are an overlapped pair.
+    With `together` a forward and the backward after it are an overlapped pair.
     """
     count = len(forwards)
     warm_up = min(warm_up, count)
@@ -37,14 +37,9 @@ def warm_alternate_drain(
 
 
 def ramp(
-    ranks: int,
-    forwards: Program,
-    backwards: Program,
-    least: int,
-    pace: int,
-    together: bool = False,
+    ranks: int, forwards: Program, backwards: Program, least: int, pace: int, together: bool = False
 ) -> Iterator[Program]:
-    """Rank 0's forwards and backwards on every rank, with warm-ups that shrink from rank to rank.
+    """Yield rank 0's forwards and backwards on every rank, with warm-ups that shrink.
 
     The last rank has `least` forwards of warm-up, every rank `pace` more than the next.
     """
@@ -54,7 +49,7 @@ def ramp(
 
 
 def ramp_peaks(k: Any, least: int, pace: int) -> list[float]:
-    """Activations on every rank under :func:`ramp`: its warm-up and one more, at most all."""
+    """Return activations per rank under :func:`ramp`: its warm-up and one more, at most all."""
     counts = (least + pace * (k.p - 1 - rank) + 1 for rank in range(k.p))
     return [min(count, k.m * k.v * k.s) * k.unit for count in counts]
 
@@ -62,7 +57,7 @@ def ramp_peaks(k: Any, least: int, pace: int) -> list[float]:
 def one_stage_per_rank(
     ranks: int, microbatches: int, least: int, pace: int, together: bool = False
 ) -> Iterator[Program]:
-    """:func:`ramp` with one stage on every rank."""
+    """Yield the programs of :func:`ramp` with one stage on every rank."""
     numbers = range(microbatches)
     return ramp(ranks, forward(0, numbers), backward(0, numbers), least, pace, together)
 

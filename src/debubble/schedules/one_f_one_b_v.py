@@ -22,7 +22,7 @@ MAX_RANKS = 1024
 
 
 def building_block(ranks: int) -> NDArray[np.int64]:
-    """Slots of one microbatch: F of stage 0, 1, …, S − 1, then B of stage S − 1, …, 0.
+    """Return slots of one microbatch: F of stage 0, 1, …, S − 1, then B of stage S − 1, …, 0.
 
     Forwards take a slot each, without a pause. In the six slots of a period they occupy the slots
     r and 2p − 1 − r of rank r, one even and one odd, so that the gaps between them have room for
@@ -35,7 +35,7 @@ def building_block(ranks: int) -> NDArray[np.int64]:
 
 
 def squeezed(ranks: int, microbatches: int) -> NDArray[np.int64]:
-    """Slots of all microbatches after every action has moved to an earlier slot, if there is one.
+    """Return the slots of all microbatches after every action has moved to an earlier free one.
 
     A forward moves only as far as its rank, until the old slot, holds fewer activations than the
     fullest rank does without any move. So the fill and the drain become shorter, at the same peak.
@@ -122,10 +122,10 @@ def squeeze(
 
 
 def all_slots(ranks: int, microbatches: int) -> NDArray[np.int64]:
-    """The result of :func:`squeezed`, with the steady part repeated instead of computed.
+    """Return the result of :func:`squeezed`, with the steady part repeated instead of computed.
 
-    Moves reach less than 9p/4 microbatches behind the first and 3p/2 before the last: in between,
-    all slots of a microbatch are a period behind those of the one before.
+    Moves reach less than 9p/4 microbatches from the first on and 3p/2 before the last: in between,
+    all slots of a microbatch are a period after those of the one before.
     """
     few = min(microbatches, 4 * ranks + 8)
     slots = squeezed(ranks, few)
@@ -137,7 +137,7 @@ def all_slots(ranks: int, microbatches: int) -> NDArray[np.int64]:
 
 
 def _as_drawn(k: Any) -> bool:
-    """Whether slots are as long as the actions in them."""
+    """Return whether slots are as long as the actions in them."""
     return bool(k.c == 0 and k.B == 2 * k.F and k.m >= k.p)
 
 

@@ -19,7 +19,7 @@ def _is_balanced(ranks: int, microbatches: int, groups: str) -> bool:
 
 
 def _first_group(ranks: int, microbatches: int, groups: str) -> tuple[int, int]:
-    """Microbatches of the first group, and by how many forwards a rank is ahead of the next."""
+    """Return the size of the first group, and how many forwards a rank is ahead of the next."""
     if _is_balanced(ranks, microbatches, groups):
         return microbatches, 1
     return ranks + microbatches % ranks, 2
@@ -79,7 +79,7 @@ def paddle_interleaved(
 ) -> Iterator[Program]:
     """Groups of p microbatches, the first of p + m mod p; with less than 2p just one, of all.
 
-    A larger first group leaves nobody waiting; a larger last one with the same warm-up would be a
+    A larger first group leaves no rank waiting; a larger last one with the same warm-up would be a
     deadlock. From p to 2p − 1 microbatches memory is *balanced*: all forwards of a chunk run before
     those of the next, the last chunk is 1F1B, and backwards go chunk by chunk. So rank r is only
     one forward ahead of the next rank, not two. It takes the time of looped-bfs, and instead of m

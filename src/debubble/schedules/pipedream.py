@@ -13,7 +13,7 @@ from debubble.schedules.registry import ClosedForm, register
 
 
 def stashed(k: Any) -> list[int]:
-    """Versions of the weights on every rank: of the p − r microbatches in flight, all m share."""
+    """Return the weight versions on every rank: m of the p − r microbatches in flight share one."""
     return [-(-(k.ranks - 1 - rank) // k.microbatches) + 1 for rank in range(k.ranks)]
 
 

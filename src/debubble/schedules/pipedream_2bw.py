@@ -16,7 +16,7 @@ from debubble.schedules.registry import ClosedForm, Constraint, optimizer_step, 
 def never_drained(
     rank: int, ranks: int, microbatches: int, iterations: int | None, warm_up: int
 ) -> Program:
-    """1F1B through all iterations, with an optimizer step behind the last backward of each."""
+    """Return 1F1B through all iterations, with an optimizer step after each one's last backward."""
     numbers = range(microbatches * (iterations or 1))
     program = warm_alternate_drain(forward(rank, numbers), backward(rank, numbers), warm_up)
     if iterations is None:
@@ -24,7 +24,7 @@ def never_drained(
     placement = Placement.linear(ranks)
     total = microbatches * iterations
     number = np.arange(1, iterations + 1) * microbatches - 1
-    # Backward u stands behind warm_up + u + 1 forwards, as long as there are that many.
+    # Backward u comes after warm_up + u + 1 forwards, as long as there are that many.
     behind = number + 1 + np.minimum(min(warm_up, total) + number + 1, total)
     steps = np.concatenate([optimizer_step(placement, rank, k) for k in range(iterations)])
     return np.insert(program, behind, steps)

@@ -22,7 +22,7 @@ from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
 def chunk_slots(ranks: int, chunks: int) -> list[int]:
-    """The slot of every chunk's forward of microbatch 0 on rank 0; microbatch j is j·v later.
+    """Return the slots of microbatch 0's forwards on rank 0; microbatch j is j·v later.
 
     A microbatch takes half a slot from rank to rank, ⌈p/2⌉ slots from chunk to chunk; more where
     the slot is that of another chunk.
@@ -73,7 +73,7 @@ def _steady(k: Any) -> bool:
 
 
 def _kept_chunks(k: Any) -> int:
-    """Chunks that rank 0 holds at most when the first half is offloaded, without those in transit.
+    """Return the most chunks on rank 0 with the first half offloaded, without those in transit.
 
     Chunk c runs forward in slot f(c) and backward in slot f(v − 1 − c) + f(v − 1) + p − 1, and the
     next microbatch v slots later.

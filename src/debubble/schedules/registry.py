@@ -139,7 +139,7 @@ def register(
 
 
 def entries() -> dict[str, Entry]:
-    """All registered schedules by name, oldest first."""
+    """Return all registered schedules by name, oldest first."""
     _import_families()
     return dict(sorted(_ENTRIES.items(), key=lambda item: (item[1].year, item[0])))
 
@@ -152,12 +152,12 @@ def _import_families() -> None:
 
 
 def schedules() -> list[Entry]:
-    """The registry as a list, oldest first."""
+    """Return the registry as a list, oldest first."""
     return list(entries().values())
 
 
 def find(name: str) -> Entry:
-    """A registered schedule by name or alias.
+    """Find a registered schedule by name or alias.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def make(
     costs, memory
         For schedules that are computed from costs and a memory limit (in activation units, or in
         the unit of ``costs.activation``; one for all ranks or one for each), and for recomputes in
-        bubbles; ignored by the others. Without costs such an order fits one unit of time per
+        bubbles; ignored by the others. Without costs such a schedule fits one unit of time per
         rank each for F, I and W, and :func:`debubble.simulate` warns where it runs on others.
     sync
         Dependencies of OPT actions: ``"global"``, ``"local"`` or ``"post-validation"``, see
@@ -216,7 +216,7 @@ def make(
         ``recompute_at``, ``recompute_cap``, ``offload``, ``transfers``, ``sharding`` and
         ``unshard_lookahead``, see :func:`debubble.lowering.chain.lower`. Schedules that are
         computed from a memory limit use what recomputes and copies free, where there is no
-        ``recompute_cap``; the order of others stays that without.
+        ``recompute_cap``; the others stay as they are without.
 
     Raises
     ------
@@ -276,7 +276,7 @@ def _check_options(entry: Entry, options: Mapping[str, Any]) -> None:
 
 
 def _lowering(options: dict[str, Any]) -> dict[str, Any]:
-    """The lowerings that are asked for among options, which they are taken out of."""
+    """Return the lowerings that are asked for among options, which they are taken out of."""
     if not options:
         return {}
     from debubble.lowering.chain import LOWERINGS
@@ -287,7 +287,7 @@ def _lowering(options: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def made_once(name: str, **parameters: Any) -> Schedule:
-    """The schedule of :func:`make`, the same object for the same parameters, which are hashable.
+    """Return the schedule of :func:`make`, one object per set of (hashable) parameters.
 
     What is worked out about a schedule is kept with it, its event graphs above all: simulating it
     with other costs takes a fraction of the time. The schedules asked for last are kept.
@@ -336,7 +336,7 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
 
 
 def optimizer_step(placement: Placement, rank: int, iteration: int) -> Program:
-    """The OPT action of one rank; it carries the rank's first stage."""
+    """Return the OPT action of one rank; it carries the rank's first stage."""
     stages = placement.stages_on(rank)
     return pack(Kind.OPT, stages[0] if stages else 0, iteration)
 
@@ -344,7 +344,7 @@ def optimizer_step(placement: Placement, rank: int, iteration: int) -> Program:
 def repeat_with_flush(
     program: Program, placement: Placement, rank: int, units: int, iterations: int
 ) -> Program:
-    """A program of `units` microbatches or slices, repeated with a step after every iteration."""
+    """Return a program of `units` microbatches or slices, repeated, with a step at each end."""
     parts = []
     for iteration in range(iterations):
         parts.append(program + (iteration * units << MICROBATCH_SHIFT))

@@ -47,7 +47,7 @@ def seq1f1b(
     """Rank r starts with s + p − 2 − r forwards of slices, then alternates, then drains.
 
     Causal attention fixes the order within a microbatch: a slice's forward needs the keys and
-    values of the slices before it, its backward the gradients that the slices behind it leave for
+    values of the slices before it, its backward the gradients that the slices after it leave for
     them. So forwards take the slices in order and backwards in reverse, and the last rank can turn
     around after a whole microbatch, s slices, where 1F1B turns around after one unit. A unit is s
     times smaller than there: fill and drain take (p − 1)(F + B)/s of a microbatch's times, and at

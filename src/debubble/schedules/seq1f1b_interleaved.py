@@ -17,14 +17,14 @@ MINDSPORE = "@mindspore"
 
 
 def least_group(case: Any) -> int:
-    """Microbatches whose slices are as many as ranks: fewer leave ranks waiting, or stuck."""
+    """Return the microbatches with as many slices as ranks: fewer leave ranks waiting, or stuck."""
     return -int(-case.ranks // case.slices)
 
 
 def _orders(
     ranks: int, microbatches: int, chunks: int, slices: int, wanted: int, pace: int
 ) -> Iterator[Program]:
-    """Groups of at least `wanted` microbatches; rank r warms up `pace` slices more than r + 1."""
+    """Yield programs in groups of `wanted` or more; rank r warms up `pace` more than r + 1."""
     table = grouped_table(microbatches, chunks, wanted)
     forwards, backwards = forwards_and_backwards(table, ranks, chunks, slices)
     least = (chunks - 1) * largest_group(microbatches, wanted) * slices + slices - 1
@@ -34,7 +34,7 @@ def _orders(
 def _forms(
     wanted: Callable[[Any], int], pace: Callable[[Any], int], steps: str
 ) -> tuple[ClosedForm, ...]:
-    """Closed forms for groups of at least `wanted` microbatches and a `pace` of warm-up."""
+    """Return closed forms for groups of at least `wanted` microbatches and a `pace` of warm-up."""
 
     def held(k: Any) -> list[float]:
         least = (k.v - 1) * largest_group(k.m, wanted(k)) * k.s + k.s - 1
@@ -183,7 +183,7 @@ def seqsmartvpp(
     slices: int = 4,
     cut: str = "flops",  # noqa: ARG001 - as above
 ) -> Iterator[Program]:
-    """Rank r warms up with one more slice than its neighbour, not two: p − 1 units less on rank 0.
+    """Rank r warms up with one more slice than its neighbor, not two: p − 1 units less on rank 0.
 
     Without latency it is as fast as seq1f1b-interleaved. With latency every group pays for it
     again: on 8 ranks with 2 chunks, 16 microbatches of 4 slices and a fifth of a slice's F for a

@@ -1,4 +1,4 @@
-"""Where schedules are from: one record for every paper, report and program.
+"""Sources of schedules: one record for every paper, report and program.
 
 A schedule is registered with a text in which ``@key`` stands for a record:
 ``"@qi2024zero; search: debubble"``. What people read and the entry for BibTeX both come from that.
@@ -19,7 +19,7 @@ class Source:
     year: int
     """That of its venue, else of its first version; 0 for programs that change all the time."""
     authors: tuple[str, ...]
-    """Their names; that of an organisation in braces, and ``"others"`` for many more."""
+    """Their names; that of an organization in braces, and ``"others"`` for many more."""
     venue: str = ""
     """Conference or journal as BibTeX shows it; empty for a preprint or program."""
     arxiv: str = ""
@@ -197,10 +197,10 @@ _KEY = re.compile(r"(?<![\w.@])@([a-z][a-z0-9]*)")
 
 
 def keys_in(text: str) -> list[str]:
-    """Keys of the records that a text refers to, in its order."""
+    """Return keys of the records that a text refers to, in its order."""
     return [key for key in dict.fromkeys(_KEY.findall(text)) if key in SOURCES]
 
 
 def spelled_out(text: str) -> str:
-    """A text with every record in place of its key; other words with @ stay as they are."""
+    """Return a text with every record in place of its key; other words with @ stay as they are."""
     return _KEY.sub(lambda at: SOURCES[at[1]].text if at[1] in SOURCES else at[0], text)

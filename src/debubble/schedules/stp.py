@@ -15,12 +15,12 @@ from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
 def _alternating_pairs(*columns: Program) -> Program:
-    """Pairs, given as columns of overlapped pairs, in turn."""
+    """Return pairs, given as columns of overlapped pairs, in turn."""
     return np.hstack([column.reshape(-1, 2) for column in columns]).ravel()
 
 
 def _program(ranks: int, microbatches: int, rank: int) -> Program:
-    """The order of one rank, in the nine phases of the authors' code."""
+    """Return the order of one rank, in the nine phases of the authors' code."""
     numbers = np.arange(microbatches)
     near, far = rank, 2 * ranks - 1 - rank
     F0, F1 = forward(near, numbers), forward(far, numbers)
@@ -62,7 +62,7 @@ def _program(ranks: int, microbatches: int, rank: int) -> Program:
 
 
 def _sums(k: Any) -> bool:
-    """Whether pairs take the sum of their parts, and W no longer than F or I."""
+    """Return whether pairs take the sum of their parts, and W no longer than F or I."""
     parts = ((k.F, Kind.F), (k.I, Kind.I), (k.W, Kind.W), (k.B, Kind.B))
     whole = all(
         math.isclose(k.table.pair((int(Kind.F), 0), (int(kind), 0)), k.F + time)

@@ -5,11 +5,11 @@ vocabulary, the output layer is the same work on every rank. Its softmax runs ov
 takes two passes: S before and T behind the exchange of maxima and sums, see
 :class:`debubble.core.schedule.Schedule`.
 
-An order is made from a *base* whose backwards come some periods later than they could (a period is
-the time a rank needs for one microbatch): room for the passes and what they exchange. The base is
+A schedule is made from a *base* whose backwards come some periods later than they could (a period
+is the time a rank needs for one microbatch): room for the passes and what they exchange. It is
 simulated. On **every** rank S of a microbatch then stands before the first action that starts when
 the microbatch's last forward has ended, or later; T before the first that starts when the last
-stage's backward does, or, where that waits for T, half-way. The order cannot deadlock: each action
+stage's backward does, or, where that waits for T, half-way. It cannot deadlock: each action
 has a time (those of the base their start), whatever it needs has an earlier one, or the same and
 stands before it (S, then T, then the base), and every rank runs its actions in order of time.
 """
@@ -42,7 +42,7 @@ SHORTEST = 1e-9
 
 
 def with_shards(base: Schedule, vocabulary: int, costs: Costs | None) -> Iterator[Program]:
-    """The programs of a base with S and T, see above."""
+    """Yield the programs of a base with S and T, see above."""
     timeline = _nominal(base, costs)
     kinds, stages = kinds_of(base.actions), stages_of(base.actions)
     units = microbatches_of(base.actions)
@@ -69,7 +69,7 @@ def with_shards(base: Schedule, vocabulary: int, costs: Costs | None) -> Iterato
 
 
 def _nominal(base: Schedule, costs: Costs | None) -> Timeline:
-    """The base at the costs without head, or at default ones where some of these take no time."""
+    """Simulate the base without head, at default costs where an action takes no time."""
     timeline = simulate(base, replace(costs or Costs(), head=None))
     if timeline.duration.min() <= SHORTEST * timeline.makespan:
         timeline = simulate(base)

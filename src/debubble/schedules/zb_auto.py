@@ -16,7 +16,7 @@ SOURCE = "@qi2024zero; search: debubble"
 
 
 def scheduled(times: int) -> Callable[[Callable[[], None]], Callable[..., list[Program]]]:
-    """Make a description the schedule of the best order found.
+    """Make a description the best schedule that is found.
 
     Its default limit is `times` p microbatches.
     """
@@ -61,7 +61,7 @@ REACHED = ClosedForm(
 
 
 def _forms(times: int) -> tuple[ClosedForm, ...]:
-    """Closed forms for a default limit of `times` p microbatches."""
+    """Return closed forms for a default limit of `times` p microbatches."""
     limit, enough = ("p", "m ≥ p") if times == 1 else ("2p", "m ≥ 2p − 1")
     return (
         BOUND,
@@ -133,7 +133,7 @@ def zb_auto() -> None:
         copies that knows what they free.
     objective
         ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action,
-        which the paper minimises.
+        which the paper minimizes.
 
     Raises
     ------

@@ -15,7 +15,7 @@ from debubble.schedules.registry import ClosedForm, register
 
 
 def published_order(ranks: int, microbatches: int) -> Iterator[Program]:
-    """The fixed order for F = I = W, from PyTorch's ``ScheduleZBVZeroBubble``.
+    """Yield the programs for F = I = W, from PyTorch's ``ScheduleZBVZeroBubble``.
 
     For fewer than 2p − 1 microbatches it is the order for 2p − 1 with the others left out.
     """
@@ -52,7 +52,7 @@ def published_order(ranks: int, microbatches: int) -> Iterator[Program]:
 
 
 def _as_published(case: Any) -> bool:
-    """Whether the published order is the best one, so that its formulas hold."""
+    """Return whether the published schedule is the best one, so that its formulas hold."""
     return (
         case.F == case.I == case.W and case.c == 0 and case.memory is None and case.m >= 2 * case.p
     )
@@ -102,7 +102,7 @@ def zb_v() -> None:
 
     Rank 0 runs 2p − 1 forwards of its first chunk until the first microbatch is back at its second;
     from then on every rank repeats F I W of one chunk and F I W of the other. All ranks hold the
-    activations of p microbatches, as rank 0 of 1F1B does. With F = I = W nobody waits between a
+    activations of p microbatches, as rank 0 of 1F1B does. With F = I = W no rank waits between a
     rank's first and last action. Two ranks, capitals for the first chunk::
 
         0  F0 F1 F2 f0 i0 w0 f1 i1 w1 F3 I0 W0 f2 i2 w2 I1 W1 f3 i3 w3 I2 W2 I3 W3

@@ -11,7 +11,7 @@ from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
 def split(forwards: Program, backwards: Program, warm_up: int, lag: int) -> Program:
-    """Warm-up forwards, then F and I in turn with W trailing by `lag`, then I and W, then W."""
+    """Return warm-up forwards, then F and I in turn with W trailing by `lag`, then the rest."""
     I, W = as_kind(backwards, Kind.I), as_kind(backwards, Kind.W)
     warm_up = min(warm_up, len(forwards))
     steady = len(forwards) - warm_up
@@ -31,7 +31,7 @@ def split(forwards: Program, backwards: Program, warm_up: int, lag: int) -> Prog
 
 
 def _one_stage_per_rank(ranks: int, microbatches: int, pace: int) -> Iterator[Program]:
-    """Warm-ups that shrink by `pace` from rank to rank, while the lag of W grows by it."""
+    """Yield programs whose warm-ups shrink by `pace` per rank, while the lag of W grows by it."""
     forwards, backwards = forward(0, range(microbatches)), backward(0, range(microbatches))
     for rank in range(ranks):
         warm_up = pace * (ranks - 1 - rank)
@@ -73,7 +73,7 @@ def _one_stage_per_rank(ranks: int, microbatches: int, pace: int) -> Iterator[Pr
     ),
 )
 def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
-    """1F1B whose backward is split; rank r runs W r microbatches behind I.
+    """1F1B whose backward is split; rank r runs W r microbatches after I.
 
     The drain no longer waits idle for gradients to come back: it runs W. The bubble shrinks from
     (p − 1)(F + I + W) to (p − 1)(F + I − W), measured as the largest stage time; memory stays p

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from debubble.analysis.question import OPTIONS
-from debubble.core.cost_fields import current_name
 from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import ParameterError, WrongValueError, did_you_mean
+from debubble.core.former_names import current_name
 from debubble.core.options import OptionType, Range, Word, quoted
 from debubble.interchange.files import is_file_name, is_foreign, is_function
 from debubble.interchange.named import SIZES as NAMES_OF_SIZES

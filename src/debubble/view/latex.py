@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from debubble.analysis.bibliography import cited_by
 from debubble.analysis.comparison import Comparison
 from debubble.analysis.layout import Column
 from debubble.analysis.metrics import amount_text
-from debubble.analysis.tex import comment, escape
+from debubble.analysis.tex import cited_by, comment, escape
 from debubble.core.costs import COST_FIELDS
 from debubble.core.errors import ParameterError
 from debubble.core.units import number

@@ -15,10 +15,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import (
     Action,
     group_bounds,
-    kinds_of,
-    microbatches_of,
     pairs_of,
-    stages_of,
     unpack,
 )
 from debubble.core.embedding_and_head import first_stages
@@ -36,7 +33,7 @@ from debubble.core.kinds import (
     Of,
 )
 from debubble.core.schedule import Schedule
-from debubble.core.waits import unmet, waits_for
+from debubble.core.waits import ActionIndex, unmet, waits_for
 from debubble.engine.explain import words
 from debubble.engine.kernels.sweep import MOST_MEMBERS
 from debubble.engine.modes import MODE, P2PMode
@@ -72,21 +69,8 @@ def invalid_action(schedule: Schedule) -> ScheduleError | None:
     return None
 
 
-class ActionFaults:
-    """The actions of a schedule as columns; all of them exist, on their ranks."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        actions = schedule.actions
-        self.kind, self.stage = kinds_of(actions), stages_of(actions)
-        self.unit = microbatches_of(actions)
-        self.rank = schedule.ranks_of_actions
-        self.units = int(self.unit.max(initial=0)) + 1
-        self.cell = self.stage * self.units + self.unit
-
-    def of(self, *kinds: Kind) -> Positions:
-        """Positions of the actions of some kinds."""
-        return np.flatnonzero(np.isin(self.kind, kinds))
+class ActionFaults(ActionIndex):
+    """The faults of a schedule's actions, all of which exist, on their ranks."""
 
     @cached_property
     def transfers(self) -> tuple[Positions, Positions]:
@@ -138,7 +122,7 @@ class ActionFaults:
 
     def twice(self, kinds: tuple[Kind, ...]) -> Iterator[ScheduleError]:
         """Actions of some kinds that are there more than once."""
-        here = self.of(*kinds)
+        here = self.positions(kinds)
         key = self.cell[here] * len(Kind) + self.kind[here]
         again = np.ones(len(here), dtype=bool)
         again[np.unique(key, return_index=True)[1]] = False
@@ -149,7 +133,7 @@ class ActionFaults:
         """Two kinds of which a stage and microbatch has one or the other."""
         for spec in KINDS:
             for other in spec.instead_of:
-                here, there = self.of(spec.kind), self.of(other)
+                here, there = self.positions((spec.kind,)), self.positions((other,))
                 _, one, two = np.intersect1d(self.cell[here], self.cell[there], return_indices=True)
                 for pair in zip(here[one].tolist(), there[two].tolist(), strict=True):
                     first, last = sorted(pair)
@@ -160,7 +144,7 @@ class ActionFaults:
     def nowhere(self) -> Iterator[ScheduleError]:
         """Sends and receives of what moves between no two ranks."""
         schedule = self.schedule
-        here = self.of(*TRANSFER_KINDS)
+        here = self.positions(TRANSFER_KINDS)
         other = self.stage[here] + _AWAY[self.kind[here]]
         inside = (other >= 0) & (other < schedule.stages)
         place = schedule.copies_of(self.unit[here]) * schedule.stages + np.where(inside, other, 0)
@@ -184,7 +168,7 @@ class ActionFaults:
         for kind in TRANSFER_KINDS:
             other = KINDS[kind].other_end
             assert other is not None
-            here, there = self.of(kind), self.of(other)
+            here, there = self.positions((kind,)), self.positions((other,))
             ends = self.cell[here] + KINDS[kind].away * self.units
             for position in here[~np.isin(ends, self.cell[there])].tolist():
                 stage, _, unit = unpack(int(self.schedule.actions[position]))
@@ -195,7 +179,7 @@ class ActionFaults:
 
     def steps(self) -> Iterator[ScheduleError]:
         """Optimizer steps that another rank waits for and that are not there, or too many."""
-        schedule, here = self.schedule, self.of(*STEP_KINDS)
+        schedule, here = self.schedule, self.positions(STEP_KINDS)
         rule = ranks_stepped_with(schedule)
         if not len(here) or rule is None:
             return
@@ -219,7 +203,7 @@ class ActionFaults:
 
     def misplaced_shards(self) -> Iterator[ScheduleError]:
         """Passes of an output layer that is not sharded, or on other stages than a rank's first."""
-        here = self.of(*VOCABULARY_KINDS)
+        here = self.positions(VOCABULARY_KINDS)
         first = first_stages(self.schedule.placement)
         wrong = here[(self.schedule.vocabulary == 0) | (first[self.rank[here]] != self.stage[here])]
         for position in wrong.tolist():
@@ -245,7 +229,7 @@ class ActionFaults:
         begun = np.flatnonzero(last | np.isin(self.kind, VOCABULARY_KINDS))
         units, index = np.unique(self.unit[begun], return_index=True)
         for kind in VOCABULARY_KINDS:
-            there = self.cell[self.of(kind)]
+            there = self.cell[self.positions((kind,))]
             for stage in first_stages(schedule.placement).tolist():
                 lacks = ~np.isin(stage * self.units + units, there)
                 for spot in np.flatnonzero(lacks).tolist():
@@ -256,7 +240,7 @@ class ActionFaults:
 
     def mixed_copies(self) -> Iterator[ScheduleError]:
         """Copies of what is a checkpoint for some microbatches only."""
-        here = self.of(*COPY_KINDS)
+        here = self.positions(COPY_KINDS)
         places = self.schedule.places_of(self.schedule.actions[here])
         share = recompute_share(self.schedule)[places]
         for position in here[(share > 0) & (share < 1)].tolist():

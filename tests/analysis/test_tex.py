@@ -7,7 +7,7 @@ import re
 import pytest
 
 import debubble as db
-from debubble.analysis.bibliography import bibliography, cited_by
+from debubble.analysis.tex import bibliography, cited_by
 from debubble.schedules import registry
 from debubble.schedules.sources import SOURCES, keys_in, spelled_out
 
