@@ -24,14 +24,14 @@ GRID = {"F": 10.0, "I": 12.0, "W": 8.0, "p2p": 0.0}
 
 
 def problem(p: int, m: int, v: int, memory: float, costs: dict[str, Any], **more: Any) -> Any:
-    """Arguments of :func:`debubble.optimize` for one problem, costs per rank."""
+    """Return arguments of :func:`debubble.optimize` for one problem, costs per rank."""
     given = db.Costs.per_rank(**costs, chunks=v)
     return {"ranks": p, "microbatches": m, "chunks": v, "costs": given, "memory": memory, **more}
 
 
 def copied(p: int, m: int, memory: float, copy: float) -> Any:
-    """A problem whose activations may be copied to the host, each in the time `copy`."""
-    return problem(p, m, 1, memory, GRID | {"host_bandwidth": 1 / copy}, offload="free")
+    """Return a problem whose activations may be copied to the host, each in the time `copy`."""
+    return problem(p, m, 1, memory, GRID | {"host_bandwidth": 1 / copy}, offload=list(range(p)))
 
 
 PROBLEMS: dict[str, Any] = {
@@ -43,10 +43,10 @@ PROBLEMS: dict[str, Any] = {
     "uneven, one chunk": problem(8, 32, 1, 6, uneven(8)),
     "long": problem(8, 64, 2, 6, uneven(8)),
     "wide": problem(16, 64, 2, 6, uneven(16)),
-    "copies 4, 20": copied(4, 8, 2, 20.0),
-    "copies 4, 10": copied(4, 8, 2, 10.0),
-    "copies 8, 20": copied(8, 16, 4, 20.0),
-    "recompute": problem(4, 8, 2, 1.5, GRID, recompute="full"),
+    "copies 2, 10": copied(4, 8, 2, 10.0),
+    "copies 2, 20": copied(4, 8, 2, 20.0),
+    "copies 3, 20": copied(4, 8, 3, 20.0),
+    "recompute": problem(3, 6, 2, 0.7, GRID | {"recompute_kept": 0.1}, recompute="full"),
     "recompute, many": problem(8, 32, 1, 4, uneven(8), recompute="full"),
     "fused": problem(4, 8, 1, 4, GRID | {"B": 18.0}),
     "fused, many": problem(8, 32, 1, 8, GRID | {"B": 18.0}),
@@ -57,14 +57,14 @@ PROBLEMS: dict[str, Any] = {
 
 
 def measured(asked: Any, effort: float) -> tuple[float, float, float]:
-    """Makespan, lower bound and seconds of processor time of one search."""
+    """Return makespan, lower bound and seconds of processor time of one search."""
     began = time.process_time()
     result = db.optimize(**asked, effort=effort, workers=1, cache=False, published=False)
     return result.makespan, result.lower_bound, time.process_time() - began
 
 
 def names_of(asked: Any) -> list[str]:
-    """Strategies that are of use for a problem, each name once.
+    """Return strategies that are of use for a problem, each name once.
 
     Without list scheduling there need not be an order to begin with.
     """

@@ -30,11 +30,11 @@ def _searched() -> None:
     from debubble.optimize.anneal.annealer import Annealer
     from debubble.optimize.bounds.paths import lower_bound
     from debubble.optimize.bounds.strategies import strongest_rank_bound
-    from debubble.optimize.programs.list_scheduling import listed
+    from debubble.optimize.programs.list_scheduling import list_programs
     from tests.optimize.problems import problem
 
     asked = problem(2, 4, 1.5, F=2, I=3, W=1)
-    annealer = Annealer(asked, listed(asked, ()))
+    annealer = Annealer(asked, list_programs(asked, ()))
     annealer.run(1, 1.0, 0.1, 0.0, annealer.best.copy())
     low = lower_bound(asked)
     strongest_rank_bound(asked, low, 2 * low, states=100)

@@ -18,10 +18,10 @@ from debubble.engine.graph import P2P_MODES, compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import timeline_of
 from debubble.optimize.bounds.paths import lower_bound
-from debubble.optimize.cp_sat.model import Model
+from debubble.optimize.cp_sat.model import ExactModel
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 
 
 def problem(
@@ -269,8 +269,8 @@ def optimum(asked: Problem) -> tuple[float, bool]:
         count = math.prod(len(orders(asked, rank, in_turn)) for rank in range(asked.ranks))
         if count * (3 if asked.backward == "free" else 1) < MOST_ORDERS:
             return fastest(asked, in_turn), True
-    known = listed(asked, ())
-    solution = Model(asked, known, lower_bound(relaxed(asked))).solve(10, 60, 1, 0)
+    known = list_programs(asked, ())
+    solution = ExactModel(asked, known, lower_bound(relaxed(asked))).solve(10, 60, 1, 0)
     order = asked.schedule(solution.programs or known)
     # Of other modes the solver does not know all.
     return asked.timeline(order).makespan, solution.proven and asked.mode == "overlapped"

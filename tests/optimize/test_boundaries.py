@@ -12,11 +12,11 @@ import debubble as db
 from debubble.core.actions import Kind
 from debubble.core.errors import DebubbleError
 from debubble.core.placement import Placement
-from debubble.optimize.bounds.exact_rank import Count, kept_bound
+from debubble.optimize.bounds.exact_rank import StateBudget, exact_rank_bound
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.bounds.strategies import single_ranks
-from debubble.optimize.cp_sat.rounding import rounded
-from debubble.optimize.layer_split.layers import layers_of
+from debubble.optimize.cp_sat.rounding import round_times
+from debubble.optimize.layer_split.layers import make_layers
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.stop import Stop
@@ -57,14 +57,14 @@ def test_no_bound_is_above_an_optimum(part: int) -> None:
         room = best * (1 + 1e-9) + 1e-9
         assert lower_bound(easy) <= room, seed
         for ranks in single_ranks(easy):
-            count = Count(2e5)
-            assert kept_bound(easy, ranks, 0.0, 1.5 * best + 1, count, Stop()) <= room, seed
+            count = StateBudget(2e5)
+            assert exact_rank_bound(easy, ranks, 0.0, 1.5 * best + 1, count, Stop()) <= room, seed
 
 
 def test_rounding_rounds_transfers_down() -> None:
     asked = differing(1)
     assert asked.table.boundaries is not None
-    coarse = rounded(asked, 1.0)
+    coarse = round_times(asked, 1.0)
     assert (coarse.forward_link <= asked.forward_link).all()
     assert (coarse.forward_link == np.floor(asked.forward_link + 1e-9)).all()
 
@@ -106,7 +106,7 @@ LAYERS = {
 
 def test_layers_are_frozen_one_by_one() -> None:
     costs = db.Costs(p2p=0.5, embedding={"F": 1, "B": 2, "activation": 3})
-    layers = layers_of(LAYERS, costs)
+    layers = make_layers(LAYERS, costs)
     table = layers.cut(Placement.loop(4, 1), (2, 2, 2, 2)).resolve(Placement.loop(4, 1))
     F, I, W, B = table.duration[[Kind.F, Kind.I, Kind.W, Kind.B]].tolist()
     assert F == [7, 6, 4, 4]
@@ -133,7 +133,7 @@ def test_no_cut_beats_the_bound_of_all(backward: Any, mode: Any) -> None:
         "cache": False, "published": False, "workers": 1,
     }  # fmt: skip
     found = db.optimize(costs=costs, layers=LAYERS, effort=0.05, **asked)
-    layers, place = layers_of(LAYERS, costs), Placement.loop(3, 1)
+    layers, place = make_layers(LAYERS, costs), Placement.loop(3, 1)
     # More than half of the layers on one rank is far from any bound.
     for cut in [(a, b - a, 8 - b) for a in range(1, 7) for b in range(a + 1, 8)]:
         if max(cut) > 4 and not EXPLORES:
@@ -147,7 +147,7 @@ def test_no_cut_beats_the_bound_of_all(backward: Any, mode: Any) -> None:
 def test_cutting_by_frozen_layers_beats_an_even_cut() -> None:
     asked: dict[str, Any] = {"ranks": 4, "microbatches": 8, "cache": False, "effort": 0.05}
     layers = {"F": [1] * 12, "B": [2] * 12, "frozen": [1] * 6 + [0] * 6}
-    even = layers_of(layers, db.Costs()).cut(Placement.loop(4, 1), (3, 3, 3, 3))
+    even = make_layers(layers, db.Costs()).cut(Placement.loop(4, 1), (3, 3, 3, 3))
     cut = db.optimize(layers=layers, costs=db.Costs(), **asked)
     assert cut.makespan < db.optimize(costs=even, **asked).makespan
     assert cut.makespan < 8 * 9

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 import debubble as db
-from debubble.optimize.pareto import MOST_POINTS, Frontier, limits_for, sweep
+from debubble.optimize.pareto import MOST_POINTS, Frontier, limits_for, sweep_memory
 from tests.optimize.problems import problem
 
 
 @pytest.fixture(scope="module")
 def frontier() -> Frontier:
-    return sweep(ranks=2, microbatches=6, chunks=2, costs=db.Costs(F=5, I=6, W=4), cache=False)
+    return sweep_memory(
+        ranks=2, microbatches=6, chunks=2, costs=db.Costs(F=5, I=6, W=4), cache=False
+    )
 
 
 @pytest.mark.slow

@@ -17,14 +17,19 @@ from debubble.core.actions import STAGE_SHIFT, Kind, kinds_of
 from debubble.optimize import cache, variants
 from debubble.optimize.anneal.annealer import Annealer
 from debubble.optimize.bounds.paths import lower_bound
-from debubble.optimize.cp_sat.model import Model
+from debubble.optimize.cp_sat.model import ExactModel
 from debubble.optimize.cp_sat.rounding import whole_units
 from debubble.optimize.periodic.pattern import find_pattern
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.stage_choices.choices import choice_of, same_for_all, ways_of, with_choice
-from debubble.optimize.stage_choices.space import bound_of_all, families, fits, relaxation
+from debubble.optimize.stage_choices.space import (
+    bound_of_all,
+    families,
+    fits_without_copies,
+    relaxation,
+)
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import fastest, problem, recomputes_between
 
@@ -75,14 +80,14 @@ def recomputes_right_before_backwards(schedule: db.Schedule) -> bool:
 def test_every_search_and_bound_agrees_with_the_fastest_of_all_orders(data: st.DataObject) -> None:
     asked = drawn(data)
     best = fastest(asked)
-    start = listed(asked, ())
+    start = list_programs(asked, ())
     order = asked.schedule(start)
     assert db.check(order).ok
     assert asked.fits(order)
     assert recomputes_right_before_backwards(order)
     listing = asked.timeline(order).makespan
     assert lower_bound(asked) <= best + 1e-9 <= listing + 2e-9
-    solution = Model(asked, start, lower_bound(asked)).solve(20, 20, 1, 0)
+    solution = ExactModel(asked, start, lower_bound(asked)).solve(20, 20, 1, 0)
     assert solution.proven
     assert solution.programs is not None
     solved = asked.schedule(solution.programs)
@@ -97,7 +102,7 @@ def test_every_search_and_bound_agrees_with_the_fastest_of_all_orders(data: st.D
 def test_lists_and_annealed_orders_are_right(data: st.DataObject) -> None:
     sizes = [(p, v, m, "split") for p in (1, 2, 4) for v in (1, 2, 3) for m in (1, 4, 9)]
     asked = drawn(data, sizes)
-    start = listed(asked, (), 0.02)
+    start = list_programs(asked, (), 0.02)
     annealer = Annealer(asked, start, seed=data.draw(st.integers(0, 9)))
     order = annealer.best.copy()
     annealer.run(3000, 2.0, 0.1, 0.0, order)
@@ -116,7 +121,7 @@ def test_a_recompute_runs_while_the_gradient_is_under_way() -> None:
     # F of both stages, I of the last, I and W of the first: R has no time of its own but one. No
     # place is better than right before the backward.
     assert fastest(asked) == lower_bound(asked) == 1 + 3 + 1 + 1
-    order = asked.schedule(listed(asked, ()))
+    order = asked.schedule(list_programs(asked, ()))
     assert recomputes_right_before_backwards(order)
     assert asked.timeline(order).makespan == fastest(asked)
 
@@ -134,13 +139,13 @@ def test_the_bound_of_all_choices_holds_for_each(data: st.DataObject) -> None:
         bound, _ = bound_of_all(asked, FREE, float("inf"), {}, nodes)
         assert bound <= best + 1e-9
     for decided in product((False, True, None), repeat=2):
-        eased = relaxation(asked, decided, FREE)
+        easy = relaxation(asked, decided, FREE)
         least = min(
             makespan for chosen, makespan in spans.items()
             if all(a is None or a == b for a, b in zip(decided, chosen, strict=True))
         )  # fmt: skip
-        if fits(eased):
-            assert lower_bound(relaxed(eased)) <= least + 1e-9
+        if fits_without_copies(easy):
+            assert lower_bound(relaxed(easy)) <= least + 1e-9
         else:
             assert least == float("inf")
 
@@ -256,7 +261,7 @@ def test_families_begin_with_whole_chunks_and_fit() -> None:
     assert (1,) * 8 in sets
     # One microbatch does not fit without recomputes on the first chunk.
     assert all(all(chosen[:4]) for chosen in sets)
-    assert all(fits(with_choice(asked, chosen)) for chosen in sets)
+    assert all(fits_without_copies(with_choice(asked, chosen)) for chosen in sets)
     assert (0,) * 8 in families(problem(4, 8, 1), ways)
 
 
@@ -345,7 +350,11 @@ def test_published_schedules_recompute_where_that_makes_them_fit() -> None:
     assert rows["optimized"].makespan <= rows["interleaved-1f1b"].makespan
 
 
-def test_however_short_the_time_published_orders_are_not_faster() -> None:
+def test_however_short_the_time_published_orders_are_not_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Seconds for the comparison alone, enough on a machine with other work.
+    monkeypatch.setattr("debubble.optimize.search.AFTER_CTRL_C", 60.0)
     sizes: dict[str, Any] = {"ranks": 4, "microbatches": 8, "chunks": 2}
     found = db.optimize(
         **sizes, costs=db.Costs(activation=1.0), layers=30, memory=1.3, recompute="free",

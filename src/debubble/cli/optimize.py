@@ -20,7 +20,7 @@ from debubble.interchange.files import is_file_name, write_text
 from debubble.interchange.jitter import read_jitter
 from debubble.interchange.layouts import cut_text
 from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
-from debubble.optimize.pareto import sweep
+from debubble.optimize.pareto import sweep_memory
 from debubble.optimize.search import optimize as search
 from debubble.optimize.strategies import has_solver
 
@@ -74,7 +74,7 @@ def optimize(
     with overwritten_line() as line:
         if sweeping:
             unit = inputs.costs.time_unit
-            result: Any = sweep(
+            result: Any = sweep_memory(
                 time_unit=unit, progress=lambda limit: line(f"memory {limit:g}"), **options
             )
         else:

@@ -46,7 +46,7 @@ LARGEST_ENTRY = 32 << 20
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A result found earlier."""
 
     programs: list[Program]
@@ -67,7 +67,7 @@ class Entry:
     """Choice of every stage, see :mod:`.stage_choices.choices`; `programs` have its copies."""
 
     def answers(self, budget: str, solver: str) -> bool:
-        """Whether a search with this budget, and with this solver or none, was made for it.
+        """Return whether this was made with a budget, and by a solver or none.
 
         Without a solver an entry that was found with one is as good as any.
         """
@@ -75,13 +75,13 @@ class Entry:
 
     @property
     def current(self) -> bool:
-        """Whether the code of today searched, so that its bound is today's as well."""
+        """True if the code of today searched, so that its bound is today's as well."""
         return self.code == code()
 
 
 @cache
 def code() -> str:
-    """A hash of the code that a result depends on: what makes orders, and what proves bounds."""
+    """Return a hash of the code that results depend on: searches and bounds."""
     digest = hashlib.sha256()
     home = Path(__file__).parent.parent
     for package in ("optimize", "listing", "lowering", "schedules"):
@@ -91,13 +91,13 @@ def code() -> str:
 
 
 def folder() -> Path:
-    """Folder of the entries."""
+    """Return the folder of the entries."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "debubble" / "optimize"
 
 
 def key(problems: Sequence[Problem], choices: Sequence[str] = ()) -> str:
-    """A hash of everything that a result depends on, for all problems it is the best of.
+    """Return a hash of everything that the best result of some problems depends on.
 
     `choices` names what else is free, beyond these problems.
     """
@@ -121,7 +121,7 @@ def _data(problem: Problem) -> list[Any]:
 
 
 def _of_layers(problem: Problem) -> Any:
-    """Number of the layers, costs of each, and of the ends beside them."""
+    """Return the number of layers, costs of each, and of the ends."""
     if problem.layers is None:
         return 0
     layers = problem.layers
@@ -130,8 +130,8 @@ def _of_layers(problem: Problem) -> Any:
     return [layers.count, each, ends]
 
 
-def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | None:
-    """The entry of some problems; None when there is none that is right."""
+def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> CacheEntry | None:
+    """Return the entry of some problems; None when there is none that is right."""
     from debubble.analysis.check import check
     from debubble.interchange.schedule_json import from_json
 
@@ -143,7 +143,7 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
         schedule = from_json(json.dumps(data["schedule"]), str(path))
         programs = [schedule.program(rank) for rank in range(schedule.ranks)]
         chosen = choice_in(schedule)
-        entry = Entry(
+        entry = CacheEntry(
             [program[among(kinds_of(program), KEPT)] for program in programs],
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
             str(data["found_by"]), str(data["solver"]), str(data["code"]),
@@ -172,7 +172,7 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
 
 
 def _as_cut(problem: Problem, cut: tuple[int, ...]) -> Problem | None:
-    """The problem with stages of these layers; None where they are not its layers."""
+    """Return the problem with stages of these layers; None where they are not its layers."""
     if problem.layers is None:
         return None if cut else problem
     if len(cut) != problem.stages or sum(cut) != problem.layers.count:
@@ -183,7 +183,7 @@ def _as_cut(problem: Problem, cut: tuple[int, ...]) -> Problem | None:
 
 
 def write_entry(
-    problems: Sequence[Problem], schedule: Schedule, entry: Entry, choices: Sequence[str] = ()
+    problems: Sequence[Problem], schedule: Schedule, entry: CacheEntry, choices: Sequence[str] = ()
 ) -> None:
     """Keep a result; a folder that cannot be written to is no error."""
     data = {
@@ -199,7 +199,7 @@ def write_entry(
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / f"{key(problems, choices)}.json", text.encode())
         known = sorted(place.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        # Whoever was killed while it wrote left a part of an entry.
+        # A process that was killed while it wrote left a part of an entry.
         old = time.time() - HOUR
         parts = [path for path in place.glob(".*.part") if path.stat().st_mtime < old]
         for path in (*known[:-MOST_ENTRIES], *parts):

@@ -1,4 +1,4 @@
-"""What every result goes through before it is returned, whichever search it comes from."""
+"""The last check of every result, whichever search it comes from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.layer_split.cutting import Cutting
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.belongs import outside
-from debubble.optimize.programs.offload import schedules, without_copies
+from debubble.optimize.programs.offload import with_copies_placed, without_copies
 from debubble.optimize.request import Request
 from debubble.optimize.result import Result
 from debubble.optimize.stage_choices.choices import OFFLOAD, choice_in
 
 
-def checked(request: Request, result: Result) -> Result:
-    """The result, where it is one of what was asked for.
+def check_result(request: Request, result: Result) -> Result:
+    """Return a result after checking that it answers the request.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def checked(request: Request, result: Result) -> Result:
 
 
 def _wrong(request: Request, result: Result) -> str:
-    """What is wrong with a result, in words; empty where it is right."""
+    """Explain a fault of a result; empty where there is none."""
     schedule, makespan, bound = result.schedule, result.makespan, result.lower_bound
     table = schedule.placement.table
     roots = [problem for problem in request.problems if problem.placement.table == table]
@@ -65,7 +65,7 @@ def _wrong(request: Request, result: Result) -> str:
 
 
 def problem_of(request: Request, schedule: Schedule, layers: tuple[int, ...]) -> Problem | None:
-    """What is asked for, with the choices of a schedule; None where they are not open."""
+    """Return the requested problem with the choices of a schedule; None where they are not open."""
     chosen, ways = [], request.ways(schedule.stages)
     for way, open_to in zip(choice_in(schedule), ways, strict=True):
         # Of what may be offloaded some, or all, may stay.
@@ -77,9 +77,9 @@ def problem_of(request: Request, schedule: Schedule, layers: tuple[int, ...]) ->
 
 
 def not_offloaded(problem: Problem, schedule: Schedule) -> str:
-    """That nothing is offloaded where this was asked for, and the order allows it."""
+    """Report that nothing is offloaded although this was requested and is possible."""
     if not any(problem.offload) or has(schedule, COPY_KINDS):
         return ""
     programs = [schedule.program(rank) for rank in range(schedule.ranks)]
-    lowered = next(schedules(problem, without_copies(programs)))
+    lowered = next(with_copies_placed(problem, without_copies(programs)))
     return "no stage offloads anything" if has(lowered, COPY_KINDS) else ""

@@ -14,7 +14,7 @@ from debubble.optimize.bounds.paths import prove
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.programs.belongs import outside
-from debubble.optimize.programs.offload import eased, with_asked_copies, without_copies
+from debubble.optimize.programs.offload import relax_copies, with_asked_copies, without_copies
 from debubble.optimize.stop import Stop
 
 Known: TypeAlias = dict[object, list[tuple[str, list[Program]]]]
@@ -44,7 +44,7 @@ class Incumbent:
         known: Known | None = None,
     ) -> None:
         self.problem = problem
-        self.model = eased(problem)
+        self.model = relax_copies(problem)
         self.stop = stop
         self.bound, self.why = prove(relaxed(self.model))
         self.makespan = float("inf")
@@ -91,11 +91,11 @@ class Incumbent:
 
     @property
     def done(self) -> bool:
-        """Whether nothing can be better."""
+        """True if nothing can be better."""
         return self.makespan <= self.bound * (1 + TOLERANCE)
 
     def beats(self, makespan: float) -> bool:
-        """Whether there may be an order that is faster than this makespan."""
+        """Return whether there may be an order that is faster than this makespan."""
         return self.bound < makespan * (1 - TOLERANCE)
 
     def _tell(self) -> None:

@@ -1,4 +1,4 @@
-"""Options of a search, beside those of a question: rows of the table that surfaces read."""
+"""Options of searches alone, as rows of the table that commands and pages read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WordOr:
     range: Range = ""
 
     def read(self, name: str, text: str) -> Any:
-        """The value in a typed text."""
+        """Return the value in a typed text."""
         if text.strip() in self.words:
             return text.strip()
         try:
@@ -39,7 +39,7 @@ class WordOr:
             raise self._refused(name, text) from None
 
     def check(self, name: str, value: Any) -> Any:
-        """The value that a file gives: a word, a number or a list of numbers."""
+        """Return the value that a file gives: a word, a number or a list of numbers."""
         if isinstance(value, bool) or not isinstance(value, str | int | list):
             raise self._refused(name, value)
         return self.read(name, ",".join(map(str, value)) if isinstance(value, list) else str(value))

@@ -1,4 +1,4 @@
-"""Makespan against memory: what every unit of memory buys."""
+"""Makespan against memory: the fastest schedule for every limit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
 from debubble.optimize.layer_split.cutting import Cutting, smallest_limit
-from debubble.optimize.layer_split.layers import layers_of
+from debubble.optimize.layer_split.layers import make_layers
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.offload import eased
+from debubble.optimize.programs.offload import relax_copies
 from debubble.optimize.programs.published import compare_with_published
 from debubble.optimize.request import Request
 from debubble.optimize.result import Result
@@ -61,12 +61,12 @@ class Frontier:
     time_unit: str = ""
 
     def nearest(self, row: Row) -> Result | None:
-        """The result for the largest limit that is at most what a schedule needs."""
+        """Return the result for the largest limit that is at most what a schedule needs."""
         within = [r for limit, r in self.points if limit <= row.peak_activation * (1 + 1e-9)]
         return within[-1] if within else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The frontier as plain data, for JSON."""
+        """Return the frontier as plain data, for JSON."""
         return {
             "frontier": [{"memory": limit} | result.to_dict() for limit, result in self.points],
             "published": [row.to_dict() for row in self.published],
@@ -86,7 +86,7 @@ class Frontier:
         return "\n".join([*table([heads, *lines]), "", *table(other)])
 
     def plot(self, ax: Any = None) -> Any:
-        """Makespan over memory with matplotlib, into `ax` when given; returns the axes."""
+        """Draw makespan over memory with matplotlib, into `ax` if given, and return the axes."""
         if ax is None:
             from matplotlib.figure import Figure
 
@@ -117,7 +117,7 @@ class Frontier:
         write_atomically(path, data)
 
 
-def sweep(
+def sweep_memory(
     *,
     ranks: int,
     microbatches: int,
@@ -127,7 +127,7 @@ def sweep(
     progress: Callable[[float], None] | None = None,
     **options: Any,
 ) -> Frontier:
-    """Optimise under rising memory limits, from the smallest that works.
+    """Optimize under rising memory limits, from the smallest that works.
 
     Parameters
     ----------
@@ -153,12 +153,14 @@ def sweep(
     given = {field.name: options[field.name] for field in fields(Request) if field.name in options}
     problems = Request(ranks, microbatches, costs=costs, p2p_mode=p2p_mode, **given).problems
     unlimited = min(
-        bound_of_cuts(Cutting(problem)) if problem.layers else lower_bound(relaxed(eased(problem)))
+        bound_of_cuts(Cutting(problem))
+        if problem.layers
+        else lower_bound(relaxed(relax_copies(problem)))
         for problem in problems
     )
     points: list[tuple[float, Result]] = []
     limits = limits_for(
-        min(problems, key=lambda problem: float(eased(problem).smallest_limits.max()))
+        min(problems, key=lambda problem: float(relax_copies(problem).smallest_limits.max()))
     )
     options["effort"] = options.get("effort", 1.0) * POINT_SHARE
     if options.get("time_limit") is not None:
@@ -176,7 +178,7 @@ def sweep(
             break
     last = points[-1][1]
     model = options.get("layers")
-    layers = None if model is None else layers_of(model, costs)
+    layers = None if model is None else make_layers(model, costs)
     rows = compare_with_published(
         last.timeline if layers else last.schedule, costs, None, p2p_mode,
         recompute=options.get("recompute", "none"), layers=layers,
@@ -186,7 +188,7 @@ def sweep(
 
 
 def limits_for(problem: Problem) -> list[float]:
-    """Memory limits of a sweep, from the smallest that works, in whole largest activations."""
+    """Return memory limits of a sweep from the smallest that works, in whole activations."""
     step = float(problem.table.activation.max())
     least = smallest_limit(problem)
     if step == 0:

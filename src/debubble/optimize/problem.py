@@ -1,4 +1,4 @@
-"""The problem to be optimised: a workload with its transfer mode and choices, as plain data."""
+"""A problem of the optimizer: a workload with its transfer mode and choices, as plain data."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Problem(Workload):
 
     @property
     def fused(self) -> bool:
-        """Whether every backward is one action B instead of I and W."""
+        """True if every backward is one action B instead of I and W."""
         return self.backward == "fused"
 
     @property
@@ -122,7 +122,7 @@ class Problem(Workload):
 
     @property
     def can_run_ahead(self) -> bool:
-        """Whether an R takes time, so that it may pay off to run it well before its backward."""
+        """True if an R takes time, so that it may pay off to run it well before its backward."""
         late = has_rule(self.table.costs, RECOMPUTES_LATE)
         return bool(self.recompute_time.any()) and not late
 
@@ -190,7 +190,7 @@ class Problem(Workload):
         return np.asarray(self.limits * (1 + TOLERANCE) + TOLERANCE * self.microbatch_memory.max())
 
     def actions(self, programs: Sequence[Program]) -> NDArray[np.int64]:
-        """Numbers of packed actions, rank after rank."""
+        """Return the number s of packed actions, rank after rank."""
         packed = np.concatenate(programs)
         kinds, stages = kinds_of(packed), stages_of(packed)
         lane = np.zeros(len(Kind), dtype=np.int64)
@@ -200,7 +200,7 @@ class Problem(Workload):
         return row * self.microbatches + microbatches_of(packed)
 
     def programs(self, order: NDArray[np.int64]) -> list[Program]:
-        """Packed actions of every rank from their numbers, rank after rank."""
+        """Return packed actions of every rank from their numbers, rank after rank."""
         row, microbatch = np.divmod(order, self.microbatches)
         codes = np.repeat(np.array(self.kinds, dtype=np.int64), self.stages)
         again = np.flatnonzero(self.recomputed)
@@ -217,11 +217,11 @@ class Problem(Workload):
         return np.concatenate([[0], np.cumsum(held * len(self.kinds) * self.microbatches)])
 
     def shortened(self, microbatches: int) -> Problem:
-        """The same problem with another number of microbatches."""
+        """Return the same problem with another number of microbatches."""
         return replace(self, microbatches=microbatches)
 
     def schedule(self, programs: Sequence[Program], name: str = "optimized") -> Schedule:
-        """An order as a schedule; one without R gets one right before every backward that needs it.
+        """Return programs as a schedule; those without R get one right before each backward.
 
         Otherwise the order has all of them.
         """
@@ -244,12 +244,12 @@ class Problem(Workload):
         return np.asarray(start[~among(kinds_of(packed), RECOMPUTE_KINDS)])
 
     def timeline(self, schedule: Schedule) -> Timeline:
-        """The engine's simulation of a schedule; its error says not why one cannot run."""
+        """Simulate a schedule; the error does not explain why one cannot run."""
         shared = self.table.costs.host_link_shared_by
         return timeline_of(compile_graph(schedule, self.mode, shared, explain=False), self.table)
 
     def fits(self, schedule: Schedule) -> bool:
-        """Whether a schedule stays within the memory of every rank.
+        """Return whether a schedule stays within the memory of every rank.
 
         Where activations leave their ranks the times of copies decide.
         """
@@ -259,12 +259,12 @@ class Problem(Workload):
 
 
 def without_recomputes(programs: Sequence[Program]) -> list[Program]:
-    """An order without its R, so that each goes right before its backward again."""
+    """Return an order without its R, so that each goes right before its backward again."""
     return [program[~among(kinds_of(program), RECOMPUTE_KINDS)] for program in programs]
 
 
 def without_recompute_time(problem: Problem) -> Problem:
-    """The problem in which R takes no time, but its memory."""
+    """Return the problem in which R takes no time, but its memory."""
     duration = problem.table.duration.copy()
     duration[list(RECOMPUTE_KINDS)] = 0.0
     return replace(problem, table=replace(problem.table, duration=duration))

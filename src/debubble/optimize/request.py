@@ -26,9 +26,9 @@ from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import Limit, beside_static, memory_limits
 from debubble.engine.timeline import Timeline
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem, smallest_limit
-from debubble.optimize.layer_split.layers import Cut, Given, Layers, even_cut, layers_of
+from debubble.optimize.layer_split.layers import Cut, Given, Layers, even_cut, make_layers
 from debubble.optimize.problem import BACKWARDS, Backward, Problem
-from debubble.optimize.programs.offload import Offload, check_offload, eased, is_none
+from debubble.optimize.programs.offload import Offload, check_offload, is_none, relax_copies
 from debubble.optimize.stage_choices.choices import (
     Choice,
     Recompute,
@@ -39,6 +39,7 @@ from debubble.optimize.stage_choices.choices import (
     with_choice,
     with_way_out,
 )
+from debubble.optimize.stop import Stop
 from debubble.optimize.variants import Report
 from debubble.schedules.registry import MAX_ACTIONS, check_count
 
@@ -81,7 +82,7 @@ class Request:
         _check_choices(self.p2p_mode, self.backward)
         room, costs = beside_static(self.memory, self.costs, self.ranks)
         check_offload(self.offload, costs)
-        model = None if self.layers is None else layers_of(self.layers, costs)
+        model = None if self.layers is None else make_layers(self.layers, costs)
         problems: list[Problem] = []
         refusals: list[tuple[float, ParameterError]] = []
         backward, places = self._backward_as_run(), self._placements()
@@ -170,7 +171,8 @@ class Budget:
     workers: int = 2
     cache: bool = True
     report: Report | None = None
-    until: Callable[[], bool] | None = None
+    stop: Stop = field(default_factory=Stop)
+    """Asked after Ctrl-C: then a search returns the best so far."""
 
     def __post_init__(self) -> None:
         limit = self.time_limit
@@ -236,7 +238,7 @@ def _refusal(problem: Problem) -> tuple[float, ParameterError] | None:
     room = replace(problem, limits=problem.limits / longest)
     try:
         if problem.layers is None:
-            eased(room).check_limits()
+            relax_copies(room).check_limits()
         else:
             Cutting(room).check()
     except ParameterError as error:
@@ -246,5 +248,5 @@ def _refusal(problem: Problem) -> tuple[float, ParameterError] | None:
                 f"memory {problem.limits.min():.12g} is too small for a microbatch of length "
                 f"{longest:.12g}; give at least {smallest_limit(problem) * longest:.12g}"
             )
-        return float(eased(problem).smallest_limits.max()), refused
+        return float(relax_copies(problem).smallest_limits.max()), refused
     return None

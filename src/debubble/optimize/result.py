@@ -1,4 +1,4 @@
-"""Result of an optimisation."""
+"""The result of a search."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Result:
     seconds
         How long it took; of a result from the cache, how long it once took.
     found_by
-        What the schedule was made by.
+        The strategy that found it.
     cached
         Whether it comes from the cache as it is, without a search.
     published
@@ -87,7 +87,7 @@ class Result:
         return recomputed_stages(self.schedule)
 
     def _where(self) -> str:
-        """Where the recomputes stand, in words."""
+        """Return the places of recomputes in words."""
         actions = self.schedule.actions
         actions = actions[~among(kinds_of(actions), OFFLOAD_KINDS)]
         spots = np.flatnonzero(among(kinds_of(actions), RECOMPUTE_KINDS))
@@ -140,7 +140,7 @@ class Result:
         return None if lengths is None else [float(length) for length in lengths]
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, for JSON."""
+        """Return the result as plain data, for JSON."""
         from debubble.interchange.cost_files import costs_data
 
         schedule = self.schedule

@@ -1,4 +1,4 @@
-"""Orders for steps whose times vary: the p95 of the step time in place of the makespan."""
+"""Schedules for steps whose times vary: p95 of the step time in place of the makespan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from debubble.optimize.programs.belongs import outside
 from debubble.optimize.request import Budget, Request
 from debubble.optimize.result import Result
 from debubble.optimize.stage_choices.choices import choice_in
-from debubble.optimize.stop import Stop, run_heard, time_left
+from debubble.optimize.stop import Stop, time_left
 
 MOVES = 1500
 """Changes of the order that are tried."""
@@ -58,7 +58,7 @@ def optimize_robust(
     Parameters
     ----------
     search
-        What finds the fastest order, with or without published ones beside it.
+        Finds the fastest schedule, with or without published ones to compare.
     robust
         What varies.
     request, budget, published
@@ -71,36 +71,28 @@ def optimize_robust(
     found = search(request, budget.within(share), published)
     judge = _Judge(found, replace(jitter, samples=min(jitter.samples, SAMPLES)), request)
     best = _Best(found.schedule, found.found_by)
-    interrupted = found.status == "interrupted"
-    if not interrupted:
-        stop = Stop(time_left(None if limit is None else BEFORE_LAST * limit, began))
+    if not budget.stop.asked:
+        end = None if limit is None else BEFORE_LAST * limit
         moves = int(MOVES * budget.effort * (1 if limit is None else MORE_IN_TIME))
-        interrupted = run_heard(
-            lambda: _improve(best, found, request, judge, moves, stop), stop, budget.until
-        )
+        _improve(best, found, request, judge, moves, Stop(time_left(end, began), budget.stop))
     chosen = judge.simulated(best.schedule)
     assert chosen is not None, "it was simulated before"
     timeline = replace(chosen, table=found.timeline.table)
-    compared: list[Comparison] = []
-    if found.published is not None and not interrupted:
+    again = replace(jitter, seed=jitter.seed + 1)
+    compared: Comparison | None = None
+    if found.published is not None and not budget.stop.asked:
         others = [row for row in found.published.rows if row.schedule is not found.schedule]
-        last, limits = Stop(time_left(limit, began)), found.published.memory
-
-        def race() -> None:
-            compared.append(compare(
-                [timeline, *(row.timeline for row in others)], costs=timeline.table.costs,
-                memory=limits, p2p_mode=request.p2p_mode, stop=last,
-                jitter=replace(jitter, seed=jitter.seed + 1),
-            ))  # fmt: skip
-
-        interrupted = run_heard(race, last, budget.until)
+        compared = compare(
+            [timeline, *(row.timeline for row in others)], costs=timeline.table.costs,
+            memory=found.published.memory, p2p_mode=request.p2p_mode, jitter=again,
+            stop=Stop(time_left(limit, began), budget.stop),
+        )  # fmt: skip
     met = timeline.makespan <= found.lower_bound * (1 + TOLERANCE)
     return replace(
         found, schedule=timeline.schedule, timeline=timeline, makespan=timeline.makespan,
-        status="interrupted" if interrupted else found.status if met else "feasible",
-        seconds=time.monotonic() - began, found_by=best.name, cached=False,
-        published=compared[0] if compared else None,
-        spread=timeline.jitter(replace(jitter, seed=jitter.seed + 1)),
+        status="interrupted" if budget.stop.asked else found.status if met else "feasible",
+        seconds=time.monotonic() - began, found_by=best.name, cached=False, published=compared,
+        spread=timeline.jitter(again),
     )  # fmt: skip
 
 
@@ -113,7 +105,7 @@ class _Best:
 
 
 class _Judge:
-    """Simulates orders with the costs of a result, and says how fast they are under jitter."""
+    """Simulations with the costs of a result, scored by their p95 under jitter."""
 
     def __init__(self, found: Result, jitter: Jitter, request: Request) -> None:
         self.costs: Costs = found.timeline.table.costs
@@ -122,7 +114,7 @@ class _Judge:
         self.jitter = jitter
 
     def simulated(self, schedule: Schedule) -> Timeline | None:
-        """Its timeline; None where it cannot run, or does not fit into the memory."""
+        """Return the timeline; None where it cannot run, or does not fit into the memory."""
         try:
             graph = compile_graph(schedule, self.mode, explain=False)
             timeline = evaluate_graph(graph, self.costs)
@@ -135,13 +127,13 @@ class _Judge:
         return timeline
 
     def score(self, timeline: Timeline) -> float:
-        """The p95 of the step time, and of those that are alike the mean."""
+        """Return the p95 of the step time, and a little of the mean to tell equal ones apart."""
         spread = timeline.jitter(self.jitter)
         return spread.p95 + 1e-6 * spread.mean
 
 
 def _candidates(found: Result, request: Request) -> Iterator[tuple[Schedule, str]]:
-    """Published orders that the search could have found itself."""
+    """Yield published orders that the search could have found itself."""
     if found.published is None or found.layers:
         return
     own = request.problem(found.schedule.placement, (), choice_in(found.schedule))

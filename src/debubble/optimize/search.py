@@ -1,4 +1,4 @@
-"""The public entry: what is asked for becomes problems, and their best result a :class:`Result`."""
+"""The public entry: a request becomes problems, and their best outcome a :class:`Result`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.jitter import Jitter
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.strategies import reason
-from debubble.optimize.cache import Entry, read_entry, write_entry
-from debubble.optimize.final_check import checked
+from debubble.optimize.bounds.strategies import explain_bound
+from debubble.optimize.cache import CacheEntry, read_entry, write_entry
+from debubble.optimize.final_check import check_result
 from debubble.optimize.layer_split.layers import Given
 from debubble.optimize.layer_split.space import Cuts
 from debubble.optimize.lengths.search import entering, search_lengths, without_equal_lengths
 from debubble.optimize.problem import Backward, Problem
-from debubble.optimize.programs.list_scheduling import listed
-from debubble.optimize.programs.offload import Offload, is_none, schedules, tighter
+from debubble.optimize.programs.list_scheduling import list_programs
+from debubble.optimize.programs.offload import (
+    Offload,
+    is_none,
+    with_copies_placed,
+    with_room_for_copies,
+)
 from debubble.optimize.programs.published import compare_with_published
 from debubble.optimize.request import Budget, Outcome, Request, Shape
 from debubble.optimize.result import Result
 from debubble.optimize.robust import optimize_robust
 from debubble.optimize.stage_choices.choices import Recompute
 from debubble.optimize.stage_choices.space import Choices
-from debubble.optimize.stop import Stop, Work, run_heard
+from debubble.optimize.stop import Stop, WorkLimit, run_heard
 from debubble.optimize.strategies import solver_name
 from debubble.optimize.variants import Report, Space, Variants
 
@@ -146,21 +151,23 @@ def optimize(
     >>> result.makespan, result.lower_bound, result.status
     (13.0, 13.0, 'optimal')
     """
-    budget = Budget(time_limit, effort, seed, workers, cache, report, until)
+    budget = Budget(time_limit, effort, seed, workers, cache, report)
     costs = without_equal_lengths(costs or Costs(), microbatches)
     request = Request(
         ranks, microbatches, chunks, costs, layers, memory, placement, backward, recompute, offload,
         p2p_mode,
     )  # fmt: skip
-    if robust is not None:
-        result = optimize_robust(_answer, robust, request, budget, published)
-    else:
-        result = _answer(request, budget, published)
-    return checked(request, result)
+
+    def run() -> Result:
+        if robust is None:
+            return _result(request, budget, published)
+        return optimize_robust(_result, robust, request, budget, published)
+
+    return check_result(request, run_heard(run, budget.stop, until))
 
 
-def _answer(request: Request, budget: Budget, published: bool) -> Result:
-    """The fastest order, and published ones beside it."""
+def _result(request: Request, budget: Budget, published: bool) -> Result:
+    """Return the fastest schedule with published ones to compare."""
     lengths = request.costs.microbatch is not None
     found = search_lengths(search, request, budget) if lengths else search(request, budget)
     if has_rule(request.costs, RECOMPUTES_LATE):
@@ -169,7 +176,7 @@ def _answer(request: Request, budget: Budget, published: bool) -> Result:
     timeline = _with_static(found.timeline, request.costs)
     compared = None
     if published:
-        soon = Stop(_time_to_compare(found, budget.time_limit))
+        soon = _time_to_compare(budget)
         compared = compare_with_published(
             timeline if problem.layers else schedule, request.costs, request.memory,
             request.p2p_mode, recompute=request.recompute, copies=not is_none(request.offload),
@@ -184,7 +191,7 @@ def _answer(request: Request, budget: Budget, published: bool) -> Result:
 
 
 def _with_late_recomputes(found: Outcome) -> Outcome:
-    """What is found as its runtime runs it: recomputes wait for gradients.
+    """Return an outcome as its runtime runs it: recomputes wait for gradients.
 
     Where stages are free, or layers are, the search lets them begin earlier.
     """
@@ -196,11 +203,13 @@ def _with_late_recomputes(found: Outcome) -> Outcome:
     return replace(found, timeline=timeline, schedule=timeline.schedule, status=status)
 
 
-def _time_to_compare(found: Outcome, limit: float | None) -> float:
-    """Seconds for published schedules after a search; infinite where it has no time limit."""
-    if found.status == "interrupted":
-        return AFTER_CTRL_C
-    return math.inf if limit is None else max(AFTER_LIMIT * limit, AFTER_CTRL_C)
+def _time_to_compare(budget: Budget) -> Stop:
+    """Return the time for published schedules after a search; no end without a limit."""
+    if budget.stop.asked:
+        return Stop(AFTER_CTRL_C)
+    limit = budget.time_limit
+    seconds = math.inf if limit is None else max(AFTER_LIMIT * limit, AFTER_CTRL_C)
+    return Stop(seconds, budget.stop)
 
 
 def search(request: Request, budget: Budget) -> Outcome:
@@ -209,19 +218,18 @@ def search(request: Request, budget: Budget) -> Outcome:
     problems = request.problems
     effort_or_time = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
     spent = f"{effort_or_time}, seed {budget.seed}, {budget.workers} workers"
-    work = Work(math.inf if time_limit else effort, budget.seed, budget.workers)
-    stop = Stop(math.inf if time_limit is None else time_limit, work=work)
+    work = WorkLimit(math.inf if time_limit else effort, budget.seed, budget.workers)
+    stop = Stop(math.inf if time_limit is None else time_limit, budget.stop, work)
     choices = {"recompute": request.recompute, "offload": request.offload}
     free = [name for name, how in choices.items() if isinstance(how, str) and how == "free"]
     variants = Variants(_spaces(request), stop, budget.report)
     solver = solver_name()
     known = read_entry(problems, free) if budget.cache else None
-    interrupted = False
     if known is not None:
         variants.take(known)
     fresh = known is None or not (variants.done or known.answers(spent, solver))
     if fresh:
-        interrupted = run_heard(variants.run, stop, budget.until)
+        variants.run()
     best, bound = variants.best, variants.bound
     schedule = best.schedule
     if schedule is None:
@@ -229,9 +237,11 @@ def search(request: Request, budget: Budget) -> Outcome:
     seconds, found_by = time.monotonic() - began, best.found_by
     if known is not None and not fresh:
         seconds, found_by = known.seconds, known.found_by
-    status = "optimal" if variants.done else "interrupted" if interrupted else "feasible"
+    status = "optimal" if variants.done else "interrupted" if budget.stop.asked else "feasible"
     if budget.cache and fresh and status != "interrupted":
-        entry = Entry(best.programs, bound, spent, seconds, found_by, solver, cut=best.problem.cut)
+        entry = CacheEntry(
+            best.programs, bound, spent, seconds, found_by, solver, cut=best.problem.cut
+        )
         write_entry(problems, schedule, entry, free)
     timeline = best.problem.timeline(schedule)
     return Outcome(
@@ -241,25 +251,25 @@ def search(request: Request, budget: Budget) -> Outcome:
 
 
 def _reason(search: Variants) -> str:
-    """Why no schedule is faster than the bound, where a variant or one of its ranks says it."""
+    """Explain why no schedule is faster than the bound, if a variant or one of its ranks does."""
     bound = search.bound
     for each in search.incumbents:
         if abs(each.bound - bound) <= TOLERANCE * bound:
             place = f"placement {each.problem.placement.name}: "
             return f"{place if len(search.spaces) > 1 else ''}{each.why}"
     single = len(search.incumbents) == 1
-    return reason(search.best.model, search.best.bound, bound) if single else ""
+    return explain_bound(search.best.model, search.best.bound, bound) if single else ""
 
 
 def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
-    """A timeline of activations alone with what the ranks hold all the time."""
+    """Return a timeline of activations alone with what the ranks hold all the time."""
     static = static_memory(costs, timeline.schedule.ranks)
     whole = replace(timeline.table.costs, static=costs.static)
     return replace(timeline, table=replace(timeline.table, static=static, costs=whole))
 
 
 def _spaces(request: Request) -> list[Space]:
-    """The variants over every placement: its choices, or its cuts with the choices over each."""
+    """Return the variants over every placement: choices, or cuts with choices over each."""
     by_placement: dict[object, list[Problem]] = {}
     for problem in request.problems:
         by_placement.setdefault(problem.placement.table, []).append(problem)
@@ -268,11 +278,11 @@ def _spaces(request: Request) -> list[Space]:
 
 
 def _no_room(problem: Problem) -> ParameterError:
-    """No order was found in which copies under way have room: the smallest limit with one."""
+    """Return the error that no schedule has room for its copies, with a limit that works."""
     least = min(
         float(problem.timeline(schedule).peak_activation.max())
-        for tight in tighter(problem)
-        for schedule in schedules(problem, listed(tight, (), 0.1))
+        for tight in with_room_for_copies(problem)
+        for schedule in with_copies_placed(problem, list_programs(tight, (), 0.1))
     )
     return ParameterError(
         "no order was found in which the copies under way fit into the memory; with "

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 PATIENCE = 0.2
 """Seconds between looks at Ctrl-C while searches run."""
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkLimit:
     """Effort, seed and threads of a search."""
 
     effort: float = 1.0
@@ -24,9 +27,9 @@ class Work:
     workers: int = 1
     """Threads."""
 
-    def share(self, part: float) -> Work:
-        """A part of the effort."""
-        return Work(self.effort * part, self.seed, self.workers)
+    def share(self, part: float) -> WorkLimit:
+        """Return a part of the effort."""
+        return WorkLimit(self.effort * part, self.seed, self.workers)
 
 
 class Stop:
@@ -43,9 +46,12 @@ class Stop:
     """
 
     def __init__(
-        self, seconds: float = float("inf"), parent: Stop | None = None, work: Work | None = None
+        self,
+        seconds: float = float("inf"),
+        parent: Stop | None = None,
+        work: WorkLimit | None = None,
     ) -> None:
-        self.work: Work = work or (parent.work if parent else Work())
+        self.work: WorkLimit = work or (parent.work if parent else WorkLimit())
         self._end = time.monotonic() + seconds
         self._parent = parent
         self._asked = threading.Event()
@@ -53,12 +59,12 @@ class Stop:
         self._lock = threading.Lock()
 
     def __call__(self) -> bool:
-        """Whether to stop."""
+        """Return whether to stop."""
         return self.asked or self.left <= 0
 
     @property
     def asked(self) -> bool:
-        """Whether somebody asked to stop, however much time is left."""
+        """True if somebody asked to stop, however much time is left."""
         return self._asked.is_set() or bool(self._parent and self._parent.asked)
 
     @property
@@ -76,7 +82,7 @@ class Stop:
 
     @contextmanager
     def ending(self, end: Callable[[], object]) -> Iterator[None]:
-        """While this is open, `end` is called when the time is up, and by :meth:`ask`.
+        """Call `end` when the time is up, and by :meth:`ask`, while this is open.
 
         For searches that cannot ask themselves, or too seldom.
         """
@@ -107,8 +113,8 @@ class Stop:
                 self._running.remove(end)
 
 
-def run_heard(search: Callable[[], None], stop: Stop, until: Callable[[], bool] | None) -> bool:
-    """Run in another thread, so that Ctrl-C and `until` are heard; whether one of them was."""
+def run_heard(search: Callable[[], T], stop: Stop, until: Callable[[], bool] | None) -> T:
+    """Run a search in another thread, and ask it to stop after Ctrl-C or once `until` is true."""
     interrupted = False
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(search)
@@ -123,10 +129,9 @@ def run_heard(search: Callable[[], None], stop: Stop, until: Callable[[], bool] 
                 interrupted = True
                 # Again and again: a solver that was about to start has not heard the first.
                 stop.ask()
-        running.result()
-    return interrupted
+        return running.result()
 
 
 def time_left(limit: float | None, began: float) -> float:
-    """Seconds that are left of a limit, infinite without one."""
+    """Return the seconds that are left of a limit, infinite without one."""
     return float("inf") if limit is None else max(limit - (time.monotonic() - began), 0.0)

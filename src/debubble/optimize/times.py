@@ -18,13 +18,13 @@ Grids = NDArray[np.float64]
 """One number for every row, stage and microbatch."""
 
 
-def lengths_of(problem: Problem) -> NDArray[np.float64]:
-    """Length of every microbatch, relative to the average, shape ``(microbatches,)``."""
+def microbatch_lengths(problem: Problem) -> NDArray[np.float64]:
+    """Return the length of every microbatch, relative to the average, shape ``(microbatches,)``."""
     lengths = problem.table.lengths
     return np.ones(problem.microbatches) if lengths is None else lengths
 
 
-def times_of(problem: Problem, kinds: Sequence[Kind]) -> Grids:
+def action_times(problem: Problem, kinds: Sequence[Kind]) -> Grids:
     """Time of every action of some kinds, shape ``(kinds, stages, microbatches)``."""
     lengths = problem.table.lengths
     if lengths is None:
@@ -35,7 +35,9 @@ def times_of(problem: Problem, kinds: Sequence[Kind]) -> Grids:
 
 def recompute_times(problem: Problem) -> Grids:
     """Time of every R, 0 where a stage does not recompute, shape ``(stages, microbatches)``."""
-    return np.where(problem.recompute_time[:, None] > 0, times_of(problem, RECOMPUTE_KINDS)[0], 0.0)
+    return np.where(
+        problem.recompute_time[:, None] > 0, action_times(problem, RECOMPUTE_KINDS)[0], 0.0
+    )
 
 
 def whole_times(problem: Problem, fused: NDArray[np.bool_]) -> Grids:
@@ -44,26 +46,26 @@ def whole_times(problem: Problem, fused: NDArray[np.bool_]) -> Grids:
     Some backwards, shape ``(stages, microbatches)``, are `fused`: their I takes the time of B, and
     their W none.
     """
-    times = times_of(problem, problem.kinds)
+    times = action_times(problem, problem.kinds)
     if fused.any():
-        times[1] = np.where(fused, times_of(problem, [FUSED_KIND])[0], times[1])
+        times[1] = np.where(fused, action_times(problem, [FUSED_KIND])[0], times[1])
         times[2, fused] = 0.0
     times[1] += recompute_times(problem)
     return times
 
 
 def backward_lags(problem: Problem) -> Grids:
-    """Least time to every R or backward from the end of the next stage's, 0 for the last stage.
+    """Return the least time to every R or backward from the end of the next stage's.
 
     Negative where R can begin before the gradient arrives; shape ``(stages, microbatches)``.
     """
-    lags: Grids = links_of(problem)[1] - recompute_times(problem)
+    lags: Grids = link_times(problem)[1] - recompute_times(problem)
     lags[-1] = 0.0
     return lags
 
 
-def links_of(problem: Problem) -> Grids:
-    """Transfer times into every stage, from the one before and the one after.
+def link_times(problem: Problem) -> Grids:
+    """Return transfer times into every stage, from the one before and the one after.
 
     Shape ``(2, stages, microbatches)``; 0 for the first and the last stage.
     """

@@ -3,12 +3,12 @@
 Every variant is a problem of its own. The search
 
 1. looks at the variants to begin with, by the quick strategies;
-2. *explores*: looks at neighbours of the best, one layer moved or one stage doing something else;
+2. *explores*: looks at neighbors of the best, one layer moved or one stage doing something else;
 3. *improves* the most promising variant by all strategies, and the same on the next placement for
    as long as variants are solved; then again, best first;
 4. improves those variants by which the bound for all of them is lowest, where they are small.
 
-What neighbours are, and what bounds all variants over one placement, is said by a :class:`Space`:
+A :class:`Space` knows the neighbors, and a bound for all variants over one placement:
 one for choices of stages (:mod:`debubble.optimize.stage_choices.space`), and one for cuts
 (:mod:`debubble.optimize.layer_split.space`), each with the choices over it; where neither is open a
 space holds one variant.
@@ -22,9 +22,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeAlias
 
 from debubble.listing import TOLERANCE
-from debubble.optimize.anneal.early_recompute import run_ahead, runs_ahead
-from debubble.optimize.bounds.strategies import keep_one_rank
-from debubble.optimize.cache import Entry
+from debubble.optimize.anneal.early_recompute import can_recompute_early, recompute_early
+from debubble.optimize.bounds.strategies import bound_by_one_rank
+from debubble.optimize.cache import CacheEntry
 from debubble.optimize.incumbent import Incumbent, Known
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
@@ -69,19 +69,19 @@ class Space(Protocol):
     complete: bool
 
     def first(self) -> list[Problem]:
-        """Variants to begin with."""
+        """Return variants to begin with."""
 
     def group(self, problem: Problem) -> Hashable:
-        """Key shared by the variants on other placements that stand for this one."""
+        """Return a key shared by the variants on other placements that stand for this one."""
 
-    def again(self, known: Entry) -> Problem:
-        """The variant of an earlier result."""
+    def again(self, known: CacheEntry) -> Problem:
+        """Return the variant of an earlier result."""
 
     def explore(self, search: Variants, effort: float) -> None:
         """Add variants near the best ones, as far as they are promising."""
 
     def bound(self, search: Variants) -> float:
-        """A bound for all variants."""
+        """Return a bound for all variants."""
 
     def lowest(self, search: Variants) -> Problem | None:
         """Raise the bound; the variant it belongs to if that is a single, small one."""
@@ -120,7 +120,7 @@ class Variants:
         return list(self._by_variant.values())
 
     def add(self, problem: Problem) -> Incumbent:
-        """The incumbent of a variant, a new one if there is none."""
+        """Return the incumbent of a variant, a new one if there is none."""
         found = self._by_variant.get(problem.variant)
         if found is None:
             found = Incumbent(problem, Stop(parent=self.stop), self._tell, self._known)
@@ -131,11 +131,11 @@ class Variants:
         return found
 
     def has(self, problem: Problem) -> bool:
-        """Whether a variant has an incumbent."""
+        """Return whether a variant has an incumbent."""
         return problem.variant in self._by_variant
 
     def over(self, root: Problem) -> list[Incumbent]:
-        """The incumbents over one placement, and over one cut where `root` has one."""
+        """Return the incumbents over one placement, and over one cut where `root` has one."""
         return list(self._over.get((root.placement.table, root.cut), ()))
 
     @property
@@ -151,10 +151,10 @@ class Variants:
 
     @property
     def done(self) -> bool:
-        """Whether no variant can be better."""
+        """True if no variant can be better."""
         return self.best.makespan <= self.bound * (1 + TOLERANCE)
 
-    def take(self, known: Entry) -> None:
+    def take(self, known: CacheEntry) -> None:
         """Begin with an earlier result."""
         for space in self.spaces:
             if space.root.placement.table == known.table:
@@ -220,7 +220,7 @@ class Variants:
                 del shares[0]
 
     def _groups(self, improved: set[Hashable]) -> dict[Hashable, list[Incumbent]]:
-        """Incumbents that stand for each other, where one of them can be faster than the best."""
+        """Return incumbents that stand for each other, where one can be faster than the best."""
         best, groups = self.best.makespan, dict[Hashable, list[Incumbent]]()
         for space in self.spaces:
             for each in self.over(space.root):
@@ -243,8 +243,8 @@ class Variants:
             if found and incumbent.beats(self.best.makespan) and not self.stop():
                 limit = OTHERS_SHARE * seconds / len(ordered)
                 incumbent.stop = Stop(limit, self.stop, self.stop.work.share(part))
-                keep_one_rank(incumbent.model, incumbent, incumbent.stop)
-        later = OTHERS_SHARE * any(runs_ahead(each.problem) for each in ordered[1:])
+                bound_by_one_rank(incumbent.model, incumbent, incumbent.stop)
+        later = OTHERS_SHARE * any(can_recompute_early(each.problem) for each in ordered[1:])
         for place, incumbent in enumerate(ordered, start=1):
             if self.stop():
                 return False
@@ -253,10 +253,10 @@ class Variants:
                 improve(incumbent)
             if not incumbent.done:
                 for other in ordered[place:]:
-                    if runs_ahead(other.problem) and other.beats(self.best.makespan):
+                    if can_recompute_early(other.problem) and other.beats(self.best.makespan):
                         limit = OTHERS_SHARE * seconds / len(ordered)
                         other.stop = Stop(limit, self.stop, self.stop.work.share(part))
-                        run_ahead(other.model, other, other.stop)
+                        recompute_early(other.model, other, other.stop)
                 return False
         return True
 
@@ -266,7 +266,7 @@ class Variants:
                 space.explore(self, self.stop.work.effort * part)
 
     def _lowest(self) -> Problem | None:
-        """The variant by which the bound is lowest, if it is a single, small one."""
+        """Return the variant by which the bound is lowest, if it is a single, small one."""
         found = [(space.lowest(self), space.bound(self)) for space in self.spaces]
         return min(found, key=lambda pair: pair[1])[0]
 
@@ -281,5 +281,5 @@ class Variants:
 
 
 def makespan_of(incumbent: Incumbent) -> float:
-    """The makespan of an incumbent's best order, as a key to sort by."""
+    """Return the makespan of an incumbent's best order, as a key to sort by."""
     return incumbent.makespan

@@ -11,7 +11,7 @@ import debubble as db
 from debubble.optimize.anneal._kernel import anneal
 from debubble.optimize.anneal._moves import Cooling
 from debubble.optimize.anneal.annealer import Annealer, empty_state, refine
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import problem
 
@@ -30,7 +30,7 @@ def test_every_order_is_right_and_its_makespan_the_engines(data: st.DataObject) 
         backward=data.draw(st.sampled_from(["split", "fused"])),
         kept_for_weight=data.draw(st.sampled_from([0.0, 0.5, 1.0])),
     )  # fmt: skip
-    start = listed(asked, ())
+    start = list_programs(asked, ())
     annealer = Annealer(asked, start, seed=data.draw(st.integers(0, 9)))
     order = annealer.best.copy()
     annealer.run(3000, 2.0, 0.1, 0.0, order)
@@ -47,7 +47,7 @@ def test_compiled_and_interpreted_do_the_same() -> None:
     asked = problem(2, 4, 1.5, F=2, I=3, W=1, p2p=0.5)
     results = []
     for run in (anneal.compiled, anneal.interpret):
-        annealer = Annealer(asked, listed(asked, ()))
+        annealer = Annealer(asked, list_programs(asked, ()))
         order, best = annealer.best.copy(), annealer.best.copy()
         run(Cooling(500, 2.0, 0.1, 0.0, 1e-9), annealer._actions, empty_state(order), best,
             annealer._counters, annealer.halt)  # fmt: skip
@@ -58,7 +58,7 @@ def test_compiled_and_interpreted_do_the_same() -> None:
 @pytest.mark.slow
 def test_the_seed_decides() -> None:
     asked = problem(4, 8, 2, F=5, I=6, W=4)
-    start = listed(asked, ())
+    start = list_programs(asked, ())
 
     def run(seed: int) -> list[list[int]]:
         programs = refine(asked, start, Stop(), 1, seed=seed)
@@ -70,7 +70,7 @@ def test_the_seed_decides() -> None:
 
 def test_fixed_places_stay() -> None:
     asked = problem(4, 8, 2, F=5, I=6, W=4)
-    start = listed(asked, ())
+    start = list_programs(asked, ())
     begin, end = np.full(4, 10), np.full(4, 25)
     refined = refine(asked, start, Stop(), 1, fixed=(begin, end))
     assert any(np.any(a != b) for a, b in zip(start, refined, strict=True))
@@ -82,6 +82,6 @@ def test_it_stops_at_once_when_asked() -> None:
     asked = problem(4, 8, 2)
     stop = Stop()
     stop.ask()
-    start = listed(asked, ())
+    start = list_programs(asked, ())
     same = refine(asked, start, stop, 100)
     assert all(np.array_equal(a, b) for a, b in zip(start, same, strict=True))

@@ -16,13 +16,13 @@ from debubble.optimize import strategies
 from debubble.optimize.anneal import early_recompute as ahead
 from debubble.optimize.anneal.annealer import Annealer
 from debubble.optimize.anneal.early_recompute import in_waits
-from debubble.optimize.bounds.exact_rank import Count, kept_bound
+from debubble.optimize.bounds.exact_rank import StateBudget, exact_rank_bound
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.bounds.strategies import several_ranks, single_ranks
-from debubble.optimize.cp_sat.model import Model
+from debubble.optimize.cp_sat.model import ExactModel
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.stop import Stop
 from tests.conftest import EXPLORES
 from tests.optimize.problems import fastest, orders, problem, random_problem, recomputes_between
@@ -71,7 +71,7 @@ def test_bounds_and_the_exact_solver_know_recomputes_anywhere(part: int) -> None
         easy, best = relaxed(asked), fastest(asked, in_turn(asked))
         assert lower_bound(easy) <= best * (1 + 1e-9) + 1e-9, seed
         for ranks in single_ranks(easy) + several_ranks(easy):
-            bound = kept_bound(easy, ranks, 0.0, 1.5 * best + 1, Count(1e9), Stop())
+            bound = exact_rank_bound(easy, ranks, 0.0, 1.5 * best + 1, StateBudget(1e9), Stop())
             assert bound <= best * (1 + 1e-9) + 1e-9, (seed, ranks)
         alone = asked.mode == "overlapped"
         if alone and easy is asked:
@@ -79,8 +79,8 @@ def test_bounds_and_the_exact_solver_know_recomputes_anywhere(part: int) -> None
             assert bound >= best * (1 - 5e-4) - 1e-9, seed
         if tried % 4 or not alone:
             continue
-        known = with_recomputes(asked, listed(asked, (), 0.02))
-        solution = Model(asked, known, lower_bound(easy)).solve(20, 60, 1, 0)
+        known = with_recomputes(asked, list_programs(asked, (), 0.02))
+        solution = ExactModel(asked, known, lower_bound(easy)).solve(20, 60, 1, 0)
         assert solution.proven
         assert solution.programs is not None
         order = asked.schedule(solution.programs)
@@ -98,9 +98,9 @@ def waiting(memory: float, **more: Any) -> Problem:
 
 def test_a_recompute_in_a_wait_is_faster_where_memory_allows_it() -> None:
     asked = waiting(2)
-    known = listed(asked, ())
-    model = Model(asked, known, lower_bound(asked))
-    together = Model(asked, known, lower_bound(asked), ahead=False).solve(20, 20, 1, 0)
+    known = list_programs(asked, ())
+    model = ExactModel(asked, known, lower_bound(asked))
+    together = ExactModel(asked, known, lower_bound(asked), ahead=False).solve(20, 20, 1, 0)
     solution = model.solve(20, 20, 1, 0)
     assert (together.bound, solution.bound) == (11, 10) == (11, fastest(asked))
     assert solution.programs is not None
@@ -109,12 +109,12 @@ def test_a_recompute_in_a_wait_is_faster_where_memory_allows_it() -> None:
     assert order.options["recompute_at"] == "bubbles"
     # Nothing has to be kept of what R would bring back too early.
     assert fastest(waiting(1)) == 11
-    assert Model(waiting(1), known).solve(20, 20, 1, 0).bound == 11
+    assert ExactModel(waiting(1), known).solve(20, 20, 1, 0).bound == 11
 
 
 def test_an_order_without_recomputes_gets_them_right_before_backwards() -> None:
     asked = waiting(2)
-    known = listed(asked, ())
+    known = list_programs(asked, ())
     plain = asked.schedule(known)
     assert plain.options["recompute_at"] == "just-in-time"
     assert asked.schedule(with_recomputes(asked, known)) == plain
@@ -127,7 +127,7 @@ def test_an_order_without_recomputes_gets_them_right_before_backwards() -> None:
 def test_waits_are_filled_within_memory() -> None:
     for memory, makespan in ((2, 10), (1, 11)):
         asked = waiting(memory)
-        known = listed(asked, ())
+        known = list_programs(asked, ())
         schedule = asked.schedule(in_waits(asked, known))
         assert asked.fits(schedule)
         assert asked.timeline(schedule).makespan <= asked.timeline(asked.schedule(known)).makespan
@@ -149,7 +149,7 @@ def test_annealed_recomputes_stay_between_and_within_memory() -> None:
             continue
         tried += 1
         asked = replace(asked.shortened(5), mode="overlapped")
-        start = with_recomputes(asked, listed(asked, (), 0.02))
+        start = with_recomputes(asked, list_programs(asked, (), 0.02))
         annealer = Annealer(asked, start, seed=seed, ahead=True)
         order = annealer.best.copy()
         annealer.run(2000, 2.0, 0.1, 0.0, order)
@@ -177,7 +177,7 @@ def test_results_are_no_slower_than_with_recomputes_right_before(
     result = db.optimize(**asked, **FAST)
     assert db.check(result.schedule, memory=0.7, costs=asked["costs"]).ok
     assert recomputes_between(result.schedule)
-    apart = (strategies.run_ahead, strategies.solve_ahead)
+    apart = (strategies.recompute_early, strategies.solve_ahead)
     rest = [one for one in strategies.STRATEGIES if one.run not in apart]
     monkeypatch.setattr(strategies, "STRATEGIES", rest)
     before = db.optimize(**asked, **FAST)

@@ -12,7 +12,11 @@ import pytest
 import debubble as db
 from debubble.core.actions import STAGE_SHIFT
 from debubble.engine.modes import MEETING
-from debubble.optimize.anneal.simulated_moves import makespan_in_engine, move_actions, moved
+from debubble.optimize.anneal.simulated_moves import (
+    makespan_in_engine,
+    move_actions,
+    move_one_action,
+)
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
@@ -27,7 +31,7 @@ def test_no_action_passes_one_of_its_own_stage_and_microbatch() -> None:
     programs = [schedule.program(rank) for rank in range(3)]
     rng, changed = np.random.default_rng(0), 0
     for _ in range(400):
-        found = moved(programs, rng)
+        found = move_one_action(programs, rng)
         if found is None:
             continue
         changed += 1
@@ -38,7 +42,7 @@ def test_no_action_passes_one_of_its_own_stage_and_microbatch() -> None:
                 own = [each[each >> STAGE_SHIFT == cell].tolist() for each in (before, after)]
                 assert own[0] == own[1]
     assert changed > 100
-    assert moved([programs[0][:1]], rng) is None
+    assert move_one_action([programs[0][:1]], rng) is None
 
 
 def move(asked: Problem, programs: list[Any], found: Callable[[list[Any]], object]) -> None:

@@ -11,11 +11,16 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import DebubbleError
-from debubble.optimize.bounds.exact_rank import Count, ends_before, keep, kept_bound
+from debubble.optimize.bounds.exact_rank import (
+    StateBudget,
+    ends_before,
+    exact_rank_bound,
+    relax_others,
+)
 from debubble.optimize.bounds.exact_rank_long import far_bound
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.bounds.strategies import several_ranks, single_ranks, strongest
-from debubble.optimize.cp_sat.rounding import all_times, factor_for, rounded
+from debubble.optimize.cp_sat.rounding import all_times, factor_for, round_times
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import fusable, relaxed
 from debubble.optimize.stop import Stop
@@ -30,7 +35,7 @@ ENOUGH = 1e9
 def bound_by(asked: Problem, *ranks: int, best: float = 0.0) -> float:
     """The bound of some ranks, whatever other bounds say."""
     best = best or 3 * lower_bound(asked)
-    return kept_bound(asked, ranks, 0.0, best, Count(ENOUGH), Stop())
+    return exact_rank_bound(asked, ranks, 0.0, best, StateBudget(ENOUGH), Stop())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,7 @@ def test_no_bound_is_above_an_optimum(part: int) -> None:
             bound = bound_by(easy, *ranks, best=1.5 * best + 1)
             assert bound <= best * (1 + 1e-9) + 1e-9, (seed, ranks)
         for pair in permutations(range(asked.ranks), 2):
-            bound = far_bound(easy, pair, 0.0, 1.5 * best + 1, Count(ENOUGH), Stop())
+            bound = far_bound(easy, pair, 0.0, 1.5 * best + 1, StateBudget(ENOUGH), Stop())
             assert bound <= best * (1 + 1e-9) + 1e-9, (seed, pair)
         if proven and asked.mode == "overlapped" and not fusable(asked).any():
             # With all ranks nothing is relaxed but the last digits of times.
@@ -104,35 +109,39 @@ def test_memory_without_a_limit() -> None:
 
 def test_too_many_states_prove_nothing() -> None:
     asked = problem(4, 8, 2, F=5, I=6, W=4)
-    kept = keep(asked, [2, 3], factor_for(all_times(asked), 321))
-    assert ends_before(kept, 317, Count(ENOUGH), Stop()) is False
-    assert ends_before(kept, 318, Count(ENOUGH), Stop()) is True
-    assert ends_before(kept, 317, Count(10), Stop()) is None
+    kept = relax_others(asked, [2, 3], factor_for(all_times(asked), 321))
+    assert ends_before(kept, 317, StateBudget(ENOUGH), Stop()) is False
+    assert ends_before(kept, 318, StateBudget(ENOUGH), Stop()) is True
+    assert ends_before(kept, 317, StateBudget(10), Stop()) is None
     low = lower_bound(asked)
-    assert kept_bound(asked, [2, 3], low, 321, Count(10), Stop()) == low
+    assert exact_rank_bound(asked, [2, 3], low, 321, StateBudget(10), Stop()) == low
 
 
 @pytest.mark.parametrize("grid", [2, 7, 30, 200])
 def test_a_grid_only_lowers_what_is_proven(grid: int) -> None:
-    kept = keep(problem(4, 8, 2, F=5, I=6, W=4), [3])
-    assert ends_before(kept, 311, Count(ENOUGH), Stop()) is False
-    assert ends_before(kept, 312, Count(ENOUGH), Stop(), grid) is True
-    assert ends_before(kept, 200, Count(ENOUGH), Stop(), grid) is False
+    kept = relax_others(problem(4, 8, 2, F=5, I=6, W=4), [3])
+    assert ends_before(kept, 311, StateBudget(ENOUGH), Stop()) is False
+    assert ends_before(kept, 312, StateBudget(ENOUGH), Stop(), grid) is True
+    assert ends_before(kept, 200, StateBudget(ENOUGH), Stop(), grid) is False
 
 
 @pytest.mark.slow
 def test_the_first_rank_of_a_loop_needs_few_states_on_a_grid() -> None:
     asked = problem(16, 32, 9, F=5, I=6, W=4, placement=db.Placement.loop(16, 2))
-    kept = keep(asked, [0])
-    assert ends_before(kept, 1123, Count(2e5), Stop()) is None
-    assert ends_before(kept, 1123, Count(2e5), Stop(), 60) is False
+    kept = relax_others(asked, [0])
+    assert ends_before(kept, 1123, StateBudget(2e5), Stop()) is None
+    assert ends_before(kept, 1123, StateBudget(2e5), Stop(), 60) is False
 
 
 def test_delays_are_rounded_down_as_sums() -> None:
     profile = db.Costs(F=[5.3] * 7 + [5.0], I=6.4, W=4, p2p=0.3)
     place = db.Placement.wave(4, 2)
     asked = Problem(place, profile.resolve(place), 8, np.full(4, 2.0), backward="split")
-    fine, coarse, each = keep(asked, [3], 10.0), keep(asked, [3]), keep(rounded(asked, 1.0), [3])
+    fine, coarse, each = (
+        relax_others(asked, [3], 10.0),
+        relax_others(asked, [3]),
+        relax_others(round_times(asked, 1.0), [3]),
+    )
     for name in ("times", "delays", "heads", "tails"):
         exact = getattr(fine, name) / 10
         assert (getattr(coarse, name) == np.floor(exact)).all()
@@ -179,5 +188,5 @@ def test_published_orders_in_little_memory_are_optimal_at_equal_times(
     timeline = db.simulate(db.make(name, ranks=p, microbatches=m))
     asked = problem(p, m, float(timeline.peak_activation.max()))
     known = lower_bound(asked)
-    bound = kept_bound(asked, [p - 1], known, timeline.makespan, Count(ENOUGH), Stop())
+    bound = exact_rank_bound(asked, [p - 1], known, timeline.makespan, StateBudget(ENOUGH), Stop())
     assert bound == pytest.approx(timeline.makespan)

@@ -15,10 +15,10 @@ from debubble.core.actions import Kind
 from debubble.core.cost_table import CostTable
 from debubble.engine.graph import P2P_MODES
 from debubble.optimize.bounds.paths import longest_paths, lower_bound, one_rank
-from debubble.optimize.cp_sat.model import Model
+from debubble.optimize.cp_sat.model import ExactModel
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 from tests.optimize.problems import fastest, problem
 
 TIMES = st.integers(0, 8).map(lambda n: n / 2)
@@ -36,7 +36,7 @@ def test_never_above_the_fastest_of_all_orders(data: st.DataObject) -> None:
     )  # fmt: skip
     best = fastest(asked)
     assert lower_bound(asked) <= best + 1e-9
-    model = Model(asked, listed(asked, ()), lower_bound(asked))
+    model = ExactModel(asked, list_programs(asked, ()), lower_bound(asked))
     solution = model.solve(20, 20, 1, 0)
     assert solution.proven
     assert solution.programs is not None
@@ -66,7 +66,7 @@ def test_never_above_what_list_scheduling_finds(data: st.DataObject) -> None:
         p, m, data.draw(st.floats(1, p + 1)), chunks=v, F=data.draw(per_stage),
         I=data.draw(per_stage), W=data.draw(per_stage), p2p=data.draw(TIMES),
     )  # fmt: skip
-    order = asked.schedule(listed(asked, ()))
+    order = asked.schedule(list_programs(asked, ()))
     assert lower_bound(asked) <= asked.timeline(order).makespan + 1e-9
 
 
@@ -104,7 +104,7 @@ def test_never_above_the_fastest_in_any_mode(mode: str, data: st.DataObject) -> 
     asked = data.draw(with_transfers(mode))
     best, bound = fastest_of_few(asked), lower_bound(asked)
     assert lower_bound(replace(asked, mode="overlapped")) - 1e-9 <= bound <= best + 1e-9
-    solution = Model(asked, listed(asked, ()), bound).solve(20, 20, 1, 0)
+    solution = ExactModel(asked, list_programs(asked, ()), bound).solve(20, 20, 1, 0)
     assert solution.proven
     assert solution.bound <= best + 1e-9
     free = replace(asked, backward="free", table=split_in_halves(asked))

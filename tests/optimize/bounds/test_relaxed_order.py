@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from debubble.optimize.anneal.annealer import refine
-from debubble.optimize.bounds.exact_rank import Count, keep, kept_bound, starts_before
+from debubble.optimize.bounds.exact_rank import (
+    StateBudget,
+    exact_rank_bound,
+    relax_others,
+    starts_before,
+)
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.bounds.relaxed_order import relaxed_order
 from debubble.optimize.bounds.strategies import strongest
 from debubble.optimize.problem import Problem
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import problem, random_problem
 
@@ -25,15 +30,15 @@ def even(p: int, m: int, memory: float) -> Problem:
 
 def made(asked: Problem) -> tuple[float, list[np.ndarray] | None]:
     rank, best = strongest(asked)[0], 3 * lower_bound(asked)
-    bound = kept_bound(asked, [rank], lower_bound(asked), best, Count(ENOUGH), Stop())
-    return bound, relaxed_order(asked, rank, bound, Count(ENOUGH), Stop())
+    bound = exact_rank_bound(asked, [rank], lower_bound(asked), best, StateBudget(ENOUGH), Stop())
+    return bound, relaxed_order(asked, rank, bound, StateBudget(ENOUGH), Stop())
 
 
 def test_the_kept_rank_ends_before_the_target_and_no_sooner_than_its_bound() -> None:
     asked = even(4, 8, 2)
-    kept = keep(asked, [3])
-    assert starts_before(kept, 311, Count(ENOUGH), Stop()) is None
-    starts = starts_before(kept, 312, Count(ENOUGH), Stop())
+    kept = relax_others(asked, [3])
+    assert starts_before(kept, 311, StateBudget(ENOUGH), Stop()) is None
+    starts = starts_before(kept, 312, StateBudget(ENOUGH), Stop())
     assert starts is not None
     assert (starts >= kept.heads).all()
     assert (starts + kept.times[:, None] + kept.tails).max() <= 311
@@ -45,8 +50,8 @@ def test_the_kept_rank_ends_before_the_target_and_no_sooner_than_its_bound() -> 
 
 
 def test_too_few_states_make_no_order() -> None:
-    kept = keep(even(4, 8, 2), [3])
-    assert starts_before(kept, 400, Count(10), Stop()) is None
+    kept = relax_others(even(4, 8, 2), [3])
+    assert starts_before(kept, 400, StateBudget(10), Stop()) is None
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -68,6 +73,6 @@ def test_annealing_comes_to_better_orders_from_there_than_from_lists() -> None:
     assert bound == 617
     assert programs is not None
     found = refine(asked, programs, Stop(), 4)
-    other = refine(asked, listed(asked, ()), Stop(), 4)
+    other = refine(asked, list_programs(asked, ()), Stop(), 4)
     spans = [asked.timeline(asked.schedule(order)).makespan for order in (found, other)]
     assert spans[0] < spans[1]

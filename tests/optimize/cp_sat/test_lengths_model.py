@@ -13,9 +13,9 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.anneal.annealer import Annealer, refine
 from debubble.optimize.cp_sat.lengths_model import by_work, narrow, telling_ranks
 from debubble.optimize.problem import Problem
-from debubble.optimize.stop import Stop, Work
-from debubble.optimize.strategies import listed
-from debubble.optimize.times import times_of
+from debubble.optimize.stop import Stop, WorkLimit
+from debubble.optimize.strategies import list_programs
+from debubble.optimize.times import action_times
 from tests.conftest import EXPLORES
 from tests.optimize.problems import fastest
 
@@ -58,7 +58,7 @@ def test_solutions_are_optimal_and_bounds_below_them(group: int) -> None:
     for seed in range(group, CASES, 4):
         asked = unequal(np.random.default_rng(seed))
         best = fastest(asked)
-        stop = Stop(work=Work(seed=seed))
+        stop = Stop(work=WorkLimit(seed=seed))
         orders: list[list[Program]] = []
         every = range(asked.ranks)
         bound = narrow(asked, every, 0.0, 2 * best, 20.0, stop, orders.append)
@@ -78,11 +78,11 @@ def test_solutions_are_optimal_and_bounds_below_them(group: int) -> None:
 def test_times_by_microbatch_are_those_of_the_engine(seed: int) -> None:
     asked = unequal(np.random.default_rng(seed))
     average = replace(asked, table=replace(asked.table, lengths=None), limits=asked.limits * 9)
-    schedule = asked.schedule(listed(average, ()))
+    schedule = asked.schedule(list_programs(average, ()))
     timeline, packed = asked.timeline(schedule), schedule.actions
     rows = [Kind.F, Kind.I, Kind.W, Kind.B, Kind.R]
     row = np.array([rows.index(kind) for kind in kinds_of(packed).tolist()])
-    own = times_of(asked, rows)[row, stages_of(packed), microbatches_of(packed)]
+    own = action_times(asked, rows)[row, stages_of(packed), microbatches_of(packed)]
     assert timeline.duration == pytest.approx(own)
     # Before it moves anything, the annealer times an order as the engine does.
     annealer = Annealer(asked, [schedule.program(rank) for rank in range(schedule.ranks)])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import debubble as db
-from debubble.optimize.anneal.strategies import pairs
+from debubble.optimize.anneal.strategies import count_pairs
 from debubble.optimize.bounds.paths import lower_bound
-from debubble.optimize.cp_sat.model import Model
+from debubble.optimize.cp_sat.model import ExactModel
 from debubble.optimize.cp_sat.rounding import factor_for, rounded_down
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 from tests.optimize.problems import problem
 
 
@@ -45,7 +45,7 @@ def test_other_times_are_rounded_down() -> None:
 
 def test_a_bound_holds_for_times_without_a_denominator() -> None:
     asked = problem(2, 3, 1.5, chunks=1, F=np.pi, I=np.sqrt(2), W=np.e)
-    solution = Model(asked, listed(asked, ()), lower_bound(asked)).solve(30, 30, 1, 0)
+    solution = ExactModel(asked, list_programs(asked, ()), lower_bound(asked)).solve(30, 30, 1, 0)
     assert solution.proven
     assert solution.programs is not None
     makespan = asked.timeline(asked.schedule(solution.programs)).makespan
@@ -54,7 +54,7 @@ def test_a_bound_holds_for_times_without_a_denominator() -> None:
 
 def test_channels_carry_one_transfer_at_a_time() -> None:
     asked = problem(2, 3, 3, chunks=1, mode="channel", F=1, I=1, W=1, p2p=4)
-    solution = Model(asked, listed(asked, ()), 0.0).solve(30, 30, 1, 0)
+    solution = ExactModel(asked, list_programs(asked, ()), 0.0).solve(30, 30, 1, 0)
     assert solution.proven
     assert solution.programs is not None
     # Three transfers up, one down after the last, and the work before and after them.
@@ -63,4 +63,4 @@ def test_channels_carry_one_transfer_at_a_time() -> None:
 
 
 def test_pairs_grow_with_the_square_of_the_microbatches() -> None:
-    assert pairs(problem(4, 8, 4)) == 4 * pairs(problem(4, 4, 4))
+    assert count_pairs(problem(4, 8, 4)) == 4 * count_pairs(problem(4, 4, 4))

@@ -23,8 +23,8 @@ from debubble.optimize.layer_split import space as cuts
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem
 from debubble.optimize.layer_split.layers import cut_costs, even_cut
-from debubble.optimize.layer_split.space import neighbours
-from debubble.optimize.pareto import sweep
+from debubble.optimize.layer_split.space import neighbors
+from debubble.optimize.pareto import sweep_memory
 from debubble.optimize.problem import Problem
 from debubble.optimize.request import Request
 from debubble.optimize.stop import Stop
@@ -305,7 +305,7 @@ def test_results_are_kept_with_their_cut(tmp_path: Any, monkeypatch: pytest.Monk
 
 
 def test_more_memory_is_faster() -> None:
-    frontier = sweep(ranks=2, microbatches=3, layers=7, cache=False)
+    frontier = sweep_memory(ranks=2, microbatches=3, layers=7, cache=False)
     spans = [result.makespan for _, result in frontier.points]
     assert spans == sorted(spans, reverse=True)
     # Four layers of seven, where one microbatch on a rank with half of them is one unit.
@@ -315,8 +315,8 @@ def test_more_memory_is_faster() -> None:
 
 def test_even_cuts_and_neighbours() -> None:
     assert even_cut(11, 4) == (3, 3, 3, 2)
-    assert set(neighbours((2, 1, 1))) == {(1, 2, 1), (1, 1, 2)}
-    near = list(neighbours((2,) * 64))
+    assert set(neighbors((2, 1, 1))) == {(1, 2, 1), (1, 1, 2)}
+    near = list(neighbors((2,) * 64))
     assert len(near) < 400
     assert all(sum(cut) == 128 and min(cut) == 1 for cut in near)
 
@@ -342,7 +342,7 @@ def test_fewer_cuts_are_tried_by_what_the_strongest_rank_does_exactly(
         return found.makespan, found.lower_bound, len(tried)
 
     with_kept = search()
-    monkeypatch.setattr(bounding, "kept_bound", lambda *known: known[2])
+    monkeypatch.setattr(bounding, "exact_rank_bound", lambda *known: known[2])
     without = search()
     assert with_kept[0] <= without[0] * (1 + 1e-9)
     assert with_kept[1] >= without[1] * (1 - 1e-9)

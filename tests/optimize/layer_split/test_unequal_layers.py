@@ -16,8 +16,8 @@ from debubble.core.placement import Placement
 from debubble.interchange.layouts import cut_text
 from debubble.optimize import strategies
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
-from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbours
-from debubble.optimize.layer_split.layers import layers_of
+from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbors
+from debubble.optimize.layer_split.layers import make_layers
 from debubble.optimize.problem import Problem
 from debubble.optimize.request import Request
 from debubble.optimize.stage_choices.choices import Ways, choice_of, ways_of, with_choice
@@ -167,7 +167,7 @@ def test_equal_layers_said_one_by_one_are_equal_layers() -> None:
 
 def test_what_layers_do_not_say_is_that_of_an_even_cut() -> None:
     costs = db.Costs(activation=3, kv=2, reduce_grad=1, kept_for_weight=0.5, OPT=4, O=6)
-    layers = layers_of({"F": [1, 2, 3], "B": [2, 4, 6]}, costs)
+    layers = make_layers({"F": [1, 2, 3], "B": [2, 4, 6]}, costs)
     made = layers.cut(Placement.loop(2, 1), (2, 1)).resolve(Placement.loop(2, 1))
     assert made.duration[Kind.F].tolist() == [3, 3]
     assert made.duration[Kind.B].tolist() == [6, 6]
@@ -184,13 +184,13 @@ def test_layers_count_in_place_of_the_costs_of_measured_stages() -> None:
     measured = db.Costs(F=[9, 9, 9], I=[1, 1, 1], W=[1, 1, 1], B=[2, 2, 2], activation=[5, 5, 5],
                         head={"F": 1, "B": 1})  # fmt: skip
     each = {"F": [1, 2], "I": [1, 1], "W": [2, 2], "activation": [1, 3]}
-    layers = layers_of(each, measured)
+    layers = make_layers(each, measured)
     table = layers.cut(Placement.loop(2, 1), (1, 1)).resolve(Placement.loop(2, 1))
     assert table.duration[Kind.F].tolist() == [1, 3]
     assert table.duration[Kind.B].tolist() == [3, 4]
     assert table.activation.tolist() == [1, 3]
     with pytest.raises(db.ParameterError, match=r"R has 3 values, .* or costs of every layer"):
-        layers_of(each, replace(measured, R=[1, 1, 1]))
+        make_layers(each, replace(measured, R=[1, 1, 1]))
 
 
 def test_a_heavy_head_is_alone_on_the_last_stage() -> None:
@@ -309,7 +309,7 @@ def test_published_schedules_stand_beside_it_with_the_same_layers() -> None:
     rows = {row.name: row for row in result.published.rows}
     assert {"optimized", "1f1b", "zb-v"} <= set(rows)
     assert rows["optimized"].makespan == result.makespan
-    costs = layers_of(LAYERS, db.Costs()).cut(Placement.loop(2, 1), (3, 3))
+    costs = make_layers(LAYERS, db.Costs()).cut(Placement.loop(2, 1), (3, 3))
     assert rows["1f1b"].timeline.table.duration == pytest.approx(
         costs.resolve(Placement.loop(2, 1)).duration
     )
@@ -346,7 +346,7 @@ def test_no_neighbour_of_a_seed_has_less_to_do_on_its_busiest_rank() -> None:
     assert len(busiest) == len(all_cuts(12, 3, True))
     found = min(busiest[cut] for cut in cutting.seeds())
     assert found == min(busiest.values())
-    assert all(cut in busiest for cut in neighbours((0, 6, 6), cutting.least))
+    assert all(cut in busiest for cut in neighbors((0, 6, 6), cutting.least))
 
 
 @pytest.mark.parametrize(

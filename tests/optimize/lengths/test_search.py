@@ -130,10 +130,10 @@ def test_a_length_of_one_for_each_is_proven_as_without() -> None:
 
 
 def test_memory_is_not_swept_for_lengths() -> None:
-    from debubble.optimize.pareto import sweep
+    from debubble.optimize.pareto import sweep_memory
 
     with pytest.raises(db.ParameterError, match="memory is swept for microbatches of one length"):
-        sweep(ranks=2, microbatches=2, costs=db.Costs(microbatch=[1, 2]))
+        sweep_memory(ranks=2, microbatches=2, costs=db.Costs(microbatch=[1, 2]))
 
 
 def test_asked_to_stop_it_takes_the_best_of_those_it_has_tried() -> None:

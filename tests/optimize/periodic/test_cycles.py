@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.optimize.periodic import cycles
-from debubble.optimize.periodic._cycle_kernel import anneal
-from debubble.optimize.periodic.cycles import Cycle, annealed, cycle_of, pattern_of, repeated
+from debubble.optimize.periodic._cycle_kernel import anneal_cycle
+from debubble.optimize.periodic.cycles import Cycle, annealed, as_cycle, pattern_of, repeated
 from debubble.optimize.periodic.unroll import repeatable
 from debubble.optimize.problem import Problem
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import problem
 
@@ -23,8 +23,8 @@ TIMES = st.integers(0, 12).map(lambda n: n / 4)
 
 
 def cycles_in(asked: Problem, width: int) -> list[Cycle]:
-    order = listed(asked, ())
-    return [cycle_of(asked, order, places, width) for places in repeatable(asked, order, width)]
+    order = list_programs(asked, ())
+    return [as_cycle(asked, order, places, width) for places in repeatable(asked, order, width)]
 
 
 def long_run_pace(asked: Problem, cycle: Cycle) -> float:
@@ -72,7 +72,7 @@ def test_one_forward_one_backward_never_waits() -> None:
     asked = problem(4, 12, 4, chunks=1, backward="fused")
     programs = [schedule.program(rank) for rank in range(4)]
     for places in repeatable(asked, programs, 2):
-        cycle = cycle_of(asked, programs, places, 2)
+        cycle = as_cycle(asked, programs, places, 2)
         assert cycle.pace == 3
         pattern = pattern_of(asked, cycle)
         assert pattern.tight
@@ -103,7 +103,7 @@ def test_compiled_and_interpreted_do_the_same(monkeypatch: pytest.MonkeyPatch) -
     asked = problem(2, 12, 1.5, F=2, I=3, W=1, p2p=0.5)
     cycle = cycles_in(asked, 2)[0]
     fast = annealed(asked, cycle, 200, Stop())
-    monkeypatch.setattr(cycles.anneal, "_compiled", anneal.interpret)
+    monkeypatch.setattr(cycles.anneal_cycle, "_compiled", anneal_cycle.interpret)
     slow = annealed(asked, cycle, 200, Stop())
     assert fast.period == pytest.approx(slow.period)
     assert np.array_equal(fast.order, slow.order)

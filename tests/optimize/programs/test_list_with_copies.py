@@ -11,13 +11,13 @@ import debubble as db
 from debubble.optimize.programs.list_with_copies import (
     Pass,
     can_list,
-    changed,
+    change_rules,
     orders_with_copies,
     random_rules,
 )
 from debubble.optimize.programs.offload import without_copies
 from debubble.optimize.stage_choices.choices import with_choice
-from debubble.optimize.stop import Stop, Work
+from debubble.optimize.stop import Stop, WorkLimit
 from tests.optimize.problems import problem
 
 
@@ -35,7 +35,7 @@ def test_orders_run_as_planned_within_memory(seed: int, backward: str) -> None:
     asked = with_choice(asked, [2, *(2 * int(flag) for flag in rng.random(p - 1) < 0.8)])
     rules = random_rules(asked, random)
     for _ in range(10):
-        rules = changed(asked, rules, random)
+        rules = change_rules(asked, rules, random)
         found = Pass(asked, rules)
         if found.makespan == np.inf:
             continue
@@ -54,7 +54,7 @@ def test_every_order_is_faster_than_the_one_before() -> None:
     assert not can_list(with_choice(asked, [0] * 4))
     assert not can_list(with_choice(problem(2, 4, 3, host_bandwidth=1), [2] * 4))
     found = []
-    for programs in orders_with_copies(asked, 200, Stop(work=Work(seed=1))):
+    for programs in orders_with_copies(asked, 200, Stop(work=WorkLimit(seed=1))):
         schedule = asked.schedule(without_copies(programs)).with_programs(programs)
         assert asked.fits(schedule)
         found.append(asked.timeline(schedule).makespan)

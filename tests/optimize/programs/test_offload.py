@@ -16,8 +16,12 @@ from debubble.core.actions import Kind
 from debubble.lowering.offload import LEADS
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.list_scheduling import listed
-from debubble.optimize.programs.offload import eased, schedules, tighter
+from debubble.optimize.programs.list_scheduling import list_programs
+from debubble.optimize.programs.offload import (
+    relax_copies,
+    with_copies_placed,
+    with_room_for_copies,
+)
 from debubble.optimize.stage_choices.choices import choice_in, with_choice
 from tests.conftest import EXPLORES
 from tests.optimize.problems import kinds, problem
@@ -42,12 +46,12 @@ def test_no_schedule_with_copies_beats_the_problem_without(data: st.DataObject) 
     }
     ways = data.draw(st.lists(st.integers(0, 3), min_size=p * v, max_size=p * v))
     asked = with_choice(problem(p, m, 100.0, chunks=v, **costs), ways)
-    model = eased(asked)
-    programs = listed(
+    model = relax_copies(asked)
+    programs = list_programs(
         replace(model, limits=model.smallest_limits * data.draw(st.floats(1, 3))), (), 0.02
     )
     plain = model.schedule(programs)
-    for schedule in schedules(asked, programs):
+    for schedule in with_copies_placed(asked, programs):
         assert db.check(schedule, costs=asked.table.costs).ok
         assert all(a | b == b for a, b in zip(choice_in(schedule), ways, strict=True))
         timeline = asked.timeline(schedule)
@@ -61,7 +65,7 @@ def test_no_schedule_with_copies_beats_the_problem_without(data: st.DataObject) 
 def test_activations_leave_behind_the_forward_and_return_before_the_backward() -> None:
     asked = with_choice(problem(1, 4, 9, chunks=1, host_bandwidth=1), (2,))
     order = [db.make("gpipe", ranks=1, microbatches=4).program(0)]
-    texts = [" ".join(schedule.rows()[0]) for schedule in schedules(asked, order)]
+    texts = [" ".join(schedule.rows()[0]) for schedule in with_copies_placed(asked, order)]
     assert len(texts) == len(LEADS)
     assert texts[0] == (
         "0F0 0OFFLOAD0 0F1 0OFFLOAD1 0F2 0OFFLOAD2 0F3 0OFFLOAD3 "
@@ -77,9 +81,9 @@ def test_activations_leave_behind_the_forward_and_return_before_the_backward() -
 
 def test_tighter_limits_leave_room_for_copies() -> None:
     asked = with_choice(problem(2, 4, 2, host_bandwidth=1), (2, 0, 0, 0))
-    limits = [tight.limits.tolist() for tight in tighter(asked)]
+    limits = [tight.limits.tolist() for tight in with_room_for_copies(asked)]
     assert limits == [[2, 2], [1.5, 2], [1, 2], [0.5, 2]]
-    assert not any(tight.offload for tight in tighter(asked))
+    assert not any(tight.offload for tight in with_room_for_copies(asked))
 
 
 @pytest.mark.slow

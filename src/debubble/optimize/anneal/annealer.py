@@ -1,6 +1,6 @@
 """Refine an order: simulated annealing with exact, incremental evaluation.
 
-A move takes two neighbouring blocks of actions on one rank, of up to four actions each, and lets
+A move takes two neighboring blocks of actions on one rank, of up to four actions each, and lets
 them change places. It is only a candidate where the first action of the second block is on the
 critical path and starts when its rank's previous action ends: no other move can help at once. Every
 stage keeps the order of microbatches of equal length, which loses nothing (see
@@ -31,15 +31,16 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
-from debubble.optimize.anneal._kernel import COUNTERS, State, anneal
+from debubble.optimize.anneal._kernel import COUNTERS, anneal
 from debubble.optimize.anneal._moves import Actions, Cooling
+from debubble.optimize.anneal._times import State
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.programs.backward import fused_ones, separate, with_fused
 from debubble.optimize.stop import Stop
 from debubble.optimize.times import (
     backward_lags,
-    lengths_of,
-    links_of,
+    link_times,
+    microbatch_lengths,
     recompute_times,
     whole_times,
 )
@@ -60,17 +61,17 @@ MOST_DOUBLINGS = 4
 
 
 def random_state(seed: int) -> int:
-    """Where the random numbers of a seed begin; a float can have it."""
+    """Return the first state of the random numbers of a seed; a float can have it."""
     return (seed + 1) * 7919 % (1 << 47)
 
 
 class Annealer:
-    """An order that is being refined.
+    """A schedule that is being annealed.
 
     Parameters
     ----------
     problem
-        What the order solves; transfers occupy nobody, whatever its mode.
+        The problem; transfers take time and no link here, in every mode.
     programs
         An order within memory. Where backwards are free, those that are fused stay so.
     seed
@@ -103,7 +104,9 @@ class Annealer:
             begin, end = (self._actions.offsets[:-1] + places for places in fixed)
             self._actions = self._actions._replace(fixed_from=begin, fixed_to=end)
 
-    def run(self, moves: int, hot: float, cold: float, stop_at: float, order: Order) -> None:
+    def run(
+        self, moves: int, hot: float, cold: float, stop_at: float, order: NDArray[np.int64]
+    ) -> None:
         """Anneal `order` in place; temperatures in mean times of an action."""
         best, tiny = order.copy(), TOLERANCE * self.mean
         cooling = Cooling(moves, hot * self.mean, cold * self.mean, stop_at, tiny)
@@ -166,10 +169,7 @@ def refine(
     return annealer.programs
 
 
-Order = NDArray[np.int64]
-
-
-def empty_state(order: Order) -> State:
+def empty_state(order: NDArray[np.int64]) -> State:
     """Return the state of an order of which nothing else is known."""
     whole, times = np.zeros((5, len(order)), dtype=np.int64), np.zeros((4, len(order)))
     place, line, at, fresh, marked = whole
@@ -184,13 +184,13 @@ def actions_of(problem: Problem, fused: NDArray[np.bool_], ahead: bool = False) 
     is an action of its own if it may run `ahead`; where it is in its rank's order, no path that it
     is on is longer by what it needs.
     """
-    redo, lengths = recompute_times(problem), lengths_of(problem)
+    redo, lengths = recompute_times(problem), microbatch_lengths(problem)
     problem = without_recompute_time(problem) if ahead else problem
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
     number = np.arange(problem.size).reshape(kinds, S, m)
     needs, consumer, other = (np.full((kinds, S, m), -1) for _ in range(3))
     lag = np.zeros((kinds, S, m))
-    lag[:2] = links_of(problem)[0], backward_lags(problem)
+    lag[:2] = link_times(problem)[0], backward_lags(problem)
     for chain, input_of, _ in problem.arcs:
         if needs[*chain, 0] >= 0:
             # R needs its forward, which comes before the gradient anyway.

@@ -17,7 +17,7 @@ from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
 from debubble.lowering.bubbles import into_waits
 from debubble.optimize.anneal.annealer import refine
-from debubble.optimize.anneal.strategies import LARGEST, SMALL_ROUNDS, small
+from debubble.optimize.anneal.strategies import LARGEST, SMALL_ROUNDS, is_small
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import separate
@@ -27,12 +27,12 @@ ROUNDS = 8
 """Rounds of annealing, but for small problems."""
 
 
-def runs_ahead(problem: Problem) -> bool:
-    """Whether this is of use; with copies under way every R stays right before its backward."""
+def can_recompute_early(problem: Problem) -> bool:
+    """Return whether R may run ahead; next to copies each stays right before its backward."""
     return problem.can_run_ahead and not problem.offload
 
 
-def run_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+def recompute_early(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Offer orders in which recomputes run well ahead of their backwards."""
     known = incumbent.known.get((problem.placement.table, problem.cut), ())
     orders = [(incumbent.found_by, incumbent.programs)]
@@ -52,7 +52,7 @@ def run_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     schedule = problem.schedule(incumbent.programs)
     start = [schedule.program(rank) for rank in range(problem.ranks)]
     effort = stop.work.effort
-    rounds = SMALL_ROUNDS * min(effort, 2.0) if small(problem) else ROUNDS * effort
+    rounds = SMALL_ROUNDS * min(effort, 2.0) if is_small(problem) else ROUNDS * effort
     refine(
         problem, start, stop, rounds,
         stop_at=incumbent.bound, seed=stop.work.seed, ahead=True, found=found,
@@ -60,7 +60,7 @@ def run_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def in_waits(problem: Problem, programs: Sequence[Program]) -> list[Program]:
-    """An order with recomputes moved into waits; empty where it cannot run or does not fit."""
+    """Return programs with recomputes moved into waits; empty where they cannot run or fit."""
     schedule = problem.schedule(programs)
     try:
         timeline = problem.timeline(schedule)

@@ -23,7 +23,7 @@ HOT = 0.3
 """Temperature to begin with, in mean times of an action; it falls to nothing."""
 
 
-def moved(programs: Sequence[Program], rng: np.random.Generator) -> list[Program] | None:
+def move_one_action(programs: Sequence[Program], rng: np.random.Generator) -> list[Program] | None:
     """Return programs in which one action, drawn at random, stands elsewhere on its rank.
 
     None where it would pass another of its stage and microbatch, or stay where it is.
@@ -76,7 +76,7 @@ def move_actions(
     for count in range(moves):
         if stop():
             return
-        other = moved(order, rng)
+        other = move_one_action(order, rng)
         its = None if other is None else evaluate(other)
         if other is None or its is None:
             continue

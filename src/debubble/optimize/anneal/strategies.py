@@ -8,7 +8,7 @@ import numpy as np
 
 from debubble.core.actions import Program
 from debubble.optimize.anneal.annealer import refine
-from debubble.optimize.bounds.exact_rank import Count
+from debubble.optimize.bounds.exact_rank import StateBudget
 from debubble.optimize.bounds.relaxed_order import relaxed_order
 from debubble.optimize.bounds.strategies import strongest
 from debubble.optimize.incumbent import Incumbent
@@ -33,7 +33,9 @@ until that is found."""
 def anneal(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal the best order."""
     rounds = (
-        SMALL_ROUNDS * min(stop.work.effort, 2.0) if small(problem) else stop.work.effort * ROUNDS
+        SMALL_ROUNDS * min(stop.work.effort, 2.0)
+        if is_small(problem)
+        else stop.work.effort * ROUNDS
     )
     anneal_order(problem, incumbent.start, incumbent, stop, rounds)
 
@@ -42,7 +44,7 @@ def anneal_relaxed(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal from an order in which the strongest rank does what is best for it alone."""
     easy = relaxed(problem)
     effort = stop.work.effort
-    left = Count(RELAXED_STATES * effort)
+    left = StateBudget(RELAXED_STATES * effort)
     order = relaxed_order(easy, strongest(easy)[0], incumbent.bound, left, stop)
     if order is not None:
         for turn in range(RELAXED_TURNS):
@@ -73,12 +75,12 @@ def anneal_order(
     )  # fmt: skip
 
 
-def pairs(problem: Problem) -> int:
-    """Number of pairs of actions that the exact solver has to order."""
+def count_pairs(problem: Problem) -> int:
+    """Return the number of pairs of actions that the exact solver has to order."""
     chains = np.bincount(problem.homes, minlength=problem.ranks) * len(problem.kinds)
     return int((chains * (chains - 1) // 2).sum()) * problem.microbatches**2 // 2
 
 
-def small(problem: Problem) -> bool:
-    """Whether the exact solver is used at once."""
-    return pairs(problem) <= SMALL
+def is_small(problem: Problem) -> bool:
+    """Return whether the exact solver is used at once."""
+    return count_pairs(problem) <= SMALL

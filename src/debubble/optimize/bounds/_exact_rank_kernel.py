@@ -156,7 +156,7 @@ def _round_up(
     row: Array, m: int, target: int, now_at: int, last_at: int, rank_of: Array, waits: Array,
     heads: Array,
 ) -> None:  # fmt: skip
-    """Nothing starts before its rank is free and its head: say so, so that states are alike."""
+    """Round states up: nothing starts before its rank is free and its head."""
     earliest = target
     for c in range(len(rank_of)):
         if row[c] < m:
@@ -177,7 +177,7 @@ def _can_end(
     waits: Array, heads: Array, tails: Array, class_of: Array, needs: Array, class_rank: Array,
     class_time: Array,
 ) -> bool:  # fmt: skip
-    """Whether the work that is left on every rank, and every chain, may end before the target."""
+    """Return whether the work left on every rank, and chain, may end before the target."""
     chains = len(times)
     for rank in range(ranks):
         busy = row[now_at + rank]

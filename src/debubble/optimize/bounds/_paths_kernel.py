@@ -1,4 +1,4 @@
-"""The loops behind :mod:`debubble.optimize.bounds.paths`."""
+"""Loops over longest paths, for :mod:`.paths`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def longest_paths(
     leaves: Array,
     follows: Array,
 ) -> None:
-    """Heads microbatch by microbatch forwards, tails backwards; actions as in a Problem.
+    """Find heads microbatch by microbatch forwards, tails backwards.
 
     The results of F and I are sent: `leaves` and `follows` are the heads and tails of the sends,
     `link` their times, 0 where a result goes nowhere. `one_by_one`: the sends of a chain do not

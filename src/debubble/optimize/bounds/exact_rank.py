@@ -1,8 +1,8 @@
-r"""Bounds that know memory over time: some ranks are kept exactly, all others are delays.
+r"""Bounds that know memory over time: some ranks are modeled exactly, all others are delays.
 
 **The relaxation.** Keep some ranks with all their actions, one machine each, and their memory from
 the start of every forward to the end of its W. Of all other ranks nothing is left but the time they
-take: a kept action of a microbatch starts no sooner than the end of the microbatch's kept action
+take: an exact action of a microbatch starts no sooner than the end of its exact action
 before it and everything on the way between the two, no sooner than its head, and is followed by its
 tail (:func:`~debubble.optimize.bounds.paths.longest_paths`). Every order of the whole problem, with
 each chain in microbatch order as in :mod:`debubble.optimize.bounds.paths`, is an order here that
@@ -10,9 +10,9 @@ ends no later, so that no order is faster than the fastest one here. That holds 
 transfers, none of which is faster than its delays. W only needs its I, which is on its rank; those
 of equal time and memory are interchangeable, and which one runs is left open. That relaxes more.
 
-**Recomputes.** An R of a kept rank is work that runs behind its forward and before its backward, in
-microbatch order, and may be far ahead of that; it holds its memory from its start on. On ranks that
-are not kept nothing is left of R but at the turn, where the last stage's backward follows its
+**Recomputes.** An R of an exact rank is work that runs behind its forward and before its backward,
+in microbatch order, and may be far ahead of that; it holds its memory from its start on. On ranks
+that are not exact nothing is left of R but at the turn, where the last stage's backward follows its
 forward.
 
 **Is there an order that ends before a target?** Sort the F and I (or B) of an order by their
@@ -42,7 +42,7 @@ faster. Where states get too many a target counts as one that can be met.
 **Times** are multiplied by a factor and rounded down to whole numbers, which relaxes once more:
 run in the order of its rank by times, delays, heads and tails none of which is longer, no action
 starts later. Delays, heads and tails are rounded as sums. So the factor may be one that makes the
-times of the kept ranks alone whole; then it is small, and states differ less.
+times of the exact ranks alone whole; then it is small, and states differ less.
 
 **A grid.** Results under way may be taken to arrive sooner than they do, at multiples of a step.
 Again no action starts later. States that differ only in such arrivals become one, of which there
@@ -89,7 +89,7 @@ PRECISION, COARSE_PRECISION = 2e-4, 5e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class ExactRanks:
     """The relaxation: chains c of F and I or B, in the order in which a microbatch passes them.
 
     Parameters
@@ -110,7 +110,7 @@ class Kept:
     heads, tails
         Earliest start, and what follows the end; shape ``(chains, microbatches)``.
     limits
-        Memory of every kept rank.
+        Memory of every exact rank.
     class_rank, class_time, class_free
         Rank of every class, time, and memory that one of it frees, or takes where that is below 0.
     again
@@ -138,8 +138,8 @@ class Kept:
     width: int
 
 
-def keep(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> Kept:
-    """The relaxation of a problem to some of its ranks, with times multiplied by a factor."""
+def relax_others(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> ExactRanks:
+    """Return the relaxation of a problem to some of its ranks, with times times a factor."""
     stages, m = problem.stages, problem.microbatches
     way = [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
     lags = [*problem.forward_link, *problem.backward_link[::-1]]
@@ -196,7 +196,7 @@ def keep(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> Kept:
             holder = c - 1 if chains[c - 1][0] == 0 else c
             stored = problem.taken[0, chains[holder][1]]
             width += int(min(m, limits[rank_of[holder]] / stored + 1)) if stored > 0 else m
-    return Kept(
+    return ExactRanks(
         m, np.array(rank_of), times, delays, waits, head, tail, taken, taken - freed, limits,
         class_of, needs, np.array([rank for rank, _, _ in whole], dtype=np.int64),
         np.array([time for _, time, _ in whole], dtype=np.int64),
@@ -208,7 +208,7 @@ def _whole(times: NDArray[np.float64], factor: float) -> Whole:
     return rounded_down(times, factor).astype(np.int64)
 
 
-class Count:
+class StateBudget:
     """States that may still be looked at, and how many times their columns at once."""
 
     def __init__(self, states: float, cells: int = MOST_CELLS) -> None:
@@ -217,12 +217,14 @@ class Count:
 
     @property
     def spent(self) -> bool:
-        """Whether there are none."""
+        """True if no states are left."""
         return self.left < 0
 
 
-def ends_before(kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1) -> bool | None:
-    """Whether there is an order that ends before a target; None where that took too much.
+def ends_before(
+    kept: ExactRanks, target: int, left: StateBudget, stop: Stop, grid: int = 1
+) -> bool | None:
+    """Return whether a schedule ends before a target; None where that took too much.
 
     With a grid of more than one step there may be none where one was found.
     """
@@ -234,8 +236,8 @@ def ends_before(kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1)
     return True if done == len(kept.times) * kept.microbatches else None
 
 
-def starts_before(kept: Kept, target: int, left: Count, stop: Stop) -> Whole | None:
-    """Starts of an order that ends before a target, shape ``(chains, microbatches)``.
+def starts_before(kept: ExactRanks, target: int, left: StateBudget, stop: Stop) -> Whole | None:
+    """Return starts of an order that ends before a target, shape ``(chains, microbatches)``.
 
     None where there is none, or finding one takes too much.
     """
@@ -258,9 +260,9 @@ def starts_before(kept: Kept, target: int, left: Count, stop: Stop) -> Whole | N
 
 
 def _levels(
-    kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1
+    kept: ExactRanks, target: int, left: StateBudget, stop: Stop, grid: int = 1
 ) -> Iterator[tuple[Whole, Whole]]:
-    """States of one level after another, each with its place among those of the level before.
+    """Yield one level of states after another, with their places in the level before.
 
     Ends early where no state is left, or where they are too many.
     """
@@ -298,15 +300,15 @@ def _levels(
             return
 
 
-def kept_bound(
-    problem: Problem, ranks: Sequence[int], low: float, best: float, left: Count, stop: Stop
+def exact_rank_bound(
+    problem: Problem, ranks: Sequence[int], low: float, best: float, left: StateBudget, stop: Stop
 ) -> float:
-    """The largest target that is shown to be a bound.
+    """Return the largest target that is shown to be a bound.
 
     Parameters
     ----------
     problem, ranks
-        Of which problem which ranks are kept.
+        The problem, and its ranks that are exact.
     low, best
         A bound that is known, and a makespan that is reached: nothing above it is sought.
     left
@@ -325,21 +327,27 @@ def kept_bound(
     for factor, grid in ways:
         if stop() or left.spent:
             break
-        kept = keep(problem, ranks, factor)
+        kept = relax_others(problem, ranks, factor)
         low = _largest_target(kept, factor, grid, low, best, left, stop)
     return low
 
 
 def factor_of(problem: Problem, rank: int, best: float) -> float:
-    """What makes whole numbers of the times of one rank."""
+    """Return the factor that makes the times of one rank whole numbers."""
     own = problem.homes == rank
     return factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
 
 
 def _largest_target(
-    kept: Kept, factor: float, grid: int, low: float, best: float, left: Count, stop: Stop
+    kept: ExactRanks,
+    factor: float,
+    grid: int,
+    low: float,
+    best: float,
+    left: StateBudget,
+    stop: Stop,
 ) -> float:
-    """The same with times and arrivals as they are rounded."""
+    """Return the largest target that is shown to be a bound on one grid."""
     bound = int(low * factor * (1 + TOLERANCE))
     highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
     step = max(1, (highest - bound) // (FIRST_STEPS if grid == 1 else COARSE_STEPS))

@@ -1,4 +1,4 @@
-r"""Bounds that know how long copies to the host take: one rank is kept exactly, with its copies.
+r"""Bounds that know how long copies to the host take: one rank is modeled exactly, with its copies.
 
 Elsewhere an activation that may be copied is gone when its forward ends, and there again when its
 backward begins (:mod:`debubble.optimize.programs.offload`). A copy takes time, though, on a stream
@@ -45,17 +45,14 @@ from debubble.core.kind_relations import FUSED_KIND, SPLIT_KINDS
 from debubble.core.kinds import COPY_KINDS
 from debubble.engine.modes import MODE
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.exact_rank import keep
-from debubble.optimize.cp_sat.copy_model import BACK, OUT, add_copies, add_machine, add_memory
-from debubble.optimize.cp_sat.rounding import all_times, factor_for, rounded_down
-from debubble.optimize.cp_sat.solver import run
+from debubble.optimize.bounds.exact_rank import ExactRanks, relax_others
+from debubble.optimize.cp_sat.interval_model import OUT, IntervalModel, copy_units
+from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for, rounded_down
+from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.offload import eased
+from debubble.optimize.programs.offload import relax_copies
 from debubble.optimize.stop import Stop
-
-Key = tuple[int, int, int]
-"""Kind by its number (F, I or B, W, OFFLOAD, RELOAD), stage and microbatch."""
 
 PRECISION = 2e-3
 """How exactly the largest target is sought, relative to it."""
@@ -74,7 +71,7 @@ WHOLE = 1e-9
 
 
 def may_help(problem: Problem, rank: int) -> bool:
-    """Whether the rank copies anything, and all that it does is modelled."""
+    """Return whether the rank copies anything, and all that it does is modeled."""
     own = problem.homes == rank
     copied = np.array(problem.offload or [False] * problem.stages)
     return bool(
@@ -88,14 +85,14 @@ def may_help(problem: Problem, rank: int) -> bool:
 def copied_bound(
     problem: Problem, rank: int, low: float, best: float, work: float, stop: Stop
 ) -> tuple[float, float]:
-    """The largest target that one rank with its copies is shown not to meet, and the work it took.
+    """Return the largest target that one rank with its copies does not meet, and the work spent.
 
     Parameters
     ----------
     problem
         With stages whose activations may be copied.
     rank
-        The one that is kept, for which :func:`may_help` holds.
+        The exact rank, for which :func:`may_help` holds.
     low, best
         A bound that is known, and a makespan that is reached: nothing above it is sought.
     work
@@ -135,15 +132,15 @@ def copied_bound(
     return max(low, bound / factor), used
 
 
-class RankModel:
-    """A rank with its copies as a constraint program, which says whether it can end in time.
+class RankModel(IntervalModel):
+    """A rank with its copies; :meth:`met` decides a target.
 
     Parameters
     ----------
     problem, rank
-        Of which problem which rank is kept.
+        The problem, and the rank of it that is modeled.
     factor
-        By which times are multiplied before they are rounded down.
+        Factor of times, before they are rounded down.
     target
         The target, in whole numbers.
     copies
@@ -155,95 +152,54 @@ class RankModel:
     def __init__(
         self, problem: Problem, rank: int, factor: float, target: int, copies: Any, whole: bool
     ) -> None:
-        from ortools.sat.python import cp_model
-
-        self.problem, self.horizon = problem, target - 1
-        self.model, self.solver = cp_model.CpModel(), cp_model.CpSolver()
         easy = relaxed(problem)
-        self.times = rounded_down(easy.pass_times, factor).astype(np.int64)
-        self.copy = rounded_down(copies, factor).astype(np.int64)
-        stages = np.flatnonzero(problem.homes == rank).tolist()
-        away = [stage for stage in stages if problem.offload[stage]]
-        count = range(problem.microbatches)
-        self.passes = list(product(range(len(problem.kinds)), stages, count))
-        self.copies = list(product((OUT, BACK), away, count))
-        self.start: dict[Key, Any] = {
-            key: self.model.new_int_var(0, max(self.horizon, 0), "")
-            for key in (*self.passes, *self.copies)
-        }
-        self.away = {(s, b): self.model.new_bool_var("") for s, b in product(away, count)}
-        self._add_machines()
-        self._add_way(keep(eased(easy), [rank], factor), stages)
-        self._add_copies()
-        add_memory(self.model, problem, rank, self.start, self._time, self.away)
-        if whole and not MODE[problem.mode].blocks and _parts_are_whole(problem, stages):
-            self._add_reasons()
-
-    def _time(self, key: Key) -> int:
-        return int(self.copy[key[1]] if key[0] >= OUT else self.times[key[:2]])
-
-    def _end(self, key: Key) -> Any:
-        return self.start[key] + self._time(key)
-
-    def _add_machines(self) -> None:
-        """One action and one copy at a time; microbatches by their first forwards."""
-        for keys in (self.passes, self.copies):
-            add_machine(self.model, keys, self.start, self._time, self.away)
-        first = [key for key in self.passes if key[:2] == self.passes[0][:2]]
-        for one, other in pairwise(first):
-            self.model.add(self.start[other] >= self._end(one))
-
-    def _add_way(self, kept: Any, stages: list[int]) -> None:
-        """Heads, tails, and what every microbatch does between its actions here."""
-        chains = [(0, s) for s in stages] + [(1, s) for s in reversed(stages)]
-        add = self.model.add
-        for c, b in product(range(len(chains)), range(self.problem.microbatches)):
-            key = (*chains[c], b)
-            add(self.start[key] >= int(kept.heads[c, b if c == 0 else 0]))
-            add(self._end(key) <= self.horizon - int(kept.tails[c].min()))
-            if c:
-                before = (*chains[c - 1], b)
-                add(self.start[key] >= self._end(before) + int(kept.delays[c]))
-            if chains[c][0] and not self.problem.fused:
-                weight = (2, chains[c][1], b)
-                add(self.start[weight] >= self._end(key))
-                add(self._end(weight) <= self.horizon)
-
-    def _add_copies(self) -> None:
-        """Copies between forward and backward; the start of one that is not made is 0."""
-        add_copies(self.model, self.start, self._time, self.away)
-        for key in self.copies:
+        units = copy_units(rounded_down(easy.pass_times, factor), rounded_down(copies, factor))
+        units = np.repeat(units[:, :, None], problem.microbatches, axis=2)
+        super().__init__(problem, [rank], units, target - 1)
+        self.first = [key for key in self.passes(rank) if key[:2] == self.way[0]]
+        for one, other in pairwise(self.first):
+            self.model.add(self.start[other] >= self.end(*one))
+        kept = relax_others(relax_copies(easy), [rank], factor)
+        self.add_delays(np.repeat(kept.delays[:, None], problem.microbatches, axis=1))
+        self._add_heads_and_tails(kept)
+        for key in self.copies(rank):
+            # The start of a copy that is not made is 0.
             self.model.add(self.start[key] == 0).only_enforce_if(~self.away[key[1:]])
+        self.add_memory(rank, problem.microbatch_memory[rank] / FRACTIONS)
+        if whole and not MODE[problem.mode].blocks and _parts_are_whole(problem, self.stages(rank)):
+            self._add_reasons(rank)
 
-    def _add_reasons(self) -> None:
-        """What waits for no other rank, and no RELOAD, starts when an action or OFFLOAD ends."""
-        homes, first = self.problem.homes, self.passes[0][:2]
-        for key in self.passes:
+    def _add_heads_and_tails(self, kept: ExactRanks) -> None:
+        """Start and end in time; microbatches are numbered by their first forwards."""
+        for c, b in product(range(len(self.way)), range(self.problem.microbatches)):
+            key = (*self.way[c], b)
+            self.model.add(self.start[key] >= int(kept.heads[c, b if c == 0 else 0]))
+            self.model.add(self.end(*key) <= self.horizon - int(kept.tails[c].min()))
+        for key in self.passes(self.ranks[0]):
+            if key[0] == 2:
+                self.model.add(self.end(*key) <= self.horizon)
+
+    def _add_reasons(self, rank: int) -> None:
+        """Let what waits for no other rank, and no RELOAD, start when an action or OFFLOAD ends."""
+        homes = self.problem.homes
+        for key in self.passes(rank):
             row, stage, b = key
             sent = stage > 0 and homes[stage - 1] != homes[stage]
-            if row == 1 or (row < 1 and sent):
+            if row == 1 or (row == 0 and sent):
                 continue
-            reasons = []
-            if key == (0, 0, 0):
-                reasons.append(self._is(self.start[key] == 0))
-            for other in self.passes:
-                own = other[1:] == (stage, b) and other[0] >= row
-                later = key[:2] == first == other[:2] and other[2] != b - 1
-                if not own and not later:
-                    reasons.append(self._is(self.start[key] == self._end(other)))
-            for other in self.copies:
-                if other[0] == OUT and other[1:] != (stage, b):
-                    reasons.append(self._is(self.start[key] == self._end(other)))
-                    self.model.add_implication(reasons[-1], self.away[other[1:]])
-            self.model.add_bool_or(reasons)
-
-    def _is(self, equal: Any) -> Any:
-        literal = self.model.new_bool_var("")
-        self.model.add(equal).only_enforce_if(literal)
-        return literal
+            passes = [
+                other for other in self.passes(rank)
+                if not (other[1:] == (stage, b) and other[0] >= row)
+                and not (key in self.first and other in self.first and other[2] != b - 1)
+            ]  # fmt: skip
+            copies = [
+                other for other in self.copies(rank)
+                if other[0] == OUT and other[1:] != (stage, b)
+            ]  # fmt: skip
+            self.add_reasons(key, passes, copies, [0] if key == (0, 0, 0) else [])
 
     def met(self, work: float, stop: Stop) -> bool | None:
-        """Whether an order ends before the target; None where that took too much.
+        """Return whether an order ends before the target; None where that took too much.
 
         Half of the time, as of the work, is left for others.
         """
@@ -252,14 +208,14 @@ class RankModel:
         if self.horizon < 0:
             return False
         self.solver.parameters.linearization_level = 0
-        status = run(self.solver, self.model, work, stop.left / 2, 1, stop.work.seed)
+        status = run_solver(self.solver, self.model, work, stop.left / 2, 1, stop.work.seed)
         if status == cp_model.INFEASIBLE:
             return False
         return True if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
 
 
 def _parts_are_whole(problem: Problem, stages: list[int]) -> bool:
-    """Whether fused backwards, where there may be some, take as long as their parts."""
+    """Return whether fused backwards, where there may be some, take as long as their parts."""
     duration = problem.table.duration[:, stages]
     both = duration[list(SPLIT_KINDS)].sum(axis=0)
     return problem.backward != "free" or np.allclose(duration[FUSED_KIND], both, rtol=TOLERANCE)

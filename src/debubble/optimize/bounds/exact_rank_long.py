@@ -1,4 +1,4 @@
-r"""Bounds of long runs: two ranks kept exactly, with what one of them still needs as a tail.
+r"""Bounds of long runs: two ranks modeled exactly, with what one of them still needs as a tail.
 
 Two ranks far apart make a stronger relaxation than one
 (:mod:`debubble.optimize.bounds.exact_rank`): what one of them puts off stays in the memory of the
@@ -6,10 +6,10 @@ other. But their states are too many in a long run, because states far behind ar
 the work which is left cannot end before the target says little where waiting takes more time than
 is idle by work alone.
 
-**What still follows.** Let c be a forward of stage s, and r a kept rank whose first stage is s or
+**What still follows.** Let c be a forward of stage s, and r an exact rank whose first stage is s or
 later. For a number n of microbatches let X(n) be the least time from the start of r's first forward
-to the end of all, of r alone kept exactly and nothing before its first forward. Then in every order
-of m microbatches
+to the end of all, of r alone modeled exactly and nothing before its first forward. Then in every
+order of m microbatches
 
     makespan ≥ start of F(b, s) + the way from s to the first stage of r + X(m − b).
 
@@ -40,7 +40,14 @@ from dataclasses import replace
 import numpy as np
 
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.exact_rank import Count, Kept, Whole, ends_before, factor_of, keep
+from debubble.optimize.bounds.exact_rank import (
+    ExactRanks,
+    StateBudget,
+    Whole,
+    ends_before,
+    factor_of,
+    relax_others,
+)
 from debubble.optimize.cp_sat.rounding import all_times, factor_for, rounded_down
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
@@ -56,16 +63,16 @@ MOST_OF_ONE = 100_000
 
 
 def far_bound(
-    problem: Problem, ranks: Sequence[int], low: float, best: float, left: Count, stop: Stop
+    problem: Problem, ranks: Sequence[int], low: float, best: float, left: StateBudget, stop: Stop
 ) -> float:
-    """The largest target that two ranks are shown not to meet; the first is the strongest.
+    """Return the largest target that two ranks do not meet; the first is the strongest.
 
-    Parameters are those of :func:`debubble.optimize.bounds.exact_rank.kept_bound`.
+    Parameters are those of :func:`debubble.optimize.bounds.exact_rank.exact_rank_bound`.
     """
     strongest = ranks[0]
     factor = min(factor_for(all_times(problem), best), factor_of(problem, strongest, best))
     rests = follow(problem, strongest, factor, stop)
-    kept = with_rests(problem, keep(problem, ranks, factor), ranks, rests, factor)
+    kept = with_rests(problem, relax_others(problem, ranks, factor), ranks, rests, factor)
     # Arrivals differ by little else than what the forwards take that come one behind the other.
     grid = max(1, int(kept.times[0]))
     bound = int(low * factor * (1 + TOLERANCE))
@@ -82,7 +89,7 @@ def far_bound(
 
 
 def follow(problem: Problem, rank: int, factor: float, stop: Stop) -> Whole:
-    """X of 0, 1, … m microbatches, with times multiplied by a factor; shape ``(m + 1,)``."""
+    """Return X of 0, 1, … m microbatches, with times multiplied by a factor; shape ``(m + 1,)``."""
     work = float(problem.work[rank]) * factor
     fine, rests = max(1, int(work * FINENESS)), np.zeros(problem.microbatches + 1, dtype=np.int64)
     for n in range(1, problem.microbatches + 1):
@@ -90,11 +97,13 @@ def follow(problem: Problem, rank: int, factor: float, stop: Stop) -> Whole:
         if stop():
             continue
         short = problem.shortened(n)
-        kept = with_rests(short, keep(short, [rank], factor), [rank], rests[: n + 1], factor)
+        kept = with_rests(
+            short, relax_others(short, [rank], factor), [rank], rests[: n + 1], factor
+        )
         kept = replace(kept, heads=np.zeros_like(kept.heads))
         step = max(1, int(work))
         while step >= fine and not stop():
-            left = Count(MOST_OF_ONE)
+            left = StateBudget(MOST_OF_ONE)
             if ends_before(kept, int(rests[n]) + step, left, stop) is False:
                 rests[n] += step
             else:
@@ -103,9 +112,9 @@ def follow(problem: Problem, rank: int, factor: float, stop: Stop) -> Whole:
 
 
 def with_rests(
-    problem: Problem, kept: Kept, ranks: Sequence[int], rests: Whole, factor: float
-) -> Kept:
-    """The relaxation with what the first of its ranks still needs as tails of forwards."""
+    problem: Problem, kept: ExactRanks, ranks: Sequence[int], rests: Whole, factor: float
+) -> ExactRanks:
+    """Return the relaxation with what the first of its ranks still needs as tails of forwards."""
     goal = int(np.flatnonzero(problem.homes == ranks[0])[0])
     ways = np.append(0.0, np.cumsum(problem.pass_times[0, :-1] + problem.forward_link[1:]))
     tails = kept.tails.copy()

@@ -93,7 +93,7 @@ class Paths(NamedTuple):
 
 
 def spare_microbatches(problem: Problem) -> NDArray[np.int64]:
-    """Microbatches that fit on every stage besides one, shape ``(stages,)``, at most m."""
+    """Return how many microbatches fit on every stage besides one, shape ``(stages,)``."""
     room = (problem.limits_with_slack - problem.microbatch_stored)[problem.homes] - problem.taken[
         1, last_stages(problem)
     ]
@@ -112,14 +112,14 @@ def memory_lag(problem: Problem) -> NDArray[np.float64]:
 
 
 def last_stages(problem: Problem) -> NDArray[np.int64]:
-    """The last stage of the rank of every stage, shape ``(stages,)``."""
+    """Return the last stage of the rank of every stage, shape ``(stages,)``."""
     last = np.zeros(problem.ranks, dtype=np.int64)
     np.maximum.at(last, problem.homes, np.arange(problem.stages))
     return last[problem.homes]
 
 
 def longest_paths(problem: Problem) -> Paths:
-    """Heads and tails of actions and transfers."""
+    """Return heads and tails of actions and transfers."""
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
     holding = problem.mode == "blocking"
     link, last = transfer_times(problem), last_stages(problem)
@@ -144,7 +144,7 @@ def transfer_times(problem: Problem) -> NDArray[np.float64]:
 
 
 def machines(problem: Problem) -> list[NDArray[np.int64]]:
-    """Sets of rows of actions and transfers that run one at a time.
+    """Return sets of rows of actions and transfers that run one at a time.
 
     Row ``k · S + s`` is the k-th kind of stage s; rows behind all kinds are the transfers of F and
     of I or B, and behind these the R of every stage that has one.
@@ -192,25 +192,25 @@ class Proof(NamedTuple):
 
 
 def lower_bound(problem: Problem) -> float:
-    """The largest of all bounds here."""
+    """Return the largest of all bounds here."""
     return prove(problem).bound
 
 
 def prove(problem: Problem) -> Proof:
-    """The largest of all bounds here, and what gives it."""
+    """Return the largest of all bounds here, and its reason."""
     paths = longest_paths(problem)
     return max((find(problem, paths) for find in BOUNDS), key=lambda proof: proof.bound)
 
 
 def by_path(problem: Problem, paths: Paths) -> Proof:
-    """The longest path."""
+    """Return the longest path."""
     jobs = _jobs(problem, paths)
     bound = float(np.sum(jobs, axis=0).max())
     return Proof(bound, f"actions that wait for each other or for memory take {number(bound)}")
 
 
 def by_busy_rank(problem: Problem, paths: Paths) -> Proof:
-    """The rank, or queue of transfers, with the most to do between its head and its tail."""
+    """Return the bound of the rank, or queue of transfers, with the most to do."""
     jobs = _jobs(problem, paths)
     best = Proof(0.0, "")
     for rows in machines(problem):
@@ -229,7 +229,7 @@ def by_busy_rank(problem: Problem, paths: Paths) -> Proof:
 
 
 def by_area(problem: Problem, paths: Paths) -> Proof:
-    """The rank whose memory is taken the longest."""
+    """Return the rank whose memory is taken the longest."""
     spans = areas(problem, paths.heads, paths.tails)
     rank = int(np.argmax(spans))
     return Proof(
@@ -243,7 +243,7 @@ BOUNDS = [by_path, by_busy_rank, by_area]
 
 
 def _jobs(problem: Problem, paths: Paths) -> list[NDArray[np.float64]]:
-    """Heads, times and tails of actions, transfers and R, by the rows of :func:`machines`."""
+    """Return heads, times and tails of actions, transfers and R, by rows of :func:`machines`."""
     heads, tails, leaves, follows = paths
     m, redo = problem.microbatches, problem.recompute_time[None]
     alone = problem.pass_times[:, :, None]
@@ -258,7 +258,7 @@ def _jobs(problem: Problem, paths: Paths) -> list[NDArray[np.float64]]:
 
 
 def _name(problem: Problem, rows: NDArray[np.int64]) -> str:
-    """What runs some rows of actions and transfers, in words."""
+    """Return the name of a machine: a rank, or a queue of transfers."""
     passes = len(problem.kinds) * problem.stages
     if rows[0] >= passes:
         return "a queue of transfers"
@@ -270,7 +270,7 @@ def _name(problem: Problem, rows: NDArray[np.int64]) -> str:
 def one_rank(
     heads: NDArray[np.float64], times: NDArray[np.float64], tails: NDArray[np.float64]
 ) -> float:
-    """Least makespan of one machine with heads, times and tails, when actions can be interrupted.
+    """Return the least makespan of one machine with heads and tails, if actions can be interrupted.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ def one_rank(
 
 
 def areas(problem: Problem, heads: Grid, tails: Grid) -> NDArray[np.float64]:
-    """Memory of lone microbatches over time, against what every rank has; shape ``(ranks,)``."""
+    """Return memory over time of lone microbatches per limit of their rank, shape ``(ranks,)``."""
     alone = heads[:, :, 0] + problem.pass_times
     begin = heads[0, :, 0]
     # What an action frees has been there since the forward began.

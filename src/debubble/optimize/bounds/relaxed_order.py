@@ -1,11 +1,11 @@
-"""From what one rank does at best to an order of all ranks.
+"""A schedule of all ranks by the fastest one of a single rank.
 
-Where one rank is kept exactly (:mod:`debubble.optimize.bounds.exact_rank`) its fastest order says
-when its actions start, and by that when those of the others would, if nobody was in their way: as
-late as the next action of the kept rank allows, and behind its last one as soon as they can.
-Waiting in between is then before a microbatch goes on to other ranks, where it takes no memory of
-theirs. Every rank runs its forwards and backwards by these times, each W where it fits into a gap
-or frees memory that is needed, and puts off a forward for which there is no room.
+Where one rank is modeled exactly (:mod:`debubble.optimize.bounds.exact_rank`) its fastest order
+says when its actions start, and by that when those of the others would, if nothing was in their
+way: as late as the next action of the exact rank allows, and behind its last one as soon as they
+can. Waiting in between is then before a microbatch goes on to other ranks, where it takes no memory
+of theirs. Every rank runs its forwards and backwards by these times, each W where it fits into a
+gap or frees memory that is needed, and puts off a forward for which there is no room.
 
 Orders like this know nothing of the other ranks' work, and are slow as they are. They differ from
 those that grow action by action, so that annealing comes from them to other places.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
-from debubble.optimize.bounds.exact_rank import Count, keep, starts_before
+from debubble.optimize.bounds.exact_rank import StateBudget, relax_others, starts_before
 from debubble.optimize.cp_sat.rounding import all_times, factor_for
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
@@ -28,20 +28,20 @@ from debubble.optimize.stop import Stop
 Times: TypeAlias = NDArray[np.float64]
 
 SLACK = (1.001, 1.01, 1.05, 1.2)
-"""Makespans within which an order of the kept rank is sought, over its bound."""
+"""Makespans within which an order of the exact rank is sought, over its bound."""
 
 
 def relaxed_order(
-    problem: Problem, rank: int, bound: float, left: Count, stop: Stop
+    problem: Problem, rank: int, bound: float, left: StateBudget, stop: Stop
 ) -> list[Program] | None:
-    """An order of all ranks by the fastest one of a single rank; None where that has none.
+    """Return programs of all ranks by the fastest schedule of one; None where that has none.
 
     Parameters
     ----------
     problem
         A problem with relaxed times.
     rank
-        The rank that is kept.
+        The exact rank.
     bound
         A bound of the makespan, about that of the rank.
     left
@@ -50,7 +50,7 @@ def relaxed_order(
         Ends the search early.
     """
     factor = factor_for(all_times(problem), 2 * bound)
-    kept = keep(problem, [rank], factor)
+    kept = relax_others(problem, [rank], factor)
     for slack in SLACK:
         if stop() or left.spent:
             break
@@ -62,7 +62,7 @@ def relaxed_order(
 
 
 def _runs(problem: Problem, programs: list[Program]) -> bool:
-    """Whether an order fits into memory and is no deadlock."""
+    """Return whether an order fits into memory and is no deadlock."""
     schedule = problem.schedule(programs)
     try:
         problem.timeline(schedule)
@@ -72,7 +72,7 @@ def _runs(problem: Problem, programs: list[Program]) -> bool:
 
 
 def _planned(problem: Problem, rank: int, starts: Times) -> Times:
-    """When every F and I or B would start, shape ``(2, stages, microbatches)``."""
+    """Return planned starts of every F and I or B, shape ``(2, stages, microbatches)``."""
     stages = range(problem.stages)
     way = [(0, s) for s in stages] + [(1, s) for s in reversed(stages)]
     lags = [*problem.forward_link, *problem.backward_lag[::-1]]
@@ -92,13 +92,13 @@ def _planned(problem: Problem, rank: int, starts: Times) -> Times:
 
 
 def _programs(problem: Problem, plan: Times) -> list[Program]:
-    """Every rank's order by planned starts."""
+    """Return every rank's order by planned starts."""
     orders = [_by_plan(problem, rank, plan) for rank in range(problem.ranks)]
     return problem.programs(np.concatenate(orders))
 
 
 def _by_plan(problem: Problem, rank: int, plan: Times) -> NDArray[np.int64]:
-    """Numbers of a rank's actions in the order of a plan, as far as memory allows it."""
+    """Return a rank's actions by planned starts, as far as memory allows it."""
     stages = np.flatnonzero(problem.homes == rank).tolist()
     m, room = problem.microbatches, float(problem.limits_with_slack[rank])
     taken, freed, times = problem.taken, problem.freed, problem.times

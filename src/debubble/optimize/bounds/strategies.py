@@ -1,4 +1,4 @@
-"""Strategies that raise the bound of an incumbent, by ranks that are kept exactly, and say why.
+"""Strategies that raise and explain the bound of an incumbent, by ranks modeled exactly.
 
 Which ranks: the one that is busy and has memory taken the longest is the strongest by itself; at
 even times the one at the turn of a V, and the first one of a loop. Then the others one by
@@ -17,7 +17,7 @@ import numpy as np
 from debubble.core.kinds import COPY_KINDS
 from debubble.core.units import number
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.exact_rank import PRECISION, Count, kept_bound
+from debubble.optimize.bounds.exact_rank import PRECISION, StateBudget, exact_rank_bound
 from debubble.optimize.bounds.exact_rank_copies import copied_bound, may_help
 from debubble.optimize.bounds.exact_rank_long import far_bound
 from debubble.optimize.bounds.paths import areas, longest_paths
@@ -36,7 +36,7 @@ ONE_RANK_SHARE, RANKS_SHARE = 0.2, 0.4
 """Shares of the time limit for bounds by one rank, and by several."""
 
 LONG, LONG_EFFORT = 4, 2.0
-"""Microbatches of a long run for each rank, and the effort from which its two ranks are kept."""
+"""Microbatches of a long run for each rank, and the effort from which its two ranks are exact."""
 
 FAR_STATES, FAR_CELLS = 2_000_000, 12_000_000
 """States of these two, times the effort, and how many times their columns at once."""
@@ -52,7 +52,7 @@ REASON_SECONDS = 1.0
 """Seconds for finding the rank that is the reason of a bound from an earlier search."""
 
 
-def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+def bound_by_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what single ranks can do, strongest first."""
     easy, until = relaxed(problem), Stop(ONE_RANK_SHARE * stop.left, stop)
     first, *others = single_ranks(easy)
@@ -60,7 +60,7 @@ def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     _keep(easy, others, incumbent, OTHER_STATES, until)
 
 
-def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+def bound_by_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what two, three and more of the strongest ranks can do together."""
     easy, until = relaxed(problem), Stop(RANKS_SHARE * stop.left, stop)
     far = is_long(problem) and stop.work.effort >= LONG_EFFORT
@@ -70,7 +70,7 @@ def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> No
         _keep_far(easy, incumbent, until)
 
 
-def keep_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+def bound_by_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what single ranks can do that copy activations to the host.
 
     First the one that has stage 0, whose forwards never wait, then the strongest without copies.
@@ -88,58 +88,58 @@ def keep_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             )
             left -= used
             if bound > incumbent.bound:
-                incumbent.prove(bound, copies_in_words(asked, rank))
+                incumbent.prove(bound, explain_copies(asked, rank))
 
 
 def is_long(problem: Problem) -> bool:
-    """Whether most of an order is its steady state, where two ranks far apart tell the most."""
+    """Return whether most of a schedule is steady state, where two ranks far apart say the most."""
     return problem.ranks > 2 and problem.microbatches >= LONG * problem.ranks
 
 
 def _keep_far(easy: Problem, incumbent: Incumbent, stop: Stop) -> None:
     if incumbent.done or stop():
         return
-    left = Count(FAR_STATES * stop.work.effort, FAR_CELLS)
+    left = StateBudget(FAR_STATES * stop.work.effort, FAR_CELLS)
     ranks = far_ranks(easy)
     bound = far_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
     if bound > incumbent.bound:
-        incumbent.prove(bound, in_words(easy, ranks, bound))
+        incumbent.prove(bound, explain_ranks(easy, ranks, bound))
 
 
 def _keep(
     easy: Problem, sets: Sequence[Sequence[int]], incumbent: Incumbent, states: float, stop: Stop
 ) -> None:
-    left = Count(states * stop.work.effort)
+    left = StateBudget(states * stop.work.effort)
     for ranks in sets:
         if incumbent.done or stop() or left.spent:
             return
-        bound = kept_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
+        bound = exact_rank_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
         if bound > incumbent.bound:
-            incumbent.prove(bound, in_words(easy, ranks, bound))
+            incumbent.prove(bound, explain_ranks(easy, ranks, bound))
         elif len(ranks) > 1:
             # One more rank hardly helps where the last one has not, and takes much longer.
             return
 
 
 def single_ranks(problem: Problem) -> list[tuple[int, ...]]:
-    """Every rank by itself, strongest first."""
+    """Return every rank by itself, strongest first."""
     return [(rank,) for rank in strongest(problem)]
 
 
 def several_ranks(problem: Problem) -> list[tuple[int, ...]]:
-    """The strongest two ranks, three ranks and so on, strongest first in each."""
+    """Return the strongest two ranks, three ranks and so on."""
     ranks = strongest(problem)
     return [tuple(ranks[:number]) for number in range(2, len(ranks) + 1)]
 
 
 def far_ranks(problem: Problem) -> tuple[int, int]:
-    """The strongest rank, and the one that is furthest from it."""
+    """Return the strongest rank, and the one that is furthest from it."""
     first = strongest(problem)[0]
     return first, max(range(problem.ranks), key=lambda rank: abs(rank - first))
 
 
 def strongest(problem: Problem) -> list[int]:
-    """Ranks by how long they are busy, with what comes before, and have memory taken.
+    """Return ranks by how long they are busy, with what comes before, and have memory taken.
 
     The sum of both: what is bound by its work alone does not tell ranks with equal work apart, and
     where activations stay the longest there is least room to put it off.
@@ -156,7 +156,7 @@ def strongest(problem: Problem) -> list[int]:
 def strongest_rank_bound(
     easy: Problem, low: float, best: float, states: float, stop: Stop | None = None
 ) -> float:
-    """The bound by the strongest rank, as far as a number of states goes.
+    """Return the bound by the strongest rank, as far as a number of states goes.
 
     Parameters
     ----------
@@ -169,11 +169,13 @@ def strongest_rank_bound(
     stop
         Ends the search early.
     """
-    return kept_bound(easy, strongest(easy)[:1], low, best, Count(states), stop or Stop())
+    return exact_rank_bound(
+        easy, strongest(easy)[:1], low, best, StateBudget(states), stop or Stop()
+    )
 
 
-def reason(problem: Problem, low: float, bound: float) -> str:
-    """A single rank that is the reason of a bound which an earlier search has proven, in words.
+def explain_bound(problem: Problem, low: float, bound: float) -> str:
+    """Name a single rank that explains a bound from an earlier search.
 
     Parameters
     ----------
@@ -193,14 +195,14 @@ def reason(problem: Problem, low: float, bound: float) -> str:
     for ranks in single_ranks(easy):
         if stop():
             return ""
-        found = kept_bound(easy, ranks, low, bound, Count(STATES), stop)
+        found = exact_rank_bound(easy, ranks, low, bound, StateBudget(STATES), stop)
         if found >= bound * (1 - PRECISION):
-            return in_words(easy, ranks, found)
+            return explain_ranks(easy, ranks, found)
     return ""
 
 
-def in_words(problem: Problem, ranks: Sequence[int], bound: float) -> str:
-    """Why the ranks that were kept cannot be faster."""
+def explain_ranks(problem: Problem, ranks: Sequence[int], bound: float) -> str:
+    """Explain why the ranks that are exact cannot be faster."""
     heads, tails, *_ = longest_paths(problem)
     rank = ranks[0]
     stages = np.flatnonzero(problem.homes == rank)
@@ -228,8 +230,8 @@ def in_words(problem: Problem, ranks: Sequence[int], bound: float) -> str:
     )
 
 
-def copies_in_words(problem: Problem, rank: int) -> str:
-    """Why a rank with its copies cannot be faster."""
+def explain_copies(problem: Problem, rank: int) -> str:
+    """Explain why a rank with its copies cannot be faster."""
     own = np.flatnonzero((problem.homes == rank) & np.array(problem.offload)).tolist()
     times = [problem.table.copy(COPY_KINDS[0], stage, None) for stage in own]
     fits = _forwards_that_fit(problem, rank)
@@ -242,7 +244,7 @@ def copies_in_words(problem: Problem, rank: int) -> str:
 
 
 def _forwards_that_fit(problem: Problem, rank: int) -> int:
-    """Forwards a rank has room for before it frees any memory."""
+    """Return forwards a rank has room for before it frees any memory."""
     sizes = np.tile(problem.taken[0, problem.homes == rank], problem.microbatches)
     limit = problem.limits_with_slack[rank]
     return int(np.count_nonzero(np.cumsum(np.sort(sizes)) <= limit))

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from debubble.core.actions import Kind, Program, among, kinds_of, stages_of
 from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.engine.timeline import Timeline
-from debubble.optimize.cp_sat.rounding import together
+from debubble.optimize.cp_sat.rounding import fused_times
 from debubble.optimize.problem import Problem, without_recomputes
 from debubble.optimize.programs.backward import separate
 
 
-def in_order(problem: Problem, starts: NDArray[Any], times: NDArray[np.float64]) -> list[Program]:
-    """Programs that run actions by their starts; what takes no time goes first.
+def programs_by_start(
+    problem: Problem, starts: NDArray[Any], times: NDArray[np.float64]
+) -> list[Program]:
+    """Return programs that run actions by their starts; what takes no time goes first.
 
     With or without R, as there are times for them.
     """
@@ -59,7 +61,7 @@ def starts_by_number(
         # The W of a fused backward begins where that ends.
         whole = np.concatenate(passes)
         fused = kinds_of(whole) == Kind.B
-        time = problem.table.duration[Kind.B] if apart else together(problem)
+        time = problem.table.duration[Kind.B] if apart else fused_times(problem)
         ahead = np.where(fused, time[stages_of(whole)], 0.0)
         both = np.repeat(starts, 1 + fused)
         second = np.flatnonzero(fused)

@@ -2,7 +2,7 @@
 
 Times are multiplied by a factor and rounded **down** to whole numbers, so that the solver's bound,
 divided by the factor, is a bound for the true times; where times are fractions with a common small
-denominator nothing is lost. Memory is rounded in favour of fitting, for the same reason. An order
+denominator nothing is lost. Memory is rounded in favor of fitting, for the same reason. An order
 that comes back is simulated with the true times and measured against the true limits.
 
 Where a fused backward is faster than its parts and both are allowed, every backward may be either:
@@ -40,26 +40,26 @@ from debubble.optimize.bounds.paths import (
     spare_microbatches,
     transfer_times,
 )
-from debubble.optimize.cp_sat.from_start_times import in_order, starts_by_number
+from debubble.optimize.cp_sat.from_start_times import programs_by_start, starts_by_number
 from debubble.optimize.cp_sat.rounding import (
     FRACTIONS,
     MEMORY_UNITS,
     all_times,
     factor_for,
-    rounded,
-    together,
+    fused_times,
+    round_times,
     units_apart,
     whole_units,
 )
-from debubble.optimize.cp_sat.solver import run
+from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.programs.backward import fusable, fused_ones, relaxed, with_fused
 
 Key: TypeAlias = tuple[int, int, int]
 """An action: the number of its kind, its stage and microbatch."""
 
-AGAIN = 3
-"""The number of R among kinds, where it is an action of its own."""
+WEIGHT, AGAIN = 2, 3
+"""The numbers of W among kinds, and of R, where it is an action of its own."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Solution:
     programs: list[Program] | None
     bound: float
     proven: bool
-    """Whether the order is optimal for the rounded times."""
+    """True if the order is optimal for the rounded times."""
 
 
-class Model:
+class ExactModel:
     """Variables, constraints and objective of a problem; :meth:`solve` runs the solver.
 
     Parameters
@@ -96,7 +96,7 @@ class Model:
         order = problem.schedule(known)
         self.known = problem.timeline(order).makespan
         self.factor = factor_for(all_times(problem), self.known)
-        self.whole = rounded(problem, self.factor)
+        self.whole = round_times(problem, self.factor)
         apart = ahead and problem.can_run_ahead
         self.again: list[int] = np.flatnonzero(problem.recomputed).tolist() if apart else []
         self.problem = without_recompute_time(self.whole) if self.again else self.whole
@@ -105,7 +105,7 @@ class Model:
         timeline = self.whole.timeline(order)
         self.horizon = round(timeline.makespan)
         self.fusable = fusable(problem)
-        self.together = together(self.problem)
+        self.together = fused_times(self.problem)
         self.start = self._starts()
         self.fused = {
             (int(stage), b): self.model.new_bool_var("")
@@ -123,7 +123,7 @@ class Model:
         self._add_hints(known, timeline)
 
     def _starts(self) -> dict[Key, Any]:
-        """A start for every action, between its head and its tail, by the numbers of actions."""
+        """Return a start for every action, between its head and its tail."""
         least = relaxed(self.whole)
         heads, tails, *_ = longest_paths(least)
         redo = least.recompute_time[:, None]
@@ -149,7 +149,7 @@ class Model:
         return self.start[kind, stage, microbatch] + self._time(kind, stage, microbatch)
 
     def _time(self, kind: int, stage: int, microbatch: int) -> Any:
-        """Duration of an action; a term of the model where that depends on fusing."""
+        """Return the duration of an action; a term of the model where that depends on fusing."""
         if kind == AGAIN:
             return int(self.whole.recompute_time[stage])
         time, fused = int(self.problem.times[kind, stage]), self.fused.get((stage, microbatch))
@@ -158,7 +158,7 @@ class Model:
         return time + fused * ((int(self.together[stage]) if kind == 1 else 0) - time)
 
     def _interval(self, kind: int, stage: int, microbatch: int) -> Any:
-        """The time in which an action runs."""
+        """Return the time in which an action runs."""
         start, time = self.start[kind, stage, microbatch], self._time(kind, stage, microbatch)
         fused = self.fused.get((stage, microbatch))
         if fused is None or kind in (0, AGAIN):
@@ -170,7 +170,7 @@ class Model:
         return self.model.new_interval_var(start, time, end, "")
 
     def _add_ranks(self) -> None:
-        """Ranks run one action at a time, chains in microbatch order; a literal for every pair."""
+        """Let ranks run one action at a time, chains in order; add a literal for every pair."""
         add, m = self.model.add, self.problem.microbatches
         kinds = len(self.problem.kinds)
         for rank in range(self.problem.ranks):
@@ -197,11 +197,11 @@ class Model:
                 self._add_pair(one, other)
 
     def _keeps_order(self, kind: int, stage: int) -> bool:
-        """Whether a chain runs in microbatch order, whatever is fused."""
+        """Return whether a chain runs in microbatch order, whatever is fused."""
         return kind != 2 or not self.fusable[stage]
 
     def _add_pair(self, one: tuple[int, int], other: tuple[int, int]) -> None:
-        """Literals for the order of all pairs of actions of two chains on a rank."""
+        """Add literals for the order of all pairs of actions of two chains on a rank."""
         m = self.problem.microbatches
         for b, c in product(range(m), range(m)):
             x, y = (*one, b), (*other, c)
@@ -226,14 +226,14 @@ class Model:
                     self.model.add_implication(first, later)
 
     def _before(self, x: Key, y: Key) -> Any:
-        """Whether an action runs before another one of its rank: a literal, or 0 or 1."""
+        """Return whether an action runs before another one of its rank: a literal, or 0 or 1."""
         if x[:2] == y[:2]:
             return int(x[2] < y[2])
         known = self._literals.get((x, y))
         return 1 - self._literals[y, x] if known is None else known
 
     def _add_data(self) -> None:
-        """Actions start when their input is there; forwards also when older activations left."""
+        """Start actions when their input is there, and forwards when older activations left."""
         problem = self.problem
         m, add = problem.microbatches, self.model.add
         for (chain, other, delay), b in product(problem.arcs, range(m)):
@@ -251,7 +251,7 @@ class Model:
                 add(self.start[0, stage, older + int(spare[stage]) + 1] >= freed)
 
     def _add_transfers(self) -> None:
-        """Transfers that take time, and what cannot run while they do."""
+        """Add transfers that take time, and keep apart what cannot run while they do."""
         problem = self.problem
         S, behind = problem.stages, len(problem.kinds) * problem.stages
         for (kind, stage), time in np.ndenumerate(transfer_times(problem).astype(int)):
@@ -317,7 +317,7 @@ class Model:
         self.model.minimize(makespan)
 
     def _add_hints(self, known: Sequence[Program], timeline: Timeline) -> None:
-        """The known order, as values of all starts and literals."""
+        """Add the known schedule as values of all starts and literals."""
         fused = fused_ones(self.problem, known)
         grid = starts_by_number(self.whole, known, timeline, bool(self.again))
         times = self._times(fused)
@@ -332,7 +332,7 @@ class Model:
                 self.model.add_hint(first, bool(end[x] <= at[y]))
 
     def _times(self, fused: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Durations of all actions where some backwards are fused, by their numbers."""
+        """Return durations of all actions where some backwards are fused, by their numbers."""
         m = self.problem.microbatches
         times = np.repeat(self.problem.times[:, :, None], m, axis=2)
         if fused.any() and not self.problem.fused:
@@ -350,7 +350,7 @@ class Model:
         parameters.linearization_level = 0
         parameters.cp_model_probing_level = 0
         parameters.max_presolve_iterations = 1
-        status = run(self.solver, self.model, work, seconds, workers, seed)
+        status = run_solver(self.solver, self.model, work, seconds, workers, seed)
         bound = self.solver.best_objective_bound / self.factor
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return Solution(None, bound, False)
@@ -358,7 +358,7 @@ class Model:
         fused = np.zeros((self.problem.stages, self.problem.microbatches), dtype=bool)
         for place, literal in self.fused.items():
             fused[place] = self.solver.boolean_value(literal)
-        programs = with_fused(in_order(self.problem, starts, self._times(fused)), fused)
+        programs = with_fused(programs_by_start(self.problem, starts, self._times(fused)), fused)
         return Solution(programs, bound, status == cp_model.OPTIMAL)
 
     def stop(self) -> None:
@@ -367,7 +367,7 @@ class Model:
 
 
 def around_recomputes(problem: Problem) -> list[tuple[int, int]]:
-    """Every need of a stage's R, and every need for it, by the table: who waits, and for whom.
+    """Return who waits for whom around a stage's R, by the table.
 
     Kinds are numbered as in the problem, R is :data:`AGAIN`.
     """
@@ -383,7 +383,7 @@ def around_recomputes(problem: Problem) -> list[tuple[int, int]]:
 
 
 def follows(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether a chain comes after another one on the way of each microbatch."""
+    """Return whether a chain comes after another one on the way of each microbatch."""
     (kind, stage), (later_kind, later_stage) = one, other
     if later_kind == AGAIN:
         return kind == 0 and later_stage >= stage

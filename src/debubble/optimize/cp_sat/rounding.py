@@ -29,7 +29,7 @@ FRACTIONS = 1000
 
 
 def factor_for(times: NDArray[np.float64], horizon: float) -> float:
-    """Factor that makes times whole: their common denominator if it is small, over any divisor."""
+    """Return the factor that makes times whole: their common denominator, if that is small."""
     values = np.unique(times[times > 0])
     if len(values) == 0:
         return 1.0
@@ -45,24 +45,24 @@ def factor_for(times: NDArray[np.float64], horizon: float) -> float:
 
 
 def rounded_down(times: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
-    """Whole numbers at most `factor` times the times; rounding errors do not cost a unit."""
+    """Return whole numbers at most `factor` times the times; rounding errors cost no unit."""
     return np.floor(times * factor * (1 + 1e-12) + 1e-9)
 
 
 def all_times(problem: Problem) -> NDArray[np.float64]:
-    """All durations and delays of the problem."""
-    fused = together(problem)[fusable(problem)]
+    """Return all durations and delays of the problem."""
+    fused = fused_times(problem)[fusable(problem)]
     links = problem.forward_link, problem.backward_link
     return np.concatenate([problem.times.ravel(), problem.recompute_time, *links, fused])
 
 
-def together(problem: Problem) -> NDArray[np.float64]:
+def fused_times(problem: Problem) -> NDArray[np.float64]:
     """Time of a fused backward of every stage, R before it included."""
     return np.asarray(problem.table.duration[FUSED_KIND] + problem.recompute_time)
 
 
 def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:
-    """Memory actions take at their start, and the change when they are over.
+    """Return memory actions take at their start, and the change when they are over.
 
     What is there between them is rounded down, so that nothing that fits is refused.
 
@@ -75,7 +75,7 @@ def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:
 
 
 def units_apart(problem: Problem, unit: float) -> tuple[Units, Units]:
-    """As :func:`whole_units`, with R as an action of its own, which takes what it brings back.
+    """Return memory as :func:`whole_units`, with R as an action of its own.
 
     Rows are F, I or B, W (B once more where backwards are fused) and R.
     """
@@ -89,7 +89,7 @@ def units_apart(problem: Problem, unit: float) -> tuple[Units, Units]:
 def _levels(
     taken: NDArray[np.float64], freed: NDArray[np.float64], unit: float
 ) -> tuple[Units, Units]:
-    """The same of kinds in the order in which they come, from what each takes and frees."""
+    """Return memory taken and changed by kinds in the order in which a microbatch has them."""
     before = np.cumsum(taken - freed, axis=0) - taken + freed
     during, after = before + taken, before + taken - freed
     levels = (np.floor(level / unit + 1e-6).astype(np.int64) for level in (before, during, after))
@@ -97,8 +97,8 @@ def _levels(
     return high - low, left - low
 
 
-def rounded(problem: Problem, factor: float) -> Problem:
-    """The problem with times that are whole numbers, none above `factor` times the true ones."""
+def round_times(problem: Problem, factor: float) -> Problem:
+    """Return a problem with whole times, none above `factor` times the true ones."""
     table = problem.table
     duration, link = rounded_down(table.duration, factor), rounded_down(table.link, factor)
     between = table.boundaries

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 
-def run(solver: Any, model: Any, work: float, seconds: float, workers: int, seed: int) -> Any:
+def run_solver(
+    solver: Any, model: Any, work: float, seconds: float, workers: int, seed: int
+) -> Any:
     """Run a solver on a model; its status.
 
     `work` is the solver's own unit, about a second. Ctrl-C is not the solver's: searches hear it.

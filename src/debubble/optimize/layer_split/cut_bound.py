@@ -66,7 +66,7 @@ ROUNDING = 1e-11
 
 
 def bound_of_cuts(cutting: Cutting, ways: Ways | None = None) -> float:
-    """A lower bound of the makespan under every cut.
+    """Return a lower bound of the makespan under every cut.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def bound_of_cuts(cutting: Cutting, ways: Ways | None = None) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """What the bound needs of layers, ends and ranks."""
+    """Layers, ends and ranks as the bound needs them."""
 
     root: Problem
     """The problem; here and in `ends` every stage keeps what it stores."""
@@ -100,13 +100,13 @@ class _Bound:
     held_ends: tuple[float, float]
     """The same of the first and last stage without their layers."""
     must: NDArray[np.bool_]
-    """Whether every stage of each rank has to recompute, shape ``(ranks,)``."""
+    """True if every stage of each rank has to recompute, shape ``(ranks,)``."""
     before: NDArray[np.int64]
     """Fewest layers before every stage, shape ``(stages,)``."""
     filled: bool
-    """Whether the last stage has a layer under every cut."""
+    """True if the last stage has a layer under every cut."""
     equal: bool
-    """Whether all layers are."""
+    """True if all layers are."""
 
     @classmethod
     def of(cls, cutting: Cutting, ways: Ways) -> _Bound:
@@ -159,7 +159,7 @@ class _Bound:
         return found
 
     def _sums(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Prefix sums, shape ``(layers + 1,)``."""
+        """Return prefix sums, shape ``(layers + 1,)``."""
         if self.equal:
             return np.asarray(np.arange(len(values) + 1) * values[0])
         return np.append(0.0, np.cumsum(values))
@@ -168,7 +168,7 @@ class _Bound:
         self, fixed: NDArray[np.float64], way: NDArray[np.float64], ranks: NDArray[np.int64],
         first: NDArray[np.int64],
     ) -> float:  # fmt: skip
-        """The least makespan of the busiest rank, by bisection; `first` are the first stages."""
+        """Return the least makespan of the busiest rank, by bisection."""
         works = [self.root.microbatches * (self.work + self.again * r) for r in self.must[ranks]]
         if min(float(work.max()) for work in works) == 0:
             return float(fixed.max())
@@ -186,7 +186,7 @@ class _Bound:
     def _in_turn(
         self, fixed: NDArray[np.float64], way: NDArray[np.float64], works: list[NDArray[np.float64]]
     ) -> Callable[[float], bool]:
-        """Whether one rank after the other can have all layers within a makespan."""
+        """Return whether one rank after the other can have all layers within a makespan."""
         layers, one = len(self.work), float(way[1])
         sums = [np.append(0.0, np.cumsum(work)).tolist() for work in works]
         rows = list(zip(fixed.tolist(), works, sums, strict=True))
@@ -208,7 +208,7 @@ class _Bound:
     def _together(
         self, start: NDArray[np.float64], works: list[NDArray[np.float64]]
     ) -> Callable[[float], bool]:
-        """Whether all ranks together can have all layers, in any order, within a makespan."""
+        """Return whether ranks can have all layers, in any order, within a makespan."""
         layers = len(self.work)
         smallest = [np.append(0.0, np.cumsum(np.sort(work))) for work in works]
         least = np.min(works, axis=0)
@@ -231,7 +231,7 @@ class _Bound:
         self, trip: NDArray[np.float64], ends: NDArray[np.float64], begin: NDArray[np.float64],
         ranks: NDArray[np.int64],
     ) -> float:  # fmt: skip
-        """The least makespan by what all ranks' memory can hold over time."""
+        """Return the least makespan by what all ranks' memory can hold over time."""
         root = self.root
         last = float(ends[:2, -1].sum())
         area = float((self.held * (trip[-1] - trip[:-1] + last)).sum())
@@ -246,7 +246,7 @@ class _Bound:
 
 
 def _with_quick_gradients(root: Problem) -> Problem:
-    """The same, without transfers of gradients where the first layers need none.
+    """Return the problem without transfers of gradients where the first layers need none.
 
     Which stages get gradients is open before these are cut.
     """
@@ -264,7 +264,7 @@ def _with_quick_gradients(root: Problem) -> Problem:
 def _times(
     root: Problem, alone: CostTable
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """f, i and t of every layer, as no stage of any cut takes less for its layers."""
+    """Return f, i and t of every layer: no stage of any cut takes less for its layers."""
     F, I, W, B = alone.duration[[Kind.F, Kind.I, Kind.W, Kind.B]]
     if root.fused:
         return F, B, F + B
@@ -278,7 +278,7 @@ def _times(
 
 
 def _held(table: CostTable, ways: Sequence[int], most: float) -> NDArray[np.float64]:
-    """What a forward leaves by the way that leaves least; copies move a share of `most` at most."""
+    """Return what a forward leaves at least; copies move a share of `most` at most."""
     found = []
     for way in ways:
         held = table.checkpoint if way & RECOMPUTE else table.activation

@@ -2,7 +2,7 @@
 
 With equal layers of which stages keep everything, how many fit on a rank is a division, and which
 memory is enough for some cut is known exactly. Else a cut is improved, one layer after the other,
-until no neighbour is better; where there are few cuts all of them are looked at.
+until no neighbor is better; where there are few cuts all of them are looked at.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from debubble.listing import TOLERANCE
 from debubble.lowering.offload import eased as ease_costs
 from debubble.optimize.layer_split.layers import Cut, even_cut
 from debubble.optimize.problem import Problem
-from debubble.optimize.programs.offload import eased
+from debubble.optimize.programs.offload import relax_copies
 
 FEW = 500
 """Cuts up to which every one is looked at."""
@@ -36,7 +36,7 @@ MOVES = 256
 
 
 def cut_problem(root: Problem, cut: Sequence[int]) -> Problem:
-    """The problem whose stages have so many layers."""
+    """Return the problem whose stages have so many layers."""
     assert root.layers is not None
     costs = root.layers.cut(root.placement, cut)
     table = costs.resolve(root.placement).for_microbatches(root.microbatches)
@@ -44,10 +44,10 @@ def cut_problem(root: Problem, cut: Sequence[int]) -> Problem:
 
 
 def smallest_limit(problem: Problem) -> float:
-    """The smallest memory limit for all ranks that works, under some cut where layers are cut."""
+    """Return the smallest memory limit for all ranks that works, under some cut."""
     if problem.layers is not None:
         return Cutting(problem).smallest_memory
-    return float(eased(problem).smallest_limits.max())
+    return float(relax_copies(problem).smallest_limits.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class Cutting:
 
     @property
     def plain(self) -> bool:
-        """Whether layers are equal, and every stage keeps what its forwards leave."""
+        """True if layers are equal, and every stage keeps what its forwards leave."""
         root = self.root
         return not (root.layers and root.layers.each) and not (root.recompute or root.offload)
 
@@ -118,7 +118,7 @@ class Cutting:
         return np.array([work, work + times[Kind.R]])
 
     def most_layers(self, microbatches: float | NDArray[np.float64] = 1.0) -> NDArray[np.int64]:
-        """Layers of every rank whose activations fit for some microbatches, shape ``(ranks,)``."""
+        """Return how many layers fit on every rank for some microbatches, shape ``(ranks,)``."""
         roof = self.root.limits / microbatches * (1 + TOLERANCE / 2)
         one = self._mean[1]
         room = np.full(self.root.ranks, float(self.count))
@@ -128,11 +128,11 @@ class Cutting:
         return whole
 
     def fits(self, most: NDArray[np.int64]) -> bool:
-        """Whether there is a cut with at most so many layers on every rank."""
+        """Return whether there is a cut with at most so many layers on every rank."""
         return bool(np.all(most >= self.least_of_ranks)) and int(most.sum()) >= self.count
 
     def fits_cut(self, cut: Sequence[int]) -> bool:
-        """Whether one microbatch leaves no more than the limits under this cut."""
+        """Return whether one microbatch leaves no more than the limits under this cut."""
         if self.plain:
             return bool(np.all(self.root.per_rank(np.array(cut, float)) <= self.most_layers()))
         needed = self.memory(np.array([cut]))[0]
@@ -163,7 +163,7 @@ class Cutting:
 
     @property
     def _too_much(self) -> bool:
-        """Whether one layer is too large for every rank, or all of them for all ranks together."""
+        """True if one layer is too large for every rank, or all of them for all ranks together."""
         limits = self.root.limits * (1 + TOLERANCE)
         each = np.min([self._footprint(*way)[0] for way in self._ways], axis=0)
         whole = each.sum() + self._own[0].sum()
@@ -191,7 +191,7 @@ class Cutting:
     def memory(
         self, cuts: NDArray[np.int64], microbatches: NDArray[np.float64] | float = 1.0
     ) -> NDArray[np.float64]:
-        """What microbatches need on every rank under some cuts, shape ``(cuts, ranks)``.
+        """Return the memory that microbatches need on every rank, shape ``(cuts, ranks)``.
 
         All of them are in their forwards but one, which is in one of its backwards. Copies to the
         host take no time here.
@@ -217,19 +217,19 @@ class Cutting:
 
     @cached_property
     def _ways(self) -> list[tuple[bool, bool]]:
-        """What stages do: whether they recompute, and whether their activations go to the host."""
+        """Pairs of flags in use: stages recompute, and their activations go to the host."""
         both = np.unique([self.root.recomputed, self._away], axis=1)
         return [(bool(recompute), bool(away)) for recompute, away in both.T]
 
     @cached_property
     def _away(self) -> NDArray[np.bool_]:
-        """Whether a stage's activations go to the host; shape ``(stages,)``."""
+        """True if a stage's activations go to the host; shape ``(stages,)``."""
         return np.array(self.root.offload or (False,) * self.root.stages)
 
     @cached_property
     def _own(self) -> NDArray[np.float64]:
-        """The same of the stages without layers; shape ``(2, stages)``."""
-        return np.array(eased(self.ends).footprint)
+        """Footprint of the stages without layers, shape ``(2, stages)``."""
+        return np.array(relax_copies(self.ends).footprint)
 
     @cached_property
     def _on_ranks(self) -> NDArray[np.float64]:
@@ -237,7 +237,7 @@ class Cutting:
         return np.eye(self.root.ranks)[self.root.homes]
 
     def _footprint(self, recompute: bool, offload: bool) -> NDArray[np.float64]:
-        """What forwards of every layer leave, and their backwards take; shape ``(2, count)``."""
+        """Return what forwards of every layer leave, and backwards take; shape ``(2, count)``."""
         recomputed, away = np.full(self.count, recompute), np.full(self.count, offload)
         table = ease_costs(self.alone, recomputed, away) if offload else self.alone
         return np.array(table.footprint(recomputed | away))
@@ -251,7 +251,7 @@ class Cutting:
         return np.asarray(layers + self.ends.times.sum(axis=0))
 
     def balanced(self, most: NDArray[np.int64], late: bool) -> Cut:
-        """Work as equal on all ranks, then on all stages of each, as `most` layers allow.
+        """Return a cut with work as equal as `most` layers allow, first on ranks, then on stages.
 
         What is left over goes to late or early ranks and stages. Layers count as the average.
         """
@@ -272,7 +272,7 @@ class Cutting:
         return tuple(cut.tolist())
 
     def seeds(self) -> list[Cut]:
-        """Cuts to begin with: even, and balanced with room for different numbers of microbatches.
+        """Return cuts to begin with: even, and balanced with room for several microbatches.
 
         Schedules hold from p/3 microbatches on a rank to p, 1F1B on rank r as many as p − r.
         """
@@ -296,7 +296,7 @@ class Cutting:
         return found or list(islice(self._fitting(), 1))
 
     def _fitting(self) -> Iterator[Cut]:
-        """Cuts that fit, those that are found sooner first."""
+        """Yield cuts that fit, those that are found sooner first."""
         one = np.ones(self.root.ranks)
         yield from filter(self.fits_cut, [self._even, *self._starts()])
         found = (self._improved(cut, self.root.limits, one) for cut in self._starts())
@@ -314,14 +314,14 @@ class Cutting:
         return tuple((np.array(more) - spare).tolist())
 
     def _starts(self) -> list[Cut]:
-        """Cuts to improve: with equal work as if memory were unlimited."""
+        """Return cuts to improve: with equal work as if memory were unlimited."""
         most = np.full(self.root.ranks, self.count)
         return [self.balanced(most, late) for late in (False, True)]
 
     def _improved(
         self, cut: Cut, limits: NDArray[np.float64], microbatches: NDArray[np.float64]
     ) -> Cut:
-        """A cut none of whose neighbours is better.
+        """Return a cut that no neighbor improves.
 
         Better is first what needs less memory above the limits, then what is done sooner by the
         busiest rank, then what is more equal on all stages.
@@ -337,7 +337,7 @@ class Cutting:
         best = values(np.array([cut]))[0]
         scale = np.where(best > 0, best, 1.0)
         for _ in range(STEPS):
-            cuts = list(neighbours(cut, self.least))
+            cuts = list(neighbors(cut, self.least))
             if not cuts:
                 break
             rated = np.round(values(np.array(cuts)) / scale, 9)
@@ -348,12 +348,12 @@ class Cutting:
         return cut
 
     def few(self) -> list[Cut] | None:
-        """Every cut that fits, where they are few; else None."""
+        """Return every cut that fits, where they are few; else None."""
         cuts = self.all()
         return None if cuts is None else [cut for cut in cuts if self.fits_cut(cut)]
 
     def all(self) -> list[Cut] | None:
-        """Every cut, where they are few; else None."""
+        """Return every cut, where they are few; else None."""
         spare = (1 - self.least).tolist()
         layers, S = self.count + sum(spare), self.root.stages
         if comb(layers - 1, S - 1) > FEW:
@@ -365,8 +365,8 @@ class Cutting:
         ]
 
 
-def neighbours(cut: Cut, least: NDArray[np.int64] | None = None) -> Iterator[Cut]:
-    """Cuts with one layer of a stage on another one; a stage keeps its least, by default one."""
+def neighbors(cut: Cut, least: NDArray[np.int64] | None = None) -> Iterator[Cut]:
+    """Yield cuts with one layer of a stage on another one; a stage keeps its least."""
     S = len(cut)
     fewest = [1] * S if least is None else least.tolist()
     reach = max(1, MOVES // (2 * S))
@@ -383,7 +383,7 @@ def _shared_out(
     layers: int, least: NDArray[np.int64], used: NDArray[np.bool_], base: NDArray[np.float64],
     one: float, most: NDArray[np.int64], late: bool = False,
 ) -> NDArray[np.int64]:  # fmt: skip
-    """Layers for every owner in use, one by one to whoever then has the smallest load."""
+    """Share layers out, one by one to the owner that then has the smallest load."""
     counts = least.copy()
     turn = np.arange(len(least))[:: -1 if late else 1]
     scale = float(base.max()) + one * layers or 1.0

@@ -52,7 +52,7 @@ class Layers:
     """Costs of every layer by name; empty where layers are equal."""
 
     def cut(self, placement: Placement, cut: Sequence[int]) -> Costs:
-        """Costs per stage where stages have so many layers."""
+        """Return costs per stage where stages have so many layers."""
         made = cut_costs(self.costs, placement, cut, self.count)
         if not self.each:
             return made
@@ -93,7 +93,7 @@ class Layers:
         return replace(made, **changes)
 
     def table(self, placement: Placement) -> CostTable:
-        """Costs of the layers alone, each a stage of its own on one rank."""
+        """Return costs of the layers alone, each a stage of its own on one rank."""
         values: dict[str, Any] = {
             name: values.tolist() for name, values in self._of_layers(placement).items()
         }
@@ -103,12 +103,12 @@ class Layers:
 
     @property
     def frozen(self) -> Freeze | None:
-        """What is frozen of every layer, where layers say it."""
+        """Frozen parts of every layer, if layers have any."""
         share = self.each.get("frozen")
         return None if share is None else Freeze.of(np.array(share), self.count)
 
     def _shares(self) -> dict[str, NDArray[np.float64]]:
-        """Shares that layers have of their own, with what frozen weights need not keep."""
+        """Return shares that layers have of their own, with what frozen weights need not keep."""
         found = {name: np.array(self.each[name]) for name in SHARES if name in self.each}
         if self.frozen:
             usual: Any = self.each.get("kept_for_weight", self.costs.kept_for_weight)
@@ -116,7 +116,7 @@ class Layers:
         return found
 
     def _without_backward(self, ends: NDArray[np.int64]) -> list[float]:
-        """Whether gradients get to no layer of the stages that end there; never for the last."""
+        """Return whether stages get no gradients, by where they end; never the last."""
         assert self.frozen is not None, "layers are trained"
         first = self.count - int(self.frozen.needed.sum())
         return [float(first > 0 and end <= first) for end in ends[:-1]] + [
@@ -124,7 +124,7 @@ class Layers:
         ]
 
     def _of_layers(self, placement: Placement) -> dict[str, NDArray[np.float64]]:
-        """Times and memory of every layer, as far as anything says them; shape ``(count,)``."""
+        """Return times and memory of every layer, shape ``(count,)``."""
         divisor = self.costs.divisor(placement)
         found = {"activation": np.full(self.count, placement.ranks / self.count)}
         defaults = {} if self.each else _defaults(self.costs, placement)
@@ -157,8 +157,8 @@ class Layers:
         return layers["F"] + backward
 
 
-def layers_of(given: Given, costs: Costs) -> Layers:
-    """The layers that are given, on costs that say the rest.
+def make_layers(given: Given, costs: Costs) -> Layers:
+    """Return the layers that are given, on costs that say the rest.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def layers_of(given: Given, costs: Costs) -> Layers:
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    """Costs of every layer as tuples of one length, without what the ends do."""
+    """Return costs of every layer as tuples of one length, without what the ends do."""
     found: dict[str, tuple[float, ...]] = {}
     for name, value in given.items():
         if name not in (*OF_LAYERS, *PARTS):
@@ -225,12 +225,12 @@ def _checked(given: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
 
 
 def even_cut(layers: int, stages: int) -> Cut:
-    """As many layers on every stage; those that are left over on the first ones."""
+    """Return an even cut; layers that are left over go to the first stages."""
     return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
 
 
 def cut_costs(costs: Costs, placement: Placement, cut: Sequence[int], layers: int) -> Costs:
-    """Costs per stage of a cut of equal layers; `costs` are those of an even cut."""
+    """Return costs per stage of a cut of equal layers; `costs` are those of an even cut."""
     divisor = costs.divisor(placement)
     share = np.array(cut) * placement.stages / layers
     even = bool(np.all(share == 1))
@@ -257,10 +257,10 @@ def cut_costs(costs: Costs, placement: Placement, cut: Sequence[int], layers: in
 
 
 def _defaults(costs: Costs, placement: Placement) -> dict[str, float]:
-    """Times of a stage that costs do not say."""
+    """Return times of a stage that costs do not say."""
     return dict.fromkeys(("F",) if costs.B is not None else "FIW", costs.default_time(placement))
 
 
 def _of_pairs(time: float, share: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
-    """Times of overlapped pairs, by both stages, of stages with a share of an even cut's."""
+    """Return times of overlapped pairs by both stages, from shares of an even cut."""
     return dict(np.ndenumerate(time * np.add.outer(share, share) / 2))

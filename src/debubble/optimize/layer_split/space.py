@@ -3,14 +3,14 @@
 Over one cut the variants are those of :mod:`debubble.optimize.stage_choices.space`, where what
 stages do is open; they are explored for a cut when it is the best. The order found for one cut is
 an order for every other cut of the same placement, and an order is evaluated for other costs at
-once. So the neighbours of a cut, with one layer on another stage and stages that do the same, are
+once. So the neighbors of a cut, with one layer on another stage and stages that do the same, are
 
 1. ranked by what they do to the best order of that cut, and by their bounds;
 2. tried by the quick strategies, the first few of both rankings, unless the strongest rank kept
    exactly shows that they cannot be faster;
-3. and so on from the best cut whose neighbours were not ranked so far.
+3. and so on from the best cut whose neighbors were not ranked so far.
 
-Where there are few cuts every one has its bound, with the strongest rank kept exactly, and those
+Where there are few cuts every one has its bound, with the strongest rank modeled exactly, and those
 that can be faster are all improved; of those with open choices the best.
 """
 
@@ -26,14 +26,14 @@ from debubble.engine.graph import compile_graph
 from debubble.listing import TOLERANCE
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.bounds.strategies import strongest_rank_bound
-from debubble.optimize.cache import Entry
+from debubble.optimize.cache import CacheEntry
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
-from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbours
+from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbors
 from debubble.optimize.layer_split.layers import Cut
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.offload import eased
+from debubble.optimize.programs.offload import relax_copies
 from debubble.optimize.stage_choices.choices import Ways
 from debubble.optimize.stage_choices.space import NODE_STATES, Choices, bound_of_all
 from debubble.optimize.stop import Stop
@@ -44,7 +44,7 @@ TRIED = 4
 """Moves that are tried of all that are evaluated: the best under the order, and the best bounds."""
 
 PATIENCE = 4
-"""Cuts without a better neighbour after which no more are tried."""
+"""Cuts without a better neighbor after which no more are tried."""
 
 EXPLORING_SHARE = 0.3
 """Share of the time that is left for trying moves, each time."""
@@ -75,22 +75,22 @@ class Cuts:
         self._floor = self._others = bound_of_cuts(self._cutting(self.root), ways)
 
     def first(self) -> list[Problem]:
-        """Even cuts and balanced ones."""
+        """Return even cuts and balanced ones."""
         return [
             cut_problem(problem, cut)
             for problem in self._uncut for cut in self._cutting(problem).seeds()
         ]  # fmt: skip
 
     def group(self, problem: Problem) -> Hashable:
-        """The cut and what stages do: none stands for another."""
+        """Return the key of the cut and choices: none stands for another."""
         return problem.variant
 
-    def again(self, known: Entry) -> Problem:
-        """The cut of an earlier result, and what its stages do."""
+    def again(self, known: CacheEntry) -> Problem:
+        """Return the cut of an earlier result, and what its stages do."""
         return self._over(known.cut).again(known)
 
     def bound(self, search: Variants) -> float:
-        """A bound for all cuts: of those with an incumbent, and of the others."""
+        """Return a bound for all cuts: of those with an incumbent, and of the others."""
         if self._open:
             cuts = {each.problem.cut for each in search.over(self.root)}
             lowest = min((self._over(cut).bound(search) for cut in cuts), default=np.inf)
@@ -99,7 +99,7 @@ class Cuts:
         return float(max(self._floor, min(self._others, lowest)))
 
     def lowest(self, search: Variants) -> Problem | None:
-        """Where choices of a single cut hold the bound down, raise it by branching over them."""
+        """Raise the bound by branching over the choices of the single cut that holds it down."""
         if not (self._open and self._all_known):
             return None
         cuts = {each.problem.cut for each in search.over(self.root)}
@@ -107,14 +107,14 @@ class Cuts:
         return None if lowest is None else self._over(lowest).lowest(search)
 
     def _over(self, cut: Cut) -> Choices:
-        """The choices over one cut."""
+        """Return the choices over one cut."""
         if cut not in self._choices:
             problems = [cut_problem(problem, cut) for problem in self._uncut]
             self._choices[cut] = Choices(problems, self.ways)
         return self._choices[cut]
 
     def _cutting(self, problem: Problem) -> Cutting:
-        """The cuts under which stages do what they do in a problem."""
+        """Return the cuts under which stages do what they do in a problem."""
         key = problem.recompute, problem.offload
         if key not in self._cuttings:
             root = replace(self.root, recompute=problem.recompute, offload=problem.offload)
@@ -147,18 +147,18 @@ class Cuts:
             self._add_all(search)
 
     def _moved(self, search: Variants, incumbent: Incumbent) -> list[Problem]:
-        """The neighbours that are first by an incumbent's order, and first by their bound."""
+        """Return the neighbors that are first by an incumbent's schedule, or by their bound."""
         problem, schedule = incumbent.problem, incumbent.schedule
         assert schedule is not None
         graph = compile_graph(schedule, problem.mode)
         cutting = self._cutting(problem)
-        cuts = [cut for cut in neighbours(problem.cut, cutting.least) if cutting.fits_cut(cut)]
+        cuts = [cut for cut in neighbors(problem.cut, cutting.least) if cutting.fits_cut(cut)]
         moved = [cut_problem(cutting.root, cut) for cut in cuts]
         moved = [other for other in moved if not search.has(other)]
         if not moved:
             return []
         spans = graph.makespans(np.array([graph.cost_vector(other.table) for other in moved]))
-        easy = [relaxed(eased(other)) for other in moved]
+        easy = [relaxed(relax_copies(other)) for other in moved]
         bounds = np.array([lower_bound(other) for other in easy])
         same = np.round(np.stack([spans, bounds]) / (spans.max() or 1.0), 9)
         by_order = (i for i in np.lexsort(same[::-1]) if moved[i].fits(schedule))

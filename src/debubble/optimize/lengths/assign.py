@@ -1,4 +1,4 @@
-"""Which microbatch takes which place in an order, where they have different lengths.
+"""Assignment of microbatches of different lengths to the places of a schedule.
 
 All assignments are tried where there are few, else swaps of two microbatches from several first
 ones.
@@ -25,8 +25,8 @@ from debubble.engine.timeline import timeline_of
 from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
 
-Floats = NDArray[np.float64]
-Order = tuple[int, ...]
+Times = NDArray[np.float64]
+Assignment = tuple[int, ...]
 
 ALL_UP_TO = 7
 """Most microbatches of which every order is tried."""
@@ -47,7 +47,7 @@ class Arranged:
 
     makespan: float
     """Of the order, where place i has microbatch ``microbatches[i]``."""
-    microbatches: Order
+    microbatches: Assignment
     """The microbatch of every place."""
 
 
@@ -59,7 +59,7 @@ def arrange(
     effort: float = 1.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Arranged | None:
-    """The best microbatch for every place of an order; None where no assignment tried fits.
+    """Return the best microbatch for every place of a schedule; None where none tried fits.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def arrange(
         table = replace(table, lengths=np.ones(schedule.microbatches))
     lengths = table.lengths
     assert lengths is not None
-    judge = _Judge(schedule, table, memory, mode, stop)
+    judge = _Assignments(schedule, table, memory, mode, stop)
     if len(lengths) <= ALL_UP_TO:
         return judge.best_of(_different(lengths))
     left = int(EVALUATIONS * effort)
@@ -107,8 +107,8 @@ def arrange(
     return best
 
 
-def renumbered(programs: Sequence[Program], microbatches: Order) -> list[Program]:
-    """An order in which every microbatch has the number of the one that takes its place."""
+def renumbered(programs: Sequence[Program], microbatches: Assignment) -> list[Program]:
+    """Return an order in which every microbatch has the number of the one that takes its place."""
     numbers = np.array(microbatches)
     return [
         program + ((numbers[own] - own) << MICROBATCH_SHIFT)
@@ -116,7 +116,7 @@ def renumbered(programs: Sequence[Program], microbatches: Order) -> list[Program
     ]
 
 
-class _Judge:
+class _Assignments:
     """Makespans and memory of one order with different assignments."""
 
     def __init__(
@@ -130,8 +130,8 @@ class _Judge:
         assert table.lengths is not None
         self.lengths = table.lengths
 
-    def best_of(self, orders: Sequence[Order]) -> Arranged | None:
-        """The fastest of some assignments that fits; the first of those that are alike."""
+    def best_of(self, orders: Sequence[Assignment]) -> Arranged | None:
+        """Return the fastest of some assignments that fits; the first of those that are alike."""
         found = [np.zeros(0)]
         for begin in range(0, len(orders), BLOCK):
             if begin and self.stop():
@@ -144,8 +144,8 @@ class _Judge:
                 return Arranged(float(makespans[index]), tuple(orders[index]))
         return None
 
-    def fits(self, order: Order) -> bool:
-        """Whether every rank stays within its memory; where there are copies their times decide."""
+    def fits(self, order: Assignment) -> bool:
+        """Return whether every rank stays within its memory, with copies when they are made."""
         if self.limits is None:
             return True
         table = self._assigned(order)
@@ -155,32 +155,32 @@ class _Judge:
             peak = measure_memory(self.schedule, table).peak
         return bool(np.all(peak <= self.limits * (1 + TOLERANCE)))
 
-    def _assigned(self, order: Order) -> CostTable:
+    def _assigned(self, order: Assignment) -> CostTable:
         return replace(self.table, lengths=self.lengths[list(order)])
 
-    def _makespans(self, orders: Sequence[Order]) -> Floats:
+    def _makespans(self, orders: Sequence[Assignment]) -> Times:
         own = [with_times(self.graph, self._assigned(order)) for order in orders]
         return own[0][0].makespans(np.array([vector for _, vector in own]))
 
 
-def _different(lengths: Floats) -> list[Order]:
-    """Every order of microbatches; one of those in which equal lengths change places."""
-    found: dict[tuple[float, ...], Order] = {}
+def _different(lengths: Times) -> list[Assignment]:
+    """Return every assignment; one of those in which equal lengths change places."""
+    found: dict[tuple[float, ...], Assignment] = {}
     for order in permutations(range(len(lengths))):
         found.setdefault(tuple(lengths[list(order)].tolist()), order)
     return list(found.values())
 
 
-def _first_orders(lengths: Floats) -> list[Order]:
-    """Orders to begin with: as given, shortest and longest first, and short ones at both ends."""
+def _first_orders(lengths: Times) -> list[Assignment]:
+    """Return first assignments: as given, shortest or longest first, short ones at both ends."""
     rising = np.argsort(lengths, kind="stable").tolist()
     ends = rising[::2] + rising[1::2][::-1]
     orders = [tuple(range(len(lengths))), tuple(rising), tuple(rising[::-1]), tuple(ends)]
     return list(dict.fromkeys(orders))
 
 
-def _swapped(order: Order, lengths: Floats) -> Iterator[Order]:
-    """Orders in which two microbatches of different lengths have changed places."""
+def _swapped(order: Assignment, lengths: Times) -> Iterator[Assignment]:
+    """Yield orders in which two microbatches of different lengths have changed places."""
     for a, b in combinations(range(len(order)), 2):
         if lengths[order[a]] != lengths[order[b]]:
             other = list(order)

@@ -12,7 +12,7 @@ from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.listing import TOLERANCE
 from debubble.optimize.anneal.annealer import refine
-from debubble.optimize.anneal.strategies import ROUNDS, small
+from debubble.optimize.anneal.strategies import ROUNDS, is_small
 from debubble.optimize.cp_sat.lengths_model import by_work, narrow, telling_ranks
 from debubble.optimize.lengths.assign import arrange, renumbered
 from debubble.optimize.problem import Problem, without_recomputes
@@ -35,7 +35,7 @@ MOST_ACTIONS = 200
 """Actions of two ranks beyond which the solver proves nothing with that work."""
 
 
-class Candidate(NamedTuple):
+class Assigned(NamedTuple):
     """An order of a problem with lengths, and what found it."""
 
     problem: Problem
@@ -52,8 +52,8 @@ class Candidate(NamedTuple):
 def fastest_assignment(
     problem: Problem, programs: Sequence[Program], name: str, effort: float,
     stop: Callable[[], bool],
-) -> Candidate | None:  # fmt: skip
-    """An order of a problem with the best microbatch in every place; None where none tried fits.
+) -> Assigned | None:  # fmt: skip
+    """Return a schedule with the best microbatch in every place; None where none tried fits.
 
     Copies to the host are placed anew for each assignment.
     """
@@ -73,7 +73,7 @@ def fastest_assignment(
                 continue
             if found is not None:
                 assignments.add(found.microbatches)
-    best: Candidate | None = None
+    best: Assigned | None = None
     for assignment in sorted(assignments):
         if best is not None and stop():
             break
@@ -87,7 +87,7 @@ def fastest_assignment(
                 continue
             better = best is None or makespan < best.makespan * (1 - TOLERANCE)
             if better and not outside(problem, schedule):
-                best = Candidate(problem, schedule, makespan, name)
+                best = Assigned(problem, schedule, makespan, name)
     return best
 
 
@@ -102,12 +102,12 @@ class LengthsSearch:
         The order to begin with, and a time that none beats.
     """
 
-    def __init__(self, request: Request, best: Candidate, bound: float) -> None:
+    def __init__(self, request: Request, best: Assigned, bound: float) -> None:
         self.asked, self.best, self.bound = request, best, bound
 
     @property
     def done(self) -> bool:
-        """Whether nothing can be faster."""
+        """True if nothing can be faster."""
         return self.best.makespan <= self.bound * (1 + TOLERANCE)
 
     def run(self, stop: Stop) -> None:
@@ -126,7 +126,7 @@ class LengthsSearch:
         bounds: list[float] = []
         if max(map(len, open_to)) == 1 and self.asked.layers is None:
             bounds = self._prove(problems, Stop(PROVEN * stop.left, stop))
-        if not self.done and small(self.best.problem):
+        if not self.done and is_small(self.best.problem):
             table = self.best.problem.placement.table
             own = [problem.placement.table for problem in problems].index(table)
             proven = self._solve(bounds[own] if bounds else 0.0, stop)

@@ -2,7 +2,7 @@
 
 Orders are searched for the average microbatch first. Any microbatch may take any place in one
 (:mod:`debubble.optimize.lengths.assign`), so that one can choose which runs first, and which run
-beside each other. The best is annealed with every microbatch's own times, and solved exactly where
+at the same time. The best is annealed with every microbatch's own times, and solved exactly where
 it is small (:mod:`debubble.optimize.cp_sat.lengths_model`); what comes of that is arranged once
 more.
 
@@ -30,18 +30,18 @@ from debubble.core.stage_values import numbers_of
 from debubble.engine.memory import memory_limits
 from debubble.listing import TOLERANCE
 from debubble.optimize.cp_sat.lengths_model import by_work
-from debubble.optimize.lengths.improve import Candidate, LengthsSearch, fastest_assignment
+from debubble.optimize.lengths.improve import Assigned, LengthsSearch, fastest_assignment
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.published import own_orders, published_orders
 from debubble.optimize.request import Budget, Outcome, Request
-from debubble.optimize.stop import Stop, Work, run_heard, time_left
-from debubble.optimize.times import lengths_of
+from debubble.optimize.stop import Stop, WorkLimit, time_left
+from debubble.optimize.times import microbatch_lengths
 
 Search: TypeAlias = Callable[[Request, Budget], Outcome]
 """Finds the fastest order of microbatches that are alike."""
 
 CANDIDATES = 4
-"""Published orders that are tried beside the one that was found."""
+"""Published schedules that are tried, too."""
 
 FIRST = 0.7
 """Share of its time limit that each search for an order has before its assignment."""
@@ -54,7 +54,7 @@ LEAST = 0.5
 
 
 def without_equal_lengths(costs: Costs, microbatches: int) -> Costs:
-    """The same costs, without lengths where every microbatch is an average one."""
+    """Return costs without lengths where every microbatch is an average one."""
     if costs.microbatch is None:
         return costs
     lengths = numbers_of(costs.microbatch, "microbatch", "microbatch", microbatches)
@@ -65,22 +65,21 @@ def search_lengths(search: Search, request: Request, budget: Budget) -> Outcome:
     """Find the fastest order and assignment of microbatches of different lengths."""
     began, limit = time.monotonic(), budget.time_limit
     part = None if limit is None else AVERAGE * limit
-    found, best, interrupted = _searched(search, request, budget.within(part))
+    found, best = _searched(search, request, budget.within(part))
     bound = min(map(by_work, request.problems))
     if request.memory is None:
         # What takes as long as the shortest, or longer, takes no less than its share of what
         # microbatches do that are all average ones.
-        shortest = min(1.0, float(lengths_of(request.problems[0]).min()))
+        shortest = min(1.0, float(microbatch_lengths(request.problems[0]).min()))
         share = shortest if request.costs.attention == 0 else shortest**2
         bound = max(bound, found.bound * share)
     own = LengthsSearch(request, best, bound)
-    if not (interrupted or own.done):
-        effort = budget.effort if limit is None else math.inf
-        stop = Stop(time_left(limit, began), work=Work(effort, budget.seed, budget.workers))
-        interrupted = run_heard(lambda: own.run(stop), stop, budget.until)
+    if not (budget.stop.asked or own.done):
+        work = WorkLimit(budget.effort if limit is None else math.inf, budget.seed, budget.workers)
+        own.run(Stop(time_left(limit, began), budget.stop, work))
     best = own.best
     timeline = best.problem.timeline(best.schedule)
-    status = "interrupted" if interrupted else "optimal" if own.done else "feasible"
+    status = "interrupted" if budget.stop.asked else "optimal" if own.done else "feasible"
     return Outcome(
         best.problem, best.schedule, timeline, own.bound, status,
         time.monotonic() - began, best.name,
@@ -88,21 +87,21 @@ def search_lengths(search: Search, request: Request, budget: Budget) -> Outcome:
 
 
 def entering(schedule: Schedule) -> tuple[int, ...]:
-    """Microbatches in the order in which they enter stage 0."""
+    """Return microbatches in the order in which they enter stage 0."""
     actions = schedule.program(int(schedule.placement.ranks_of_stages[0]))
     first = (kinds_of(actions) == Kind.F) & (stages_of(actions) == 0)
     return tuple(microbatches_of(actions[first]).tolist())
 
 
-def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome, Candidate, bool]:
-    """The search for average microbatches, its best order, and whether it was interrupted.
+def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome, Assigned]:
+    """Search average microbatches; return the result, and the best schedule of them all.
 
     The order is the fastest with its best assignment that fits. Where memory is limited a second
     search has room for the longest in place of every microbatch: its orders fit with any
     assignment, those of the first are faster where they fit.
     """
     began, limit = time.monotonic(), budget.time_limit
-    longest = float(lengths_of(request.problems[0]).max())
+    longest = float(microbatch_lengths(request.problems[0]).max())
     average = replace(request, costs=replace(request.costs, microbatch=None))
     questions = [average]
     limits = memory_limits(request.memory, request.ranks)
@@ -110,17 +109,15 @@ def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome
         static = static_memory(request.costs, request.ranks)
         room = replace(average, memory=((limits - static) / longest + static).tolist())
         questions = [average, room] if longest > 1 else [room]
-    results: list[tuple[Outcome, Candidate]] = []
-    refused, interrupted = None, False
+    results: list[tuple[Outcome, Assigned]] = []
+    refused = None
     for index, question in enumerate(questions):
-        if results and (interrupted or time_left(limit, began) <= 0):
+        if results and (budget.stop.asked or time_left(limit, began) <= 0):
             break
         part = None
         if limit is not None:
             part = max(time_left(limit, began) / (len(questions) - index), LEAST)
             budget = budget.within(FIRST * part)
-        if interrupted:
-            budget = replace(budget, until=lambda: True)
         here = time.monotonic()
         try:
             found = search(question, budget)
@@ -129,8 +126,7 @@ def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome
                 raise
             refused = error
             continue
-        best, ended = _heard(request, found, budget, Stop(time_left(part, here)))
-        interrupted = interrupted or ended
+        best = _fastest(request, found, budget.effort, Stop(time_left(part, here), budget.stop))
         if best is not None:
             results.append((found, best))
     if not results:
@@ -140,27 +136,13 @@ def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome
             "times the memory that average ones need, or recompute"
         ) from refused
     # What the second proves holds for its smaller limits alone.
-    return results[0][0], min((best for _, best in results), key=lambda b: b.makespan), interrupted
-
-
-def _heard(
-    request: Request, found: Outcome, budget: Budget, stop: Stop
-) -> tuple[Candidate | None, bool]:
-    """The fastest order, within the time there is; whether Ctrl-C or `until` ended the search."""
-    ended = found.status == "interrupted"
-    if ended:
-        stop.ask()
-    made: list[Candidate | None] = []
-    ended = run_heard(
-        lambda: made.append(_fastest(request, found, budget.effort, stop)), stop, budget.until
-    ) or ended  # fmt: skip
-    return made[0], ended
+    return results[0][0], min((best for _, best in results), key=lambda b: b.makespan)
 
 
 def _fastest(
     request: Request, found: Outcome, effort: float, stop: Callable[[], bool]
-) -> Candidate | None:
-    """The fastest order with its best assignment that fits; None where none does."""
+) -> Assigned | None:
+    """Return the fastest order with its best assignment that fits; None where none does."""
     problem, best = request.like(found.problem), None
     for name, programs in _orders(found, stop):
         if best is not None and stop():
@@ -175,7 +157,7 @@ def _fastest(
 
 
 def _orders(found: Outcome, stop: Callable[[], bool]) -> Iterator[tuple[str, list[Program]]]:
-    """The order that was found, and the fastest published ones of the same problem."""
+    """Yield the schedule that was found, and the fastest published ones of its problem."""
     problem, schedule = found.problem, found.schedule
     yield found.found_by, [schedule.program(rank) for rank in range(schedule.ranks)]
     if problem.cut or stop():
@@ -191,7 +173,7 @@ def _orders(found: Outcome, stop: Callable[[], bool]) -> Iterator[tuple[str, lis
 
 
 def _makespan(problem: Problem, programs: list[Program]) -> float:
-    """How long an order takes without copies; infinite where it cannot run."""
+    """Return the makespan without copies; infinite where the schedule cannot run."""
     try:
         return problem.timeline(problem.schedule(programs)).makespan
     except DebubbleError:

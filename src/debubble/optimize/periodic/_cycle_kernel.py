@@ -14,44 +14,10 @@ from debubble.optimize.anneal._moves import (
     next_random,
     random_below,
 )
+from debubble.optimize.periodic._critical_cycle import State, find_critical_cycle, previous
 
 ANYWHERE = 5
 """One move in so many is somewhere, all others on the critical cycle."""
-
-MOST_STEPS = 1000
-"""Improvements of the critical cycle of one order, at most: more are errors of rounding."""
-
-
-class State(NamedTuple):
-    """An order that repeats and what is known about it, one entry per action.
-
-    Parameters
-    ----------
-    order, ahead, place
-        Actions rank after rank, how many repetitions ahead of its rank's each is, and its place.
-    start
-        Start of every action in repetition 0.
-    by_input
-        Whether an action waits for its input; else for its rank.
-    critical
-        The actions of the critical cycle that wait for their rank.
-    mark, stack, queue, queued, block, trial, ratio
-        Scratch.
-    """
-
-    order: Array
-    ahead: Array
-    place: Array
-    start: Array
-    by_input: Array
-    critical: Array
-    mark: Array
-    stack: Array
-    queue: Array
-    queued: Array
-    block: Array
-    trial: Array
-    ratio: Array
 
 
 class Best(NamedTuple):
@@ -76,7 +42,7 @@ class Move(NamedTuple):
 
 
 @kernel(writes=("state", "best", "counters"), allocates=False)
-def anneal(
+def anneal_cycle(
     cooling: Cooling, actions: Actions, state: State, best: Best, counters: Array, halt: Array
 ) -> None:
     """Try exchanges of neighboring blocks of actions on one rank.
@@ -115,7 +81,7 @@ def anneal(
     for turn in range(cooling.moves + 1):
         if changed:
             changed = False
-            period, root = _find_critical_cycle(cooling.tiny, actions, state)
+            period, root = find_critical_cycle(cooling.tiny, actions, state)
             if period == inf:
                 break
             _cut_at_zero(period, cooling.tiny, actions, state)
@@ -152,7 +118,7 @@ def _list_critical(root: int, actions: Actions, state: State) -> int:
         else:
             state.critical[count] = x
             count += 1
-            x = _previous(x, actions, state)
+            x = previous(x, actions, state)
         if x == root:
             return count
 
@@ -258,139 +224,6 @@ def _can_repeat(move: Move, limit: float, tiny: float, actions: Actions, state: 
         for i in range(len(state.start)):
             state.start[i] = state.trial[i]
     return valid
-
-
-@helper
-def _previous(x: int, actions: Actions, state: State) -> int:
-    """Return the action ahead of another on its rank, which may be of the repetition before."""
-    rank = actions.rank[x]
-    if state.place[x] > actions.offsets[rank]:
-        return int(state.order[state.place[x] - 1])
-    return int(state.order[actions.offsets[rank + 1] - 1])
-
-
-@helper
-def _find_critical_cycle(tiny: float, actions: Actions, state: State) -> tuple[float, int]:
-    """Return the least period of an order, and an action on the cycle that takes it.
-
-    This is Howard's algorithm. Of what every action waits for, its rank or its input, one is looked
-    at, `by_input` or not. By that every action leads back to a cycle; as long as a choice leads to
-    a slower cycle, or to a later start with the same one, it is taken. Starts are those of the
-    slowest cycle in the end. The period is infinite for a deadlock.
-    """
-    for _ in range(MOST_STEPS):
-        period, root = _follow_choices(actions, state)
-        if period == inf:
-            return inf, -1
-        if _choose_slower_cycles(tiny, actions, state):
-            continue
-        if not _choose_later_starts(period, tiny, actions, state):
-            return period, root
-    return inf, -1
-
-
-@helper
-def _follow_choices(actions: Actions, state: State) -> tuple[float, int]:
-    """Find the cycle behind every action, its time per repetition `ratio`, and starts by it.
-
-    Return the longest ratio and an action of that cycle; infinite where a cycle spans none.
-    """
-    mark, stack, ratio = state.mark, state.stack, state.ratio
-    for x in range(len(state.order)):
-        mark[x] = 0
-    period = 0.0
-    root = -1
-    for s in range(len(state.order)):
-        # Marks are 1 where the cycle is known, and −1 − s on the way back from s.
-        x = s
-        depth = 0
-        while mark[x] == 0:
-            mark[x] = -1 - s
-            stack[depth] = x
-            depth += 1
-            x = actions.pred[x] if state.by_input[x] != 0 else _previous(x, actions, state)
-        if mark[x] == -1 - s:
-            # A new cycle: the start of x stays as it is.
-            ratio[x] = _time_of_cycle(x, actions, state)
-            if ratio[x] == inf:
-                return inf, -1
-            mark[x] = 1
-            if ratio[x] > period:
-                period = ratio[x]
-                root = x
-        for k in range(depth - 1, -1, -1):
-            y = stack[k]
-            if mark[y] == 1:
-                continue
-            mark[y] = 1
-            z = actions.pred[y] if state.by_input[y] != 0 else _previous(y, actions, state)
-            ratio[y] = ratio[z]
-            state.start[y] = _start_after(y, z, ratio[z], actions, state)
-    return period, root
-
-
-@helper
-def _start_after(y: int, z: int, period: float, actions: Actions, state: State) -> float:
-    """Return when an action can start by the one that it waits for, its input or its rank's."""
-    start: float = state.start[z]
-    if state.by_input[y] != 0:
-        return float(start + actions.lag[y] - period * (state.ahead[z] - state.ahead[y]))
-    start += actions.duration[z]
-    if state.place[y] == actions.offsets[actions.rank[y]]:
-        start -= period
-    return start
-
-
-@helper
-def _time_of_cycle(x: int, actions: Actions, state: State) -> float:
-    """Return the time of the cycle through an action per repetition; infinite for a deadlock."""
-    y = x
-    time = 0.0
-    laps = 0
-    while True:
-        if state.by_input[y] != 0:
-            z = actions.pred[y]
-            time += actions.lag[y]
-            laps += state.ahead[z] - state.ahead[y]
-        else:
-            z = _previous(y, actions, state)
-            time += actions.duration[z]
-            laps += state.place[y] == actions.offsets[actions.rank[y]]
-        y = z
-        if y == x:
-            break
-    return time / laps if laps > 0 else inf
-
-
-@helper
-def _choose_slower_cycles(tiny: float, actions: Actions, state: State) -> bool:
-    """Let actions wait for what leads to a slower cycle; return whether there was any."""
-    slower = False
-    for y in range(len(state.order)):
-        if actions.pred[y] >= 0:
-            z = actions.pred[y]
-            if state.by_input[y] != 0:
-                z = _previous(y, actions, state)
-            if state.ratio[z] > state.ratio[y] + tiny:
-                state.by_input[y] = 1 - state.by_input[y]
-                slower = True
-    return slower
-
-
-@helper
-def _choose_later_starts(period: float, tiny: float, actions: Actions, state: State) -> bool:
-    """Let actions wait for what lets them start later; return whether there was any."""
-    later = False
-    for y in range(len(state.order)):
-        if actions.pred[y] < 0:
-            continue
-        state.by_input[y] = 1 - state.by_input[y]
-        z = actions.pred[y] if state.by_input[y] != 0 else _previous(y, actions, state)
-        if _start_after(y, z, period, actions, state) > state.start[y] + tiny:
-            later = True
-        else:
-            state.by_input[y] = 1 - state.by_input[y]
-    return later
 
 
 @helper

@@ -25,7 +25,8 @@ from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
 from debubble.optimize.anneal._moves import Actions, Cooling
 from debubble.optimize.anneal.annealer import TEMPERATURES, actions_of, random_state
-from debubble.optimize.periodic._cycle_kernel import Best, State, anneal
+from debubble.optimize.periodic._critical_cycle import State
+from debubble.optimize.periodic._cycle_kernel import Best, anneal_cycle
 from debubble.optimize.periodic.pattern import Pattern
 from debubble.optimize.periodic.unroll import Places
 from debubble.optimize.problem import Problem
@@ -66,8 +67,8 @@ class Cycle:
         return self.period / self.width
 
 
-def cycle_of(problem: Problem, programs: Sequence[Program], places: Places, width: int) -> Cycle:
-    """A part of an order as a cycle; see :func:`debubble.optimize.periodic.unroll.repeatable`."""
+def as_cycle(problem: Problem, programs: Sequence[Program], places: Places, width: int) -> Cycle:
+    """Return a part of programs as a cycle, see :func:`.unroll.repeatable`."""
     parts = [program[begin:end] for program, begin, end in zip(programs, *places, strict=True)]
     row, microbatch = np.divmod(problem.actions(parts), problem.microbatches)
     period, inner = np.divmod(microbatch, width)
@@ -78,7 +79,7 @@ def cycle_of(problem: Problem, programs: Sequence[Program], places: Places, widt
 
 
 def annealed(problem: Problem, cycle: Cycle, moves: int, stop: Stop, seed: int = 0) -> Cycle:
-    """The fastest cycle after one round of annealing at every temperature, from the best so far."""
+    """Return the fastest cycle after one round of annealing at every temperature."""
     for number, (hot, cold) in enumerate(TEMPERATURES):
         if stop():
             break
@@ -88,7 +89,7 @@ def annealed(problem: Problem, cycle: Cycle, moves: int, stop: Stop, seed: int =
 
 
 def repeated(problem: Problem, cycle: Cycle, times: int) -> Cycle:
-    """The same order with `times` as many microbatches per period."""
+    """Return the same order with `times` as many microbatches per period."""
     width, n = cycle.width, len(cycle.order)
     rows, inner = np.divmod(cycle.order, width)
     group = np.arange(times)[:, None] + cycle.ahead[cycle.order]
@@ -100,7 +101,7 @@ def repeated(problem: Problem, cycle: Cycle, times: int) -> Cycle:
 
 
 def pattern_of(problem: Problem, cycle: Cycle) -> Pattern:
-    """The pattern of a cycle without deadlock."""
+    """Return the pattern of a cycle without deadlock."""
     cycle, starts = _run(problem, cycle, 0, 1.0, 1.0, 0, Stop())
     step = cycle.period / STEPS
     shape = (len(problem.kinds), problem.stages, cycle.width)
@@ -115,14 +116,14 @@ def pattern_of(problem: Problem, cycle: Cycle) -> Pattern:
 def _run(
     problem: Problem, cycle: Cycle, moves: int, hot: float, cold: float, seed: int, stop: Stop
 ) -> tuple[Cycle, NDArray[np.float64]]:
-    """The fastest cycle of one round of annealing, and the starts of the last in repetition 0."""
+    """Return the fastest cycle of one round, and the starts of the last in repetition 0."""
     mean = float(problem.times.mean()) or 1.0
     best = Best(cycle.order.copy(), cycle.ahead.copy())
     state = empty_state(cycle.order.copy(), cycle.ahead.copy())
     counters, halt = np.array([0.0, random_state(seed)]), np.zeros(1, dtype=np.int64)
     cooling = Cooling(moves, hot * mean, cold * mean, 0.0, TOLERANCE * mean)
     with stop.ending(lambda: halt.fill(1)):
-        anneal.compiled(cooling, _actions(problem, cycle.width), state, best, counters, halt)
+        anneal_cycle.compiled(cooling, _actions(problem, cycle.width), state, best, counters, halt)
     return replace(cycle, **best._asdict(), period=float(counters[0])), state.start
 
 

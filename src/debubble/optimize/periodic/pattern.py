@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
-from debubble.optimize.cp_sat.from_start_times import in_order
+from debubble.optimize.cp_sat.from_start_times import programs_by_start
 from debubble.optimize.cp_sat.model import Key
 from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for
-from debubble.optimize.cp_sat.solver import run
+from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import NO_MEMORY, Problem
 from debubble.optimize.stop import Stop
 
@@ -79,11 +79,11 @@ class Pattern:
         return int(self.laps.max())
 
     def unroll(self, problem: Problem) -> list[Program]:
-        """The order for all microbatches, repeated as it is."""
+        """Return the order for all microbatches, repeated as it is."""
         lap, inner = np.divmod(np.arange(problem.microbatches), self.width)
         starts = self.starts[:, :, inner] + self.period * lap
         times = np.repeat(problem.times.ravel(), problem.microbatches)
-        return in_order(problem, starts.ravel(), times)
+        return programs_by_start(problem, starts.ravel(), times)
 
 
 class PatternModel:
@@ -128,7 +128,7 @@ class PatternModel:
         return self._start(key) + self._time(key)
 
     def _add_rank(self, stages: list[int]) -> None:
-        """Laps and phases; the cycle of phases is cut where the rank's first forward starts."""
+        """Add laps and phases; the cycle is cut where the rank's first forward starts."""
         intervals = []
         kinds = range(len(self.grid.kinds))
         for key in product(kinds, stages, range(self.width)):
@@ -142,7 +142,7 @@ class PatternModel:
         self.model.add_no_overlap(intervals)
 
     def _add_data(self) -> None:
-        """Actions start when their input is there; chains keep microbatch order."""
+        """Start actions when their input is there, and keep chains in microbatch order."""
         grid, add = self.grid, self.model.add
         for (chain, other, lag), j in product(grid.arcs, range(self.width)):
             add(self._start((*chain, j)) >= self._end((*other, j)) + int(lag))
@@ -154,7 +154,7 @@ class PatternModel:
                 add(start + self.period >= self._end((kind, s, self.width - 1)))
 
     def _add_memory(self, rank: int, stages: list[int]) -> None:
-        """Memory whenever some is taken: what has started before, less what was freed."""
+        """Limit memory whenever some is taken: what has started before, less what was freed."""
         grid = self.grid
         if not np.isfinite(grid.limits[rank]):
             return
@@ -183,7 +183,7 @@ class PatternModel:
             self.model.add(sum(held) <= math.floor(grid.limits_with_slack[rank] / unit + 1e-3))
 
     def _before(self, key: Key, other: Key) -> Any:
-        """Whether an action's phase comes before another's, as a literal."""
+        """Return whether an action's phase comes before another's, as a literal."""
         first = self.model.new_bool_var("")
         gap, gap_back = self._time(key), self._time(other)
         self.model.add(self.phase[key] + gap <= self.phase[other]).only_enforce_if(first)
@@ -191,7 +191,7 @@ class PatternModel:
         return first
 
     def solve(self, work: float, seconds: float, seed: int, known: Pattern | None = None) -> Any:
-        """A pattern; False where there is none, None where the time did not tell.
+        """Return a pattern; False where there is none, None where the time did not say.
 
         Parameters
         ----------
@@ -215,7 +215,7 @@ class PatternModel:
                 self.model.add_hint(self.lap[key], int(known.laps[key]))
                 self.model.add_hint(self.phase[key], int(bases[key] - known.starts[0, first, 0]))
         # The second worker looks for any solution, and usually is the one that finds it.
-        status = run(self.solver, self.model, work, seconds, 2, seed)
+        status = run_solver(self.solver, self.model, work, seconds, 2, seed)
         if status == cp_model.INFEASIBLE:
             return False
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -231,7 +231,7 @@ class PatternModel:
 def find_pattern(
     problem: Problem, width: int, stop: Stop, effort: float, seed: int = 0
 ) -> Pattern | None:
-    """The pattern with the smallest period that is found within the effort.
+    """Return the pattern with the smallest period that is found within the effort.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ def find_pattern(
 
 
 def on_grid(problem: Problem, width: int) -> tuple[Problem, float]:
-    """The problem with times in whole grid steps, and the time of a step."""
+    """Return the problem with times in whole grid steps, and the time of a step."""
     times = all_times(problem)
     work = problem.work.max()
     factor = factor_for(times, work)

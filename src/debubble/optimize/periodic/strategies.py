@@ -10,15 +10,15 @@ from __future__ import annotations
 from itertools import takewhile
 
 from debubble.optimize.anneal.annealer import TEMPERATURES, refine
-from debubble.optimize.anneal.strategies import ROUNDS, small
+from debubble.optimize.anneal.strategies import ROUNDS, is_small
 from debubble.optimize.bounds.strategies import LONG_EFFORT
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.periodic import unroll
-from debubble.optimize.periodic.cycles import Cycle, annealed, cycle_of, pattern_of, repeated
+from debubble.optimize.periodic.cycles import Cycle, annealed, as_cycle, pattern_of, repeated
 from debubble.optimize.periodic.pattern import Pattern, find_pattern
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import separate
-from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.programs.published import published_orders
 from debubble.optimize.stop import Stop
 
@@ -101,7 +101,9 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     few += (m - few) % max(unroll.PERIODS)
     short = problem.shortened(few)
     effort, seed = stop.work.effort, stop.work.seed
-    order = listed(short, [separate(short, programs) for _, programs in published_orders(short)])
+    order = list_programs(
+        short, [separate(short, programs) for _, programs in published_orders(short)]
+    )
     annealings = 0
     while True:
         parts = [
@@ -115,7 +117,7 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             made = unroll.stretched(order, places, width, (m - few) // width)
             incumbent.offer(made, "repeating an annealed order")
         if annealings and effort >= LONG_EFFORT:
-            found = [cycle_of(short, order, places, w) for w, places in parts if w in CYCLE_WIDTHS]
+            found = [as_cycle(short, order, places, w) for w, places in parts if w in CYCLE_WIDTHS]
             moves = int(min(CYCLE_MOVES * effort, MOST_CYCLE_MOVES))
             _offer_cycles(problem, incumbent, found, moves, stop, seed + annealings)
         if annealings >= effort or stop():
@@ -162,7 +164,7 @@ def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         return
     order = separate(problem, incumbent.programs)
     found = [
-        cycle_of(problem, order, places, width)
+        as_cycle(problem, order, places, width)
         for width in CYCLE_WIDTHS
         for places in unroll.repeatable(problem, order, width)
     ]
@@ -171,12 +173,12 @@ def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def can_repeat(problem: Problem) -> bool:
-    """Whether there are enough microbatches for :func:`repeat`, if it may take long."""
-    return not small(problem) and problem.microbatches >= _least(problem)
+    """Return whether there are enough microbatches for :func:`repeat`, if it may take long."""
+    return not is_small(problem) and problem.microbatches >= _least(problem)
 
 
 def _is_too_short(problem: Problem, stop: Stop) -> bool:
-    """Whether there are too few microbatches to repeat any without much effort."""
+    """Return whether there are too few microbatches to repeat any without much effort."""
     return problem.microbatches < 2 * _least(problem) and stop.work.effort < LONG_EFFORT
 
 

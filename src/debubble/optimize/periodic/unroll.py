@@ -1,4 +1,4 @@
-"""From a repeating pattern to an order of all microbatches.
+"""Schedules of all microbatches from patterns that repeat.
 
 Repeated as it is, a pattern idles while the pipeline fills and drains, and both ends look the same
 for any number of microbatches. So the ends are repaired on few microbatches, with one whole period
@@ -32,18 +32,18 @@ CUTS = 9
 """Times at which an order is cut."""
 
 MARGIN = 4
-"""Whole periods beside the ends, on few microbatches."""
+"""Whole periods between the ends, on few microbatches."""
 
 
 def few_microbatches(pattern: Pattern, microbatches: int) -> int:
-    """On how many microbatches the ends are repaired."""
+    """Return the number of microbatches on which ends are repaired."""
     few = (2 * pattern.depth + MARGIN) * pattern.width
     few += (microbatches - few) % pattern.width
     return min(few, microbatches)
 
 
 def middle_period(problem: Problem, pattern: Pattern) -> Places:
-    """Places of a whole period in the middle of every rank's program: from, to."""
+    """Return a whole period in the middle of every rank's program: places from, to."""
     period = (pattern.depth + problem.microbatches // pattern.width - 1) // 2
     lap, inner = np.divmod(np.arange(problem.microbatches), pattern.width)
     laps = (pattern.laps[:, :, inner] + lap).reshape(len(problem.kinds), problem.stages, -1)
@@ -68,7 +68,7 @@ def stretched(
 
 
 def repeatable(problem: Problem, programs: Sequence[Program], width: int) -> Iterator[Places]:
-    """Parts of an order after which every rank is in the same state, `width` microbatches later.
+    """Yield parts of programs after which every rank is in the same state, `width` later.
 
     Parameters
     ----------

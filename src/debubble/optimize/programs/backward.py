@@ -21,7 +21,7 @@ I, W = SPLIT_KINDS
 def separate(
     problem: Problem, programs: Sequence[Program], kept: Sequence[bool] = ()
 ) -> list[Program]:
-    """The same order with backwards split, or fused where the problem says so.
+    """Return programs with backwards split, or fused where the problem is so.
 
     Fused ones of the stages in `kept`, one flag for each, stay where the problem allows both.
     """
@@ -42,7 +42,7 @@ def separate(
 
 
 def fused_ones(problem: Problem, programs: Sequence[Program]) -> NDArray[np.bool_]:
-    """Mask of the fused backwards of an order, shape ``(stages, microbatches)``."""
+    """Return mask of the fused backwards of an order, shape ``(stages, microbatches)``."""
     packed = np.concatenate(programs)
     packed = packed[kinds_of(packed) == B]
     found = np.zeros((problem.stages, problem.microbatches), dtype=bool)
@@ -51,7 +51,7 @@ def fused_ones(problem: Problem, programs: Sequence[Program]) -> NDArray[np.bool
 
 
 def with_fused(programs: Sequence[Program], chosen: NDArray[np.bool_]) -> list[Program]:
-    """Programs of F, I and W with B in place of some I; their W, wherever it is, goes."""
+    """Return programs of F, I and W with B in place of some I, without their W."""
     result = []
     for program in programs:
         kinds, here = kinds_of(program), chosen[stages_of(program), microbatches_of(program)]
@@ -61,7 +61,7 @@ def with_fused(programs: Sequence[Program], chosen: NDArray[np.bool_]) -> list[P
 
 
 def alternatives(program: Program, which: Program) -> Iterator[Program]:
-    """A program with one backward done the other way, `which` being its I or B.
+    """Yield a program with one backward done the other way, `which` being its I or B.
 
     Two parts are fused where the first one was, then where the second was.
     """
@@ -78,7 +78,7 @@ def alternatives(program: Program, which: Program) -> Iterator[Program]:
 
 
 def fusable(problem: Problem) -> NDArray[np.bool_]:
-    """Stages whose backwards may be fused and are then faster than their parts."""
+    """Return stages whose backwards may be fused and are then faster than their parts."""
     duration = problem.table.duration
     parts = duration[I] + duration[W]
     faster: NDArray[np.bool_] = duration[B] < parts * (1 - TOLERANCE)
@@ -86,7 +86,7 @@ def fusable(problem: Problem) -> NDArray[np.bool_]:
 
 
 def relaxed(problem: Problem) -> Problem:
-    """Times no order can beat, where a fused backward is faster than its parts."""
+    """Return a problem with times no schedule can beat, where fused backwards are faster."""
     if not fusable(problem).any():
         return problem
     duration = problem.table.duration.copy()

@@ -1,4 +1,4 @@
-"""Whether an order is one of those that a problem leaves open.
+"""A check that a schedule is one of those that a problem leaves open.
 
 Every order that a search keeps, whatever found it, passes this: an option that one strategy does
 not read cannot be skipped by it.
@@ -16,7 +16,7 @@ from debubble.optimize.problem import Problem
 
 
 def outside(problem: Problem, schedule: Schedule) -> str:
-    """Why a schedule is no order of a problem, in words; empty where it is one.
+    """Explain why a schedule does not belong to a problem; empty where it does.
 
     Says nothing about memory, or whether the order can run: the engine does.
     """

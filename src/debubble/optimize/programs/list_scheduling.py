@@ -14,10 +14,10 @@ from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import separate
 
 
-def listed(
+def list_programs(
     problem: Problem, candidates: Sequence[Sequence[Program]], effort: float = 1.0
 ) -> list[Program]:
-    """The list scheduler's order."""
+    """Return the list scheduler's order."""
     table = problem.table
     if problem.fused:
         duration = table.duration.copy()

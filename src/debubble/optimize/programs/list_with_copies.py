@@ -44,7 +44,7 @@ that is."""
 
 @dataclass(frozen=True)
 class Rules:
-    """What a pass does; all lists have one entry for every rank, or rank and microbatch."""
+    """Rules of a pass; all lists have one entry for every rank, or rank and microbatch."""
 
     copied: list[list[bool]]
     ahead: list[int]
@@ -54,7 +54,7 @@ class Rules:
 
 @dataclass
 class Rank:
-    """What goes on at a rank during a pass."""
+    """State of a rank during a pass."""
 
     arrived: list[int] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Pass:
         heapq.heappush(self.events, (time, turn, len(self.events), kind, s, b))
 
     def _arrive(self, s: int, b: int, fresh: dict[int, int]) -> None:
-        """A result arrives from a neighbour: a gradient for what ran forward here, else input."""
+        """Take a result from a neighbor: a gradient for what ran forward here, else input."""
         rank = self.ranks[s]
         if b in rank.in_flight:
             rank.gradients.add(b)
@@ -136,7 +136,7 @@ class Pass:
             rank.there.add(b)
 
     def _end(self, kind: Kind, s: int, b: int, now: float) -> bool:
-        """An action ends; whether its microbatch is done here."""
+        """End an action; return whether its microbatch is done here."""
         rank, row = self.ranks[s], self.rows[kind]
         rank.held -= self.freed[row][s]
         if row == 0:
@@ -199,7 +199,7 @@ class Pass:
             self._start(self.problem.kinds[2], s, rank.weights.pop(0), now)
 
     def _has_room(self, s: int, ended: bool, fresh: int | None) -> bool:
-        """Whether a forward may start, and leaves room for what comes back next."""
+        """Return whether a forward may start, and leaves room for what comes back next."""
         rank, rules = self.ranks[s], self.rules
         if not rank.arrived or len(rank.in_flight) >= rules.in_flight[s]:
             return False
@@ -216,7 +216,7 @@ class Pass:
         self._later(rank.free, 0, kind, s, b)
 
     def programs(self) -> list[Program]:
-        """The order, every copy, and wait, behind what is over when it begins."""
+        """Return programs with every copy, and wait, behind what is over when it begins."""
         found: list[Program] = [np.zeros(0, dtype=np.int64)] * self.problem.ranks
         for s, rank in enumerate(self.ranks):
             parts = [pack(kind, s, b) for _, _, kind, b in sorted(rank.placed)]
@@ -225,13 +225,13 @@ class Pass:
 
 
 def can_list(problem: Problem) -> bool:
-    """Whether activations may be copied, and every rank has one stage that does not recompute."""
+    """Return whether activations may be copied, and every rank has one stage without recomputes."""
     one = problem.stages == problem.ranks == len(set(problem.homes.tolist()))
     return bool(problem.offload) and one and not problem.recomputed.any()
 
 
 def orders_with_copies(problem: Problem, passes: int, stop: Stop) -> Iterator[list[Program]]:
-    """Orders with copies, each faster than the one before.
+    """Yield orders with copies, each faster than the one before.
 
     Parameters
     ----------
@@ -249,7 +249,9 @@ def orders_with_copies(problem: Problem, passes: int, stop: Stop) -> Iterator[li
         if stop():
             return
         tried = (
-            changed(problem, rules, random) if known < best * 2 else random_rules(problem, random)
+            change_rules(problem, rules, random)
+            if known < best * 2
+            else random_rules(problem, random)
         )
         found = Pass(problem, tried)
         slack = WORSE * known if random.random() < CHANCE else 0.0
@@ -261,7 +263,7 @@ def orders_with_copies(problem: Problem, passes: int, stop: Stop) -> Iterator[li
 
 
 def random_rules(problem: Problem, random: Random) -> Rules:
-    """Rules that are the same for all microbatches of a rank."""
+    """Return rules that are the same for all microbatches of a rank."""
     S, m = problem.stages, problem.microbatches
     copied = []
     for _ in range(S):
@@ -276,8 +278,8 @@ def random_rules(problem: Problem, random: Random) -> Rules:
     )  # fmt: skip
 
 
-def changed(problem: Problem, rules: Rules, random: Random) -> Rules:
-    """Rules with up to three changes."""
+def change_rules(problem: Problem, rules: Rules, random: Random) -> Rules:
+    """Return rules with up to three changes."""
     m = problem.microbatches
     for _ in range(random.randint(1, 3)):
         s, name = random.randrange(problem.stages), random.choice(list(vars(rules)))

@@ -34,7 +34,7 @@ Offload: TypeAlias = str | Collection[int] | None
 
 
 def is_none(asked: object) -> bool:
-    """Whether what stages do is asked for as nothing: None, or ``"none"``."""
+    """Return whether a choice is to do nothing: None, or ``"none"``."""
     return asked is None or (isinstance(asked, str) and asked == "none")
 
 
@@ -53,8 +53,8 @@ def check_offload(offload: Offload, costs: Costs) -> None:
     check_host(costs)
 
 
-def eased(problem: Problem) -> Problem:
-    """The problem in which what is offloaded is recomputed in no time instead."""
+def relax_copies(problem: Problem) -> Problem:
+    """Return the problem in which what is offloaded is recomputed in no time instead."""
     if not problem.offload:
         return problem
     away, recomputed = np.array(problem.offload), problem.recomputed
@@ -66,9 +66,9 @@ def eased(problem: Problem) -> Problem:
     )
 
 
-def tighter(problem: Problem) -> Iterator[Problem]:
-    """Problems without copies whose orders leave room for none, one, two … under way."""
-    model = eased(problem)
+def with_room_for_copies(problem: Problem) -> Iterator[Problem]:
+    """Yield problems without copies whose orders leave room for none, one, two … under way."""
+    model = relax_copies(problem)
     if not problem.offload:
         yield model
         return
@@ -82,12 +82,12 @@ def tighter(problem: Problem) -> Iterator[Problem]:
 
 
 def without_copies(programs: Sequence[Program]) -> list[Program]:
-    """An order without its OFFLOAD and RELOAD, and without what waits for them."""
+    """Return an order without its OFFLOAD and RELOAD, and without what waits for them."""
     return [program[~among(kinds_of(program), OFFLOAD_KINDS)] for program in programs]
 
 
-def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedule]:
-    """An order as a schedule, with copies that come back sooner or later where it has none yet."""
+def with_copies_placed(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedule]:
+    """Yield programs as schedules, with copies that come back sooner or later if they have none."""
     bare = without_copies(programs)
     schedule = problem.schedule(bare)
     if sum(map(len, bare)) < sum(map(len, programs)):
@@ -109,8 +109,8 @@ def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedul
 
 
 def with_asked_copies(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedule]:
-    """The same without those that have no copy, but where every copy would come back at once."""
-    made = schedules(problem, programs)
+    """Yield schedules as :func:`schedules`, without those that have lost all copies."""
+    made = with_copies_placed(problem, programs)
     first = next(made)
     yield first
     copies = has(first, COPY_KINDS)

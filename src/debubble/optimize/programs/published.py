@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def published_orders(problem: Problem) -> Iterator[tuple[str, list[Program]]]:
-    """Registered schedules for the same placement, the halves of pairs one after the other.
+    """Yield registered schedules for the same placement, halves of pairs one after the other.
 
     Where the costs say how fast copies to the host are, those that were made for copies are among
     them, without these.
@@ -60,7 +60,7 @@ def published_orders(problem: Problem) -> Iterator[tuple[str, list[Program]]]:
 
 
 def own_orders(problem: Problem, programs: Sequence[Program]) -> Iterator[list[Program]]:
-    """A published order with backwards as the problem has them; each way that is another once."""
+    """Yield published programs in each way of the problem's backwards that differs."""
     ways = [separate(problem, programs)]
     if problem.backward == "free":
         ways += [list(programs), separate(problem, programs, fusable(problem).tolist())]
@@ -82,13 +82,13 @@ def compare_with_published(
     layers: Layers | None = None,
     stop: Stop | None = None,
 ) -> Comparison:
-    """Published schedules of the same model on the same costs, with a found one among them.
+    """Compare a schedule with published ones of the same model on the same costs.
 
     Those that train by another rule, cut sequences, or move activations elsewhere solve another
     problem and are left out, but for those that use the host where `copies` says so. The others
     recompute the same stages; where the choice is free, all of them or none, whichever fits and is
     faster. Where layers are cut, published schedules are on even cuts, and the found one is as it
-    was simulated. How many `stop` leaves no time for is said in a note.
+    was simulated. A note counts those for which `stop` leaves no time.
     """
     from debubble.analysis.compare import compare
 
@@ -142,7 +142,7 @@ def compare_with_published(
 def _made(
     entry: Entry, ranks: int, microbatches: int, chunks: int, costs: Costs, memory: Any
 ) -> Schedule | None:
-    """A published schedule for these costs; None where it does not exist, or trains otherwise."""
+    """Return a published schedule for these costs; None where none trains by the same rule."""
     if entry.weight_versions != 1:
         return None
     try:
@@ -155,5 +155,5 @@ def _made(
 
 
 def _more_kinds(schedule: Schedule) -> set[int]:
-    """Kinds of a schedule besides forwards and backwards."""
+    """Return kinds of a schedule besides forwards and backwards."""
     return set(np.unique(kinds_of(schedule.actions)).tolist()) - set(PASS_KINDS)

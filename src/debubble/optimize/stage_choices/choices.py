@@ -35,7 +35,7 @@ Recompute: TypeAlias = Stages | None
 
 
 def ways_of(recompute: Recompute, offload: Offload, stages: int) -> Ways:
-    """Choices open to every stage.
+    """Return choices open to every stage.
 
     Raises
     ------
@@ -62,13 +62,13 @@ def ways_of(recompute: Recompute, offload: Offload, stages: int) -> Ways:
 
 
 def same_for_all(ways: Ways) -> list[Choice]:
-    """Choices in which all stages do the same, as far as they are free."""
+    """Return choices in which all stages do the same, as far as they are free."""
     most = max(map(len, ways))
     return [tuple(way[min(k, len(way) - 1)] for way in ways) for k in range(most)]
 
 
 def with_choice(problem: Problem, chosen: Sequence[int]) -> Problem:
-    """The problem with another choice for its stages."""
+    """Return the problem with another choice for its stages."""
     recompute, offload = (
         tuple(bool(way & flag) for way in chosen) for flag in (RECOMPUTE, OFFLOAD)
     )
@@ -90,14 +90,14 @@ def with_way_out(
 
 
 def choice_of(problem: Problem) -> Choice:
-    """Choice that a problem makes for its stages."""
+    """Return choice that a problem makes for its stages."""
     nothing = (False,) * problem.stages
     both = zip(problem.recompute or nothing, problem.offload or nothing, strict=True)
     return tuple(RECOMPUTE * a + OFFLOAD * b for a, b in both)
 
 
 def choice_in(schedule: Schedule) -> Choice:
-    """Choice that a schedule makes for its stages."""
+    """Return choice that a schedule makes for its stages."""
     kinds, stages = kinds_of(schedule.actions), stages_of(schedule.actions)
     chosen = np.zeros(schedule.stages, dtype=np.int64)
     for some, flag in ((RECOMPUTE_KINDS, RECOMPUTE), (COPY_KINDS, OFFLOAD)):

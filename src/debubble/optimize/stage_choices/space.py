@@ -29,15 +29,15 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.listing import TOLERANCE
-from debubble.optimize.anneal.strategies import SMALL, pairs
+from debubble.optimize.anneal.strategies import SMALL, count_pairs
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.bounds.strategies import strongest_rank_bound
-from debubble.optimize.cache import Entry
+from debubble.optimize.cache import CacheEntry
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.list_scheduling import listed
-from debubble.optimize.programs.offload import eased, tighter
+from debubble.optimize.programs.list_scheduling import list_programs
+from debubble.optimize.programs.offload import relax_copies, with_room_for_copies
 from debubble.optimize.stage_choices.choices import (
     OFFLOAD,
     RECOMPUTE,
@@ -77,7 +77,7 @@ RANK_STEPS = 8
 
 
 def relaxation(problem: Problem, decided: Sequence[int | None], ways: Ways) -> Problem:
-    """Relaxation of all choices that agree with what is decided; None leaves a stage open."""
+    """Return a relaxation of all choices that agree with what is decided; None is open."""
     duration = problem.table.duration.copy()
     spared = [
         way is None and not all(some & RECOMPUTE for some in open_to)
@@ -89,19 +89,19 @@ def relaxation(problem: Problem, decided: Sequence[int | None], ways: Ways) -> P
         for way, open_to in zip(decided, ways, strict=True)
     ]
     table = replace(problem.table, duration=duration)
-    return eased(with_choice(replace(problem, table=table), chosen))
+    return relax_copies(with_choice(replace(problem, table=table), chosen))
 
 
-def fits(problem: Problem) -> bool:
-    """Whether there is any order within the limits, if copies take no time."""
-    return bool(np.all(eased(problem).smallest_limits <= problem.limits_with_slack))
+def fits_without_copies(problem: Problem) -> bool:
+    """Return whether there is any order within the limits, if copies take no time."""
+    return bool(np.all(relax_copies(problem).smallest_limits <= problem.limits_with_slack))
 
 
 def bound_of_all(
     problem: Problem, ways: Ways, best: float, known: dict[Choice, float], nodes: int,
     stop: Stop | None = None,
 ) -> tuple[float, Choice | None]:  # fmt: skip
-    """A bound for all choices, and the one it belongs to if that is a single one.
+    """Return a bound for all choices, and the choice that it belongs to if that is single.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def bound_of_all(
 
     def add(decided: tuple[int | None, ...], least: float) -> None:
         easy = relaxation(problem, decided, ways)
-        if not fits(easy):
+        if not fits_without_copies(easy):
             return
         easy = relaxed(easy)
         bound = max(least, lower_bound(easy), known.get(_whole(decided), 0.0))
@@ -149,7 +149,7 @@ def bound_of_all(
 
 
 def most_free(ways: Ways) -> Choice:
-    """The choice that every order of another one is an order of; empty where there is none.
+    """Return the choice that has all schedules of every other; empty where there is none.
 
     What may be copied may also stay, but a stage that may recompute does, or does not.
     """
@@ -159,12 +159,12 @@ def most_free(ways: Ways) -> Choice:
 
 
 def _whole(decided: tuple[int | None, ...]) -> Choice:
-    """A choice for all stages; empty while some are open."""
+    """Return a choice for all stages; empty while some are open."""
     return () if None in decided else tuple(way for way in decided if way is not None)
 
 
 def families(problem: Problem, ways: Ways) -> list[Choice]:
-    """Choices to begin with: the first chunks of the first or last ranks, of all of them first."""
+    """Return choices to begin with: the first chunks of the first or last ranks."""
     homes, ranks = problem.homes, problem.ranks
     chunk = np.array([int(np.count_nonzero(homes[:s] == homes[s])) for s in range(len(homes))])
     steps = np.unique(np.linspace(1, ranks, min(RANK_STEPS, ranks)).astype(int))[::-1]
@@ -183,11 +183,11 @@ def families(problem: Problem, ways: Ways) -> list[Choice]:
 def _needed(
     problem: Problem, plain: NDArray[np.int64], other: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """The fewest first stages of every rank that must do other things for a microbatch to fit."""
+    """Return the fewest first stages of every rank that must choose otherwise to fit."""
     chosen = np.zeros(problem.stages, dtype=bool)
     for stage in range(problem.stages):
         asked = with_choice(problem, np.where(chosen, other, plain).tolist())
-        short = eased(asked).smallest_limits > problem.limits_with_slack
+        short = relax_copies(asked).smallest_limits > problem.limits_with_slack
         if not short.any():
             break
         chosen[stage] = short[problem.homes[stage]]
@@ -218,21 +218,21 @@ class Choices:
             self._floor = bound_of_all(self.root, ways, float("inf"), {}, 0)[0]
 
     def first(self) -> list[Problem]:
-        """The variants in which all stages do the same."""
-        return [problem for problem in self._first if fits(problem)]
+        """Return the variants in which all stages do the same."""
+        return [problem for problem in self._first if fits_without_copies(problem)]
 
     def group(self, problem: Problem) -> Hashable:
-        """Number of the choice that all stages share, or the variant itself."""
+        """Return the number of the choice that all stages share, or the variant itself."""
         uniform = same_for_all(self.ways)
         chosen = choice_of(problem)
         return uniform.index(chosen) if chosen in uniform else problem.variant
 
-    def again(self, known: Entry) -> Problem:
-        """The variant of an earlier result; what is not free is as it was asked for."""
+    def again(self, known: CacheEntry) -> Problem:
+        """Return the variant of an earlier result; what is not free is as requested."""
         return self.root if self.complete else with_choice(self.root, known.chosen)
 
     def bound(self, search: Variants) -> float:
-        """A bound for all choices."""
+        """Return a bound for all choices."""
         if self.complete:
             return min(each.bound for each in search.over(self.root))
         return self._floor
@@ -248,11 +248,11 @@ class Choices:
         seconds = LATE_SECONDS if search.stop.asked else max(search.stop.left, LATE_SECONDS)
         bound, chosen = bound_of_all(self.root, self.ways, best, known, nodes, Stop(seconds))
         self._floor = max(self._floor, min(bound, best))
-        # What copies cost is said by the bound of one rank alone: there is nothing to close.
+        # Only the bound of one rank knows the cost of copies: there is nothing to close.
         if chosen is None or any(way & OFFLOAD for way in chosen):
             return None
         problem = with_choice(self.root, chosen)
-        return problem if pairs(problem) <= SMALL else None
+        return problem if count_pairs(problem) <= SMALL else None
 
     def explore(self, search: Variants, effort: float) -> None:
         """Look once at choices that differ between stages; add the best as list scheduling goes."""
@@ -271,13 +271,13 @@ class Choices:
                     continue
                 problem = with_choice(self.root, chosen)
                 seen[chosen] = (float("inf"), [])
-                if not fits(problem):
+                if not fits_without_copies(problem):
                     continue
                 left -= 1
                 look = Incumbent(problem, Stop())
                 if look.beats(search.best.makespan):
-                    for tight in tighter(problem):
-                        look.offer(listed(tight, (), LOOK_EFFORT), "list scheduling")
+                    for tight in with_room_for_copies(problem):
+                        look.offer(list_programs(tight, (), LOOK_EFFORT), "list scheduling")
                     seen[chosen] = (look.makespan, look.programs)
             best = min(seen, key=lambda chosen: seen[chosen][0])
             ahead = [

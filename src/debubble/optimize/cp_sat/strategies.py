@@ -1,0 +1,117 @@
+"""Strategies that solve problems exactly, or move actions where the solver knows too little."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from debubble.engine.modes import MEETING
+from debubble.optimize.anneal.simulated_moves import HOT, makespan_in_engine, move_actions
+from debubble.optimize.anneal.strategies import count_pairs, is_small
+from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.problem import Problem, without_recomputes
+from debubble.optimize.programs.backward import fusable, relaxed, separate
+from debubble.optimize.stop import Stop
+
+SMALL_MIXED = 500
+"""Pairs of actions up to which the exact solver chooses which backwards are fused as well."""
+
+COPIED_SHARE = 0.2
+"""Share of the work of the exact solver where it does not know of the problem's copies."""
+
+EXACT_WORK = 60.0
+"""Work of the exact solver, in its own unit of about a second."""
+
+AHEAD_SHARE = 0.5
+"""Share of the time limit for solving as if R could not run ahead of its backward."""
+
+MOVES, MOVED_SHARE, MOST_MOVING = 8000, 0.2, 5.0
+"""Moves that are simulated, the share of the time that the exact solver leaves for them, and how
+much effort they take at most."""
+
+MEETING_SHARE = 0.2
+"""Share of it with transfers for which ranks meet: what the solver knows of them is not all."""
+
+COPIES_WORK = 5.0
+"""Work of the solver that knows of copies, in its own unit of about a second."""
+
+
+def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Solve the whole problem exactly, with each R and its backward as one action.
+
+    It raises the bound as well, but where these may be apart: that takes :func:`solve_ahead`.
+    """
+    if problem.can_run_ahead:
+        stop = Stop(AHEAD_SHARE * stop.left, stop)
+    if moves_in_simulator(incumbent.problem):
+        stop = Stop((1 - MOVED_SHARE) * stop.left, stop)
+    _solve(problem, incumbent, stop, ahead=False)
+
+
+def solve_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Solve the whole problem exactly, with each R as an action of its own."""
+    _solve(problem, incumbent, stop, ahead=True)
+
+
+def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool) -> None:
+    from debubble.optimize.cp_sat.model import ExactModel
+
+    effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
+    # Choosing what to fuse takes the solver long; with relaxed times its bound holds as well.
+    chosen = fusable(problem) & (count_pairs(problem) <= SMALL_MIXED)
+    # Where transfers meet, first as if they did not: that is sooner solved, and its bound holds.
+    meeting = {"overlapped": 1 - MEETING_SHARE, problem.mode: MEETING_SHARE}
+    for mode, share in (meeting if problem.mode in MEETING else {problem.mode: 1.0}).items():
+        if incumbent.done or stop():
+            return
+        known = separate(problem, incumbent.programs, chosen.tolist())
+        asked = replace(problem, mode=mode)
+        model = ExactModel(asked if chosen.any() else relaxed(asked), known, incumbent.bound, ahead)
+        with stop.ending(model.stop):
+            if stop():
+                return
+            seconds = stop.left * (1.0 if mode == problem.mode else share)
+            solution = model.solve(
+                EXACT_WORK * effort * share, seconds, stop.work.workers, stop.work.seed
+            )
+        if solution.programs is not None:
+            # With copies under way R goes right before its backward.
+            copies = bool(incumbent.problem.offload)
+            found = without_recomputes(solution.programs) if copies else solution.programs
+            incumbent.offer(found, "exact solving")
+        if ahead or not problem.can_run_ahead:
+            incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
+
+
+def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Seek an order and its copies together."""
+    from debubble.optimize.cp_sat.copy_model import CopyModel
+
+    del problem
+    if incumbent.schedule is None:
+        return
+    model = CopyModel(incumbent.problem, incumbent.schedule, incumbent.bound)
+    with stop.ending(model.stop):
+        if stop():
+            return
+        work = COPIES_WORK * stop.work.effort
+        found = model.solve(work, stop.left, stop.work.workers, stop.work.seed)
+    if found is not None:
+        incumbent.offer(found, "exact solving")
+
+
+def move_in_simulator(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Move single actions where the engine alone knows what transfers cost."""
+    move_actions(
+        incumbent.programs, partial(makespan_in_engine, problem),
+        round(MOVES * min(stop.work.effort, MOST_MOVING)), np.random.default_rng(stop.work.seed),
+        stop, lambda programs: incumbent.offer(programs, "moving single actions"),
+        heat=HOT * (float(problem.times.mean()) or 1.0),
+    )  # fmt: skip
+
+
+def moves_in_simulator(problem: Problem) -> bool:
+    """Return whether moves are worth simulating: small problems in which transfers take links."""
+    return problem.mode != "overlapped" and is_small(problem) and not problem.offload
