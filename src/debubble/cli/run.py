@@ -156,7 +156,9 @@ def _write(report: RunReport, path: str) -> None:
         "predicted": (predicted.start, predicted.end),
         "measured": (measured.starts[step], measured.ends[step]),
     }
-    save_run_trace(report.schedule, times, path, transfers=measured.transfers, hosts=measured.hosts)
+    save_run_trace(
+        report.schedule, times, path, transfers=measured.transfers(step), hosts=measured.hosts
+    )
 
 
 def _write_costs(report: RunReport, path: str) -> None:

@@ -27,9 +27,9 @@ from debubble.engine.exist import has
 from debubble.interchange.files import load
 from debubble.interchange.layouts import TORCHTITAN, check_cut
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible
+from debubble.torch.models.find_stages import split_warner
 from debubble.torch.models.modules import reason_fused
 from debubble.torch.pytorch.runtime import PyTorchRuntime
-from debubble.torch.setup import split_warner
 
 Cut: TypeAlias = Sequence[int] | Sequence[Sequence[str]] | str | Path
 """Layers or module names of every stage, or a file of ``debubble optimize --layers``."""
@@ -116,12 +116,12 @@ def pipelining_fn(
             number: torch.Tensor = found[0] if isinstance(found, tuple) else found
             return number
 
-        tell, whole = split_warner("auto"), []
+        warn, whole = split_warner("auto"), []
         if has(order, SPLIT_KINDS):
             for stage in stages:
                 why = reason_fused(stage.submod)
                 if why:
-                    tell(stage.stage_index, why)
+                    warn(stage.stage_index, why)
                     whole.append(stage.stage_index)
         # Losses are sums, divided by the number of tokens.
         runtime = PyTorchRuntime(_unsplit(order, whole), stages, loss, scale_grads=False)

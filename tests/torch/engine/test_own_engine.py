@@ -19,6 +19,7 @@ from debubble.lowering.chain import lower
 from debubble.torch.autograd.splitter import Splitter, backward_weight
 from debubble.torch.engine.own_engine import HANDLERS
 from tests.kinds import MADE, schedule_with
+from tests.torch.inside import after_every_finish
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import in_ranks
 
@@ -65,13 +66,11 @@ def test_as_many_activations_live_as_a_simulation_says(name: str, lowered: dict[
         model = [Marked() for _ in range(made.stages)]
         pipe = dt.Pipeline(made, lambda stage: model[stage], functional.mse_loss)
         counts: list[int] = []
-        finish = pipe._engine.recorder.finish
 
-        def counted(index: int) -> None:
-            finish(index)
+        def count() -> None:
             counts.append(sum(len(stage.alive) for stage in pipe.stages.values()))
 
-        pipe._engine.recorder.finish = counted
+        after_every_finish(pipe, count)
         for step in range(2):
             x, y = vectors(6, step)
             counts.clear()

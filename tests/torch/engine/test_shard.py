@@ -18,6 +18,7 @@ from debubble.lowering.transfers import add_transfers
 from debubble.torch.errors import RunError
 from debubble.torch.models.build import Model, build
 from debubble.torch.run.run import Settings, run
+from tests.patience import patience
 from tests.torch.autograd.test_gradients import verified
 
 WORDS, WIDTH = 7, 4
@@ -98,4 +99,4 @@ def test_a_pass_before_its_forward_ends_the_run() -> None:
     programs[1] = np.concatenate([programs[1][early], np.delete(programs[1], early)])
     broken = Schedule.from_programs("broken", lowered.placement, 2, programs, vocabulary=1)
     with pytest.raises(RunError, match=r"hidden states of microbatch 0 are not there on rank 1"):
-        run(broken, Settings(steps=0, runtime="debubble", timeout=20))
+        run(broken, Settings(steps=0, runtime="debubble", timeout=patience(20)))

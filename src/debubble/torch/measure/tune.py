@@ -167,14 +167,14 @@ def tune(
     Data-parallel replicas of a pipeline measure different times. Tune one of them, and give its
     ``schedule`` to the others with :meth:`Pipeline.use`.
     """
-    pipe._meet("tune")
+    pipe._enter("tune")
     reason = _not_for_search(pipe.schedule)
     if reason:
         raise ParameterError(
             f"'{pipe.schedule.name}' {reason}, which tune() does not search; compare schedules on "
             "pipe.costs() with debubble.compare, and make a Pipeline of the best"
         )
-    timeout = pipe._team.timeout.total_seconds()
+    timeout = pipe._ranks.timeout.total_seconds()
     if not 0 < time_limit <= timeout / 2:
         raise ParameterError(
             f"time_limit is {time_limit:g} s; give a positive number up to {timeout / 2:g}, half "
@@ -192,12 +192,12 @@ def tune(
     if memory is None:
         memory = _simulated(pipe.schedule, measured).peak_activation.tolist()
     found: Schedule | DebubbleError | None = None
-    if pipe._team.rank == 0:
+    if pipe._ranks.rank == 0:
         try:
             found = _search(pipe.schedule, measured, memory, time_limit, costs is not None)
         except DebubbleError as error:
             found = error
-    found, measured, memory = pipe._team.channel.gather((found, measured, memory))[0]
+    found, measured, memory = pipe._ranks.channel.gather((found, measured, memory))[0]
     if isinstance(found, DebubbleError):
         raise found
     assert found is not None, "rank 0 has found something"
@@ -266,7 +266,7 @@ def _compare(pipe: Pipeline, found: Schedule, run: Callable[[], Any]) -> float:
     state = [(b, b.clone()) for module in pipe.stages.values() for b in module.buffers()]
     before = pipe.schedule
     gradients = []
-    device = pipe._team.device
+    device = pipe._ranks.device
     for schedule in (before, found):
         pipe.use(schedule)
         for weight in weights:
@@ -288,4 +288,4 @@ def _compare(pipe: Pipeline, found: Schedule, run: Callable[[], Any]) -> float:
         scale = max((float(each.abs().max()) for each in (a, b) if each.numel()), default=0.0)
         if scale:
             largest = torch.maximum(largest, (a - b).abs().max() / scale)
-    return float(pipe._team.channel.sum(largest, largest=True))
+    return float(pipe._ranks.channel.sum(largest, largest=True))

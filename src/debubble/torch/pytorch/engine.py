@@ -20,6 +20,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS
 from debubble.torch.data.batch import ForwardResult, StepData
 from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
+from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.recorder import Recorder
 from debubble.torch.engine.tasks import sleep_until
@@ -28,7 +29,6 @@ from debubble.torch.models.modules import reason_not_split, saving_seen
 from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
 from debubble.torch.pytorch.runtime import PyTorchRuntime, receive_policy
 from debubble.torch.ranks.watch import RankState, Watch
-from debubble.torch.setup import EngineSetup
 
 
 @dataclass(eq=False)
@@ -190,7 +190,7 @@ class _Stage(PipelineStage):
             # Gradients of replicas are averaged once, after the step.
             module = module.module
         super().__init__(module, number, setup.schedule.stages, ranks.device, group=ranks.group)
-        self._engine, self._tell = engine, setup.tell
+        self._engine, self._warn = engine, setup.warn
         self._fused = fused
         """Whether I does the whole backward; None until a forward with a graph shows it."""
         self.outputs: dict[int, Any] | None = None
@@ -214,7 +214,7 @@ class _Stage(PipelineStage):
             why = reason_not_split(seen, [*tensors, *added])
             self._fused = bool(why)
             if why:
-                self._tell(self.stage_index, why)
+                self._warn(self.stage_index, why)
         if added and not self.is_last:
             raise RunError(
                 f"stage {self.stage_index} adds a loss of its own, which PyTorch's runtime takes "

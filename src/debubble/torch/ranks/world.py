@@ -40,7 +40,7 @@ from debubble.torch.ranks.progress_table import (
     describe_failure,
     describe_stall,
 )
-from debubble.torch.ranks.watch import RankState, reason
+from debubble.torch.ranks.watch import RankState, describe_error
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -194,7 +194,7 @@ def _child(world: World, backend: str, folder: str, timeout: float, pipe: Connec
             traceback.print_exc()
         # An input that does not fit is no failure of this rank: the error itself is passed on.
         refused = isinstance(error, DebubbleError) and not isinstance(error, RunError)
-        pipe.send((False, error if refused else reason(error)))
+        pipe.send((False, error if refused else describe_error(error)))
         pipe.close()
         os._exit(1)
 

@@ -146,8 +146,8 @@ class Stepping(Pipeline):
         self.shares = {unit: float(loss) for unit, loss in losses.items()}
         return super()._mean(losses)
 
-    def _tell(self, stage: int, why: str) -> None:
+    def _warn(self, stage: int, why: str) -> None:
         self.whole[stage] = why
 
-    def _watched(self) -> TableWatch:
+    def _make_watch(self) -> TableWatch:
         return TableWatch(self._world.table, self._world.rank)

@@ -13,7 +13,7 @@ from debubble.core.actions import unpack
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import amount
 from debubble.engine.timeline import Timeline
-from debubble.torch.run.prediction import Measured, computations
+from debubble.torch.measure.recorded import RecordedSteps, computations
 from debubble.torch.run.verify import Verification
 
 DEVIATIONS = 3
@@ -49,7 +49,7 @@ class RunReport:
     """Loss and gradients beside the reference's, None when they were not compared."""
     overhead: float | None
     """Seconds per action, None when nothing was measured."""
-    measured: Measured | None
+    measured: RecordedSteps | None
     predicted: Timeline | None
     """As `measured`, the times of every action; None when nothing was measured."""
     note: str = ""

@@ -19,11 +19,12 @@ from debubble.interchange.python_file import user_code
 from debubble.lowering.transfers import ReceivePolicy
 from debubble.schedules import registry
 from debubble.torch.engine.plan import ExecutionPlan
+from debubble.torch.measure.recorded import RecordedSteps
 from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
-from debubble.torch.ranks.torchrun import check_size, is_joined, local_size, run_joined
+from debubble.torch.ranks.torchrun import check_world_size, is_joined, local_size, run_joined
 from debubble.torch.ranks.world import World, devices, run_local
 from debubble.torch.run.job import Job
-from debubble.torch.run.prediction import Measured, calibrate, predict, sleeping_times
+from debubble.torch.run.prediction import calibrate, predict, sleeping_times
 from debubble.torch.run.report import RunReport
 from debubble.torch.run.run_data import RunData
 from debubble.torch.run.verify import precision, verify
@@ -125,7 +126,7 @@ def run(schedule: Schedule, settings: Settings | None = None) -> RunReport | Non
     """
     joined = is_joined()
     if joined:
-        check_size(schedule.ranks)
+        check_world_size(schedule.ranks)
     settings = settings or Settings()
     exact = torch.float64
     with settings.model_code():
@@ -195,9 +196,9 @@ def _report(
     jobs: dict[int, Job],
     results: list[Any],
 ) -> RunReport:
-    def measured(number: int) -> Measured:
+    def measured(number: int) -> RecordedSteps:
         mine = [result[number] for result in results]
-        return Measured.of(
+        return RecordedSteps.of(
             jobs[number].plan, [one["times"] for one in mine], [one["host"] for one in mine]
         )
 
