@@ -15,8 +15,8 @@ from debubble.torch.pipeline import Pipeline
 class GradScaler(torch.amp.GradScaler):
     """PyTorch's ``GradScaler`` for a pipeline, which runs the backwards itself.
 
-    While it is there, :meth:`Pipeline.step` computes the gradients of the scaled loss, and returns
-    the loss itself. What overflows on one rank makes all skip the same step.
+    As long as it exists, :meth:`Pipeline.step` computes the gradients of the scaled loss, and
+    returns the loss itself. An overflow on one rank makes all ranks skip the same step.
 
     Parameters
     ----------
@@ -52,12 +52,12 @@ class GradScaler(torch.amp.GradScaler):
         self._ranks, self._watch, self._group = pipe._ranks, pipe._watch, group
         device = pipe._ranks.device
         super().__init__(device.type, **options)
-        # PyTorch's begins with the first loss, which is on one rank.
+        # PyTorch's scaler starts with the first loss, which is on one rank only.
         super().scale(torch.zeros((), device=device))
         pipe._inputs.scaler = self
 
     def scale(self, outputs: Any) -> Any:
-        """Refuse what has no graph: the backwards of a pipeline are over when there is its loss.
+        """Refuse a loss: it has no graph, as the backwards of a pipeline are over by then.
 
         Raises
         ------

@@ -16,7 +16,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.lowering.transfers import add_transfers
 from debubble.torch.errors import RunError
-from debubble.torch.models.build import Model, build
+from debubble.torch.models.build import StagedModel, build
 from debubble.torch.run.run import Settings, run
 from tests.patience import patience
 from tests.torch.autograd.test_gradients import verified
@@ -46,9 +46,9 @@ def made(loss: Any = None, after: bool = False) -> Any:
     def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
-    def function(stages: int) -> Model:
+    def function(stages: int) -> StagedModel:
         first = [nn.Linear(WIDTH, WIDTH) for _ in range(stages - 1)]
-        return Model([*first, Last(after)], loss or cross_entropy, data)
+        return StagedModel([*first, Last(after)], loss or cross_entropy, data)
 
     return function
 
@@ -67,7 +67,7 @@ def test_one_rank_has_the_whole_layer(name: str) -> None:
 
 @pytest.mark.processes
 def test_logits_whose_exponentials_overflow() -> None:
-    def large(stages: int) -> Model:
+    def large(stages: int) -> StagedModel:
         model = build(made(), stages)
         with torch.no_grad():
             model.stages[-1].output.weight *= 2000  # type: ignore[union-attr, operator]

@@ -17,7 +17,7 @@ import debubble as db
 from debubble import Schedule
 from debubble.lowering.transfers import add_transfers
 from debubble.torch.errors import RunError
-from debubble.torch.models.build import Model, mlp
+from debubble.torch.models.build import StagedModel, mlp
 from debubble.torch.ranks.progress_table import ProgressTable
 from debubble.torch.ranks.watch import RankState
 from debubble.torch.ranks.world import World, run_local
@@ -59,7 +59,7 @@ def failure(
     timeout: float = patience(60),
     log: Path | None = None,
 ) -> str:
-    def model(stages: int) -> Model:
+    def model(stages: int) -> StagedModel:
         if log is not None and multiprocessing.parent_process() is not None:
             os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         made = mlp(stages)

@@ -69,12 +69,12 @@ class RecordedSteps:
 
     @cached_property
     def starts(self) -> NDArray[np.float64]:
-        """Start of every action as given, in seconds from the step's first start; ``(steps, n)``."""
+        """Starts of actions as given, in seconds from the step's first on; shape ``(steps, n)``."""
         return np.asarray((self.times[:, 0, self.plan.positions] - self._zero[:, None]) / 1e9)
 
     @cached_property
     def ends(self) -> NDArray[np.float64]:
-        """End of every action, as :attr:`starts`."""
+        """Ends of actions, as :attr:`starts`."""
         return np.asarray((self.times[:, 1, self.plan.positions] - self._zero[:, None]) / 1e9)
 
     @property

@@ -1,9 +1,9 @@
 """Predictions of measured steps: simulations with the times that actions take.
 
 In a prediction every action takes the time it was measured to take (the median of its kind and
-stage) or was made to take, plus one overhead for all: the time of the runtime per action, and of the
-way from rank to rank. The overhead is calibrated: it is the one with which the simulation of a
-short 1F1B takes as long as that did.
+stage) or was made to take, plus one overhead for all: the runtime's time per action and per way
+from rank to rank. The overhead is calibrated: it is the one with which the simulation of a short
+1F1B takes as long as that did.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from debubble.torch.run.job import Job
 from debubble.torch.run.prediction import calibrate, predict, sleeping_times
 from debubble.torch.run.report import RunReport
 from debubble.torch.run.run_data import RunData
-from debubble.torch.run.verify import precision, verify
+from debubble.torch.run.verify import comparison_dtype, verify
 
 RUNTIMES = ("auto", "torch", "debubble")
 DEVICES = ("auto", "cpu", "cuda")
@@ -132,7 +132,7 @@ def run(schedule: Schedule, settings: Settings | None = None) -> RunReport | Non
     with settings.model_code():
         data = RunData(settings.model, schedule)
         if settings.verify:
-            exact = precision(data)
+            exact = comparison_dtype(data)
     _, backend, staged = devices(settings.device, local_size(schedule.ranks))
     reason = not_for_pytorch(schedule) or ("ranks share a GPU" if staged else "")
     reason = reason or data.not_for_pytorch
