@@ -49,7 +49,8 @@ from debubble.torch.models.shard_output_layer import shard_output_layer
 from debubble.torch.models.state import load_state, named_parameters, state_of
 from debubble.torch.ranks.agreement import on_all_ranks, rendezvous
 from debubble.torch.ranks.process_group import Ranks
-from debubble.torch.ranks.watch import Watch
+from debubble.torch.ranks.progress_table import Watch
+from debubble.torch.ranks.watch import StoreWatch
 from debubble.torch.setup import (
     SCALES,
     check_options,
@@ -411,7 +412,7 @@ class Pipeline:
         return OwnEngine(setup, *parts, self._pace, self._steps)
 
     def _make_watch(self) -> Watch:
-        watch = Watch.of(self._ranks, ExecutionPlan.of(self.schedule).text)
+        watch = StoreWatch.of(self._ranks, ExecutionPlan.of(self.schedule).text)
         weakref.finalize(self, watch.stop)
         return watch
 

@@ -18,8 +18,7 @@ from debubble import Schedule
 from debubble.lowering.transfers import add_transfers
 from debubble.torch.errors import RunError
 from debubble.torch.models.build import StagedModel, mlp
-from debubble.torch.ranks.progress_table import ProgressTable
-from debubble.torch.ranks.watch import RankState
+from debubble.torch.ranks.progress_table import ProgressTable, RankState
 from debubble.torch.ranks.world import World, run_local
 from debubble.torch.run.run import Settings, run
 from tests.forkserver import forked

@@ -30,7 +30,7 @@ from debubble.torch.data.batch import (
 from debubble.torch.engine.wire import Wire
 from debubble.torch.models.sharded import replica_groups
 from debubble.torch.ranks.process_group import Ranks
-from debubble.torch.ranks.watch import Watch
+from debubble.torch.ranks.progress_table import Watch
 
 log = logging.getLogger("debubble")
 

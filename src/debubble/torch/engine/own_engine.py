@@ -40,7 +40,7 @@ from debubble.torch.engine.wire import Arrival, Boundary, Receive, Send, Wire
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import autocast_of
 from debubble.torch.models.sharded import is_sharded
-from debubble.torch.ranks.watch import RankState, Watch
+from debubble.torch.ranks.progress_table import RankState, Watch
 
 
 @dataclass(eq=False)

@@ -29,11 +29,6 @@ from debubble.torch.errors import RunError
 from debubble.torch.models.shard_output_layer import OutputRows
 from debubble.torch.ranks.process_group import Ranks, Tag
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-HEADER = 9
-"""Numbers sent before hidden states: their type, number of dimensions, and dimensions."""
-
 HIDDEN, SUMS, GRADIENT = "hidden states", "sums", "gradients"
 
 
@@ -114,12 +109,14 @@ class Shard:
                 f"the output layer gets {list(hidden.shape)}; with the layer sharded, target is a "
                 f"tensor of token numbers of shape {list(hidden.shape[:-1])}"
             )
-        known = Tokens(tuple(hidden.shape), hidden.dtype, target.flatten().to(self.ranks.device))
-        self._about[unit] = known
-        row = [DTYPES.index(known.dtype), len(known.shape), *known.shape]
-        header = torch.tensor(row + [0] * (HEADER - len(row)))
-        for tensor in (header, known.target, hidden):
-            self._send(tensor, self._others)
+        tokens = Tokens(tuple(hidden.shape), hidden.dtype, target.flatten().to(self.ranks.device))
+        self._about[unit] = tokens
+        channel = self.ranks.channel
+        # A copy: the object of a view has all of its storage.
+        about = (tokens.shape, tokens.dtype, tokens.target.cpu().clone())
+        for rank in self._others:
+            self._sending += channel.send_object(about, rank, Tag.VOCABULARY)
+            self._send(hidden, [rank])
         self._known[HIDDEN, self.ranks.rank, unit] = hidden
 
     def wait_for(self, need: Need, unit: int) -> None:
@@ -267,23 +264,15 @@ class Shard:
                 raise RunError(f"the {what} of microbatch {unit} are not there on rank {source}")
             kind, number = coming.popleft()
             if kind == HIDDEN:
-                self._about[number] = known = self._learn(source)
-                shape, dtype = known.shape, known.dtype
+                channel = self.ranks.channel
+                form, dtype, target = channel.receive_object(source, Tag.VOCABULARY)
+                self._about[number] = Tokens(form, dtype, target.to(self.ranks.device))
+                shape = form
             else:
                 shape, dtype = self._shape(kind, number), self.rows.weight.dtype
-            buffer = self._buffer(source, shape, dtype)
+            buffer = torch.empty(*shape, dtype=dtype)
+            self.ranks.channel.receive(buffer, source, Tag.VOCABULARY)
             self._known[kind, source, number] = buffer.to(self.ranks.device)
-
-    def _learn(self, source: int) -> Tokens:
-        header = self._buffer(source, (HEADER,), torch.int64).tolist()
-        shape, dtype = tuple(header[2 : 2 + header[1]]), DTYPES[header[0]]
-        tokens = torch.Size(shape[:-1]).numel()
-        target = self._buffer(source, (tokens,), torch.int64)
-        return Tokens(shape, dtype, target.to(self.ranks.device))
-
-    def _buffer(self, source: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        buffer = torch.empty(*shape, dtype=dtype)
-        return self.ranks.channel.receive(buffer, source, Tag.VOCABULARY)
 
     def _shape(self, what: str, unit: int) -> tuple[int, ...]:
         about = self._about.get(unit)

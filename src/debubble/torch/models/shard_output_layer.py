@@ -85,7 +85,11 @@ def output_layer(stage: nn.Module, ranks: int) -> tuple[str, nn.Linear]:
 
 def _cut(stage: nn.Module, ranks: int, loss_fn: Callable[[Any, Any], Tensor]) -> list[Any]:
     name, layer = output_layer(stage, ranks)
-    _refuse_other_losses(layer, loss_fn)
+    if not is_cross_entropy(layer, loss_fn):
+        raise ParameterError(
+            "an output layer can be sharded under the mean cross-entropy of its logits, with a "
+            "target for every token; loss_fn is another loss"
+        )
     weights = layer.weight.detach().cpu().tensor_split(ranks)
     biases: Sequence[Any] = [None] * ranks
     if layer.bias is not None:
@@ -97,17 +101,13 @@ def _cut(stage: nn.Module, ranks: int, loss_fn: Callable[[Any, Any], Tensor]) ->
     ]
 
 
-def _refuse_other_losses(layer: nn.Linear, loss_fn: Callable[[Any, Any], Tensor]) -> None:
+def is_cross_entropy(layer: nn.Linear, loss_fn: Callable[[Any, Any], Tensor]) -> bool:
+    """Return if a loss is the mean cross-entropy of a layer's logits, on some random ones."""
     source = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 3, layer.out_features, generator=source).to(layer.weight)
     target = torch.randint(layer.out_features, (2, 3), generator=source).to(logits.device)
     wanted = functional.cross_entropy(logits.flatten(0, 1), target.flatten())
     try:
-        fine = bool(torch.allclose(loss_fn(logits, target), wanted))
+        return bool(torch.allclose(loss_fn(logits, target), wanted))
     except Exception:
-        fine = False
-    if not fine:
-        raise ParameterError(
-            "an output layer can be sharded under the mean cross-entropy of its logits, with a "
-            "target for every token; loss_fn is another loss"
-        )
+        return False

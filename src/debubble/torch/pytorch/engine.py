@@ -28,7 +28,7 @@ from debubble.torch.errors import RunError
 from debubble.torch.models.modules import reason_not_split, saving_seen
 from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
 from debubble.torch.pytorch.runtime import PyTorchRuntime, receive_policy
-from debubble.torch.ranks.watch import RankState, Watch
+from debubble.torch.ranks.progress_table import RankState, Watch
 
 
 @dataclass(eq=False)

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -23,15 +22,15 @@ from torch.distributed.rendezvous import rendezvous
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
 from debubble.torch.ranks.progress_table import (
+    WAITS,
     ProgressTable,
+    RankState,
     Text,
     describe_failure,
     describe_stall,
 )
-from debubble.torch.ranks.watch import FAILED, GRACE, PERIOD, WAITS, RankState, describe_error
+from debubble.torch.ranks.watch import FAILED, GRACE, PERIOD, describe_error
 from debubble.torch.ranks.world import Work, World, devices
-
-FAILURE = f"debubble/{FAILED}"
 
 LOST = 2
 """Exit code of ranks that end because of another one."""
@@ -110,10 +109,11 @@ class _Guard(threading.Thread):
         self.over = threading.Event()
         self._talk = ThreadPoolExecutor(1)
         # A connection of its own: the main thread may be waiting on the other one.
-        self.store = dist.TCPStore(
+        store = dist.TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
             timeout=timedelta(seconds=30),
         )  # fmt: skip
+        self.store = dist.PrefixStore("debubble-watch", store)
 
     def run(self) -> None:
         """Exchange progress until the run is over, or a rank is in trouble."""
@@ -169,18 +169,14 @@ class _Guard(threading.Thread):
     def _claim(self, message: str) -> str:
         """Return the message when this rank is the first to write one, else nothing."""
         claimed = f"{self.rank} {message}"
-        first = self.store.compare_set(FAILURE, "", claimed).decode()
+        first = self.store.compare_set(FAILED, "", claimed).decode()
         return message if first == claimed else ""
 
     def _exchange(self) -> str:
         """Write this rank's progress, read that of the others; return a failure, empty for none."""
-        self.store.set(f"debubble/{self.rank}", self.table.rows[self.rank].tobytes().hex())
-        for other in range(len(self.table.rows)):
-            key = f"debubble/{other}"
-            if other != self.rank and self.store.check([key]):
-                row = bytes.fromhex(self.store.get(key).decode())
-                self.table.rows[other] = np.frombuffer(row, dtype=np.int64)
-        return self.store.get(FAILURE).decode() if self.store.check([FAILURE]) else ""
+        self.table.write_row(self.store, self.rank)
+        self.table.read_others(self.store, self.rank)
+        return self.store.get(FAILED).decode() if self.store.check([FAILED]) else ""
 
     def _leave(self, message: str) -> None:
         # The main thread may wait for a message that never comes.

@@ -13,11 +13,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import IntEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -25,6 +24,7 @@ from torch import distributed as dist
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
 from debubble.torch.ranks.process_group import Channel, Ranks
+from debubble.torch.ranks.progress_table import WAITS, PlaceText, ProgressTable, RankState, Watch
 
 PERIOD = 0.5
 """Seconds between two reads of the store."""
@@ -42,38 +42,11 @@ CONNECTING = (str(Path(dist.__file__).parent) + os.sep, OWN)
 START = -1
 """Position before a program's first action."""
 
-SHOWN = 8
-"""Most ranks in a message."""
-
 FAILED = "failed"
 
-MEETS = "the beginning or end of a call, where all ranks meet"
-"""Place of a rank that is at none of its actions."""
 
-
-class RankState(IntEnum):
-    """State of a rank."""
-
-    OUTSIDE = 0
-    """It is in no step."""
-    RUNNING = 1
-    WAITING = 2
-    DONE = 3
-    """It has finished the run."""
-    MEETING = 4
-    """It waits until all ranks are there."""
-
-
-WAITS = (RankState.WAITING, RankState.MEETING)
-"""States of a rank that waits for another."""
-
-
-Text: TypeAlias = Callable[[int, int], str]
-"""Words for (rank, position) in messages."""
-
-
-class Watch:
-    """Progress of this rank and the others, and the error of the first that failed.
+class StoreWatch(Watch):
+    """Progress of this rank and the others, and the error of the first that failed, in a store.
 
     Parameters
     ----------
@@ -85,24 +58,21 @@ class Watch:
         Seconds that a rank waits for another.
     text
         Words for a position of a program.
-
-    Attributes
-    ----------
-    position, state
-        Progress of this rank; the engine sets them as it goes.
     """
 
-    def __init__(self, rank: int, size: int, store: Any, timeout: float, text: Text) -> None:
-        self.rank, self.size, self.timeout, self.text = rank, size, timeout, text
-        self.position, self.state = START, RankState.OUTSIDE
+    def __init__(self, rank: int, size: int, store: Any, timeout: float, text: PlaceText) -> None:
+        self._table = ProgressTable(size)
+        super().__init__(self._table, rank)
+        self.rank, self.timeout, self.text = rank, timeout, text
+        self.position = START
         self._store, self._lock = store, threading.Lock()
-        self._written = ""
+        self._written = b""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="debubble-watch", daemon=True)
         self._thread.start()
 
     @classmethod
-    def of(cls, ranks: Ranks, text: Text) -> Watch:
+    def of(cls, ranks: Ranks, text: PlaceText) -> StoreWatch:
         """Return a watch for the ranks of a pipeline."""
         store = dist.PrefixStore("watch", ranks.store)
         # A connection of its own: the main thread may be waiting on the other one.
@@ -134,10 +104,6 @@ class Watch:
         finally:
             self.state = RankState.OUTSIDE
 
-    def set_waiting(self) -> None:
-        """Note that this rank waits for all others, before or after a step's actions."""
-        self.state = RankState.MEETING
-
     def enter(self, channel: Channel, call: str) -> None:
         """Wait until all ranks make a call; raise RunError when one makes another call."""
         self.set_waiting()
@@ -151,69 +117,51 @@ class Watch:
                 )
 
     def _fail(self, error: BaseException) -> None:
-        where = f"rank {self.rank}"
         if self.state in WAITS and _of_connection(error):
             self._raise_failure()
-            if not is_timeout(str(error)):
+            late = is_timeout(str(error))
+            if not late:
                 # A launcher may end this process before it can print more.
                 print(f"debubble: {self._lost()}", file=sys.stderr, flush=True)
             # The rank that is waited for may be the one in trouble: its message comes first.
             time.sleep(3 * PERIOD)
             self._raise_failure()
-            raise RunError(self._claim(self._stall(str(error)))) from None
-        words = describe_error(error)
+            raise RunError(self._claim(self._stall(late))) from None
         place = self.text(self.rank, self.position)
-        self._claim(f"{where} failed: {words}; it was at {place}")
-        error.add_note(f"debubble: {where} was at {place}")
+        self._claim(f"rank {self.rank} failed: {describe_error(error)}; it was at {place}")
+        error.add_note(f"debubble: rank {self.rank} was at {place}")
 
     def _raise_failure(self) -> None:
         message = self._failure()
         if message:
             raise RunError(message) from None
 
-    def _stall(self, error: str) -> str:
-        """Return a message about ranks that wait, as far as their progress is known."""
-        rows = self._rows()
-        hang = [rank for rank, (state, _) in rows.items()
-                if state in (RankState.OUTSIDE, RankState.RUNNING)]  # fmt: skip
-        places = [f"rank {rank} {self._doing(rank, *row)}" for rank, row in rows.items()]
-        others = "; ".join(places[:SHOWN])
-        if not is_timeout(error):
+    def _stall(self, late: bool) -> str:
+        """Return a message about ranks that wait, or a rank that is lost."""
+        table = self._table
+        with self._lock, suppress(Exception):
+            table.read_others(self._store, self.rank)
+        others = table.describe(self._words, self.rank)
+        if not late:
             return f"{self._lost()}\n{others}".strip()
-        here = self._here()
         head = f"nothing has moved for {self.timeout:g} s: "
-        if hang:
-            state, position = rows[hang[0]]
-            outside = state == RankState.OUTSIDE
-            where = "is in no step" if outside else f"hangs at {self.text(hang[0], position)}"
-            return (
-                f"{head}rank {hang[0]} {where}; rank {self.rank} waits at {here}\n"
-                f"{others}; timeout={2 * self.timeout:g} waits longer"
-            )
-        return f"{head}rank {self.rank} waits at {here}\n{others}".strip()
+        waits = f"rank {self.rank} waits at {table.place(self.rank, self._words)}\n{others}"
+        for rank, row in enumerate(table.rows.tolist()):
+            state = row[ProgressTable.STATE]
+            known = rank != self.rank and row[ProgressTable.MOVES]
+            if known and state in (RankState.OUTSIDE, RankState.RUNNING):
+                outside = state == RankState.OUTSIDE
+                where = "is in no step" if outside else f"hangs at {table.place(rank, self._words)}"
+                longer = f"; timeout={2 * self.timeout:g} waits longer"
+                return f"{head}rank {rank} {where}; {waits}{longer}"
+        return f"{head}{waits}".strip()
 
-    def _here(self) -> str:
-        return MEETS if self.state == RankState.MEETING else self.text(self.rank, self.position)
+    def _words(self, _: int, rank: int, position: int) -> str:
+        return self.text(rank, position)
 
     def _lost(self) -> str:
-        return f"rank {self.rank} lost the rank it waited for at {self._here()}"
-
-    def _rows(self) -> dict[int, tuple[RankState, int]]:
-        rows = {}
-        with self._lock, suppress(Exception):
-            for rank in range(self.size):
-                if rank != self.rank and self._store.check([str(rank)]):
-                    state, position = self._store.get(str(rank)).decode().split()
-                    rows[rank] = (RankState(int(state)), int(position))
-        return rows
-
-    def _doing(self, rank: int, state: RankState, position: int) -> str:
-        if state == RankState.OUTSIDE:
-            return "is in no step"
-        if state == RankState.MEETING:
-            return f"waits at {MEETS}"
-        verb = "waits" if state == RankState.WAITING else "is"
-        return f"{verb} at {self.text(rank, position)}"
+        place = self._table.place(self.rank, self._words)
+        return f"rank {self.rank} lost the rank it waited for at {place}"
 
     def _claim(self, message: str) -> str:
         """Write a message for all ranks; return that of the first rank that wrote one."""
@@ -237,10 +185,10 @@ class Watch:
         since = 0.0
         while not self._over.wait(PERIOD):
             try:
-                row = f"{int(self.state)} {self.position}"
+                row = self._row.tobytes()
                 with self._lock:
                     if row != self._written:
-                        self._store.set(str(self.rank), row)
+                        self._table.write_row(self._store, self.rank)
                         self._written = row
                     failed = self._store.check([FAILED])
             except Exception:

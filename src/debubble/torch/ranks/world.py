@@ -36,11 +36,12 @@ from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
 from debubble.torch.ranks.progress_table import (
     ProgressTable,
+    RankState,
     Text,
     describe_failure,
     describe_stall,
 )
-from debubble.torch.ranks.watch import RankState, describe_error
+from debubble.torch.ranks.watch import describe_error
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
