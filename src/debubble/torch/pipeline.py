@@ -20,16 +20,9 @@ from debubble.core.schedule import Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
-from debubble.interchange.run_trace import save_run_trace
 from debubble.torch.autograd.gradients import Gradients
 from debubble.torch.autograd.tied_weights import TiedWeights, find_shared_weights
-from debubble.torch.data.batch import (
-    ForwardResult,
-    append_losses,
-    apply_weights,
-    join_outputs,
-    sum_losses,
-)
+from debubble.torch.data.batch import append_losses, apply_weights, join_outputs, sum_losses
 from debubble.torch.data.inputs import Microbatches, MicrobatchInputs
 from debubble.torch.data.losses import Loss
 from debubble.torch.engine.engine_setup import EngineSetup
@@ -38,12 +31,7 @@ from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.vocabulary import Shard
 from debubble.torch.engine.wire import Wire
 from debubble.torch.measure.recorded import RecordedSteps
-from debubble.torch.models.find_stages import (
-    check_replicas,
-    find_fused,
-    find_stages,
-    split_warner,
-)
+from debubble.torch.models.find_stages import find_fused, find_stages, split_warner
 from debubble.torch.models.modules import evaluating
 from debubble.torch.models.shard_output_layer import shard_output_layer
 from debubble.torch.models.state import load_state, named_parameters, state_of
@@ -136,20 +124,18 @@ class Pipeline:
             on_all_ranks(ranks, lambda: check_options(engine, scale_grads, split, loss_fn, sizes))
             self._warn_once = split_warner(split)
             self._steps = self._optimizer_steps()
-            self.schedule = on_all_ranks(ranks, lambda: self._find(schedule, sizes))
-            compare_schedules(self.schedule, ranks)
+            self.schedule = self._agree(schedule, sizes)
             self._modules, same = on_all_ranks(
-                ranks, lambda: find_stages(stages, self.schedule, ranks.rank, ranks.device)
+                ranks, lambda: find_stages(stages, self.schedule, ranks)
             )
-            on_all_ranks(ranks, lambda: check_replicas(self._modules, ranks))
             tied = find_shared_weights(self._modules, self.schedule, ranks, shared, same)
             self._tied = TiedWeights(tied, ranks)
             self._tied.broadcast(self._modules, self.schedule)
             self._shard: Shard | None = None
             self._output = ""
             if self.schedule.vocabulary:
-                layer = shard_output_layer(self._modules, self.schedule, ranks, loss_fn)
-                self._output, rows = layer
+                found = shard_output_layer(self._modules, self.schedule, ranks, loss_fn)
+                self._output, rows = found
                 self._shard = Shard(ranks, rows)
             self._clock = ranks.channel.clock()
             self._gradients = Gradients(self._modules, self._tied)
@@ -249,7 +235,7 @@ class Pipeline:
             self._loss.take(loss_kwargs, self._shard is not None)
             parts = Microbatches(arg_mbs, kwarg_mbs, target_mbs)
             batch = self._inputs.step_data(args, kwargs, target, parts, trains=False)
-            found: ForwardResult = self._engine.forward(batch, return_outputs)
+            found = self._engine.forward(batch, return_outputs)
             append_losses(losses, found.losses, batch.targets)
             loss = self._mean(apply_weights(found.losses, batch.weights))
         return (loss, join_outputs(found.outputs)) if return_outputs else loss
@@ -264,17 +250,13 @@ class Pipeline:
         **sizes
             Of a schedule that is given by its name; as many microbatches as now, unless given.
 
-        Raises
-        ------
-        ParameterError
-            When stages would be on other ranks.
+        Raises ParameterError when stages would be on other ranks.
         """
         self._enter("use")
         if isinstance(schedule, str) and not is_file_name(schedule):
             sizes = {"microbatches": self.schedule.microbatches, **sizes}
-        new = on_all_ranks(self._ranks, lambda: self._find(schedule, sizes))
+        new = self._agree(schedule, sizes)
         check_stages_stay(self.schedule, new)
-        compare_schedules(new, self._ranks)
         self.schedule = new
         self._watch.text = ExecutionPlan.of(new).text
         self._after_step = None
@@ -313,12 +295,7 @@ class Pipeline:
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients so that their norm over all ranks is at most `max_norm`.
 
-        Each weight counts once, however many copies of it there are.
-
-        Returns
-        -------
-        Tensor
-            The norm before.
+        Each weight counts once, however many copies of it there are. Returns the norm before.
         """
         self._enter("clip_grad_norm_")
         with self._watch.step():
@@ -356,15 +333,10 @@ class Pipeline:
         return recorded(self.schedule, start, end, Costs(time_unit="ms"))
 
     def trace(self, path: str | Path) -> None:
-        """Write the latest step as a trace file for Perfetto, from rank 0.
-
-        See :mod:`debubble.interchange.run_trace` for its contents.
-        """
-        last = self._recorded("trace")
-        hosts = self._ranks.channel.gather(socket.gethostname())
+        """Write the latest step as a trace file for Perfetto, from rank 0."""
+        steps = self._recorded("trace")
         if self._ranks.rank == 0:
-            times = {"measured": (last.starts[-1], last.ends[-1])}
-            save_run_trace(self.schedule, times, path, hosts=hosts, transfers=last.transfers(-1))
+            steps.save_trace(path, -1)
 
     def _enter(self, call: str) -> None:
         with self._watch.step():
@@ -373,10 +345,17 @@ class Pipeline:
     def _recorded(self, call: str) -> RecordedSteps:
         self._enter(call)
         own = self._engine.recorder.on_clock(self._clock)
-        return RecordedSteps.of(self._engine.plan, self._ranks.channel.gather(own))
+        times, hosts = zip(*self._ranks.channel.gather((own, socket.gethostname())), strict=True)
+        return RecordedSteps.of(self._engine.plan, times, hosts)
 
     _pace: Sequence[float] = ()
     """Shortest time of each action of the schedule in seconds, to imitate other hardware."""
+
+    def _agree(self, schedule: Any, sizes: Mapping[str, Any]) -> Schedule:
+        """Return the schedule that is meant, once all ranks have found the same."""
+        found = on_all_ranks(self._ranks, lambda: self._find(schedule, sizes))
+        compare_schedules(found, self._ranks)
+        return found
 
     def _find(self, schedule: Any, sizes: Mapping[str, Any]) -> Schedule:
         return find_schedule(schedule, self._ranks.size, sizes, self._steps is not None)
@@ -393,7 +372,7 @@ class Pipeline:
             yield f"{last}.{self._output}.shard{rank}", self._shard.rows
 
     def _warn(self, stage: int, why: str) -> None:
-        """Warn that the backward of a stage is not split, or refuse that."""
+        """Warn that the backward of a stage is not split, or refuse it."""
         self._warn_once(stage, why)
 
     def _make_engine(self) -> OwnEngine | PyTorchEngine:

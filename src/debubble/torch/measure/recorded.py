@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from debubble.core.actions import (
 from debubble.core.costs import Costs
 from debubble.core.kinds import FORWARD_KINDS, KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
-from debubble.interchange.run_trace import Transfer
+from debubble.engine.timeline import Timeline
+from debubble.interchange.run_trace import Transfer, save_run_trace
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.errors import RunError
 
@@ -114,6 +116,14 @@ class RecordedSteps:
             for send, receive in _messages(schedule)
             if times[0, send] and times[2, receive] and times[1, receive]
         ]  # fmt: skip
+
+    def save_trace(self, path: str | Path, step: int, predicted: Timeline | None = None) -> None:
+        """Write a step as a trace file for Perfetto, with predicted times if given."""
+        times = {} if predicted is None else {"predicted": (predicted.start, predicted.end)}
+        times["measured"] = self.starts[step], self.ends[step]
+        save_run_trace(
+            self.plan.schedule, times, path, transfers=self.transfers(step), hosts=self.hosts
+        )
 
     def costs(self) -> Costs:
         """Return medians by kind and stage, in ms, without the first step, which is slower."""

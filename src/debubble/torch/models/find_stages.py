@@ -24,12 +24,13 @@ log = logging.getLogger("debubble")
 
 
 def find_stages(
-    stages: Any, schedule: Schedule, rank: int, device: torch.device
+    stages: Any, schedule: Schedule, ranks: Ranks
 ) -> tuple[dict[int, nn.Module], list[list[str]]]:
     """Return the stages of a rank, and names of weights that are one object in several stages.
 
     Raises ParameterError when stages are missing, are not modules, or cannot run the schedule.
     """
+    rank = ranks.rank
     here = schedule.placement.stages_on(rank)
     given = _by_number(stages, schedule, here)
     wrong = [stage for stage in here if stage not in given]
@@ -39,9 +40,10 @@ def find_stages(
             f"{_listed(given)}; give {_listed(wrong)}, too"
         )
     for stage, module in given.items():
-        _check_module(stage, module, device)
+        _check_module(stage, module, ranks.device)
     own = {stage: given[stage] for stage in here}
     _check_abilities(own, schedule, rank)
+    _check_replicas(own, ranks)
     return own, ties_of(given)
 
 
@@ -91,7 +93,7 @@ def _check_abilities(stages: Mapping[int, nn.Module], schedule: Schedule, rank: 
             )
 
 
-def check_replicas(modules: Mapping[int, nn.Module], ranks: Ranks) -> None:
+def _check_replicas(modules: Mapping[int, nn.Module], ranks: Ranks) -> None:
     """Refuse stages that DDP or ``fully_shard`` spread over ranks with other stages."""
     ours = set(dist.get_process_group_ranks(ranks.group))
     for stage, module in modules.items():
