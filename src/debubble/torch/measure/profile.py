@@ -175,9 +175,9 @@ def _fused(part: SingleStage) -> str:
         return f"the autograd.Function {custom} computes all its gradients whenever it runs"
     gradients = done.gradients()
     try:
-        rest = done.backward_input(gradients)
-        trains = bool(rest)
-        rest.backward_weight()
+        done.backward_input(gradients)
+        trains = done.left
+        done.backward_weight()
     except RuntimeError as error:
         return f"autograd says: {str(error).partition('. ')[0].splitlines()[0]}"
     if seen:
@@ -230,9 +230,9 @@ def _times(
         if split:
             done = part.forward(split=True)
             watch.mark()
-            rest = done.backward_input(gradients)
+            done.backward_input(gradients)
             watch.mark()
-            rest.backward_weight()
+            done.backward_weight()
             watch.mark()
             halves = watch.read()
         if step >= WARM_UP:
@@ -251,9 +251,9 @@ def _flops(part: SingleStage) -> dict[str, int]:
         marks.append(counter.total)
         done = part.forward(split=True)
         marks.append(counter.total)
-        rest = done.backward_input(gradients)
+        done.backward_input(gradients)
         marks.append(counter.total)
-        rest.backward_weight()
+        done.backward_weight()
         marks.append(counter.total)
     B, _, I, W = (end - start for start, end in pairwise(marks))
     return {"B": B, "I": I, "W": W}
@@ -277,9 +277,9 @@ def _bytes(part: SingleStage, split: bool) -> dict[str, Any]:
         sizes["message"] = sum(t.numel() * t.element_size() for t in tensors_of(done.result))
     gradients = done.gradients()
     if split:
-        rest = done.backward_input(gradients)
+        done.backward_input(gradients)
         del gradients
-        sizes["kept_for_weight"] = saved.bytes([*rest.gradients, *done.inputs])
+        sizes["kept_for_weight"] = saved.bytes([*done.kept, *done.inputs])
     return sizes
 
 

@@ -48,31 +48,6 @@ class SingleStage:
 
 
 @dataclass
-class WeightWork:
-    """Work that I leaves to W: branches of the graph, or all of it where I does nothing."""
-
-    branches: list[Branches]
-    roots: list[Tensor] = field(default_factory=list)
-    seeds: list[Tensor] = field(default_factory=list)
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        """Gradients that W needs."""
-        pairs = (pair for each in self.branches for pair in (*each.inside, *each.past))
-        return [*self.seeds, *(gradient for _, gradient in pairs)]
-
-    def __bool__(self) -> bool:
-        return bool(self.branches or self.roots)
-
-    def backward_weight(self) -> None:
-        """Run W."""
-        backward_weight(self.branches)
-        if self.roots:
-            torch.autograd.backward(self.roots, self.seeds)
-        self.roots.clear()
-
-
-@dataclass
 class StageForward:
     """Result of an F: roots of its backward, of which the first `outputs` want gradients."""
 
@@ -82,6 +57,10 @@ class StageForward:
     inputs: list[Tensor]
     args: list[Tensor]
     result: Any
+    branches: list[Branches] = field(default_factory=list)
+    """Work that I leaves to W."""
+    seeds: list[Tensor] = field(default_factory=list)
+    """Gradients of the roots, where I does nothing and leaves all to W."""
 
     def gradients(self) -> list[Tensor]:
         """Return some gradient for every root."""
@@ -97,15 +76,32 @@ class StageForward:
         self.roots.clear()
         self.result = None
 
-    def backward_input(self, gradients: Sequence[Tensor]) -> WeightWork:
-        """Run I; return the work that is left for W."""
+    def backward_input(self, gradients: Sequence[Tensor]) -> None:
+        """Run I."""
         if self.roots and self.inputs:
-            rest = WeightWork(self.splitter.backward_input(self.roots, gradients, self.inputs)[1])
-        else:
-            rest = WeightWork([], list(self.roots), list(gradients))
-        self.roots.clear()
+            _, self.branches = self.splitter.backward_input(self.roots, gradients, self.inputs)
+            self.roots.clear()
+        elif self.roots:
+            self.seeds = list(gradients)
         self.result = None
-        return rest
+
+    @property
+    def left(self) -> bool:
+        """If I left work to W."""
+        return bool(self.branches or self.seeds)
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """Gradients that W needs."""
+        pairs = (pair for each in self.branches for pair in (*each.inside, *each.past))
+        return [*self.seeds, *(gradient for _, gradient in pairs)]
+
+    def backward_weight(self) -> None:
+        """Run W."""
+        backward_weight(self.branches)
+        if self.seeds:
+            torch.autograd.backward(self.roots, self.seeds)
+        self.roots.clear()
 
 
 def layer_parts(part: SingleStage) -> list[SingleStage]:
