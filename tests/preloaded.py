@@ -13,8 +13,8 @@ for name in (
     "debubble.cli.optimize",
     "debubble.optimize.search",
     "ortools.sat.python",
-    "debubble.planner.sweeps.commands",
-    "tests.planner.sweeps.sweeper",
+    "debubble.sweeps.commands",
+    "tests.sweeps.sweeper",
 ):
     # Where something is not installed the tests that need it are skipped.
     with suppress(ImportError):

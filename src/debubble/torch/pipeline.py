@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.engine.recorded import recorded
+from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
 from debubble.torch.autograd.gradients import Gradients
@@ -330,7 +330,7 @@ class Pipeline:
         """Return the latest step as measured, in ms."""
         last = self._recorded("timeline")
         start, end = last.starts[-1] * 1e3, last.ends[-1] * 1e3
-        return recorded(self.schedule, start, end, Costs(time_unit="ms"))
+        return measured_timeline(self.schedule, start, end, Costs(time_unit="ms"))
 
     def trace(self, path: str | Path) -> None:
         """Write the latest step as a trace file for Perfetto, from rank 0."""

@@ -24,7 +24,7 @@ from debubble.core.errors import FormatError, ParameterError
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 from debubble.interchange.files import load
 from debubble.interchange.layouts import TORCHTITAN, check_cut
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible

@@ -17,10 +17,10 @@ from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import percent
-from debubble.engine.exist import has
 from debubble.engine.graph import compile_graph
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, evaluate_graph
+from debubble.engine.validate import has
 from debubble.torch.autograd.tied_weights import local
 from debubble.torch.engine.recorder import KEPT
 from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from debubble.core.errors import ParameterError
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 from debubble.torch.models.modules import bare, reason_fused, ties_of
 from debubble.torch.models.sharded import is_dtensor, is_sharded
 from debubble.torch.ranks.process_group import Ranks

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.optimize.layers import even_cut
+from debubble.optimize.layer_split.layers import even_cut
 from debubble.torch.data.losses import add_loss
 from debubble.torch.models.layers import Absent, NoPositions
 

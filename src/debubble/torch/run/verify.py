@@ -24,7 +24,7 @@ from torch import Tensor
 
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 from debubble.torch.models.shard_output_layer import LAYERS
 from debubble.torch.run.run_data import RunData, copied
 
