@@ -141,9 +141,7 @@ class Pipeline:
             self._gradients = Gradients(self._modules, self._tied)
             self._wire = Wire(ranks)
             self._watch = self._make_watch()
-            self._inputs = MicrobatchInputs(
-                ranks, self._modules, self._wire, self._watch, SCALES[scale_grads]
-            )
+            self._inputs = MicrobatchInputs(ranks, self._modules, self._watch, SCALES[scale_grads])
             self._engine = self._make_engine()
 
     def step(

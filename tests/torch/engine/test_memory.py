@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import debubble as db
 import debubble.torch as dt
 from debubble.core.kinds import Kind
-from debubble.torch.autograd.splitter import Splitter, backward_weight
+from debubble.torch.autograd.splitter import Splitter, run_branches
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.tasks import Task, find_answers, find_moves
 from debubble.torch.measure.profile import Profile
@@ -146,7 +146,7 @@ def test_what_w_needs_stays(hooked: bool) -> None:
         else:
             output = module(x)
         (found,), rest = splitter.backward_input([output], [seed], [x])
-        backward_weight(rest)
+        run_branches(rest)
         for ours, theirs in zip(
             [found, module.weight.grad, module.scale.grad], wanted, strict=True
         ):

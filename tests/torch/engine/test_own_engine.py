@@ -16,7 +16,7 @@ import debubble.torch as dt
 from debubble.core.actions import TRANSFER_KINDS
 from debubble.core.kinds import Kind
 from debubble.lowering.chain import lower
-from debubble.torch.autograd.splitter import Splitter, backward_weight
+from debubble.torch.autograd.splitter import Splitter, run_branches
 from debubble.torch.engine.own_engine import HANDLERS
 from tests.kinds import MADE, schedule_with
 from tests.torch.inside import after_every_finish
@@ -145,7 +145,7 @@ def test_a_split_backward_follows_the_graph() -> None:
         module.zero_grad()
         (found,), rest = splitter.backward_input(module(x, way), seeds, [x])
         assert all(weight.grad is None for weight in module.parameters() if weight.dim() > 1)
-        backward_weight(rest)
+        run_branches(rest)
         torch.testing.assert_close(found, slope)
         for weight, theirs in zip(module.parameters(), wanted, strict=True):
             assert (weight.grad is None) == (theirs is None), turn

@@ -66,7 +66,7 @@ class Splitter:
         -------
         gradients, rest
             The gradient of every leaf, None where no output depends on it; and the argument of
-            :func:`backward_weight`.
+            :func:`run_branches`.
         """
         ends = [get_gradient_edge(leaf) for leaf in (*targets, *others)]
         starts = [get_gradient_edge(x) if isinstance(x, Tensor) else x for x in roots]
@@ -107,7 +107,7 @@ class Splitter:
         return found[: len(ends)], rest
 
 
-def backward_weight(rest: list[Branches]) -> None:
+def run_branches(rest: list[Branches]) -> None:
     """Add the gradients of the weights to their ``grad``."""
     for branches in rest:
         hooks = []

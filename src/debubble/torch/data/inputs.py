@@ -27,10 +27,9 @@ from debubble.torch.data.batch import (
     shares_of,
     split_batch,
 )
-from debubble.torch.engine.wire import Wire
-from debubble.torch.models.sharded import replica_groups
 from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.progress_table import Watch
+from debubble.torch.ranks.sharded import replica_groups
 
 log = logging.getLogger("debubble")
 
@@ -85,8 +84,6 @@ class MicrobatchInputs:
     ranks: Ranks
     modules: Mapping[int, nn.Module]
     """This rank's stages."""
-    wire: Wire
-    """Transfers, whose forms are forgotten where they change."""
     watch: Watch
     scale: str
     """Loss whose gradients are computed: ``"mean"``, ``"sum"`` or ``"tokens"``."""
@@ -179,8 +176,6 @@ class MicrobatchInputs:
         row[-1] = float(self.signatures.changed(self.modules))
         self.watch.set_waiting()
         row = self.ranks.channel.sum(torch.tensor(row, dtype=torch.float64)).tolist()
-        if row[-1]:
-            self.wire.forget()
         if row[-2] != factor * self.ranks.size:
             raise ParameterError(
                 f"rank {rank} scales losses by {factor:g}, and others by another number; make a "

@@ -27,20 +27,20 @@ from debubble.torch.engine.tasks import (
     BACKWARD,
     BY_SHARD,
     FORWARD,
-    Key,
+    InputKey,
     Task,
+    bounds_of_groups,
     find_answers,
     find_moves,
-    group_bounds,
     make_tasks,
     sleep_until,
 )
 from debubble.torch.engine.vocabulary import Shard
-from debubble.torch.engine.wire import Arrival, Boundary, Receive, Send, Wire
+from debubble.torch.engine.wire import Arrival, Boundary, ReceivePost, SendPost, Wire
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import autocast_of
-from debubble.torch.models.sharded import is_sharded
 from debubble.torch.ranks.progress_table import RankState, Watch
+from debubble.torch.ranks.sharded import is_sharded
 
 
 @dataclass(eq=False)
@@ -78,7 +78,7 @@ class OwnEngine:
         if self.shard is not None:
             self.shard.follow(plan)
         self._copies = Copies(self.ranks, plan)
-        self._ready: dict[Key, StageOutput | Arrival | list[Tensor]] = {}
+        self._ready: dict[InputKey, StageOutput | Arrival | list[Tensor]] = {}
         self._recomputed = {(s.stage, s.unit) for s in self.program if s.kind == Kind.R}
         self._leaving = {(s.stage, s.unit) for s in self.program if s.kind == Kind.OFFLOAD}
         self._away: set[tuple[int, int]] = set()
@@ -95,7 +95,7 @@ class OwnEngine:
         self._tasks = make_tasks(plan, self.ranks.rank, HANDLERS)
         self._forwards = [
             [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
-            for bounds in group_bounds(self.program)
+            for bounds in bounds_of_groups(self.program)
         ]
         self._batch, self._training = StepData(), True
         self._pairs = Pairs(self.ranks.device)
@@ -155,6 +155,8 @@ class OwnEngine:
 
     def _start(self, batch: StepData, training: bool) -> None:
         self._batch, self._training = batch, training
+        if batch.anew:
+            self.wire.forget()
         self._ready.clear()
         self._pairs.start()
         self._away = set(self._leaving) if training else set()
@@ -182,11 +184,11 @@ class OwnEngine:
                 if ready is None or isinstance(ready, Arrival):
                     raise RunError(f"{step} has nothing to send; it comes before its computation")
                 tensors = ready.tensors if isinstance(ready, StageOutput) else ready
-                sends.append(Send(step, boundary, tensors, back))
+                sends.append(SendPost(step, boundary, tensors, back))
                 self.recorder.begin(index)
                 sent.append(index)
             else:
-                receives.append(Receive(step, boundary, back, index))
+                receives.append(ReceivePost(step, boundary, back, index))
                 keys.append(key)
         now = time.perf_counter_ns()
         arrivals = self.wire.post(indices[0], sends, receives)
@@ -348,7 +350,7 @@ class OwnEngine:
             row = self._copies.back(key).to(self.ranks.device)
             self.stages[key[0]].activations(key[1]).come_back(row)
 
-    def _take(self, key: Key, index: int) -> Any:
+    def _take(self, key: InputKey, index: int) -> Any:
         found = self._ready.pop(key, None)
         if found is None:
             raise RunError(f"{self.program[index]} has no input; nothing was received for it")

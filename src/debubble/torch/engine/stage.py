@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.torch.autograd.random_state import RandomState
-from debubble.torch.autograd.splitter import Branches, Splitter, backward_weight
+from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
 from debubble.torch.autograd.versions import Versions
 from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
 from debubble.torch.data.tree import Leaf, TreeForm, arguments, put_together, take_apart
@@ -199,7 +199,7 @@ class Stage:
             raise RunError("W comes before I")
         left = self._left.pop(unit)
         if isinstance(left, list):
-            backward_weight(left)
+            run_branches(left)
         elif left[0]:
             torch.autograd.backward(*left)
 

@@ -21,7 +21,7 @@ BY_SHARD = (Of.LAST_STAGE, Of.EVERY_SHARD)
 BY_STEP = (Of.OWN_RANK, Of.EARLIER_RANKS, Of.EVERY_RANK)
 """Needs that passes of the output layer, and optimizer steps, exchange among all ranks."""
 
-Key = tuple[bool, int, int]
+InputKey = tuple[bool, int, int]
 """Direction, stage and microbatch (or slice) of an input of a computation."""
 
 
@@ -33,7 +33,7 @@ class Task(NamedTuple):
     step: ProgramStep
     run: Callable[..., None]
     """Handler of (engine, step, result of another stage)."""
-    takes: Key | None
+    takes: InputKey | None
     """Result of another stage that it computes with."""
     rest: tuple[Need, ...]
     """Other needs that it waits for."""
@@ -41,7 +41,7 @@ class Task(NamedTuple):
     """Shortest time in seconds."""
 
 
-class Move(NamedTuple):
+class PlannedTransfer(NamedTuple):
     """A send or a receive."""
 
     step: ProgramStep
@@ -50,11 +50,11 @@ class Move(NamedTuple):
     """If it is a gradient."""
     boundary: int
     """Stage that gets the activation, or computed the gradient."""
-    key: Key
+    key: InputKey
     """Result that is sent, or becomes ready."""
 
 
-def find_moves(program: Sequence[ProgramStep]) -> dict[int, Move]:
+def find_moves(program: Sequence[ProgramStep]) -> dict[int, PlannedTransfer]:
     """Return the transfers of a program by position."""
     found = {}
     for place, step in enumerate(program):
@@ -63,13 +63,13 @@ def find_moves(program: Sequence[ProgramStep]) -> dict[int, Move]:
             there = step.stage + spec.away
             back = is_backward(step)
             key = (back, there if spec.sends else step.stage, step.unit)
-            found[place] = Move(step, spec.sends, back, max(step.stage, there), key)
+            found[place] = PlannedTransfer(step, spec.sends, back, max(step.stage, there), key)
     return found
 
 
-def first_uses(plan: ExecutionPlan, rank: int) -> dict[Key, int]:
+def first_uses(plan: ExecutionPlan, rank: int) -> dict[InputKey, int]:
     """Return the positions at which a rank first computes with results of other stages."""
-    found: dict[Key, int] = {}
+    found: dict[InputKey, int] = {}
     for place, step in enumerate(plan.programs[rank]):
         for need in KINDS[step.kind].needs:
             if need.through is not None and need.when(plan.lowered):
@@ -132,7 +132,7 @@ def make_tasks(
     return [
         range(first, end) if program[first].kind in TRANSFER_KINDS
         else [task(place) for place in range(first, end)]
-        for first, end in group_bounds(program)
+        for first, end in bounds_of_groups(program)
     ]  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def is_backward(step: ProgramStep) -> bool:
     return FORWARD if (spec.away < 0) == spec.receives else BACKWARD
 
 
-def group_bounds(program: list[ProgramStep]) -> Iterator[tuple[int, int]]:
+def bounds_of_groups(program: list[ProgramStep]) -> Iterator[tuple[int, int]]:
     """Yield begin and end of contiguous transfers, overlapped groups, and single actions."""
     index = 0
     while index < len(program):

@@ -32,7 +32,7 @@ class Boundary(NamedTuple):
     signature: int
 
 
-class Send(NamedTuple):
+class SendPost(NamedTuple):
     """A send, and its tensors."""
 
     step: ProgramStep
@@ -42,7 +42,7 @@ class Send(NamedTuple):
     """If they are gradients."""
 
 
-class Receive(NamedTuple):
+class ReceivePost(NamedTuple):
     """A receive."""
 
     step: ProgramStep
@@ -103,7 +103,9 @@ class Wire:
                 f"returned {known}; return the same shapes and types for inputs of one shape"
             )
 
-    def post(self, place: int, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Arrival]:
+    def post(
+        self, place: int, sends: Sequence[SendPost], receives: Sequence[ReceivePost]
+    ) -> list[Arrival]:
         """Post sends and receives together; `place` is the first one's position in the program."""
         operations: list[tuple[bool, Tensor, int]] = []
         """If it is a send, the tensor, the peer."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from debubble.torch.autograd.splitter import Branches, Splitter, backward_weight
+from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
 from debubble.torch.data.losses import added_losses
 from debubble.torch.data.tree import differentiable
 from debubble.torch.models.layers import find_layers
@@ -98,7 +98,7 @@ class StageForward:
 
     def backward_weight(self) -> None:
         """Run W."""
-        backward_weight(self.branches)
+        run_branches(self.branches)
         if self.seeds:
             torch.autograd.backward(self.roots, self.seeds)
         self.roots.clear()

@@ -17,8 +17,8 @@ from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.validate import has
 from debubble.torch.models.modules import bare, reason_fused, ties_of
-from debubble.torch.models.sharded import is_dtensor, is_sharded
 from debubble.torch.ranks.process_group import Ranks
+from debubble.torch.ranks.sharded import is_dtensor, is_sharded
 
 log = logging.getLogger("debubble")
 

@@ -13,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from debubble.torch.models.sharded import is_sharded
+from debubble.torch.ranks.sharded import is_sharded
 
 WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Parts that wrappers add to names of parameters."""

@@ -11,10 +11,10 @@ from debubble.torch.errors import RunError
 from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.watch import describe_error, is_timeout
 
-Result = TypeVar("Result")
+Outcome = TypeVar("Outcome")
 
 
-def on_all_ranks(ranks: Ranks, work: Callable[[], Result]) -> Result:
+def on_all_ranks(ranks: Ranks, work: Callable[[], Outcome]) -> Outcome:
     """Call `work` on all ranks, and return its result once it succeeded on all of them.
 
     Raises ParameterError with the message of another rank when it failed there, so that no rank

@@ -43,7 +43,7 @@ def sleeping_times(schedule: Schedule, costs: Costs, shortest: float) -> Seconds
     return seconds * (shortest / float(seconds[seconds > 0].min()))
 
 
-def predict(schedule: Schedule, seconds: Seconds, overhead: float) -> Timeline:
+def predict_timeline(schedule: Schedule, seconds: Seconds, overhead: float) -> Timeline:
     """Simulate a schedule whose actions take `seconds`, the median where they share a cost."""
     timeline = simulate(schedule)
     graph = timeline.graph
@@ -57,15 +57,15 @@ def predict(schedule: Schedule, seconds: Seconds, overhead: float) -> Timeline:
 
 def calibrate(schedule: Schedule, seconds: Seconds, makespan: float) -> float:
     """Return the overhead with which a prediction equals a measured makespan; at least 0."""
-    low = predict(schedule, seconds, 0.0).makespan
+    low = predict_timeline(schedule, seconds, 0.0).makespan
     if makespan <= low:
         return 0.0
     # The makespan is convex and increasing in the overhead: Newton's steps come from above.
     overhead = makespan - low
     for _ in range(50):
         step = overhead * 1e-3
-        value = predict(schedule, seconds, overhead).makespan
-        slope = (value - predict(schedule, seconds, overhead - step).makespan) / step
+        value = predict_timeline(schedule, seconds, overhead).makespan
+        slope = (value - predict_timeline(schedule, seconds, overhead - step).makespan) / step
         change = (value - makespan) / slope
         overhead -= change
         if abs(change) <= 1e-9:

@@ -24,7 +24,7 @@ from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
 from debubble.torch.ranks.torchrun import check_world_size, is_joined, local_size, run_joined
 from debubble.torch.ranks.world import World, devices, run_local
 from debubble.torch.run.job import Job
-from debubble.torch.run.prediction import calibrate, predict, sleeping_times
+from debubble.torch.run.prediction import calibrate, predict_timeline, sleeping_times
 from debubble.torch.run.report import RunReport
 from debubble.torch.run.run_data import RunData
 from debubble.torch.run.verify import comparison_dtype, verify
@@ -222,7 +222,9 @@ def _report(
             overhead = calibrate(short.schedule, short.seconds, measured(CALIBRATE).makespan)
         slept = jobs[MEASURE].plan.seconds
         # What does not sleep takes the time it takes.
-        predicted = predict(schedule, np.where(slept > 0, slept, timing.durations), overhead)
+        predicted = predict_timeline(
+            schedule, np.where(slept > 0, slept, timing.durations), overhead
+        )
         costs = results[0][MEASURE]["costs"]
         peaks = [result[MEASURE]["peak"] for result in results if "peak" in result[MEASURE]]
     whole = {stage: why for result in results for job in result.values()
