@@ -128,10 +128,10 @@ def split_plan(
     }  # fmt: skip
     past = [number for start in starts if (number := numbers[start.node]) not in path]
     # Weights below further nodes of a branch are W's: those nodes may need more than W keeps.
-    behind = [leaf for number, row in enumerate(rows) if number not in path
+    beyond = [leaf for number, row in enumerate(rows) if number not in path
               for child, _ in row[1] for leaf in _below(child, weights)]  # fmt: skip
-    behind += [leaf for number in past for leaf in weights[number]]
-    early = _early(list(branches.values()), behind)
+    beyond += [leaf for number in past for leaf in weights[number]]
+    early = _early(list(branches.values()), beyond)
     for number, found in branches.items():
         if any(id(leaf) not in early for leaf in found):
             places = range(len(captures), len(captures) + len(slots[number]))
@@ -162,12 +162,12 @@ def split_plan(
     return plan, nodes
 
 
-def _early(branches: Sequence[list[Tensor]], behind: Sequence[Tensor]) -> dict[int, GradientEdge]:
+def _early(branches: Sequence[list[Tensor]], beyond: Sequence[Tensor]) -> dict[int, GradientEdge]:
     """Return the vectors among the weights, by id, and the edges of their gradients.
 
-    Those that W reaches together with others, or that are `behind` other nodes, are left out.
+    Those that W reaches together with others, or that are `beyond` other nodes, are left out.
     """
-    late = {id(leaf) for leaf in behind}
+    late = {id(leaf) for leaf in beyond}
     late |= {id(leaf) for found in branches for leaf in found if leaf.dim() > 1}
     count = -1
     while count != len(late):
