@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from debubble.torch.data.tree import Leaf, TreeForm
 from debubble.torch.engine.plan import ProgramStep
@@ -190,21 +189,11 @@ class Wire:
         operations: list[tuple[bool, Tensor, int]],
         begun: list[tuple[list[Any], int, int]],
     ) -> None:
+        works = self.ranks.start(operations, Tag.TENSORS)
         if self.ranks.batched:
-            group = self.ranks.group
-            calls = {True: dist.isend, False: dist.irecv}
-            one: list[Any] = dist.batch_isend_irecv(
-                [dist.P2POp(calls[sends], part, group=group, group_peer=peer)
-                 for sends, part, peer in operations]
-            )  # fmt: skip
-            for works, _, _ in begun:
-                works += one
-            self._batches.append((place, one))
-            return
-        call = {True: self.ranks.channel.send, False: self.ranks.channel.begin}
-        found = [call[sends](part, peer, Tag.TENSORS) for sends, part, peer in operations]
-        for works, begin, end in begun:
-            works += found[begin:end]
+            self._batches.append((place, works))
+        for into, begin, end in begun:
+            into += works if self.ranks.batched else works[begin:end]
 
     def _send_with_form(
         self, step: ProgramStep, form: TreeForm, parts: Sequence[Tensor]

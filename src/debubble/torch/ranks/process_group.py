@@ -194,18 +194,32 @@ class Ranks:
     def exchange(self, row: Tensor, ranks: Sequence[int]) -> list[Tensor]:
         """Return the rows of some ranks, in the order of `ranks`; `row` is this rank's."""
         found = [row if rank == self.rank else torch.empty_like(row) for rank in ranks]
-        others = [
-            (rank, part) for rank, part in zip(ranks, found, strict=True) if rank != self.rank
-        ]
-        self.wait(self._start([(row, rank) for rank, _ in others], others))
+        others = [pair for pair in zip(ranks, found, strict=True) if pair[0] != self.rank]
+        sends = [(True, row, rank) for rank, _ in others]
+        receives = [(False, part, rank) for rank, part in others]
+        self.wait(self.start([*sends, *receives], Tag.WEIGHTS))
         return found
 
     def spread(self, row: Tensor, ranks: Sequence[int], source: int) -> None:
         """Send a row of one of some ranks to the others, in place."""
-        sends, receives = [], [(source, row)]
+        transfers = [(False, row, source)]
         if self.rank == source:
-            sends, receives = [(row, rank) for rank in ranks if rank != source], []
-        self.wait(self._start(sends, receives))
+            transfers = [(True, row, rank) for rank in ranks if rank != source]
+        self.wait(self.start(transfers, Tag.WEIGHTS))
+
+    def start(self, transfers: Sequence[tuple[bool, Tensor, int]], tag: Tag) -> list[Any]:
+        """Begin transfers, each with a flag for sends, its tensor and its peer; return their works.
+
+        Where they are one batch, all works belong to all of them.
+        """
+        if not self.batched:
+            call = {True: self.channel.send, False: self.channel.begin}
+            return [call[sends](part, peer, tag) for sends, part, peer in transfers]
+        calls = {True: dist.isend, False: dist.irecv}
+        batch = [dist.P2POp(calls[sends], part, group=self.group, group_peer=peer)
+                 for sends, part, peer in transfers]  # fmt: skip
+        begun: list[Any] = dist.batch_isend_irecv(batch) if batch else []
+        return begun
 
     def wait(self, works: Sequence[Any]) -> None:
         """Wait for transfers; on a GPU its stream waits, and the host goes on."""
@@ -234,19 +248,6 @@ class Ranks:
                 self.channel.receive(norm, self.rank - 1, Tag.STEPS)
             if self.rank < self.size - 1:
                 self.channel.send(norm, self.rank + 1, Tag.STEPS).wait(self.timeout)
-
-    def _start(
-        self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[int, Tensor]]
-    ) -> list[Any]:
-        if not self.batched:
-            works = [self.channel.send(row, rank, Tag.WEIGHTS) for row, rank in sends]
-            return works + [self.channel.begin(part, rank, Tag.WEIGHTS) for rank, part in receives]
-        calls = [dist.P2POp(dist.isend, row, group=self.group, group_peer=rank)
-                 for row, rank in sends]  # fmt: skip
-        calls += [dist.P2POp(dist.irecv, part, group=self.group, group_peer=rank)
-                  for rank, part in receives]  # fmt: skip
-        begun: list[Any] = dist.batch_isend_irecv(calls) if calls else []
-        return begun
 
 
 def uses_nccl(group: Any) -> bool:
