@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -24,31 +24,31 @@ ENGINES = ("debubble", "torch")
 WARM_UP = 3
 
 
+def steps(schedule: db.Schedule, rounds: int, world: World) -> dict[str, float]:
+    """Seconds of a step on one rank, by engine."""
+    torch.set_num_threads(1)
+    world.begin(0)
+    data = [gpt_tiny(schedule.stages).data(unit) for unit in range(schedule.microbatches)]
+    x, y = (torch.cat(column) for column in zip(*data, strict=True))
+    pipes = {}
+    for engine in ENGINES:
+        model = gpt_tiny(schedule.stages)
+        pipes[engine] = dt.Pipeline(schedule, model.stages, model.loss, engine=engine)
+    times: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    for turn in range(WARM_UP + rounds):
+        for engine in ENGINES if turn % 2 else ENGINES[::-1]:
+            begin = time.process_time()
+            pipes[engine].step(x, target=y)
+            if turn >= WARM_UP:
+                times[engine].append(time.process_time() - begin)
+            pipes[engine].zero_grad()
+    return {engine: median(values) for engine, values in times.items()}
+
+
 def measured(schedule: db.Schedule, rounds: int) -> dict[str, float]:
     """Seconds of a step on all ranks, by engine."""
-
-    def work(_: World) -> dict[str, float]:
-        torch.set_num_threads(1)
-        data = [gpt_tiny(schedule.stages).data(unit) for unit in range(schedule.microbatches)]
-        x, y = (torch.cat(column) for column in zip(*data, strict=True))
-        pipes = {}
-        for engine in ENGINES:
-            model = gpt_tiny(schedule.stages)
-            pipes[engine] = dt.Pipeline(schedule, model.stages, model.loss, engine=engine)
-        times: dict[str, list[float]] = {engine: [] for engine in ENGINES}
-        for turn in range(WARM_UP + rounds):
-            for engine in ENGINES if turn % 2 else ENGINES[::-1]:
-                begin = time.process_time()
-                pipes[engine].step(x, target=y)
-                if turn >= WARM_UP:
-                    times[engine].append(time.process_time() - begin)
-                pipes[engine].zero_grad()
-        return {engine: median(values) for engine, values in times.items()}
-
-    def text(*_: Any) -> str:
-        return "its work"
-
-    found = run_local(work, schedule.ranks, text, timeout=120, device="cpu")
+    work = partial(steps, schedule, rounds)
+    found = run_local(work, schedule.ranks, lambda *_: "its work", timeout=600, device="cpu")
     return {engine: sum(rank[engine] for rank in found) for engine in ENGINES}
 
 

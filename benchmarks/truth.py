@@ -24,7 +24,7 @@ import torch
 import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.schedules.registry import find
-from debubble.torch.pytorch.runtime import not_for_pytorch
+from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
 from debubble.torch.run.prediction import calibrate, sleeping_times
 from debubble.torch.run.report import RunReport
 from debubble.torch.run.run import Settings, run

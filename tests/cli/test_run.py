@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import debubble as db
 from debubble.interchange.cost_files import load_costs
 from tests.missing import missing
+from tests.patience import patience
 
 pytest.importorskip("torch", reason="runs schedules on PyTorch; install torch")
 
@@ -88,11 +90,11 @@ def test_wrong_gradients_are_found(run: Run, tmp_path: Path) -> None:
     """A stage that computes something else in another process."""
     path = tmp_path / "model.py"
     path.write_text(
-        "import os, torch\n"
-        "HERE = os.getpid()\n"
+        "import torch\n"
+        "from multiprocessing import parent_process\n"
         "class Layer(torch.nn.Linear):\n"
         "    def forward(self, x):\n"
-        "        return super().forward(x) * (1 if os.getpid() == HERE else 1 + 1e-6)\n"
+        "        return super().forward(x) * (1 if parent_process() is None else 1 + 1e-6)\n"
         "def build(stages):\n"
         "    data = lambda u: (torch.ones(1, 4) * u, torch.zeros(1, 4))\n"
         "    modules = [Layer(4, 4) for _ in range(stages)]\n"
@@ -160,6 +162,13 @@ def children(pid: int) -> list[Path]:
     return [Path("/proc", child) for child in found]
 
 
+def ranks_of(pid: int) -> list[Path]:
+    """The ranks of a command: its server's children."""
+    with suppress(OSError):
+        return [rank for child in children(pid) for rank in children(int(child.name))]
+    return []
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_command(
@@ -169,19 +178,23 @@ def test_no_process_outlives_the_command(
         missing("processes are looked up in /proc")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     process = start("run", "1f1b", "-p", 3, "-m", 3, "--sleep", 60_000)
-    while len(found := children(process.pid)) < 3 and process.poll() is None:
+    end = time.monotonic() + patience(120)
+    while len(found := ranks_of(process.pid)) < 3 and time.monotonic() < end:
         time.sleep(0.05)
     assert len(found) == 3
+    found += children(process.pid)
+    time.sleep(patience(1))  # until ranks leave interrupts to the command
     process.send_signal(how)
     _, err = process.communicate()
     if how == signal.SIGINT:
         assert (process.returncode, err) == (130, "debubble: interrupted\n")
-        assert not any(child.exists() for child in found)
+        assert not any(rank.exists() for rank in found[:3])
     if how != signal.SIGKILL:
         assert list(tmp_path.glob("debubble-*")) == []
     if how == signal.SIGTERM:
         assert process.returncode == 128 + how
     while any(child.exists() for child in found):
+        assert time.monotonic() < end
         time.sleep(0.05)
 
 

@@ -57,8 +57,11 @@ def test_files_keep_that_no_weights_are_stored(tmp_path: Path) -> None:
 
 def test_a_run_is_refused_with_the_reason() -> None:
     torch = pytest.importorskip("torch", reason="runs a pipeline; install torch")
-    from debubble.torch.setup import find_modules
+    from types import SimpleNamespace
+
+    from debubble.torch.models.find_stages import find_stages
 
     schedule = db.make("paci", ranks=2, microbatches=1, iterations=3)
+    ranks = SimpleNamespace(rank=0, device=torch.device("cpu"))
     with pytest.raises(db.ParameterError, match=r"runs backwards on newer weights .* 'pipedream'"):
-        find_modules({0: torch.nn.Linear(2, 2)}, schedule, 0, torch.device("cpu"))
+        find_stages({0: torch.nn.Linear(2, 2)}, schedule, ranks)  # type: ignore[arg-type]

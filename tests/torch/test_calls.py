@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import debubble as db
 import debubble.torch as dt
+from tests.patience import patience
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
@@ -28,7 +29,9 @@ def other(call: Callable[[Any], Any]) -> list[Any]:
     """What ranks say when the first one makes a call that the second does not."""
 
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         step(pipe)
         if rank == 0:
             call(pipe)
@@ -54,7 +57,9 @@ def test_a_call_of_one_rank_alone(name: str, call: Callable[[Any], Any]) -> None
 
 def test_gradients_are_off_on_one_rank() -> None:
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         with torch.set_grad_enabled(rank == 0):
             step(pipe)
 
@@ -69,7 +74,7 @@ def test_a_file_that_one_host_does_not_have(tmp_path: Path) -> None:
 
     def work(rank: int) -> None:
         name = path if rank == 0 else tmp_path / "nothing.csv"
-        dt.Pipeline(name, mlp(2), functional.mse_loss, timeout=20)
+        dt.Pipeline(name, mlp(2), functional.mse_loss, timeout=patience(20))
 
     first, second = in_ranks(2, work, fails=True)
     assert first.startswith("ParameterError: rank 1 cannot begin: there is no file")
@@ -78,7 +83,9 @@ def test_a_file_that_one_host_does_not_have(tmp_path: Path) -> None:
 
 def test_a_rank_that_leaves_between_two_steps() -> None:
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         step(pipe)
         if rank == 0:
             raise OSError("the disk is full")
@@ -95,7 +102,9 @@ def test_a_rank_that_is_only_sending_when_another_one_fails() -> None:
 
     def work(rank: int) -> None:
         stages = [Nothing(), *mlp(1)]
-        pipe = dt.Pipeline("1f1b", stages, functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "1f1b", stages, functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         step(pipe)
 
     first, second = in_ranks(2, work, fails=True)

@@ -23,6 +23,7 @@ from debubble.core.kinds import SEND_KINDS
 from debubble.lowering.recompute import add_recompute
 from debubble.lowering.transfers import add_transfers
 from debubble.torch.engine.recorder import KEPT
+from tests.patience import patience
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import in_ranks
 
@@ -149,7 +150,7 @@ def test_another_type_or_shape_is_an_error(how: str, words: str) -> None:
     def work(rank: int) -> None:
         model = [mlp(2)[0], Fickle(how), *mlp(2)]
         pipe = dt.Pipeline("interleaved-1f1b", model, functional.mse_loss, microbatches=M, chunks=2,
-                           timeout=10)  # fmt: skip
+                           timeout=patience(10))  # fmt: skip
         x, y = vectors(M, 0)
         pipe.step(x, target=y)
 

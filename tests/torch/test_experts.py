@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from debubble.torch.autograd.splitter import Splitter, backward_weight
+from debubble.torch.autograd.splitter import Splitter, run_branches
 
 WIDTH, EXPERTS = 4, 3
 
@@ -40,7 +40,7 @@ def test_graphs_of_any_form_split_as_one_part() -> None:
             y = module(leaf, choices)
             if split:
                 (found,), rest = splitter.backward_input([y], [gradient], [leaf])
-                backward_weight(rest)
+                run_branches(rest)
             else:
                 y.backward(gradient)
                 found = leaf.grad
@@ -79,7 +79,7 @@ def test_routers_make_other_graphs_of_the_same_kinds_of_nodes() -> None:
         whole = torch.autograd.grad(y, leaves, gradient, retain_graph=True, allow_unused=True)
         module.zero_grad()
         (found,), rest = splitter.backward_input([y], [gradient], [x])
-        backward_weight(rest)
+        run_branches(rest)
         parts = [found, *(weight.grad for weight in module.parameters())]
         for part, wanted in zip(parts, whole, strict=True):
             torch.testing.assert_close(part, wanted, rtol=0, atol=1e-12)

@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import debubble.torch as dt
+from tests.patience import patience
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
 M = 4
+
+SHORT = round(patience(4))
+"""Seconds after which a rank that hangs is noticed."""
 
 
 class Bad(nn.Module):
@@ -41,7 +45,7 @@ class Bad(nn.Module):
 def broken(how: str, name: str = "1f1b") -> list[Any]:
     def work(rank: int) -> None:
         inner = [Bad(how) if stage == 1 else mlp(1)[0] for stage in range(3)]
-        pipe = dt.Pipeline(name, inner, functional.mse_loss, microbatches=M, timeout=4)
+        pipe = dt.Pipeline(name, inner, functional.mse_loss, microbatches=M, timeout=SHORT)
         for step in range(4):
             x, y = vectors(M, step)
             pipe.step(x, target=y)
@@ -74,19 +78,20 @@ def test_a_rank_that_hangs() -> None:
     first, second, third = broken("hangs")
     assert second == 2, second
     for other in (first, third):
-        assert other == 2 or "nothing has moved for 4 s: rank 1 hangs at action" in other, other
+        words = f"nothing has moved for {SHORT} s: rank 1 hangs at action"
+        assert other == 2 or words in other, other
 
 
 def test_a_rank_that_does_not_come() -> None:
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=3)
+        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=SHORT)
         if rank:
-            time.sleep(6)
+            time.sleep(2 * SHORT)
         x, y = vectors(M, 0)
         pipe.step(x, target=y)
 
     first, _ = in_ranks(2, work, fails=True)
-    assert "nothing has moved for 3 s: rank 1 is in no step" in first
+    assert f"nothing has moved for {SHORT} s: rank 1 is in no step" in first
 
 
 def test_training_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
@@ -121,7 +126,7 @@ def test_a_stage_that_cannot_be_built() -> None:
         return mlp(1)[0]
 
     def work(rank: int) -> None:
-        dt.Pipeline("1f1b", build, functional.mse_loss, microbatches=M, timeout=30)
+        dt.Pipeline("1f1b", build, functional.mse_loss, microbatches=M, timeout=patience(30))
 
     first, second = in_ranks(2, work, fails=True)
     assert first.startswith("ParameterError: rank 1 cannot begin: OSError: no such checkpoint (")
@@ -131,7 +136,7 @@ def test_a_stage_that_cannot_be_built() -> None:
 @pytest.mark.parametrize("wrong", ["rows", "microbatches"])
 def test_a_batch_that_cannot_be_cut(wrong: str) -> None:
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=3)
+        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=SHORT)
         x, y = vectors(M, 0)
         if wrong == "rows":
             pipe.step(x[:3], target=y[:3])

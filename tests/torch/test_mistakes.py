@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import debubble.torch as dt
+from tests.patience import patience
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
@@ -53,7 +54,9 @@ def both(work: Callable[[int], Any]) -> str:
 def test_what_a_stage_returns(what: Callable[[Tensor], Any], words: str) -> None:
     def work(rank: int) -> None:
         stages = [Returns(what), *mlp(1)]
-        pipe = dt.Pipeline("1f1b", stages, functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "1f1b", stages, functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         x, y = vectors(M, 0)
         pipe.step(x, target=y)
 
@@ -64,7 +67,7 @@ def test_what_a_stage_returns(what: Callable[[Tensor], Any], words: str) -> None
 def test_a_step_without_a_target(engine: str) -> None:
     def work(rank: int) -> None:
         pipe = dt.Pipeline(
-            "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20, engine=engine
+            "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=patience(20), engine=engine
         )
         pipe.step(vectors(M, 0)[0])
 
@@ -81,7 +84,9 @@ def test_shapes_that_do_not_fit_on_pytorchs_runtime(where: str) -> None:
     def work(rank: int) -> None:
         last = nn.Linear(7, 7).double() if where == "stage" else mlp(1)[0]
         stages = [*mlp(1), last]
-        pipe = dt.Pipeline("1f1b", stages, loss_fn, microbatches=M, timeout=20, engine="torch")
+        pipe = dt.Pipeline(
+            "1f1b", stages, loss_fn, microbatches=M, timeout=patience(20), engine="torch"
+        )
         x, y = vectors(M, 0)
         pipe.step(x, target=y)
 
@@ -90,7 +95,9 @@ def test_shapes_that_do_not_fit_on_pytorchs_runtime(where: str) -> None:
 
 def test_a_target_by_its_place() -> None:
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         pipe.step(*vectors(M, 0))
 
     assert "there is no target where the last stage is; give step(x, target=y)" in both(work)
@@ -136,7 +143,9 @@ def test_a_rank_that_cannot_begin() -> None:
 
 def test_a_step_without_an_input() -> None:
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         pipe.step(target=vectors(M, 0)[1])
 
     assert both(work).startswith("there are no inputs where the first stage is; give")
@@ -147,7 +156,7 @@ def test_a_loss_without_a_gradient() -> None:
         return functional.mse_loss(output.detach(), target)
 
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("zb-h1", mlp(2), loss_fn, microbatches=M, timeout=20)
+        pipe = dt.Pipeline("zb-h1", mlp(2), loss_fn, microbatches=M, timeout=patience(20))
         x, y = vectors(M, 0)
         assert pipe.eval(x, target=y) > 0
         pipe.step(x, target=y)
@@ -158,7 +167,9 @@ def test_a_loss_without_a_gradient() -> None:
 def test_frozen_models_need_no_gradient() -> None:
     def work(rank: int) -> float:
         stages = [stage.requires_grad_(False) for stage in mlp(2)]
-        pipe = dt.Pipeline("1f1b", stages, functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "1f1b", stages, functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         x, y = vectors(M, 0)
         return pipe.step(x, target=y).item()
 
@@ -167,7 +178,9 @@ def test_frozen_models_need_no_gradient() -> None:
 
 def test_microbatches_may_be_anything_to_go_through() -> None:
     def work(rank: int) -> list[float]:
-        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         x, y = vectors(M, 0)
         rows = list(zip(x.split(4), y.split(4), strict=True))
         return [
@@ -210,7 +223,9 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_weight_with_two_homes_is_replaced() -> None:
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("dualpipe", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "dualpipe", mlp(2), functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         x, y = vectors(M, 0)
         pipe.step(x, target=y)
         for module in pipe.stages.values():
@@ -227,7 +242,9 @@ def test_parts_keep_their_mode_over_an_evaluation() -> None:
         stages = mlp(2)
         for stage in stages:
             stage.get_submodule("0").eval()
-        pipe = dt.Pipeline("1f1b", stages, functional.mse_loss, microbatches=M, timeout=20)
+        pipe = dt.Pipeline(
+            "1f1b", stages, functional.mse_loss, microbatches=M, timeout=patience(20)
+        )
         x, y = vectors(M, 0)
         pipe.eval(x, target=y)
         return [part.training for part in pipe.stages[rank].modules()]

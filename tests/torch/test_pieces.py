@@ -17,6 +17,7 @@ from debubble.lowering.transfers import add_transfers
 from debubble.torch.run.run import Settings, run
 from debubble.torch.run.verify import Verification
 from tests.conftest import EXPLORES
+from tests.patience import patience
 
 pytestmark = pytest.mark.processes
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.processes
 def verified(
     schedule: Schedule, model: str = "gpt-tiny", runtime: str = "debubble"
 ) -> Verification:
-    report = run(schedule, Settings(model, steps=0, runtime=runtime, timeout=60))
+    report = run(schedule, Settings(model, steps=0, runtime=runtime, timeout=patience(60)))
     assert report is not None
     assert report.verification is not None
     assert report.equal, str(report)

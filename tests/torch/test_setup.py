@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 import debubble.torch as dt
+from debubble.torch.models.find_stages import find_stages
 from debubble.torch.ranks.process_group import uses_nccl
-from debubble.torch.setup import find_modules
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
@@ -107,7 +108,7 @@ def test_a_stage_on_another_device() -> None:
         r"0 has 0.weight on cpu, and this rank computes on cuda:1; move the stage by \.to\('cuda:1'"
     )
     with pytest.raises(db.ParameterError, match=words):
-        find_modules(mlp(2), schedule, 0, gpu)
+        find_stages(mlp(2), schedule, SimpleNamespace(rank=0, device=gpu))
 
 
 @pytest.mark.parametrize(

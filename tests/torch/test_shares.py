@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import debubble as db
 import debubble.torch as dt
 from debubble.torch.data.batch import count_rows, count_weights, shares_of
-from debubble.torch.models.build import Model
+from debubble.torch.models.build import StagedModel
 from debubble.torch.run.run_data import RunData
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import in_ranks
@@ -93,7 +93,7 @@ def test_rows_are_counted_where_they_are() -> None:
     assert count_rows((3, torch.zeros(()))) == 0
     data = [(torch.zeros(rows, 4), torch.zeros(())) for rows in (1, 3, 2, 2)]
     order = db.make("1f1b", ranks=2, microbatches=2, iterations=2)
-    model = Model(mlp(2), functional.mse_loss, data.__getitem__)
+    model = StagedModel(mlp(2), functional.mse_loss, data.__getitem__)
     assert RunData(lambda _: model, order).shares == [1 / 4, 3 / 4, 1 / 2, 1 / 2]
 
 

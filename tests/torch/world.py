@@ -16,6 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.forkserver import forked
@@ -54,9 +55,7 @@ def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> 
         for rank in range(ranks):
             receiver, sender = forked.Pipe(duplex=False)
             process = forked.Process(
-                target=_child,
-                args=(rank, ranks, ByValue(work), f"{folder}/store", limit, sender),
-                daemon=True,
+                target=_child, args=(rank, ranks, ByValue(work), folder, limit, sender), daemon=True
             )
             process.start()
             sender.close()
@@ -86,13 +85,17 @@ def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> 
                     process.join()
             for pipe in pipes:
                 pipe.close()
+            for log in sorted(Path(folder).glob("*.err")):
+                os.write(2, log.read_bytes())
     assert fails or not errors, "\n".join(errors)
     return results
 
 
 def _child(
-    rank: int, ranks: int, work: Callable[[int], Any], store: str, limit: float, pipe: Any
+    rank: int, ranks: int, work: Callable[[int], Any], folder: str, limit: float, pipe: Any
 ) -> None:
+    # The server's stream is not that of the test, which may capture it.
+    os.dup2(os.open(f"{folder}/{rank}.err", os.O_WRONLY | os.O_CREAT), 2)
     from datetime import timedelta
 
     import torch
@@ -105,7 +108,7 @@ def _child(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     try:
         dist.init_process_group(
-            "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks,
+            "gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks,
             timeout=timedelta(seconds=limit),
         )  # fmt: skip
         result = work(rank)

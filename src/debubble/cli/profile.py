@@ -1,4 +1,4 @@
-"""``debubble profile``: what the stages of a model take, as a cost file."""
+"""``debubble profile``: measure the stages of a model, and write a cost file."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def profile(
 ) -> None:
     """Measure the stages of a model: time and memory.
 
-    They run one after the other in this process, as a pipeline would run them. Says what F, I,
-    W and B take, what stays in memory, and whether splitting the backward pays. The file is what
+    They run one after the other in this process, as a pipeline would run them. Prints the times of
+    F, I, W and B, the memory they hold, and the gain of splitting the backward. The file is what
     --costs takes everywhere.
     """
     p, v = _count("-p", ranks), _count("-v", chunks)
@@ -75,9 +75,9 @@ def _measured(
     model: str, stages: int, steps: int, device: str, layers: bool, of_config: dict[str, Any],
     step: Callable[[str], None],
 ) -> tuple[Profile, str]:  # fmt: skip
-    """The profile of a model by name, and what to call it."""
+    """Return the profile of a model, and the model's name."""
     from debubble.interchange.files import is_function
-    from debubble.interchange.python_file import load_function, split_target, user_code
+    from debubble.interchange.python_file import split_target, user_code
 
     require_torch()
     from debubble.torch.measure.profile import profile as measure
@@ -96,9 +96,8 @@ def _measured(
 
     path, name = split_target(model)
     with user_code(model, path):
-        own = build(load_function(path, name), stages)
-        x, y = own.data(0)
-        return measure(own.stages, own.loss, x, y, **options), name
+        own = build(model, stages)
+        return measure(own.stages, own.loss, *own.data(0), **options), name
 
 
 def _device(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""``debubble run``: a schedule for real, with PyTorch."""
+"""``debubble run``: run a schedule on PyTorch."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def run(
         report = execute(made, settings)
     if report is None:
         return
-    if trace is not None:
-        _write(report, trace)
+    if trace is not None and report.measured is not None:
+        report.measured.save_trace(trace, report.measured.typical, report.predicted)
     if costs_out is not None:
         _write_costs(report, costs_out)
     if as_json:
@@ -133,7 +133,7 @@ def _number(flag: str, text: str, unit: str, most: int) -> float:
 
 
 def _check_outputs(trace: str | None, costs_out: str | None, settings: Settings) -> None:
-    """Refuse what cannot be written before anything runs."""
+    """Refuse files that cannot be written, before anything runs."""
     if trace is not None and not trace.lower().endswith((".json", ".json.gz")):
         raise ParameterError(f"--trace '{trace}': traces end in .json or .json.gz")
     if costs_out is not None:
@@ -143,20 +143,6 @@ def _check_outputs(trace: str | None, costs_out: str | None, settings: Settings)
             raise ParameterError(f"{flag} needs measured steps; leave --steps 0 out")
         if path is not None:
             check_writable(path)
-
-
-def _write(report: RunReport, path: str) -> None:
-    from debubble.interchange.run_trace import save_run_trace
-
-    measured, predicted = report.measured, report.predicted
-    assert measured is not None, "a trace needs measured steps"
-    assert predicted is not None, "there is a prediction with every measurement"
-    step = measured.typical
-    times = {
-        "predicted": (predicted.start, predicted.end),
-        "measured": (measured.starts[step], measured.ends[step]),
-    }
-    save_run_trace(report.schedule, times, path, transfers=measured.transfers, hosts=measured.hosts)
 
 
 def _write_costs(report: RunReport, path: str) -> None:
@@ -170,7 +156,7 @@ def _write_costs(report: RunReport, path: str) -> None:
     }  # fmt: skip
     costs = dict(report.costs)
     if report.overhead:
-        # In milliseconds. It was calibrated with the way from rank to rank in it.
+        # In milliseconds. It was calibrated with the way from rank to rank included.
         times = {name: time for name, time in costs["times"].items() if name != "p2p"}
         costs["times"] = times | {"launch": round(report.overhead * 1e3, 6)}
     save_costs(labels | costs, path)

@@ -1,4 +1,4 @@
-"""What training raises when a pipeline cannot go on."""
+"""Errors of pipelines that run."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from debubble.core.errors import DebubbleError
 
 
 class RunError(DebubbleError):
-    """A run ended early; the message names ranks, stages and actions."""
+    """A run that ended early; the message names ranks, stages and actions."""

@@ -1,4 +1,4 @@
-"""A pipeline in a training loop: any schedule, on the user's own modules."""
+"""Pipelines in a training loop: any schedule, on the user's own modules."""
 
 from __future__ import annotations
 
@@ -20,34 +20,31 @@ from debubble.core.schedule import Schedule
 from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
-from debubble.interchange.run_trace import save_run_trace
 from debubble.torch.autograd.gradients import Gradients
 from debubble.torch.autograd.tied_weights import TiedWeights, find_shared_weights
-from debubble.torch.data.batch import ForwardResult, append_losses, merged, sum_losses, weighted
-from debubble.torch.data.inputs import MicrobatchInputs
+from debubble.torch.data.batch import append_losses, apply_weights, join_outputs, sum_losses
+from debubble.torch.data.inputs import Microbatches, MicrobatchInputs
 from debubble.torch.data.losses import Loss
+from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.own_engine import OwnEngine
 from debubble.torch.engine.plan import ExecutionPlan
-from debubble.torch.engine.recorder import Recorded, costs_of, makespans
 from debubble.torch.engine.vocabulary import Shard
 from debubble.torch.engine.wire import Wire
+from debubble.torch.measure.recorded import RecordedSteps
+from debubble.torch.models.find_stages import find_fused, find_stages, split_warner
 from debubble.torch.models.modules import evaluating
 from debubble.torch.models.shard_output_layer import shard_output_layer
 from debubble.torch.models.state import load_state, named_parameters, state_of
-from debubble.torch.options import SCALES, check_options
+from debubble.torch.ranks.agreement import on_all_ranks, rendezvous
 from debubble.torch.ranks.process_group import Ranks
-from debubble.torch.ranks.watch import Watch
+from debubble.torch.ranks.progress_table import Watch
+from debubble.torch.ranks.watch import StoreWatch
 from debubble.torch.setup import (
-    EngineSetup,
-    check_replicas,
+    SCALES,
+    check_options,
     check_stages_stay,
     compare_schedules,
-    find_fused,
-    find_modules,
     find_schedule,
-    on_all_ranks,
-    rendezvous,
-    split_warner,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """The part of one rank in a model that is trained in a pipeline.
+    """One rank's part of a model that is trained in a pipeline.
 
     Modules are used as they are: gradients are added to their parameters' ``grad``, and any
     optimizer steps them. All ranks of the group make the pipeline and call its methods together.
@@ -101,7 +98,7 @@ class Pipeline:
     ParameterError
         When something does not fit: stages, ranks, tied weights, the loss.
     ScheduleError
-        When the order cannot run, or differs from rank to rank.
+        When the schedule cannot run, or differs from rank to rank.
     """
 
     def __init__(
@@ -120,37 +117,32 @@ class Pipeline:
         **sizes: Any,
     ) -> None:
         self._split, self._kind, self._loss = split, engine, Loss(loss_fn)
+        self._after_step: Callable[[], None] | None = None
+        """Called once after the next step, by :func:`debubble.torch.tune`."""
         with rendezvous(timeout):
-            self._team = ranks = Ranks.of(group, device, timeout)
-            on_all_ranks(ranks, lambda: check_options(engine, scale_grads, loss_fn, sizes))
+            self._ranks = ranks = Ranks.of(group, device, timeout)
+            on_all_ranks(ranks, lambda: check_options(engine, scale_grads, split, loss_fn, sizes))
+            self._warn_once = split_warner(split)
             self._steps = self._optimizer_steps()
-            self.schedule = on_all_ranks(ranks, lambda: self._find(schedule, sizes))
-            compare_schedules(self.schedule, ranks)
-            modules, same = on_all_ranks(
-                ranks, lambda: find_modules(stages, self.schedule, ranks.rank, ranks.device)
+            self.schedule = self._agree(schedule, sizes)
+            self._modules, same = on_all_ranks(
+                ranks, lambda: find_stages(stages, self.schedule, ranks)
             )
-            self._modules = modules
-            on_all_ranks(ranks, lambda: check_replicas(modules, ranks))
-            self._homes = TiedWeights(
-                find_shared_weights(modules, self.schedule, ranks, shared, same), ranks
-            )
-            self._homes.level(modules, self.schedule)
+            tied = find_shared_weights(self._modules, self.schedule, ranks, shared, same)
+            self._tied = TiedWeights(tied, ranks)
+            self._tied.broadcast(self._modules, self.schedule)
             self._shard: Shard | None = None
             self._output = ""
             if self.schedule.vocabulary:
-                self._output, rows = shard_output_layer(modules, self.schedule, ranks, loss_fn)
+                found = shard_output_layer(self._modules, self.schedule, ranks, loss_fn)
+                self._output, rows = found
                 self._shard = Shard(ranks, rows)
             self._clock = ranks.channel.clock()
-            self._gradients = Gradients(modules, self._homes)
-            self._tell = on_all_ranks(ranks, lambda: split_warner(split))
+            self._gradients = Gradients(self._modules, self._tied)
             self._wire = Wire(ranks)
-            self._watch = self._watched()
-            self._feed = MicrobatchInputs(
-                ranks, modules, self._wire, self._watch, SCALES[scale_grads]
-            )
-            self._after_step: Callable[[], None] | None = None
-            """What :func:`debubble.torch.measure.tune` does once, after a step."""
-            self._engine = self._made()
+            self._watch = self._make_watch()
+            self._inputs = MicrobatchInputs(ranks, self._modules, self._watch, SCALES[scale_grads])
+            self._engine = self._make_engine()
 
     def step(
         self,
@@ -164,14 +156,14 @@ class Pipeline:
         loss_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Forwards and backwards of a batch; gradients are added to those that are there.
+        """Run forwards and backwards of a batch, and add gradients to those that are there.
 
         Parameters
         ----------
         *args
-            What the first stage gets, cut into microbatches along dimension 0; used on its rank.
+            Arguments of the first stage, cut into microbatches along dimension 0; used on its rank.
         target
-            What the loss gets, cut likewise; used on the last stage's rank.
+            Target of the loss, cut likewise; used on the last stage's rank.
         losses
             A list that takes the microbatches' losses, on the last stage's rank.
         return_outputs
@@ -193,23 +185,24 @@ class Pipeline:
         Raises
         ------
         RunError
-            When a rank fails or is not heard of for the time that was set, or a stage returns
-            another shape or type than before.
+            When a rank fails or does not answer within the timeout, or a stage returns another
+            shape or type than before.
         """
         if return_outputs:
             raise ParameterError("step() returns the loss; eval(return_outputs=True) has outputs")
         with self._watch.step():
             if not torch.is_grad_enabled():
                 raise ParameterError("step() computes gradients, and they are off; use eval()")
-            self._watch.enter(self._team.channel, "step")
+            self._watch.enter(self._ranks.channel, "step")
             self._loss.take(loss_kwargs, self._shard is not None)
-            batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, True)
+            parts = Microbatches(arg_mbs, kwarg_mbs, target_mbs)
+            batch = self._inputs.step_data(args, kwargs, target, parts, trains=True)
             self._gradients.start()
             found = self._engine.step(batch)
             self._watch.set_waiting()
             self._gradients.finish()
-            append_losses(losses, found, batch)
-            loss = self._mean(weighted(found, batch.weights))
+            append_losses(losses, found, batch.targets)
+            loss = self._mean(apply_weights(found, batch.weights))
         after, self._after_step = self._after_step, None
         if after is not None:
             after()
@@ -227,25 +220,26 @@ class Pipeline:
         loss_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Forwards only, with modules in eval mode; arguments are those of :meth:`step`.
+        """Run forwards only, with modules in eval mode; arguments are those of :meth:`step`.
 
         Returns
         -------
         Tensor or tuple
             The mean loss, on every rank; NaN without targets. With `return_outputs` also the
-            outputs of the last stage, put together, on its rank; None on others.
+            outputs of the last stage in one batch, on its rank; None on others.
         """
         with evaluating(self._modules.values()), self._watch.step(), torch.no_grad():
-            self._watch.enter(self._team.channel, "eval")
+            self._watch.enter(self._ranks.channel, "eval")
             self._loss.take(loss_kwargs, self._shard is not None)
-            batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, False)
-            found: ForwardResult = self._engine.forward(batch, return_outputs)
-            append_losses(losses, found.losses, batch)
-            loss = self._mean(weighted(found.losses, batch.weights))
-        return (loss, merged(found.outputs)) if return_outputs else loss
+            parts = Microbatches(arg_mbs, kwarg_mbs, target_mbs)
+            batch = self._inputs.step_data(args, kwargs, target, parts, trains=False)
+            found = self._engine.forward(batch, return_outputs)
+            append_losses(losses, found.losses, batch.targets)
+            loss = self._mean(apply_weights(found.losses, batch.weights))
+        return (loss, join_outputs(found.outputs)) if return_outputs else loss
 
     def use(self, schedule: Any, **sizes: Any) -> None:
-        """Run another order from now on, with the same stages on the same ranks.
+        """Run another schedule from now on, with the same stages on the same ranks.
 
         Parameters
         ----------
@@ -254,21 +248,17 @@ class Pipeline:
         **sizes
             Of a schedule that is given by its name; as many microbatches as now, unless given.
 
-        Raises
-        ------
-        ParameterError
-            When stages would be on other ranks.
+        Raises ParameterError when stages would be on other ranks.
         """
-        self._meet("use")
+        self._enter("use")
         if isinstance(schedule, str) and not is_file_name(schedule):
             sizes = {"microbatches": self.schedule.microbatches, **sizes}
-        new = on_all_ranks(self._team, lambda: self._find(schedule, sizes))
+        new = self._agree(schedule, sizes)
         check_stages_stay(self.schedule, new)
-        compare_schedules(new, self._team)
         self.schedule = new
         self._watch.text = ExecutionPlan.of(new).text
         self._after_step = None
-        self._engine = self._made()
+        self._engine = self._make_engine()
 
     @property
     def stages(self) -> Mapping[int, nn.Module]:
@@ -277,25 +267,25 @@ class Pipeline:
 
     @property
     def is_first(self) -> bool:
-        """Whether the first stage is here."""
+        """If the first stage is here."""
         return 0 in self._modules
 
     @property
     def is_last(self) -> bool:
-        """Whether the last stage is here."""
+        """If the last stage is here."""
         return self.schedule.stages - 1 in self._modules
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter of this rank once, by stage and name: ``"3.layers.0.weight"``."""
+        """Yield every parameter of this rank once, by stage and name: ``"3.layers.0.weight"``."""
         return named_parameters(self._named_modules())
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Every parameter of this rank once, for an optimizer."""
+        """Yield every parameter of this rank once, for an optimizer."""
         for _, weight in self.named_parameters():
             yield weight
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
+        """Remove all gradients, or set them to zero."""
         for weight in self.parameters():
             if weight.grad is not None:
                 weight.grad = None if set_to_none else weight.grad.zero_()
@@ -303,93 +293,94 @@ class Pipeline:
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients so that their norm over all ranks is at most `max_norm`.
 
-        Each weight counts once, whatever copies of it there are.
-
-        Returns
-        -------
-        Tensor
-            The norm before.
+        Each weight counts once, however many copies of it there are. Returns the norm before.
         """
-        self._meet("clip_grad_norm_")
+        self._enter("clip_grad_norm_")
         with self._watch.step():
             self._watch.set_waiting()
-            return self._gradients.clip(self.parameters(), max_norm, float(norm_type), self._team)
+            return self._gradients.clip(self.parameters(), max_norm, float(norm_type), self._ranks)
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters and buffers of this rank, by stage and name, whatever the placement."""
+        """Return parameters and buffers of this rank, by stage and name, as in any placement."""
         return state_of(self._named_modules())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take parameters and buffers; `state` may have those of other ranks, too.
+        """Load parameters and buffers; `state` may have those of other ranks, too.
 
         Raises
         ------
         ParameterError
             When one of this rank's is missing, or has another shape.
         """
-        self._meet("load_state_dict")
-        on_all_ranks(self._team, lambda: load_state(self._named_modules(), state))
-        self._homes.level(self._modules, self.schedule)
+        self._enter("load_state_dict")
+        on_all_ranks(self._ranks, lambda: load_state(self._named_modules(), state))
+        self._tied.broadcast(self._modules, self.schedule)
 
     def costs(self) -> Costs:
-        """What actions cost, measured in the latest steps: medians by kind and stage, in ms."""
-        return costs_of(self._recorded("costs"))
+        """Return measured costs of the latest steps: medians by kind and stage, in ms."""
+        return self._recorded("costs").costs()
 
     def step_times(self) -> NDArray[np.float64]:
-        """How long the latest steps took, the first aside: last end − first start, in ms."""
-        return makespans(self._recorded("step_times"), self._engine.plan.positions)
+        """Return the times of the latest steps but the first, last end − first start, in ms."""
+        return self._recorded("step_times").makespans[1:] * 1e3
 
     def timeline(self) -> Timeline:
-        """The latest step as measured, in ms."""
-        start, end = self._recorded("timeline").last(self._engine.plan.positions)
-        return measured_timeline(self.schedule, start * 1e3, end * 1e3, Costs(time_unit="ms"))
+        """Return the latest step as measured, in ms."""
+        last = self._recorded("timeline")
+        start, end = last.starts[-1] * 1e3, last.ends[-1] * 1e3
+        return measured_timeline(self.schedule, start, end, Costs(time_unit="ms"))
 
     def trace(self, path: str | Path) -> None:
-        """Write the latest step as a trace file for Perfetto; rank 0 does.
+        """Write the latest step as a trace file for Perfetto, from rank 0."""
+        steps = self._recorded("trace")
+        if self._ranks.rank == 0:
+            steps.save_trace(path, -1)
 
-        See :mod:`debubble.interchange.run_trace` for what is in it.
-        """
-        recorded = self._recorded("trace")
-        hosts = self._team.channel.gather(socket.gethostname())
-        if self._team.rank == 0:
-            positions = self._engine.plan.positions
-            save_run_trace(
-                self.schedule, {"measured": recorded.last(positions)}, path, hosts=hosts,
-                transfers=recorded.transfers(positions),
-            )  # fmt: skip
-
-    def _meet(self, call: str) -> None:
+    def _enter(self, call: str) -> None:
         with self._watch.step():
-            self._watch.enter(self._team.channel, call)
+            self._watch.enter(self._ranks.channel, call)
 
-    def _recorded(self, call: str) -> Recorded:
-        self._meet(call)
+    def _recorded(self, call: str) -> RecordedSteps:
+        self._enter(call)
         own = self._engine.recorder.on_clock(self._clock)
-        return Recorded.of(self._engine.plan.lowered, self._team.channel.gather(own))
+        times, hosts = zip(*self._ranks.channel.gather((own, socket.gethostname())), strict=True)
+        return RecordedSteps.of(self._engine.plan, times, hosts)
 
     _pace: Sequence[float] = ()
-    """Seconds that actions of the schedule last at least, to imitate other hardware."""
+    """Shortest time of each action of the schedule in seconds, to imitate other hardware."""
+
+    def _agree(self, schedule: Any, sizes: Mapping[str, Any]) -> Schedule:
+        """Return the schedule that is meant, once all ranks have found the same."""
+        found = on_all_ranks(self._ranks, lambda: self._find(schedule, sizes))
+        compare_schedules(found, self._ranks)
+        return found
 
     def _find(self, schedule: Any, sizes: Mapping[str, Any]) -> Schedule:
-        return find_schedule(schedule, self._team.size, sizes, self._steps is not None)
+        return find_schedule(schedule, self._ranks.size, sizes, self._steps is not None)
 
     def _optimizer_steps(self) -> Callable[[int], None] | None:
-        """What takes optimizer steps within a walk, by iteration; None leaves them to the loop."""
+        """Return the function that takes optimizer steps; None leaves them to the loop."""
         return None
 
     def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for stage, module in self._modules.items():
             yield str(stage), module
         if self._shard is not None:
-            last, rank = self.schedule.stages - 1, self._team.rank
+            last, rank = self.schedule.stages - 1, self._ranks.rank
             yield f"{last}.{self._output}.shard{rank}", self._shard.rows
 
-    def _made(self) -> OwnEngine | PyTorchEngine:
-        self._feed.schedule = self.schedule
+    def _warn(self, stage: int, why: str) -> None:
+        """Warn that the backward of a stage is not split, or refuse it."""
+        self._warn_once(stage, why)
+
+    def _make_engine(self) -> OwnEngine | PyTorchEngine:
+        self._inputs.schedule = self.schedule
         fuses = on_all_ranks(
-            self._team, lambda: find_fused(self._modules, self.schedule, self._split, self._tell)
+            self._ranks, lambda: find_fused(self._modules, self.schedule, self._split, self._warn)
         )
-        setup = EngineSetup(self._team, self.schedule, self._modules, self._loss, fuses, self._tell)
+        setup = EngineSetup(
+            self._ranks, self.schedule, self._modules, self._loss, fuses, self._warn
+        )
         if self._kind == "torch":
             from debubble.torch.pytorch.engine import PyTorchEngine
 
@@ -397,11 +388,11 @@ class Pipeline:
         parts = (self._gradients, self._watch, self._wire, self._shard)
         return OwnEngine(setup, *parts, self._pace, self._steps)
 
-    def _watched(self) -> Watch:
-        watch = Watch.of(self._team, ExecutionPlan.of(self.schedule).text)
+    def _make_watch(self) -> Watch:
+        watch = StoreWatch.of(self._ranks, ExecutionPlan.of(self.schedule).text)
         weakref.finalize(self, watch.stop)
         return watch
 
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
         self._watch.set_waiting()
-        return sum_losses(losses, self._team) / self.schedule.iterations
+        return sum_losses(losses, self._ranks) / self.schedule.iterations

@@ -15,8 +15,8 @@ from debubble.torch.pipeline import Pipeline
 class GradScaler(torch.amp.GradScaler):
     """PyTorch's ``GradScaler`` for a pipeline, which runs the backwards itself.
 
-    While it is there, :meth:`Pipeline.step` computes the gradients of the scaled loss, and returns
-    the loss itself. What overflows on one rank makes all skip the same step.
+    As long as it exists, :meth:`Pipeline.step` computes the gradients of the scaled loss, and
+    returns the loss itself. An overflow on one rank makes all ranks skip the same step.
 
     Parameters
     ----------
@@ -49,15 +49,15 @@ class GradScaler(torch.amp.GradScaler):
     ) -> None:
         if not isinstance(pipe, Pipeline):
             raise ParameterError(f"pipe is {type(pipe).__name__}; give a debubble.torch.Pipeline")
-        self._team, self._watch, self._group = pipe._team, pipe._watch, group
-        device = pipe._team.device
+        self._ranks, self._watch, self._group = pipe._ranks, pipe._watch, group
+        device = pipe._ranks.device
         super().__init__(device.type, **options)
-        # PyTorch's begins with the first loss, which is on one rank.
+        # PyTorch's scaler starts with the first loss, which is on one rank only.
         super().scale(torch.zeros((), device=device))
-        pipe._feed.scaler = self
+        pipe._inputs.scaler = self
 
     def scale(self, outputs: Any) -> Any:
-        """Refuse what has no graph: the backwards of a pipeline are over when there is its loss.
+        """Refuse a loss: it has no graph, as the backwards of a pipeline are over by then.
 
         Raises
         ------
@@ -74,13 +74,13 @@ class GradScaler(torch.amp.GradScaler):
     def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, Tensor]:
         # Every way to look for overflows leads here, with gradients or without.
         found = super()._unscale_grads_(*args, **kwargs)
-        total = torch.zeros(1, device=self._team.wire)
+        total = torch.zeros(1, device=self._ranks.wire)
         for part in found.values():
             total += part.to(total)
         with self._watch.step():
             self._watch.set_waiting()
-            self._team.total(total)
+            self._ranks.total(total)
             if self._group is not None:
                 dist.all_reduce(total, group=self._group)
-        device = self._team.device
+        device = self._ranks.device
         return {device: total[0].clamp(max=1.0).to(device)}

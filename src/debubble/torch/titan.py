@@ -1,4 +1,4 @@
-"""Our orders in torchtitan, for any placement that gives each stage to one rank.
+"""Our schedules in torchtitan, for any placement that gives each stage to one rank.
 
 Flags place stages as PyTorch's schedules do. A model's specification names the function that cuts
 and places it, so that another one goes in its place::
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,9 +28,9 @@ from debubble.engine.validate import has
 from debubble.interchange.files import load
 from debubble.interchange.layouts import TORCHTITAN, check_cut
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible
+from debubble.torch.models.find_stages import split_warner
 from debubble.torch.models.modules import reason_fused
 from debubble.torch.pytorch.runtime import PyTorchRuntime
-from debubble.torch.setup import split_warner
 
 Cut: TypeAlias = Sequence[int] | Sequence[Sequence[str]] | str | Path
 """Layers or module names of every stage, or a file of ``debubble optimize --layers``."""
@@ -38,7 +39,7 @@ Cut: TypeAlias = Sequence[int] | Sequence[Sequence[str]] | str | Path
 def pipelining_fn(
     schedule: Schedule | str | Path, cut: Cut | None = None
 ) -> Callable[..., tuple[PyTorchRuntime, list[nn.Module], bool, bool]]:
-    """A function that pipelines a torchtitan model as a schedule says.
+    """Return a function that pipelines a torchtitan model by a schedule.
 
     It cuts the model with torchtitan's own functions and takes order and placement from `schedule`,
     in place of ``--parallelism.pipeline_parallel_schedule`` and its CSV. The other flags hold.
@@ -49,7 +50,7 @@ def pipelining_fn(
     schedule
         A schedule, or a file with one.
     cut
-        What every stage has: a number of layers, or names of modules; or the ``.modules.json`` that
+        A number of layers, or names of modules, for every stage; or the ``.modules.json`` that
         ``debubble optimize --layers`` writes. The default is torchtitan's
         ``module_fqns_per_model_part``, or else its even cut.
 
@@ -66,87 +67,88 @@ def pipelining_fn(
     """
     order = schedule if isinstance(schedule, Schedule) else load(schedule)
     refuse_inexpressible(order, COMMUNICATING)
-    names = None if cut is None else _names(order, cut)
-
-    def pipeline(
-        model: nn.Module,
-        *,
-        parallel_dims: Any,
-        parallelism: Any,
-        training: Any,
-        device: torch.device,
-        model_config: Any,
-        parallelize_fn: Callable[..., nn.Module],
-        loss_fn: Callable[..., Any],
-        **others: Any,
-    ) -> tuple[PyTorchRuntime, list[nn.Module], bool, bool]:
-        from torchtitan.distributed import pipeline_parallel as theirs
-
-        mesh = parallel_dims.get_mesh("pp")
-        _check_job(order, mesh.size(), _microbatches(parallelism, training))
-        parts = names or parallelism.module_fqns_per_model_part
-        if parts is None:
-            parts = theirs._generate_llm_fqn_per_model_part(
-                order.stages,
-                len(model_config.layers),
-                parallelism.pipeline_parallel_first_stage_less_layers,
-                parallelism.pipeline_parallel_last_stage_less_layers,
-            )
-        _check_parts(order, parts)
-        here = sorted(order.placement.stages_on(mesh.get_local_rank()))
-        stages = []
-        for number in here:
-            part = parallelize_fn(
-                theirs._split_module(model, parts[number]),
-                parallel_dims=parallel_dims,
-                parallelism=parallelism,
-                training=training,
-                **{key: value for key, value in others.items() if key in PASSED_ON},
-            )
-            stages.append(
-                PipelineStage(
-                    part, number, order.stages, device, group=mesh.get_group("pp"),
-                    get_mesh=theirs._build_get_mesh_callback(parallel_dims),
-                )
-            )  # fmt: skip
-
-        def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
-            # Theirs comes with what is written into logs.
-            found = loss_fn(*args, **kwargs)
-            number: torch.Tensor = found[0] if isinstance(found, tuple) else found
-            return number
-
-        tell, whole = split_warner("auto"), []
-        if has(order, SPLIT_KINDS):
-            for stage in stages:
-                why = reason_fused(stage.submod)
-                if why:
-                    tell(stage.stage_index, why)
-                    whole.append(stage.stage_index)
-        # Losses are sums, divided by the number of tokens.
-        runtime = PyTorchRuntime(_unsplit(order, whole), stages, loss, scale_grads=False)
-        modules = [stage.submod for stage in stages]
-        return runtime, modules, here[0] == 0, here[-1] == order.stages - 1
-
-    return pipeline
+    return partial(_pipeline, order, None if cut is None else _module_names(order, cut))
 
 
-def _unsplit(schedule: Schedule, stages: Sequence[int]) -> Schedule:
-    """The schedule with B in place of I on some stages, and without their W."""
+def _pipeline(
+    order: Schedule,
+    names: list[list[str]] | None,
+    model: nn.Module,
+    *,
+    parallel_dims: Any,
+    parallelism: Any,
+    training: Any,
+    device: torch.device,
+    model_config: Any,
+    parallelize_fn: Callable[..., nn.Module],
+    loss_fn: Callable[..., Any],
+    **others: Any,
+) -> tuple[PyTorchRuntime, list[nn.Module], bool, bool]:
+    """Cut a model, place its stages, and make their runtime; torchtitan calls it."""
+    from torchtitan.distributed import pipeline_parallel as theirs
+
+    mesh = parallel_dims.get_mesh("pp")
+    _check_job(order, mesh.size(), _microbatches(parallelism, training))
+    parts = names or parallelism.module_fqns_per_model_part
+    if parts is None:
+        parts = theirs._generate_llm_fqn_per_model_part(
+            order.stages,
+            len(model_config.layers),
+            parallelism.pipeline_parallel_first_stage_less_layers,
+            parallelism.pipeline_parallel_last_stage_less_layers,
+        )
+    _check_parts(order, parts)
+    options = {key: value for key, value in others.items() if key in PASSED_ON}
+    options |= {
+        "parallel_dims": parallel_dims, "parallelism": parallelism, "training": training,
+    }  # fmt: skip
+    here = sorted(order.placement.stages_on(mesh.get_local_rank()))
+    stages = [
+        PipelineStage(
+            parallelize_fn(theirs._split_module(model, parts[number]), **options),
+            number, order.stages, device, group=mesh.get_group("pp"),
+            get_mesh=theirs._build_get_mesh_callback(parallel_dims),
+        )
+        for number in here
+    ]  # fmt: skip
+
+    def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        # torchtitan's loss functions may also return values for its logs.
+        found = loss_fn(*args, **kwargs)
+        number: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return number
+
+    # Losses are sums, divided by the number of tokens.
+    runtime = PyTorchRuntime(_fuse(order, stages), stages, loss, scale_grads=False)
+    modules = [stage.submod for stage in stages]
+    return runtime, modules, here[0] == 0, here[-1] == order.stages - 1
+
+
+def _fuse(schedule: Schedule, stages: Sequence[PipelineStage]) -> Schedule:
+    """Return the schedule with B for I and W on stages whose backward cannot be split."""
+    if not has(schedule, SPLIT_KINDS):
+        return schedule
+    warn, whole = split_warner("auto"), []
+    for stage in stages:
+        why = reason_fused(stage.submod)
+        if why:
+            warn(stage.stage_index, why)
+            whole.append(stage.stage_index)
     programs = []
     for rank in range(schedule.ranks):
         program = schedule.program(rank)
-        kinds, here = kinds_of(program), np.isin(stages_of(program), stages)
+        kinds, here = kinds_of(program), np.isin(stages_of(program), whole)
         program = np.where(here & (kinds == Kind.I), as_kind(program, Kind.B), program)
         programs.append(program[~(here & (kinds == Kind.W))])
-    return schedule.with_programs(programs) if stages else schedule
+    return schedule.with_programs(programs) if whole else schedule
 
 
 PASSED_ON = ("compile_config", "ac_config", "dump_folder")
-"""What torchtitan hands through to the function that parallelizes a stage."""
+"""Options of torchtitan for the function that parallelizes a stage."""
 
 
-def _names(schedule: Schedule, cut: Cut) -> list[list[str]]:
+def _module_names(schedule: Schedule, cut: Cut) -> list[list[str]]:
+    """Return the names of every stage's modules."""
     parts: Any = cut
     if isinstance(cut, str | Path):
         try:
@@ -174,7 +176,7 @@ def _check_parts(schedule: Schedule, parts: Sequence[Sequence[str]]) -> None:
 
 
 def _microbatches(parallelism: Any, training: Any) -> int:
-    """How many microbatches the job makes of a step's data; its flags have changed."""
+    """Return the job's number of microbatches; versions of torchtitan name its flag differently."""
     found: int | None = getattr(parallelism, "num_pp_microbatches", None)
     if found is not None:
         return found

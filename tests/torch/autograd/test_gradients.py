@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,10 @@ from debubble.torch.run.run import Settings, run
 from debubble.torch.run.verify import Verification
 from tests.conftest import EXPLORES
 from tests.pairs import combined, sorts
+from tests.patience import patience
 from tests.small import RANKS, smallest
 from tests.torch.together import Case, Together
+from tests.torch.world import ByValue
 
 ENTRIES = db.schedules()
 SHARDED = [entry for entry in ENTRIES if "vocabulary" in entry.fields]
@@ -33,8 +36,10 @@ AFTER = ("forward", "gradient")
 RUNTIMES = ("debubble", "torch")
 
 
-def verified(schedule: db.Schedule, runtime: str, model: str = "gpt-tiny") -> Verification:
-    report = run(schedule, Settings(model, steps=0, runtime=runtime, timeout=120))
+def verified(schedule: db.Schedule, runtime: str, model: Any = "gpt-tiny") -> Verification:
+    source = model if isinstance(model, str) else ByValue(model)
+    settings = Settings(source, steps=0, runtime=runtime, timeout=patience(120))
+    report = run(schedule, settings)
     assert isinstance(report, RunReport)
     assert report.runtime == runtime
     assert report.verification is not None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from debubble.torch.autograd.splitter import Splitter, backward_weight
+from debubble.torch.autograd.splitter import Splitter, run_branches
 
 
 class Operations(TorchDispatchMode):
@@ -68,7 +68,7 @@ def test_the_same_gradients_as_in_one_part(make: Callable[[], nn.Module]) -> Non
     (found,), rest = Splitter().backward_input([module(x)], [gradient], [x])
     # Vectors may have theirs already.
     assert all(weight.grad is None for weight in module.parameters() if weight.dim() > 1)
-    backward_weight(rest)
+    run_branches(rest)
     got = [found, *(weight.grad for weight in module.parameters())]
     for ours, theirs in zip(got, wanted, strict=True):
         assert (ours is None) == (theirs is None)
@@ -83,7 +83,7 @@ def test_each_part_does_its_half_of_the_work() -> None:
     with Operations() as first:
         _, rest = Splitter().backward_input([output], [torch.ones_like(output)], [x])
     with Operations() as second:
-        backward_weight(rest)
+        run_branches(rest)
     with Operations() as both:
         module(x).sum().backward()
     assert (first.count["mm"], second.count["mm"]) == (4, 4)

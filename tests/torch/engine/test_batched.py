@@ -19,6 +19,7 @@ from debubble.torch.ranks import watch
 from debubble.torch.ranks.process_group import Ranks
 from tests.conftest import EXPLORES
 from tests.pairs import combined
+from tests.patience import patience
 from tests.small import RANKS, smallest
 from tests.torch.loop import cross_entropy, gpt, text
 from tests.torch.test_training import trained, wanted_of
@@ -129,10 +130,11 @@ def test_the_host_waits_for_nothing_before_all_is_posted(name: str) -> None:
 
 def test_who_waits_for_whom_is_said() -> None:
     made = db.make("1f1b", ranks=2, microbatches=4)
+    limit = round(patience(3))
 
     def work(rank: int, stream: Stream) -> str:
         model = gpt(2)
-        pipe = dt.Pipeline(made, lambda stage: model[stage], cross_entropy, timeout=3)
+        pipe = dt.Pipeline(made, lambda stage: model[stage], cross_entropy, timeout=limit)
         x, y = text(4, 0)
         pipe.step(x, target=y)
         stream.stuck = True
@@ -142,5 +144,5 @@ def test_who_waits_for_whom_is_said() -> None:
 
     said = in_ranks(2, on_streams(work))
     assert said[0] == said[1]
-    assert said[0].startswith("nothing has moved for 3 s: rank "), said[0]
+    assert said[0].startswith(f"nothing has moved for {limit} s: rank "), said[0]
     print(said[0])

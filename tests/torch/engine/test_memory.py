@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_leaves
 import debubble as db
 import debubble.torch as dt
 from debubble.core.kinds import Kind
-from debubble.torch.autograd.splitter import Splitter, backward_weight
+from debubble.torch.autograd.splitter import Splitter, run_branches
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.tasks import Task, find_answers, find_moves
 from debubble.torch.measure.profile import Profile
+from tests.torch.inside import after_every_action, messages
 from tests.torch.loop import cross_entropy, gpt, text, vectors
 from tests.torch.world import in_ranks
 
@@ -61,20 +62,6 @@ def own(pipe: dt.Pipeline) -> list[Tensor]:
     return [*weights, *buffers, *(w.grad for w in weights if w.grad is not None)]
 
 
-def messages(pipe: dt.Pipeline) -> list[Tensor]:
-    """What is between two stages: to be sent, on its way, with a buffer for it, or not used yet.
-
-    On the first stage a gradient waits from I, which has nothing to do there, to W.
-    """
-    engine, wire = pipe._engine, pipe._wire
-    found = [part for queue in wire._sending.values() for _, parts in queue for part in parts]
-    for ready in engine._ready.values():
-        found += ready if isinstance(ready, list) else ready.tensors
-    for left in engine.stages[0]._left.values() if 0 in engine.stages else ():
-        found += left[1]
-    return found
-
-
 def kept(profile: Profile, stage: int, kind: Kind) -> int:
     """What a microbatch holds on a stage behind an action."""
     measures = profile.stages[stage]
@@ -105,20 +92,14 @@ def test_what_lives_is_what_is_predicted(name: str) -> None:
         alive, rows = Alive(), []
         held: dict[tuple[int, int], int] = {}
 
-        def after(compute: Callable[[Any], None], many: Callable[[Any], list[Task]]) -> Any:
-            def computed(tasks: Any) -> None:
-                compute(tasks)
-                for task in many(tasks):
-                    step = task.step
-                    held[step.stage, step.unit] = kept(profile, step.stage, step.kind)
-                live = alive.bytes([*own(pipe), *messages(pipe), xs, ys])
-                rows.append((str(step), live, sum(held.values())))
+        def note(tasks: Sequence[Task]) -> None:
+            for task in tasks:
+                step = task.step
+                held[step.stage, step.unit] = kept(profile, step.stage, step.kind)
+            live = alive.bytes([*own(pipe), *messages(pipe), xs, ys])
+            rows.append((str(step), live, sum(held.values())))
 
-            return computed
-
-        engine = pipe._engine
-        engine._compute = after(engine._compute, lambda task: [task])
-        engine._compute_group = after(engine._compute_group, list)
+        after_every_action(pipe, note)
         for turn in range(2):
             xs, ys = text(M, turn)
             rows.clear()
@@ -165,7 +146,7 @@ def test_what_w_needs_stays(hooked: bool) -> None:
         else:
             output = module(x)
         (found,), rest = splitter.backward_input([output], [seed], [x])
-        backward_weight(rest)
+        run_branches(rest)
         for ours, theirs in zip(
             [found, module.weight.grad, module.scale.grad], wanted, strict=True
         ):

@@ -16,9 +16,10 @@ import debubble.torch as dt
 from debubble.core.actions import TRANSFER_KINDS
 from debubble.core.kinds import Kind
 from debubble.lowering.chain import lower
-from debubble.torch.autograd.splitter import Splitter, backward_weight
+from debubble.torch.autograd.splitter import Splitter, run_branches
 from debubble.torch.engine.own_engine import HANDLERS
 from tests.kinds import MADE, schedule_with
+from tests.torch.inside import after_every_finish
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import in_ranks
 
@@ -65,13 +66,11 @@ def test_as_many_activations_live_as_a_simulation_says(name: str, lowered: dict[
         model = [Marked() for _ in range(made.stages)]
         pipe = dt.Pipeline(made, lambda stage: model[stage], functional.mse_loss)
         counts: list[int] = []
-        finish = pipe._engine.recorder.finish
 
-        def counted(index: int) -> None:
-            finish(index)
+        def count() -> None:
             counts.append(sum(len(stage.alive) for stage in pipe.stages.values()))
 
-        pipe._engine.recorder.finish = counted
+        after_every_finish(pipe, count)
         for step in range(2):
             x, y = vectors(6, step)
             counts.clear()
@@ -146,7 +145,7 @@ def test_a_split_backward_follows_the_graph() -> None:
         module.zero_grad()
         (found,), rest = splitter.backward_input(module(x, way), seeds, [x])
         assert all(weight.grad is None for weight in module.parameters() if weight.dim() > 1)
-        backward_weight(rest)
+        run_branches(rest)
         torch.testing.assert_close(found, slope)
         for weight, theirs in zip(module.parameters(), wanted, strict=True):
             assert (weight.grad is None) == (theirs is None), turn

@@ -16,8 +16,9 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.lowering.transfers import add_transfers
 from debubble.torch.errors import RunError
-from debubble.torch.models.build import Model, build
+from debubble.torch.models.build import StagedModel, build
 from debubble.torch.run.run import Settings, run
+from tests.patience import patience
 from tests.torch.autograd.test_gradients import verified
 
 WORDS, WIDTH = 7, 4
@@ -45,9 +46,9 @@ def made(loss: Any = None, after: bool = False) -> Any:
     def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
-    def function(stages: int) -> Model:
+    def function(stages: int) -> StagedModel:
         first = [nn.Linear(WIDTH, WIDTH) for _ in range(stages - 1)]
-        return Model([*first, Last(after)], loss or cross_entropy, data)
+        return StagedModel([*first, Last(after)], loss or cross_entropy, data)
 
     return function
 
@@ -66,7 +67,7 @@ def test_one_rank_has_the_whole_layer(name: str) -> None:
 
 @pytest.mark.processes
 def test_logits_whose_exponentials_overflow() -> None:
-    def large(stages: int) -> Model:
+    def large(stages: int) -> StagedModel:
         model = build(made(), stages)
         with torch.no_grad():
             model.stages[-1].output.weight *= 2000  # type: ignore[union-attr, operator]
@@ -98,4 +99,4 @@ def test_a_pass_before_its_forward_ends_the_run() -> None:
     programs[1] = np.concatenate([programs[1][early], np.delete(programs[1], early)])
     broken = Schedule.from_programs("broken", lowered.placement, 2, programs, vocabulary=1)
     with pytest.raises(RunError, match=r"hidden states of microbatch 0 are not there on rank 1"):
-        run(broken, Settings(steps=0, runtime="debubble", timeout=20))
+        run(broken, Settings(steps=0, runtime="debubble", timeout=patience(20)))

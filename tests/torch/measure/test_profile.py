@@ -21,7 +21,7 @@ from debubble.interchange.cost_files import load_costs
 from debubble.torch.data.losses import add_loss
 from debubble.torch.measure.profile import profile
 from debubble.torch.measure.single_stage import SingleStage
-from debubble.torch.measure.stage_measures import Quartiles, StageMeasures, table
+from debubble.torch.measure.stage_measures import Quartiles, StageMeasures, measures_table
 
 ROWS, WIDTH = 8, 16
 FLOAT = 4
@@ -423,8 +423,8 @@ def test_what_is_no_model_is_refused() -> None:
 def test_times_that_vary_are_said_to() -> None:
     calm, wild = Quartiles.of([4, 5, 5, 5, 6]), Quartiles.of([1, 2, 5, 8, 9])
     assert (wild.lower, wild.median, wild.upper, wild.width) == (2, 5, 8, 1.2)
-    assert "quartiles" not in table([StageMeasures({"F": calm})])
-    assert table([StageMeasures({"F": calm, "B": wild})]).endswith(
+    assert "quartiles" not in measures_table([StageMeasures({"F": calm})])
+    assert measures_table([StageMeasures({"F": calm, "B": wild})]).endswith(
         "quartiles of a time are up to 120% of it apart; measure on an idle machine, or with more "
         "steps"
     )

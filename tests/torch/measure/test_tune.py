@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn import functional
 import debubble as db
 import debubble.torch as dt
 from debubble.core.errors import ParameterError
+from tests.patience import patience
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
@@ -68,7 +70,7 @@ def tuned_pipe(
 
         for _ in range(4):
             step()
-        tuned = dt.tune(pipe, time_limit=1, steps=3, costs=costs, compare=step)
+        tuned = dt.tune(pipe, time_limit=min(patience(2), 25), steps=3, costs=costs, compare=step)
         first = tuned.report()
         assert pipe.schedule == tuned.schedule
         for _ in range(4):
@@ -131,11 +133,16 @@ def test_an_order_for_other_costs_is_what_is_tuned() -> None:
     in_ranks(2, work)
 
 
-def test_what_gains_less_than_steps_vary_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_step_times(times: Callable[[dt.Pipeline], Any]) -> None:
+    """Let the pipelines of this process, which ends with the test, have taken some times."""
+    dt.Pipeline.step_times = times  # type: ignore[method-assign]
+
+
+def test_what_gains_less_than_steps_vary_stays() -> None:
     times = np.array([1.0, 1.0, 1.4, 1.4, 1.4])
-    monkeypatch.setattr(dt.Pipeline, "step_times", lambda _: times)
 
     def work(rank: int) -> tuple[str, bool]:
+        with_step_times(lambda _: times)
         pipe = quick(steps=1)
         tuned = dt.tune(pipe, time_limit=0.5, costs=db.Costs(F=1, B=2))
         assert tuned.predicted_gain > 0.05
@@ -147,15 +154,12 @@ def test_what_gains_less_than_steps_vary_stays(monkeypatch: pytest.MonkeyPatch) 
         assert report.endswith("steps vary by 28.57 %: the order stays as it is")
 
 
-def test_a_slower_order_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_order_is_taken_back() -> None:
     before = db.make("gpipe", ranks=4, microbatches=4)
-    # Costs that are not those of the stages, and steps that take longer with what they lead to.
-    monkeypatch.setattr(
-        dt.Pipeline, "step_times",
-        lambda pipe: np.full(9, 1.0 if pipe.schedule == before else 2.0),
-    )  # fmt: skip
 
     def work(rank: int) -> tuple[bool, bool, float | None, str]:
+        # Costs that are not those of the stages, and steps that take longer with what they lead to.
+        with_step_times(lambda pipe: np.full(9, 1.0 if pipe.schedule == before else 2.0))
         pipe = quick("gpipe", 1)
         tuned = dt.tune(pipe, time_limit=0.5, steps=2, costs=db.Costs(F=1, I=1, W=1))
         changed = tuned.changed

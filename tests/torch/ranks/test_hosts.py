@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.missing import missing
+from tests.patience import patience
 
 APART = 500_000
 """Seconds between the monotonic clocks of the hosts."""
@@ -122,7 +123,7 @@ def hosts() -> Iterator[Hosts]:
 
 def ended(hosts: list[subprocess.Popen[str]], folder: Path) -> list[tuple[int, str, str]]:
     """Exit code and output of every rank, once the hosts are done."""
-    outputs = [host.communicate(timeout=300) for host in hosts]
+    outputs = [host.communicate(timeout=patience(300)) for host in hosts]
     assert [error for _, error in outputs] == ["", ""]
     codes = [int(code) for out, _ in outputs for code in out.split()]
     out, err = ([(folder / f"{k}.{name}").read_text() for k in range(4)] for name in ("out", "err"))
@@ -146,9 +147,10 @@ def test_clocks_that_are_apart(hosts: Hosts, tmp_path: Path) -> None:
 
 def test_a_cable_that_is_cut_ends_the_run_on_both_hosts(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
+    limit = round(patience(5))
     words = (
         "debubble.torch.pytorch.engine", "1f1b", "-p", 4, "-m", 8, "--model", "model.py:build",
-        "--no-verify", "--steps", 200, "--timeout", 5,
+        "--no-verify", "--steps", 200, "--timeout", limit,
     )  # fmt: skip
     both = [hosts.start(number, tmp_path, *words) for number in range(2)]
     while not (tmp_path / "running").exists() and all(host.poll() is None for host in both):
@@ -158,5 +160,5 @@ def test_a_cable_that_is_cut_ends_the_run_on_both_hosts(hosts: Hosts, tmp_path: 
     errors = [error for _, _, error in ranks]
     assert [code for code, _, _ in ranks] == [2] * 4, errors
     near, far = "".join(errors[:2]), "".join(errors[2:])
-    assert "debubble: nothing has moved for 5" in near
-    assert "lost the store: no answer for 5" in far
+    assert f"debubble: nothing has moved for {limit}" in near
+    assert f"lost the store: no answer for {limit}" in far

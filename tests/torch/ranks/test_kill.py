@@ -19,6 +19,7 @@ from torch.nn import functional
 
 import debubble.torch as dt
 from tests.forkserver import forked, serve
+from tests.patience import patience
 from tests.torch.loop import mlp, vectors
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -159,7 +160,7 @@ def ranks(folder: Path, number: int) -> list[Any]:
 
 def finished(processes: list[Any]) -> list[int]:
     for process in processes:
-        process.join(120)
+        process.join(patience(120))
     return [process.exitcode for process in processes]
 
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from debubble.torch.ranks import watch
-from debubble.torch.ranks.watch import Watch
+from debubble.torch.ranks.watch import StoreWatch
 
 
 class Slow:
@@ -28,7 +28,7 @@ def test_a_call_of_the_store_is_over_when_watching_is(monkeypatch: Any) -> None:
     """Threads that are in such calls when a process ends abort it."""
     monkeypatch.setattr(watch, "PERIOD", 0.01)
     store = Slow()
-    watched = Watch(0, 2, store, 10, lambda *_: "")
+    watched = StoreWatch(0, 2, store, 10, lambda *_: "")
     assert store.called.wait(10)
     watched.stop()
     assert not any(thread.name == "debubble-watch" for thread in threading.enumerate())

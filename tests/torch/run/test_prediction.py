@@ -8,7 +8,8 @@ import pytest
 import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.torch.engine.plan import ExecutionPlan
-from debubble.torch.run.prediction import Measured, calibrate, predict, sleeping_times
+from debubble.torch.measure.recorded import RecordedSteps
+from debubble.torch.run.prediction import calibrate, predict_timeline, sleeping_times
 from debubble.torch.run.report import RunReport
 
 # Nothing here can shard an output layer.
@@ -22,10 +23,10 @@ def test_a_prediction_is_the_simulation_with_the_overhead_on_every_action(name: 
     seconds = sleeping_times(schedule, costs, 0.02)
     scaled = db.Costs(F=0.02, I=0.02, W=0.02, O=0.05, OPT=0.06)
     plain = db.simulate(schedule, scaled)
-    assert predict(schedule, seconds, 0.0).makespan == pytest.approx(plain.makespan)
+    assert predict_timeline(schedule, seconds, 0.0).makespan == pytest.approx(plain.makespan)
     more = db.Costs(F=0.021, I=0.021, W=0.021, B=0.041, O=0.051, OPT=0.061)
     wanted = db.simulate(schedule, more)
-    got = predict(schedule, seconds, 0.001)
+    got = predict_timeline(schedule, seconds, 0.001)
     np.testing.assert_allclose(got.end, wanted.end)
 
 
@@ -33,7 +34,7 @@ def test_a_prediction_is_the_simulation_with_the_overhead_on_every_action(name: 
 def test_calibration_finds_the_overhead(overhead: float) -> None:
     schedule = db.make("zb-h1", ranks=4, microbatches=6)
     seconds = sleeping_times(schedule, db.Costs(F=1, I=2, W=0.5), 0.01)
-    makespan = predict(schedule, seconds, overhead).makespan
+    makespan = predict_timeline(schedule, seconds, overhead).makespan
     assert calibrate(schedule, seconds, makespan) == pytest.approx(overhead, abs=1e-8)
 
 
@@ -46,7 +47,7 @@ def test_no_overhead_below_zero() -> None:
 def test_measured_durations_of_a_kind_and_stage_count_by_their_median() -> None:
     schedule = db.make("gpipe", ranks=1, microbatches=3)
     seconds = np.array([1.0, 2.0, 9.0, 4.0, 4.0, 7.0])
-    assert predict(schedule, seconds, 0.5).makespan == pytest.approx(3 * 2.5 + 3 * 4.5)
+    assert predict_timeline(schedule, seconds, 0.5).makespan == pytest.approx(3 * 2.5 + 3 * 4.5)
 
 
 def test_times_of_ranks_become_times_of_the_schedule() -> None:
@@ -56,7 +57,7 @@ def test_times_of_ranks_become_times_of_the_schedule() -> None:
     times = [
         np.stack([[b, b + 500_000, b - 1_000], [b + 1, b + 700_001, b - 2_000]]) for b in begin
     ]  # fmt: skip
-    measured = Measured.of(plan, times, ["a", "b"])
+    measured = RecordedSteps.of(plan, times, ["a", "b"])
     assert measured.starts.shape == (2, len(schedule))
     assert measured.starts.min() == 0.0
     np.testing.assert_allclose(measured.ends - measured.starts, [[5e-4] * 8, [7e-4] * 8])
@@ -64,11 +65,12 @@ def test_times_of_ranks_become_times_of_the_schedule() -> None:
     np.testing.assert_allclose(measured.makespans, [last * 1e-3 + 5e-4, last * 1e-3 + 7e-4])
     assert measured.typical == 0
     assert measured.hosts == ["a", "b"]
-    first = measured.transfers[0]
+    transfers = measured.transfers(0)
+    first = transfers[0]
     assert (first.send, first.source, first.receive, first.target) == ("0SEND_F0", 0, "1RECV_F0", 1)
     assert first.send_end - first.send_start == pytest.approx(5e-4)
     assert first.waited - first.posted == pytest.approx(1e-6)
-    assert len(measured.transfers) == 4
+    assert len(transfers) == 4
 
 
 def test_what_no_run_can_sleep() -> None:
@@ -87,12 +89,14 @@ def test_places_in_programs_are_named_with_the_rank_they_need() -> None:
 def test_a_report_without_verification() -> None:
     schedule = db.make("dualpipe", ranks=2, microbatches=4)
     plan = ExecutionPlan.of(schedule, sleeping_times(schedule, db.Costs(), 0.01))
-    timeline = predict(schedule, plan.seconds, 0.0)
-    starts, ends = timeline.start[None], timeline.end[None]
-    measured = Measured(starts, ends, np.array([timeline.makespan]))
+    timeline = predict_timeline(schedule, plan.seconds, 0.0)
+    times = np.zeros((1, 3, len(plan.lowered)), dtype=np.int64)
+    times[0, 0, plan.positions] = np.round(timeline.start * 1e9)
+    times[0, 1, plan.positions] = np.round(timeline.end * 1e9)
+    measured = RecordedSteps(plan, times)
     report = RunReport(schedule, "mlp", "debubble", 0.01, None, 0.0, measured, timeline)
     data = report.to_dict()
-    assert data["error"] == 0
+    assert data["error"] == pytest.approx(0, abs=1e-9)
     assert data["measured"]["busy"] == pytest.approx(timeline.busy.tolist())
     assert data["measured"]["stage_time"] == pytest.approx(timeline.stage_time.tolist())
     assert report.equal

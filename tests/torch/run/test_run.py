@@ -17,6 +17,7 @@ from debubble.torch.run.report import RunReport
 from debubble.torch.run.run import Settings, run
 from debubble.torch.run.run_data import RunData
 from debubble.torch.run.verify import reference
+from tests.patience import patience
 from tests.torch.world import ByValue
 
 pytestmark = pytest.mark.processes
@@ -45,7 +46,7 @@ def made(
 
 
 def ran(model: Any, schedule: db.Schedule = SCHEDULE, **settings: Any) -> RunReport:
-    words = {"steps": 0, "timeout": 30} | settings
+    words = {"steps": 0, "timeout": patience(30)} | settings
     source = model if isinstance(model, str) else ByValue(model)
     report = run(schedule, Settings(source, **words))
     assert report is not None

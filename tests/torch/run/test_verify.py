@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.torch.models.build import Model, build, gpt_tiny
+from debubble.torch.models.build import StagedModel, build, gpt_tiny
 from debubble.torch.run.run_data import RunData
 from debubble.torch.run.verify import RATE, reference, verify
 
@@ -21,7 +21,7 @@ def batches_of(schedule: db.Schedule) -> RunData:
     return RunData("mlp", schedule)
 
 
-def gradients(model: Model, microbatches: range) -> list[list[torch.Tensor]]:
+def gradients(model: StagedModel, microbatches: range) -> list[list[torch.Tensor]]:
     """Gradients of the mean loss by PyTorch, stage by stage, with the weights as they are."""
     whole = torch.nn.Sequential(*model.stages)
     whole.zero_grad()

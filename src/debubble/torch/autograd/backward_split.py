@@ -1,7 +1,7 @@
-"""The form of a stage's graph: which nodes I runs, where W begins, and what W does not need.
+"""Plans to split a backward: the nodes that I runs, the starts of W, and tensors W does not need.
 
-The graphs of a stage's microbatches have the same form. It is worked out for the first one; for the
-others it is compared, node by node, and worked out anew only where it differs.
+The graphs of a stage's microbatches have the same form. The plan is made for the first one; other
+graphs are compared with it, node by node, and planned anew only where they differ.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from debubble.torch.autograd.saved_tensors import addresses, saved_names, shows_
 
 @dataclass(eq=False)
 class WeightGroup:
-    """Nodes whose branches lead to the same weights, in numbers of a form."""
+    """Nodes whose branches lead to the same weights, by their numbers in a plan."""
 
     weights: list[Tensor]
     captures: list[int] = field(default_factory=list)
-    """Places in :attr:`SplitPlan.captures`."""
+    """Indices into :attr:`SplitPlan.captures`."""
     starts: list[int] = field(default_factory=list)
     """Roots from which no target can be reached."""
     several: bool = False
@@ -30,7 +30,7 @@ class WeightGroup:
 
 @dataclass(eq=False)
 class SplitPlan:
-    """The form of a stage's graph.
+    """A stage's graph, and how its backward is split.
 
     Nodes have numbers in the order of a search from the roots. A row of `nodes` has a node's class
     and its children: a number, a leaf's own node, which is the same in all graphs, or None.
@@ -47,19 +47,19 @@ class SplitPlan:
     """Roots from which a target can be reached."""
     groups: list[WeightGroup]
     early: list[GradientEdge]
-    """Weights whose gradients come in I."""
+    """Weights whose gradients I computes."""
     spent: list[tuple[int, str]]
-    """Nodes that W does not run, and what they call a tensor that nobody else saved."""
+    """Nodes that W does not run, and the name of a tensor that no other node saved."""
     stays: list[bool]
-    """Whether W needs a target."""
+    """If W needs a target, for each of them."""
 
 
-def same(
-    form: SplitPlan, starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
+def matching_nodes(
+    plan: SplitPlan, starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
 ) -> list[Node] | None:
-    """The nodes of a graph of this form, in its numbers; None for another form."""
+    """Return the nodes of a graph in the plan's numbers; None for a graph of another form."""
     nodes: list[Node] = []
-    for (number, slot), start in zip(form.starts, starts, strict=True):
+    for (number, slot), start in zip(plan.starts, starts, strict=True):
         if slot != start.output_nr:
             return None
         if number == len(nodes):
@@ -67,7 +67,7 @@ def same(
         elif number > len(nodes) or nodes[number] is not start.node:
             return None
     # Roots come first in the numbering, in both graphs.
-    for number, (kind, children) in enumerate(form.nodes):
+    for number, (kind, children) in enumerate(plan.nodes):
         node = nodes[number]
         functions = node.next_functions
         if node.__class__ is not kind or len(functions) != len(children):
@@ -82,7 +82,7 @@ def same(
                     return None
             elif child is not wanted:
                 return None
-    for place, end in zip(form.ends, ends, strict=True):
+    for place, end in zip(plan.ends, ends, strict=True):
         if place is not None and nodes[place] is not end.node:
             return None
     return nodes if len(set(nodes)) == len(nodes) else None
@@ -91,7 +91,7 @@ def same(
 def split_plan(
     starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
 ) -> tuple[SplitPlan, list[Node]]:
-    """Work out the form of a graph."""
+    """Plan how to split the backward of a graph; return the plan and the numbered nodes."""
     ended = {end.node for end in ends}
     numbers: dict[Node, int] = {}
     for start in starts:
@@ -127,11 +127,11 @@ def split_plan(
         for number in sorted(path - last)
     }  # fmt: skip
     past = [number for start in starts if (number := numbers[start.node]) not in path]
-    # Behind other nodes of a branch they are W's: who knows what these take.
-    behind = [leaf for number, row in enumerate(rows) if number not in path
+    # Weights below further nodes of a branch are W's: those nodes may need more than W keeps.
+    beyond = [leaf for number, row in enumerate(rows) if number not in path
               for child, _ in row[1] for leaf in _below(child, weights)]  # fmt: skip
-    behind += [leaf for number in past for leaf in weights[number]]
-    early = _early(list(branches.values()), behind)
+    beyond += [leaf for number in past for leaf in weights[number]]
+    early = _early(list(branches.values()), beyond)
     for number, found in branches.items():
         if any(id(leaf) not in early for leaf in found):
             places = range(len(captures), len(captures) + len(slots[number]))
@@ -144,7 +144,7 @@ def split_plan(
             onward.append(place)
         elif weights[number]:
             _join(groups, WeightGroup(weights[number], starts=[place]))
-    # On the way from one use of a weight to the other are nodes of other groups, which need them.
+    # Between two uses of a weight are nodes of other groups: groups with several uses come first.
     groups.sort(key=lambda group: not group.several)
     spent = path - last - _run_again(rows, captures, groups, weights)
     others = [node for number, node in enumerate(nodes) if number not in spent]
@@ -153,21 +153,21 @@ def split_plan(
         for address in addresses(node, name)
     }  # fmt: skip
     shown = all(map(shows_saved, others))
-    form = SplitPlan(
+    plan = SplitPlan(
         [(numbers[start.node], start.output_nr) for start in starts],
         [numbers.get(end.node) for end in ends],
         rows, captures, onward, groups, list(early.values()), _spent(nodes, rows, spent, needed),
         [not shown or bool(storages(_below(end.node, [])).keys() & needed) for end in ends],
     )  # fmt: skip
-    return form, nodes
+    return plan, nodes
 
 
-def _early(branches: Sequence[list[Tensor]], behind: Sequence[Tensor]) -> dict[int, GradientEdge]:
-    """Vectors among the weights, by id, and where their gradients go in.
+def _early(branches: Sequence[list[Tensor]], beyond: Sequence[Tensor]) -> dict[int, GradientEdge]:
+    """Return the vectors among the weights, by id, and the edges of their gradients.
 
-    Not those that W reaches with others, or that are `behind` other nodes.
+    Those that W reaches together with others, or that are `beyond` other nodes, are left out.
     """
-    late = {id(leaf) for leaf in behind}
+    late = {id(leaf) for leaf in beyond}
     late |= {id(leaf) for found in branches for leaf in found if leaf.dim() > 1}
     count = -1
     while count != len(late):
@@ -188,12 +188,12 @@ def _run_again(
     groups: Sequence[WeightGroup],
     weights: Sequence[list[Tensor]],
 ) -> set[int]:
-    """Nodes on the way to the targets that W runs, too."""
+    """Return the nodes on the way to the targets that W runs, too."""
     found = {number for number, _ in captures}
     for group in groups:
         if not group.several:
             continue
-        # W goes from use to use of a weight.
+        # W runs from use to use of a weight.
         mine = {id(leaf) for leaf in group.weights}
         stack = [captures[place][0] for place in group.captures]
         seen = set(stack)
@@ -211,7 +211,7 @@ def _run_again(
 def _spent(
     nodes: Sequence[Node], rows: _Rows, spent: set[int], needed: set[int]
 ) -> list[tuple[int, str]]:
-    """What `spent` nodes saved, and neither is a weight nor `needed` by others."""
+    """Return tensors that `spent` nodes saved, without weights and those `needed` by others."""
     ends = {child for row in rows for child, _ in row[1] if not isinstance(child, int)}
     stays = needed | storages(leaf for end in ends for leaf in _below(end, [])).keys()
     return [
@@ -225,7 +225,7 @@ _Rows: TypeAlias = list[tuple[type, list[tuple[int | Node | None, int]]]]
 
 
 def _order(rows: _Rows) -> list[int]:
-    """Numbers of all nodes, children before parents."""
+    """Return the numbers of all nodes, children before parents."""
     done: list[int] = []
     seen: set[int] = set()
     stack = [(number, False) for number in range(len(rows))]
@@ -241,7 +241,7 @@ def _order(rows: _Rows) -> list[int]:
 
 
 def _path(rows: _Rows, ends: set[int]) -> set[int]:
-    """Nodes from which an end can be reached, ends included."""
+    """Return the nodes from which an end can be reached, ends included."""
     path = set(ends)
     for number in _order(rows):
         if any(isinstance(child, int) and child in path for child, _ in rows[number][1]):
@@ -250,7 +250,7 @@ def _path(rows: _Rows, ends: set[int]) -> set[int]:
 
 
 def _weights(nodes: Sequence[Node], rows: _Rows) -> list[list[Tensor]]:
-    """The leaves below every node; below a node that is a leaf's own, that leaf."""
+    """Return the leaves below every node; the node of a leaf has that leaf."""
     found: list[list[Tensor]] = [[] for _ in rows]
     for number in _order(rows):
         leaf = _leaf(nodes[number])
@@ -280,7 +280,7 @@ def _once(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _join(groups: list[WeightGroup], new: WeightGroup) -> None:
-    """Add a group; those that share a weight come together."""
+    """Add a group, and join it with those that share a weight."""
     mine = {id(leaf) for leaf in new.weights}
     for other in [group for group in groups if mine & {id(leaf) for leaf in group.weights}]:
         groups.remove(other)

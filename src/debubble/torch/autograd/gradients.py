@@ -1,4 +1,4 @@
-"""Gradients at the end of a step: sums over homes, averages over replicas, norms."""
+"""Gradients at the end of a step: sums of tied weights, averages over replicas, norms."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from debubble.torch.autograd.tied_weights import (
     local,
     split_parts,
 )
-from debubble.torch.models.sharded import is_dtensor, is_sharded
 from debubble.torch.ranks.process_group import Ranks
+from debubble.torch.ranks.sharded import is_dtensor, is_sharded
 
 
 class Gradients:
-    """The gradients of one rank's stages, of weights with several `homes`, too."""
+    """The gradients of one rank's stages, with those of weights that several ranks have."""
 
-    def __init__(self, modules: Mapping[int, nn.Module], homes: TiedWeights) -> None:
-        self.modules, self.homes = modules, homes
+    def __init__(self, modules: Mapping[int, nn.Module], tied: TiedWeights) -> None:
+        self.modules, self._tied = modules, tied
         self._replicated = {
             stage: module for stage, module in modules.items()
             if isinstance(module, DistributedDataParallel)
         }  # fmt: skip
-        weights = [one.parameter for one in homes.shared]
+        weights = [one.parameter for one in tied.shared]
         weights += [w for module in self._replicated.values() for w in module.parameters()]
         self._aside = list({id(weight): weight for weight in weights}.values())
         aside = {id(weight) for weight in self._aside}
-        # fully_shard puts others in the place of its own while they are gathered.
+        # fully_shard replaces its own parameters by others while they are gathered.
         self._places = [
             (stage, part, name, own)
             for stage, module in modules.items() for part in module.modules()
@@ -45,7 +45,7 @@ class Gradients:
         self._averaged: set[int] = set()
 
     def start(self) -> None:
-        """Begin a step: what is there of earlier ones is neither summed nor averaged again.
+        """Begin a step: gradients of earlier ones are neither summed nor averaged again.
 
         Raises ParameterError when a parameter that is summed or averaged is no longer the module's.
         """
@@ -61,7 +61,7 @@ class Gradients:
             weight.grad = None
 
     def reduce(self, stage: int) -> None:
-        """Average over the replicas of a stage, once in a step."""
+        """Average gradients over the replicas of a stage, once in a step."""
         module = self._replicated.get(stage)
         if module is None or stage in self._averaged:
             return
@@ -77,10 +77,10 @@ class Gradients:
                 weight.grad = total / size
 
     def finish(self) -> None:
-        """End a step."""
+        """End a step: average over replicas, and sum over ranks."""
         for stage in sorted(self._replicated):
             self.reduce(stage)
-        shared = {id(one.parameter): one.parameter for one in self.homes.shared}
+        shared = {id(one.parameter): one.parameter for one in self._tied.shared}
         new = {key: weight.grad for key, weight in shared.items()}
         for weight in self._aside:
             before = self._before[id(weight)]
@@ -91,15 +91,16 @@ class Gradients:
                 if part is not None:
                     add_gradient(weight, local(part))
         self._before = {}
-        self.homes.sum(new)
+        self._tied.sum(new)
 
     def clip(self, weights: Iterable[Tensor], largest: float, kind: float, ranks: Ranks) -> Tensor:
-        """Scale gradients so that their norm over all ranks is at most `largest`; the norm before.
+        """Scale gradients so that their norm over all ranks is at most `largest`.
 
-        The `weights` are all parameters of this rank; those that another rank counts, too, count
-        there. The `kind` is 2 for the Euclidean norm, infinity for the largest number.
+        Returns the norm before. The `weights` are all parameters of this rank; of a weight that
+        several ranks have only the first one counts. The `kind` is 2 for the Euclidean norm,
+        infinity for the largest number.
         """
-        elsewhere = {id(one.parameter) for one in self.homes.shared if one.source != ranks.rank}
+        elsewhere = {id(one.parameter) for one in self._tied.shared if one.source != ranks.rank}
         there = {id(weight): weight.grad for weight in weights if weight.grad is not None}
         norm = torch.zeros((), dtype=torch.float64)
         for gradient in (gradient for key, gradient in there.items() if key not in elsewhere):
@@ -119,17 +120,17 @@ class Gradients:
 
 def hold_gradient_sync(module: nn.Module) -> None:
     """Keep ``fully_shard`` from exchanging gradients and dropping weights after a backward."""
-    for part in module.modules():
-        if is_sharded(part):
-            part.set_is_last_backward(False)
-            part.set_reshard_after_backward(False)
-            part.set_requires_gradient_sync(False)
+    _set_last_backward(module, False)
 
 
 def release_gradient_sync(module: nn.Module) -> None:
     """Let ``fully_shard`` do so after the next backward, the last of a step."""
+    _set_last_backward(module, True)
+
+
+def _set_last_backward(module: nn.Module, last: bool) -> None:
     for part in module.modules():
         if is_sharded(part):
-            part.set_is_last_backward(True)
-            part.set_reshard_after_backward(True)
-            part.set_requires_gradient_sync(True)
+            part.set_is_last_backward(last)
+            part.set_reshard_after_backward(last)
+            part.set_requires_gradient_sync(last)

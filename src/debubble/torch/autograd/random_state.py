@@ -1,4 +1,4 @@
-"""The state of the random numbers, so that a recompute draws what its forward drew."""
+"""State of the random numbers, so that a recompute draws the numbers of its forward."""
 
 from __future__ import annotations
 
@@ -12,29 +12,23 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class RandomState:
-    """The states of the generators of the host and of a device."""
+    """States of the generators of the host and of a device."""
 
-    host: Tensor
     device: torch.device
+    host: Tensor
     cuda: Tensor | None
 
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
-        """As it is."""
+        """Return the present state."""
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls(torch.get_rng_state(), device, cuda)
+        return cls(device, torch.get_rng_state(), cuda)
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """A context in which random numbers are drawn from here; it leaves no trace."""
-        before = RandomState.now(self.device)
-        self._set()
-        try:
+        """Draw random numbers from this state; afterwards the present one is back."""
+        with torch.random.fork_rng([] if self.cuda is None else [self.device]):
+            torch.set_rng_state(self.host)
+            if self.cuda is not None:
+                torch.cuda.set_rng_state(self.cuda, self.device)
             yield
-        finally:
-            before._set()
-
-    def _set(self) -> None:
-        torch.set_rng_state(self.host)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)

@@ -1,4 +1,4 @@
-"""What autograd keeps of a forward: how many bytes, and how to release some before the others."""
+"""Tensors that autograd saves in a forward: their bytes, and their early release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Bytes of the storages that tensors are views of, by their address."""
+    """Return the bytes of the storages of tensors, by address."""
     found = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -25,32 +25,32 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 def parameters_and_buffers(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters and buffers."""
+    """Yield parameters and buffers."""
     yield from module.parameters()
     yield from module.buffers()
 
 
 @cache
 def saved_names(kind: type[Node]) -> tuple[str, ...]:
-    """What the nodes of a class call the tensors that autograd saved for their backward."""
+    """Return the names of the tensors that autograd saves in nodes of a class."""
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
 def addresses(node: Node, name: str) -> set[int]:
-    """Where the storages of such tensors are, numbers aside; those that are known."""
+    """Return the addresses of such tensors' storages, as far as known, without single numbers."""
     found = set()
     for handle in _handles(node, name):
         kept = getattr(handle, "data", None)
         tensor = kept.tensor if isinstance(kept, Slot) else kept
         if isinstance(tensor, Tensor) and tensor.numel() > 1:
-            # Sparse tensors and wrappers have no storage to tell of, and so are not released.
+            # Sparse tensors and wrappers show no storage, and so are not released.
             with suppress(RuntimeError):
                 found.add(tensor.untyped_storage().data_ptr())
     return found
 
 
 def shows_saved(node: Node) -> bool:
-    """Whether :func:`addresses` has all that a node computes with.
+    """Return if :func:`addresses` sees all tensors that a node uses.
 
     A custom function, or a hook as that of checkpointing, may hold tensors of its own.
     """
@@ -61,10 +61,10 @@ def shows_saved(node: Node) -> bool:
 
 
 def release(node: Node, name: str) -> None:
-    """Let go of such tensors; the node cannot run again."""
+    """Release such tensors; the node cannot run again."""
     for handle in _handles(node, name):
         try:
-            # What a hook takes is held no longer, and this one gives nothing back.
+            # A saved tensor that a hook has packed is held no longer; this one keeps nothing.
             handle.register_hooks(_nothing, _gone)
         except RuntimeError:
             kept = getattr(handle, "data", None)
@@ -86,16 +86,16 @@ def _gone(_: None) -> Tensor:
 
 
 class Slot:
-    """What a hook keeps in the place of a saved tensor, as long as the graph needs it."""
+    """Place of a saved tensor in the graph, kept by a hook as long as the graph needs it."""
 
     def __init__(self, tensor: Tensor | None) -> None:
         self.tensor = tensor
 
 
 class SavedTensors:
-    """The tensors that nodes of autograd's graph keep, for as long as they do.
+    """Tensors that nodes of autograd's graph hold, as long as they do.
 
-    Those that are `resident` are there anyway: weights and buffers.
+    Those that are `resident`, weights and buffers, do not count.
     """
 
     def __init__(self, resident: Iterable[Tensor]) -> None:
@@ -103,18 +103,18 @@ class SavedTensors:
         self._slots: list[weakref.ref[Slot]] = []
 
     def watch(self) -> AbstractContextManager[Any]:
-        """A context in which everything that a forward saves is noted."""
-        # Compiled code calls these two, and they are no part of it. Saying so loads the compiler,
-        # which takes as long as loading PyTorch: only here, where something is watched.
+        """Return a context in which the tensors that a forward saves are collected."""
+        # Compiled code calls these two, and they are no part of it. To disable them loads the
+        # compiler, which takes as long as loading PyTorch: only where tensors are collected.
         hooks = map(torch.compiler.disable, (self._pack, _unpack))
         return torch.autograd.graph.saved_tensors_hooks(*hooks)
 
     def share(self, more: Iterable[Tensor]) -> None:
-        """Count what is kept now, and `more`, no longer: it belongs to others, too."""
+        """Count tensors held now, and `more`, no longer: other microbatches share them."""
         self._resident |= storages([*self._kept(), *more])
 
     def bytes(self, more: Iterable[Tensor] = ()) -> int:
-        """Bytes of what is still kept, and of `more`."""
+        """Return the bytes of tensors that are still held, and of `more`."""
         kept = storages([*self._kept(), *more])
         return sum(size for address, size in kept.items() if address not in self._resident)
 
@@ -123,7 +123,7 @@ class SavedTensors:
         return (slot.tensor for slot in slots if slot.tensor is not None)
 
     def _pack(self, tensor: Tensor) -> Slot:
-        # An output with its node would keep that node, and the node this slot.
+        # An output that is saved holds its node, and the node this slot: detached, it does not.
         slot = Slot(tensor.detach())
         self._slots.append(weakref.ref(slot))
         return slot

@@ -1,4 +1,4 @@
-"""Weights with several homes: stages of several copies of the model, and tied weights."""
+"""Weights of several ranks: those of copies of the model, and tied weights."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.torch.models.modules import bare, bare_name
 from debubble.torch.models.shard_output_layer import LAYERS
-from debubble.torch.models.sharded import is_dtensor
 from debubble.torch.ranks.process_group import Ranks
-from debubble.torch.setup import tied_by_config
+from debubble.torch.ranks.sharded import is_dtensor
 
 
 @dataclass(frozen=True, eq=False)
 class SharedWeight:
-    """A parameter of this rank that other ranks have, too."""
+    """A parameter that several ranks have."""
 
     name: str
-    """As its first stage calls it."""
+    """Its name in its first stage."""
     parameter: Tensor
-    """This rank's."""
+    """This rank's parameter."""
     ranks: tuple[int, ...]
-    """All that have it, in ascending order."""
+    """All ranks that have it, in ascending order."""
     source: int
-    """Whose values count."""
+    """Rank whose values count."""
 
 
 def names_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
-    """Parameters of stages by stage and name, as ``state_dict`` of a pipeline calls them."""
+    """Return parameters by stage and name, as ``state_dict`` of a pipeline names them."""
     return {
         f"{stage}.{bare_name(name)}": weight
         for stage, module in modules.items()
@@ -49,11 +48,11 @@ def find_shared_weights(
     shared: Iterable[Sequence[str]],
     same: Iterable[Sequence[str]],
 ) -> list[SharedWeight]:
-    """Parameters with homes on several ranks; all ranks take part.
+    """Return the parameters that several ranks have, on all ranks.
 
-    The user names the tied weights in `shared`; those in `same` were found, as one object in
-    several stages. Raises ParameterError when a name is not known, shapes differ, or nobody can
-    know what is tied.
+    The user names tied weights in `shared`; those in `same` were found, as one object in several
+    stages. Raises ParameterError when a name is not known, shapes differ, or a model has tied
+    weights that cannot be found.
     """
     shared = list(shared)
     if any(isinstance(tie, str) for tie in shared):
@@ -72,7 +71,7 @@ def find_shared_weights(
             'shared=[("0.embed.weight", "7.head.weight")]'
         )
     ties = [tuple(map(str, tie)) for tie in (*shared, *same)]
-    tied = tied_by_config(modules)
+    tied = _tied_by_config(modules)
     found = ranks.channel.gather((facts, ties, tied))
     known = {name: fact for theirs, _, _ in found for name, fact in theirs.items()}
     classes = _classes(sorted({tie for _, each, _ in found for tie in each}), known)
@@ -108,7 +107,7 @@ def find_shared_weights(
 
 
 def _likely(known: Mapping[str, Any], last: int) -> tuple[str, str]:
-    """The largest matrices of one shape in the first and the last stage."""
+    """Return the names of the largest matrices of one shape in the first and the last stage."""
     pairs = [
         (math.prod(known[one][0]), one, other)
         for one in known if _stage(one) == 0
@@ -120,7 +119,7 @@ def _likely(known: Mapping[str, Any], last: int) -> tuple[str, str]:
 
 
 def _classes(ties: Sequence[Sequence[str]], known: Mapping[str, Any]) -> list[list[str]]:
-    """Names of one and the same weight, ordered by stage."""
+    """Return lists of the names of one weight each, ordered by stage."""
     classes: list[set[str]] = []
     for tie in ties:
         for name in tie:
@@ -151,22 +150,31 @@ def _stage(name: str) -> int:
 
 
 def _replace(modules: Mapping[int, nn.Module], name: str, weight: Tensor) -> None:
-    """Make two parameters of one rank one."""
+    """Replace a parameter by another one of this rank."""
     stage, _, path = name.partition(".")
     owner, _, leaf = path.rpartition(".")
     setattr(bare(modules[int(stage)]).get_submodule(owner), leaf, weight)
 
 
+def _tied_by_config(modules: Mapping[int, nn.Module]) -> str:
+    """Return a stage whose configuration ties embedding and head, empty for none."""
+    for stage, module in modules.items():
+        for part in module.modules():
+            if getattr(getattr(part, "config", None), "tie_word_embeddings", False) is True:
+                return f"stage {stage} ({type(part).__name__})"
+    return ""
+
+
 class TiedWeights:
-    """Exchanges what has several homes."""
+    """Exchange of weights that several ranks have, and of their gradients."""
 
     def __init__(self, shared: Sequence[SharedWeight], ranks: Ranks) -> None:
         self.ranks = ranks
         self.shared = sorted(shared, key=lambda one: (one.ranks, one.name))
         self._groups = sorted({one.ranks for one in self.shared})
 
-    def level(self, modules: Mapping[int, nn.Module], schedule: Schedule) -> None:
-        """Make values equal: those of the first home are taken."""
+    def broadcast(self, modules: Mapping[int, nn.Module], schedule: Schedule) -> None:
+        """Send the values of each weight from its first rank to the others."""
         with torch.no_grad():
             for one in self.shared:
                 self._take(one.ranks, one.source, one.parameter)
@@ -178,16 +186,16 @@ class TiedWeights:
                         self._take(owners, table[0][stage], buffer)
 
     def sum(self, contributions: Mapping[int, Tensor | None]) -> None:
-        """Add up gradients, by the parameter's id; where nobody has one, there is none.
+        """Sum gradients, given by the parameter's id, and add them to the parameters' ``grad``.
 
-        They are added to the parameters' ``grad``.
+        A parameter without a gradient on any rank gets none.
         """
         for owners in self._groups:
             ours = [one for one in self.shared if one.ranks == owners]
             for dtype in sorted({one.parameter.dtype for one in ours}, key=str):
                 some = [one.parameter for one in ours if one.parameter.dtype == dtype]
                 row = flatten_parts(some, [contributions[id(weight)] for weight in some])
-                # Added in one order everywhere, so that all homes get the very same.
+                # Added in one order everywhere, so that all ranks get equal bits.
                 total, *others = self.ranks.exchange(row.to(self.ranks.wire), owners)
                 for other in others:
                     total = total + other
@@ -203,7 +211,7 @@ class TiedWeights:
 
 
 def flatten_parts(weights: Sequence[Tensor], parts: Sequence[Tensor | None]) -> Tensor:
-    """A part for each weight of one type, zeros for none, and behind them which are there."""
+    """Return the parts of weights in one row, zeros for none, and flags which are there."""
     row = [
         torch.zeros_like(local(weight)).flatten() if part is None else local(part).flatten()
         for weight, part in zip(weights, parts, strict=True)
@@ -213,7 +221,7 @@ def flatten_parts(weights: Sequence[Tensor], parts: Sequence[Tensor | None]) -> 
 
 
 def split_parts(row: Tensor, weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of a sum of such rows, every weight that has a part in one of them, and its part."""
+    """Yield the weights with a part in the sum of such rows, and their parts."""
     shapes = [local(weight).shape for weight in weights]
     *sums, present = row.split([*(shape.numel() for shape in shapes), len(weights)])
     for weight, shape, part, has in zip(weights, shapes, sums, present.tolist(), strict=True):
@@ -222,12 +230,12 @@ def split_parts(row: Tensor, weights: Sequence[Tensor]) -> Iterator[tuple[Tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What is here of a tensor that may be sharded over owners."""
+    """Return this rank's part of a tensor that may be sharded."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def add_gradient(weight: Tensor, part: Tensor) -> None:
-    """Add to a parameter's gradient; `part` is what is here of it."""
+    """Add this rank's part to a parameter's gradient."""
     if weight.grad is None:
         if is_dtensor(weight):
             from torch.distributed.tensor import DTensor

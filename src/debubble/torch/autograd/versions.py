@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 class Versions:
-    """The newest versions of a module's weights; each has gradients of its own.
+    """The newest versions of a module's weights, each with its own gradients.
 
-    So many are `kept`, the newest one included: the module's parameters.
+    `kept` is their number, with the newest one: the module's parameters.
     """
 
     def __init__(self, module: nn.Module, kept: int) -> None:
@@ -23,13 +23,13 @@ class Versions:
         self._used: dict[int, dict[str, Tensor]] = {}
 
     def start(self) -> None:
-        """Begin a step: an optimizer may have changed the weights since the last one."""
+        """Begin a step; an optimizer may have changed the weights since the last one."""
         self.refresh()
         self._begin = self._count
         self._used.clear()
 
     def refresh(self) -> None:
-        """Take the weights as a new version when they have changed."""
+        """Keep the weights as a new version when they have changed."""
         weights = dict(self._module.named_parameters())
         now = tuple(weight._version for weight in weights.values())
         if now == self._seen:
@@ -43,7 +43,7 @@ class Versions:
         self._copies.pop(self._count - self._kept, None)
 
     def of(self, iteration: int) -> Mapping[str, Tensor]:
-        """The version for an iteration of the step: the oldest that is kept when it begins."""
+        """Return the version for an iteration: the oldest that is kept when it begins."""
         wanted = max(self._begin + iteration - self._kept + 1, min(self._copies))
         number = min(wanted, self._count)
         found = self._copies[number]

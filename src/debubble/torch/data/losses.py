@@ -1,4 +1,4 @@
-"""Losses that a stage adds on its own, such as the balance of a mixture of experts."""
+"""Losses of microbatches, and auxiliary losses such as the balance of a mixture of experts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ADDED: ContextVar[list[Tensor] | None] = ContextVar("added losses", default=Non
 def add_loss(value: Tensor) -> None:
     """Add a scalar to the loss of the microbatch whose forward runs.
 
-    Called in the forward of a stage. The value counts like the microbatch's own loss; where nobody
-    collects losses, in a forward without a backward for instance, it is dropped.
+    Called in the forward of a stage. The value counts like the microbatch's own loss; outside of
+    pipelines, in a forward by itself for instance, it is dropped.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def add_loss(value: Tensor) -> None:
     Raises
     ------
     ParameterError
-        When it is none.
+        When the value is not one number.
     """
     if not isinstance(value, Tensor) or value.numel() != 1:
         what = list(value.shape) if isinstance(value, Tensor) else repr(value)
@@ -40,21 +40,21 @@ def add_loss(value: Tensor) -> None:
 
 
 class Loss:
-    """The training loop's loss function, with the keyword arguments of a step."""
+    """Loss function of the training loop, with the keyword arguments of a step."""
 
     def __init__(self, compute: Callable[..., Tensor]) -> None:
         self._compute = compute
         self._kwargs: dict[str, Any] = {}
 
     def __call__(self, output: Any, target: Any) -> Tensor:
-        """The loss of a microbatch."""
+        """Return the loss of a microbatch."""
         return self._compute(output, target, **self._kwargs)
 
     def take(self, kwargs: Mapping[str, Any] | None, sharded: bool) -> None:
-        """Take the keyword arguments of a step.
+        """Set the keyword arguments of a step.
 
-        Raises ParameterError when there are some and the loss is not called, as of a sharded output
-        layer.
+        Raises ParameterError when there are some and the output layer is `sharded`: it computes its
+        loss itself.
         """
         if kwargs and sharded:
             raise ParameterError(
@@ -65,7 +65,7 @@ class Loss:
 
 
 class added_losses:  # noqa: N801 - it is called as a function
-    """A context that collects what :func:`add_loss` gets."""
+    """Context that collects the losses that :func:`add_loss` gets."""
 
     __slots__ = ("_token",)
 
@@ -79,9 +79,9 @@ class added_losses:  # noqa: N801 - it is called as a function
 
 
 def zero_of(output: Any) -> Tensor:
-    """A zero whose gradient is zero everywhere in an output, whatever numbers that has.
+    """Return a zero whose gradient is zero everywhere in an output.
 
-    It takes the place of a loss that counts nowhere: NaN times 0 would be NaN.
+    It replaces a loss that counts nowhere: NaN times 0 would be NaN.
     """
     found = torch.zeros(())
     for leaf in pytree.tree_leaves(output):
@@ -93,7 +93,7 @@ def zero_of(output: Any) -> Tensor:
 
 
 def check_loss_value(loss: Any, output: Any) -> Tensor:
-    """The loss as a tensor without dimensions; one that gives no gradient is refused."""
+    """Return a loss as a tensor without dimensions; refuse one that gives no gradient."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ParameterError(

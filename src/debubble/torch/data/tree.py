@@ -1,4 +1,4 @@
-"""What goes from stage to stage: trees of tensors, taken apart for the wire and put together."""
+"""Trees of tensors between stages: taken apart for the wire, and put together after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from debubble.torch.errors import RunError
 
 
 class Leaf(NamedTuple):
-    """A tensor of a tree, without its numbers; `carries` when a gradient comes back for it."""
+    """Shape and type of a tensor in a tree; `carries` when a gradient comes back for it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -23,7 +23,7 @@ class Leaf(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A leaf that is no tensor: it belongs to the form of the tree."""
+    """A leaf that is no tensor, which is part of the form of the tree."""
 
     value: Any
 
@@ -32,27 +32,27 @@ class Constant(NamedTuple):
 
 
 class TreeForm(NamedTuple):
-    """The form of a tree."""
+    """Form of a tree: its structure, with shapes and types of its tensors."""
 
     tree: pytree.TreeSpec
     leaves: tuple[Leaf | Constant, ...]
 
     @property
     def tensors(self) -> list[Leaf]:
-        """Its tensors, in order."""
+        """Forms of its tensors, in order."""
         return [leaf for leaf in self.leaves if isinstance(leaf, Leaf)]
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.leaves)) or "nothing"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A tree of numbers has the form, in types that can be pickled.
+        # Structures cannot be pickled, but a tree of numbers with the same structure can.
         numbers = pytree.tree_unflatten(range(len(self.leaves)), self.tree)
         return _spec, (numbers, self.leaves)
 
 
 ONE = pytree.tree_structure(0)
-"""The form of a tree that is one leaf."""
+"""Structure of a tree that is one leaf."""
 
 
 def _spec(numbers: Any, leaves: tuple[Leaf | Constant, ...]) -> TreeForm:
@@ -60,7 +60,7 @@ def _spec(numbers: Any, leaves: tuple[Leaf | Constant, ...]) -> TreeForm:
 
 
 def take_apart(value: Any, trains: bool) -> tuple[list[Tensor], TreeForm]:
-    """Tensors of a tree, and its form; if the stage trains, those that can carry gradients."""
+    """Return a tree's tensors and form; gradients come back for them if the stage `trains`."""
     if isinstance(value, Tensor):
         return [value], TreeForm(ONE, (_leaf(value, trains),))
     leaves, tree = pytree.tree_flatten(value)
@@ -71,31 +71,31 @@ def take_apart(value: Any, trains: bool) -> tuple[list[Tensor], TreeForm]:
     return tensors, TreeForm(tree, forms)
 
 
-def put_together(tensors: list[Tensor], spec: TreeForm) -> Any:
-    """The tree of these tensors."""
-    if spec.tree is ONE or (len(spec.leaves) == 1 == len(tensors) and spec.tree == ONE):
+def put_together(tensors: list[Tensor], form: TreeForm) -> Any:
+    """Return the tree with these tensors."""
+    if form.tree is ONE or (len(form.leaves) == 1 == len(tensors) and form.tree == ONE):
         return tensors[0]
     rest = iter(tensors)
-    leaves = [next(rest) if isinstance(leaf, Leaf) else leaf.value for leaf in spec.leaves]
-    return pytree.tree_unflatten(leaves, spec.tree)
+    leaves = [next(rest) if isinstance(leaf, Leaf) else leaf.value for leaf in form.leaves]
+    return pytree.tree_unflatten(leaves, form.tree)
 
 
 def arguments(value: Any) -> tuple[Any, ...]:
-    """What a stage gets of another's output: a tuple or list is several arguments."""
+    """Return another stage's output as arguments: a tuple or list is several."""
     if isinstance(value, tuple | list):
         return tuple(value)
     return (value,)
 
 
 def moved_to(tree: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
-    """A tree of tensors on another device, maybe with another type of floating-point numbers."""
+    """Return a tree on another device, with another type of floating-point numbers if given."""
     return pytree.tree_map_only(
         Tensor, lambda x: x.to(device, dtype if x.is_floating_point() else None), tree
     )
 
 
 def differentiable(tensor: Tensor) -> bool:
-    """Whether tensors of its type have gradients: those of real and of complex numbers."""
+    """Return if a tensor's type can have gradients: real and complex numbers."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 

@@ -14,64 +14,63 @@ import torch.fx.experimental.symbolic_shapes  # autograd's first backward would,
 from torch import Tensor
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind, Need
+from debubble.lowering.transfers import ReceivePolicy
 from debubble.torch.autograd.gradients import Gradients, hold_gradient_sync, release_gradient_sync
-from debubble.torch.data.batch import ForwardResult, StepData, summed
+from debubble.torch.data.batch import ForwardResult, StepData, add_by_unit
+from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.offload import Copies
 from debubble.torch.engine.pairs import Pairs
 from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 from debubble.torch.engine.recorder import Recorder
-from debubble.torch.engine.stage import StageInput, StageOutput, stages_of
+from debubble.torch.engine.stage import StageInput, StageOutput, make_stages
 from debubble.torch.engine.tasks import (
     BACKWARD,
     BY_SHARD,
     FORWARD,
-    Key,
+    InputKey,
     Task,
+    bounds_of_groups,
     find_answers,
     find_moves,
-    group_bounds,
     make_tasks,
     sleep_until,
 )
 from debubble.torch.engine.vocabulary import Shard
-from debubble.torch.engine.wire import Arrival, Boundary, Wire
+from debubble.torch.engine.wire import Arrival, Boundary, ReceivePost, SendPost, Wire
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import autocast_of
-from debubble.torch.models.sharded import is_sharded
-from debubble.torch.ranks.watch import RankState, Watch
-from debubble.torch.setup import EngineSetup
+from debubble.torch.ranks.progress_table import RankState, Watch
+from debubble.torch.ranks.sharded import is_sharded
 
 
 @dataclass(eq=False)
 class OwnEngine:
-    """One rank of a schedule."""
+    """One rank of a schedule on our own engine."""
 
     setup: EngineSetup
-    """What to run, on what."""
+    """Schedule, stages and loss."""
     gradients: Gradients
-    """Takes part where data-parallel replicas exchange gradients."""
+    """Gradients that several ranks sum or average."""
     watch: Watch
-    """Is told where this rank is."""
+    """Progress of this rank, for messages."""
     wire: Wire
-    """Transfers, with the forms that were learned already."""
+    """Transfers, with the forms that are known already."""
     shard: Shard | None = None
     """This rank's rows of the output layer, where that is sharded."""
     pace: Sequence[float] = ()
-    """Seconds that each action of the schedule is made to last at least, to imitate other hardware;
-    empty for as long as it takes."""
+    """Shortest time of each action of the schedule in seconds, to imitate other hardware; empty for
+    as long as it takes."""
     steps: Callable[[int], None] | None = None
-    """Takes an optimizer step; gets the number of the iteration. None where the training loop does,
-    which is after every walk."""
+    """Function that takes an optimizer step, by iteration; None where the training loop does, after
+    every walk."""
 
     def __post_init__(self) -> None:
         setup = self.setup
         self.ranks = setup.ranks
         schedule = setup.schedule
         # A batch is one piece of work, which is over when all its receives are.
-        late = self.ranks.batched
-        self.plan = plan = ExecutionPlan.of(
-            schedule, self.pace, "just-in-time" if late else "eager"
-        )
+        policy: ReceivePolicy = "just-in-time" if self.ranks.batched else "eager"
+        self.plan = plan = ExecutionPlan.of(schedule, self.pace, policy)
         self.schedule = plan.lowered
         self.program = plan.programs[self.ranks.rank]
         self.recorder = Recorder(len(self.program), self.ranks.device)
@@ -79,12 +78,12 @@ class OwnEngine:
         if self.shard is not None:
             self.shard.follow(plan)
         self._copies = Copies(self.ranks, plan)
-        self._ready: dict[Key, StageOutput | Arrival | list[Tensor]] = {}
+        self._ready: dict[InputKey, StageOutput | Arrival | list[Tensor]] = {}
         self._recomputed = {(s.stage, s.unit) for s in self.program if s.kind == Kind.R}
         self._leaving = {(s.stage, s.unit) for s in self.program if s.kind == Kind.OFFLOAD}
         self._away: set[tuple[int, int]] = set()
-        """Of these, what has not come back in this step."""
-        self.stages = stages_of(setup, self.program)
+        """Those of them that have not come back in this step."""
+        self.stages = make_stages(setup, self.program)
         self._versions = [one.versions for one in self.stages.values() if one.versions is not None]
         self._sharded = {number for number, module in setup.modules.items() if is_sharded(module)}
         self._ends = {
@@ -96,14 +95,14 @@ class OwnEngine:
         self._tasks = make_tasks(plan, self.ranks.rank, HANDLERS)
         self._forwards = [
             [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
-            for bounds in group_bounds(self.program)
+            for bounds in bounds_of_groups(self.program)
         ]
         self._batch, self._training = StepData(), True
         self._pairs = Pairs(self.ranks.device)
         self._casting: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def step(self, batch: StepData) -> dict[int, Tensor]:
-        """Walk the program once; gradients are added to those of the modules' parameters."""
+        """Run the program once, and add gradients to those of the modules' parameters."""
         self._start(batch, training=True)
         self._copies.start()
         for versions in self._versions:
@@ -128,7 +127,7 @@ class OwnEngine:
         return self._losses()
 
     def forward(self, batch: StepData, outputs: bool) -> ForwardResult:
-        """Forwards only, in the order of the program."""
+        """Run forwards only, in the order of the program."""
         self._start(batch, training=False)
         last = self.stages.get(self._last)
         kept: dict[int, Any] = {}
@@ -156,6 +155,8 @@ class OwnEngine:
 
     def _start(self, batch: StepData, training: bool) -> None:
         self._batch, self._training = batch, training
+        if batch.anew:
+            self.wire.forget()
         self._ready.clear()
         self._pairs.start()
         self._away = set(self._leaving) if training else set()
@@ -169,13 +170,12 @@ class OwnEngine:
         parts = [stage.losses for stage in self.stages.values()]
         if self.shard is not None:
             parts.append({unit: [loss] for unit, loss in self.shard.losses.items()})
-        return summed(parts)
+        return add_by_unit(parts)
 
     def _transfer(self, indices: Sequence[int]) -> None:
         """Post a group of sends and receives."""
         self.watch.position = indices[0]
-        sends: list[tuple[ProgramStep, Boundary, Sequence[Tensor], bool]] = []
-        receives, keys, sent = [], [], []
+        sends, receives, keys, sent = [], [], [], []
         for index in indices:
             step, is_send, back, stage, key = self._moves[index]
             boundary = self._boundary(step, stage)
@@ -184,17 +184,16 @@ class OwnEngine:
                 if ready is None or isinstance(ready, Arrival):
                     raise RunError(f"{step} has nothing to send; it comes before its computation")
                 tensors = ready.tensors if isinstance(ready, StageOutput) else ready
-                sends.append((step, boundary, tensors, back))
+                sends.append(SendPost(step, boundary, tensors, back))
                 self.recorder.begin(index)
                 sent.append(index)
             else:
-                receives.append((step, boundary, back))
-                keys.append((index, key))
+                receives.append(ReceivePost(step, boundary, back, index))
+                keys.append(key)
         now = time.perf_counter_ns()
         arrivals = self.wire.post(indices[0], sends, receives)
-        for (index, key), arrival in zip(keys, arrivals, strict=True):
-            arrival.position = index
-            self.recorder.posted[index] = now
+        for key, arrival in zip(keys, arrivals, strict=True):
+            self.recorder.posted[arrival.position] = now
             self._ready[key] = arrival
         for index in sent:
             self.recorder.finish(index)
@@ -249,14 +248,14 @@ class OwnEngine:
             )  # fmt: skip
         if step.stage < self._last:
             assert handed is not None, "only the last stage hands nothing on"
-            self.wire.check(self._boundary(step, step.stage + 1), handed.spec)
+            self.wire.check(self._boundary(step, step.stage + 1), handed.form)
             self._ready[FORWARD, step.stage + 1, unit] = handed
         elif self.shard is not None and handed is not None and training:
             self.shard.given(unit, handed.tensors[0])
 
     def _recompute(self, step: ProgramStep, operand: Any) -> None:
         if operand is not None:
-            # It only waits for the gradient, which is its backward's.
+            # R waits for the gradient without using it: it is its backward's.
             self._ready[BACKWARD, step.stage, step.unit] = operand
         with self._casting():
             self.stages[step.stage].recompute(step.unit)
@@ -287,7 +286,7 @@ class OwnEngine:
             self.shard.second_pass(step.unit)
 
     def _optimizer_step(self, step: ProgramStep, _: Any) -> None:
-        assert self.steps is not None, "without somebody to take them there are no such actions"
+        assert self.steps is not None, "schedules without such steps have no such actions"
         for versions in self._versions:
             versions.collect()
         self.gradients.finish()
@@ -315,7 +314,7 @@ class OwnEngine:
             getattr(self.setup.modules[step.stage], step.kind.name.lower())()
 
     def _wait_for(self, task: Task) -> Any:
-        """What an action computes with, when all that its kind needs is there."""
+        """Wait for all that an action's kind needs; return the input of its computation."""
         found = None if task.takes is None else self._take(task.takes, task.place)
         for need in task.rest:
             if Kind.RELOAD in need.kinds:
@@ -328,9 +327,9 @@ class OwnEngine:
         return found
 
     def _of_shard(self, task: Task, need: Need) -> Any:
-        """What the output layer's shards have to give; the gradient to the last stage's backward.
+        """Wait for the output layer's shards; return the gradient for the last stage's backward.
 
-        A recompute may have waited for that before.
+        A recompute may have waited for the gradient before.
         """
         step = task.step
         key = (BACKWARD, step.stage, step.unit)
@@ -343,7 +342,7 @@ class OwnEngine:
         return [shard.gradient(step.unit)] if need.last_stage_only else None
 
     def _come_back(self, task: Task) -> None:
-        """Wait for an activation that left, once."""
+        """Wait for an offloaded activation, once."""
         key = (task.step.stage, task.step.unit)
         if key in self._away:
             self._away.remove(key)
@@ -351,7 +350,7 @@ class OwnEngine:
             row = self._copies.back(key).to(self.ranks.device)
             self.stages[key[0]].activations(key[1]).come_back(row)
 
-    def _take(self, key: Key, index: int) -> Any:
+    def _take(self, key: InputKey, index: int) -> Any:
         found = self._ready.pop(key, None)
         if found is None:
             raise RunError(f"{self.program[index]} has no input; nothing was received for it")
@@ -362,10 +361,9 @@ class OwnEngine:
             tensors = self.wire.receive(found)
             self.recorder.finish(place)
             if self._training and place in self._answers:
-                self.wire.answered(*self._answers[place])
-            spec = found.spec
-            assert spec is not None, "a form comes with the first tensors at the latest"
-            return tensors if key[0] else StageOutput(tensors, spec)
+                self.wire.release_sent(*self._answers[place])
+            assert found.form is not None, "a form comes with the first tensors at the latest"
+            return tensors if key[0] else StageOutput(tensors, found.form)
         return found
 
     def _wait(self, index: int) -> None:
@@ -388,4 +386,4 @@ HANDLERS: dict[Kind, Callable[[OwnEngine, ProgramStep, Any], None]] = {
     Kind.UNSHARD: OwnEngine._gather,
     Kind.RESHARD: OwnEngine._gather,
 }
-"""What runs an action of a kind. Transfers go out in groups."""
+"""Handlers by kind of action. Transfers are posted in groups, by :meth:`OwnEngine._transfer`."""

@@ -1,4 +1,4 @@
-"""Overlapped groups: two halves at the same time, on two threads and, on a GPU, two streams."""
+"""Overlapped groups: two halves at a time, on two threads and, on a GPU, two streams."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from debubble.torch.engine.tasks import Task
 
 
 class Pairs:
-    """Runs groups of tasks; there is nothing of it where there are none."""
+    """Runner of groups of tasks; it makes no thread where there are none."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._helper: ThreadPoolExecutor | None = None
         self._aside: set[tuple[int, int]] = set()
-        """Stages and units whose forward ran on the side stream, where autograd keeps them."""
+        """Stages and units whose forward ran on the side stream; autograd keeps them there."""
 
     def start(self) -> None:
-        """Begin a step."""
+        """Forget the streams of the last step."""
         self._aside.clear()
 
     def run(self, calls: Sequence[tuple[Task, Any, Callable[[], None]]]) -> None:
@@ -35,7 +35,7 @@ class Pairs:
         Parameters
         ----------
         calls
-            Each with its task and with what it computes with.
+            Each with its task and its input.
         """
         current = None if self._side is None else torch.cuda.current_stream(self._device)
         if self._side is not None and current is not None:

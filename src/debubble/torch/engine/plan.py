@@ -1,4 +1,4 @@
-"""What every rank executes: the programs with transfers, resolved as far as they can be."""
+"""Programs of all ranks with transfers, resolved as far as they can be before a step."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from debubble.lowering.transfers import ReceivePolicy, add_transfers
 
 
 class ProgramStep(NamedTuple):
-    """One action of a program, with where things are.
+    """One action of a program.
 
-    ``pair`` is 0 alone, 1 and 2 in an overlapped pair; ``peer`` is the rank at the other end of a
-    transfer, or the rank that offloaded activations go to, −1 for none; ``slices`` are those of a
-    microbatch.
+    ``unit`` is its microbatch or slice of one; ``pair`` is 0 alone, 1 and 2 in an overlapped pair;
+    ``peer`` is the rank at the other end of a transfer, or the rank that offloaded activations go
+    to, −1 for none; ``slices`` is the number of slices of a microbatch.
     """
 
     kind: Kind
@@ -61,11 +61,11 @@ class ExecutionPlan:
     """A schedule, ready to be executed."""
 
     schedule: Schedule
-    """As given."""
+    """The schedule as given."""
     lowered: Schedule
-    """With transfers."""
+    """The schedule with transfers."""
     seconds: NDArray[np.float64]
-    """How long each of `schedule`'s actions is made to last at least; 0 for as long as it takes."""
+    """Shortest time of each of `schedule`'s actions; 0 for as long as it takes."""
 
     @classmethod
     def of(
@@ -83,13 +83,13 @@ class ExecutionPlan:
 
     @cached_property
     def positions(self) -> NDArray[np.int64]:
-        """Where each action of `schedule` is in `lowered`."""
+        """Position of each action of `schedule` in `lowered`."""
         if len(self.schedule) == len(self.lowered):
             return np.arange(len(self.schedule))
         return np.flatnonzero(~among(kinds_of(self.lowered.actions), TRANSFER_KINDS))
 
     def pace_of(self, rank: int) -> list[float]:
-        """`seconds` of the actions of a rank's program."""
+        """Return the `seconds` of the actions of a rank's program."""
         pace = np.zeros(len(self.lowered))
         pace[self.positions] = self.seconds
         found: list[float] = pace[self.lowered.offsets[rank] :][: len(self.programs[rank])].tolist()
@@ -97,7 +97,7 @@ class ExecutionPlan:
 
     @cached_property
     def programs(self) -> list[list[ProgramStep]]:
-        """Every rank's program."""
+        """Programs by rank."""
         return [self._program(rank) for rank in range(self.lowered.ranks)]
 
     def _program(self, rank: int) -> list[ProgramStep]:
@@ -121,7 +121,7 @@ class ExecutionPlan:
         return steps
 
     def text(self, rank: int, index: int) -> str:
-        """An action for messages, with the rank that it needs."""
+        """Return the words for an action in messages, with the rank that it needs."""
         program = self.programs[rank]
         if index < 0:
             return "the start of the step"

@@ -1,4 +1,4 @@
-"""One stage of the model: what F, R, I, W, B, OFFLOAD and RELOAD do there."""
+"""One stage of the model: F, R, I, W, B, OFFLOAD and RELOAD of it."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.torch.autograd.random_state import RandomState
-from debubble.torch.autograd.splitter import Branches, Splitter, backward_weight
+from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
 from debubble.torch.autograd.versions import Versions
 from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
 from debubble.torch.data.tree import Leaf, TreeForm, arguments, put_together, take_apart
+from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.offload import Activations
 from debubble.torch.engine.plan import ProgramStep
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import reason_not_split, saving_seen, without_sync
-from debubble.torch.setup import EngineSetup
 
 
 class StageOutput(NamedTuple):
-    """What goes from stage to stage: the tensors of a tree, and its form."""
+    """The output of a stage for the next one: tensors of a tree, and its form."""
 
     tensors: list[Tensor]
-    spec: TreeForm
+    form: TreeForm
 
     @property
     def carrying(self) -> list[Tensor]:
         """Tensors for which gradients come back."""
-        pairs = zip(self.tensors, self.spec.tensors, strict=True)
+        pairs = zip(self.tensors, self.form.tensors, strict=True)
         return [tensor for tensor, leaf in pairs if leaf.carries]
 
 
 class StageInput(NamedTuple):
-    """What a forward computes with."""
+    """The input of a forward."""
 
     args: tuple[Any, ...] | StageOutput
-    """Arguments of the first stage, or what the stage before handed on."""
+    """Arguments of the first stage, or the output of the stage before."""
     kwargs: Mapping[str, Any]
     target: Any
     weight: float
-    """Of the microbatch's loss, as its gradient counts it."""
+    """Weight of the microbatch's loss in the gradient."""
 
 
 @dataclass
 class UnitState:
-    """What a stage keeps of one microbatch or slice between its forward and its backward."""
+    """State of one microbatch or slice on a stage between its forward and its backward."""
 
     given: StageInput
     weights: Mapping[str, Tensor] | None = None
-    """A version of the weights that is not the module's own."""
+    """Version of the weights, when it is not the module's own."""
     random: RandomState | None = None
-    """That of the forward, for R."""
+    """Random numbers of the forward, for R."""
     roots: list[GradientEdge | None] = field(default_factory=list)
-    """Where the gradients of outputs go in, None for those that depend on nothing; empty before R.
+    """Edges for the gradients of outputs, None where an output depends on nothing; empty before R.
 
-    The outputs themselves are with who computes with them.
+    The outputs themselves are with their users.
     """
     losses: list[Tensor] = field(default_factory=list)
-    """Auxiliary ones, and that of the last stage."""
+    """Auxiliary losses, and that of the last stage."""
     keys: list[Tensor] = field(default_factory=list)
     """Keys and values of a slice."""
     inputs: list[Tensor] = field(default_factory=list)
@@ -73,11 +73,11 @@ class UnitState:
     """Keys and values of earlier slices."""
     activations: Activations | None = None
     made: bool = False
-    """Whether there is a graph."""
+    """If there is a graph."""
 
 
 Ends: TypeAlias = tuple[list[GradientEdge], list[Tensor]]
-"""Where a backward begins, and with which gradients."""
+"""Edges at which a backward begins, and their gradients."""
 
 
 @dataclass(eq=False)
@@ -86,33 +86,31 @@ class Stage:
 
     number: int
     module: nn.Module
-    """Its computation, with its own parameters."""
+    """Its computation and parameters."""
     loss: Callable[[Any, Any], Tensor] | None
-    """On the last stage, the mean loss of (output, target); None where its output layer is sharded,
-    and elsewhere."""
+    """Mean loss of (output, target) on the last stage; None elsewhere, and where the output layer
+    is sharded."""
     last: bool
-    """Whether nobody computes with its output."""
+    """If no other stage uses its output."""
     splits: bool
-    """Whether the schedule splits its backwards."""
+    """If the schedule splits its backwards."""
     fuses: bool | None
-    """Whether I does the whole backward then, and W nothing; when nobody has said so, None: that is
-    decided at the first forward."""
+    """If I then does the whole backward, and W nothing; None until the first forward shows it."""
     slices: int
-    """Slices of a microbatch."""
+    """Number of slices of a microbatch."""
     kept: int
-    """How many versions of the weights are kept."""
+    """Number of versions of the weights."""
     device: torch.device
-    """Where it computes."""
-    tell: Callable[[int, str], None]
-    """Is told once why a backward is not split."""
+    warn: Callable[[int, str], None]
+    """Called once with the reason why a backward is not split."""
 
     def __post_init__(self) -> None:
         self.held: dict[int, UnitState] = {}
         self._left: dict[int, list[Branches] | Ends] = {}
-        """What I left for W: branches, or the whole backward."""
+        """Work that I left for W: branches, or the whole backward."""
         self.losses: dict[int, list[Tensor]] = {}
         self.outputs: dict[int, Any] | None = None
-        """Where what the last stage returns is kept; None keeps nothing."""
+        """Outputs of the last stage by unit; None keeps none."""
         self.versions = Versions(self.module, self.kept) if self.kept > 1 else None
         self._replicated = isinstance(self.module, DistributedDataParallel)
         self._splitter = Splitter()
@@ -138,10 +136,10 @@ class Stage:
         recomputed: bool = False,
         leaves: bool = False,
     ) -> StageOutput | None:
-        """F: what goes to the next stage, None on the last.
+        """Run F; return the output for the next stage, None on the last.
 
-        Without a graph when it is `recomputed`, and nothing is kept without `graph`; `leaves` when
-        an OFFLOAD will come.
+        There is no graph when it is `recomputed`, and no state is kept without `graph`; `leaves` is
+        for an OFFLOAD that will come.
         """
         held = UnitState(given)
         if self.versions is not None and graph:
@@ -155,14 +153,14 @@ class Stage:
         return self._run(unit, held, graph=graph and not recomputed)
 
     def recompute(self, unit: int) -> None:
-        """R: the forward again, now with its graph."""
+        """Run R: the forward again, with its graph."""
         held = self._of(unit)
         assert held.random is not None, "a forward knows when an R will come"
         with held.random.again():
             self._run(unit, held, graph=True)
 
     def backward(self, unit: int, gradients: Sequence[Tensor] | None) -> list[Tensor]:
-        """B: the gradients of what the stage before handed on; those of weights are added up."""
+        """Run B: return the gradients of the inputs, and add those of the weights."""
         held = self._of(unit)
         roots, seeds = self._ends(unit, held, gradients)
         del self.held[unit]
@@ -172,9 +170,9 @@ class Stage:
         return [_gradient(leaf, leaf.grad) for leaf in held.inputs]
 
     def backward_input(self, unit: int, gradients: Sequence[Tensor] | None) -> list[Tensor]:
-        """I: the gradients of what the stage before handed on.
+        """Run I: return the gradients of the inputs.
 
-        Where there are none to compute, on the first stage for instance, all is left to W.
+        Where there are none, on the first stage for instance, all is left to W.
         """
         if self.fuses:
             return self.backward(unit, gradients)
@@ -194,19 +192,19 @@ class Stage:
         return [_gradient(*pair) for pair in zip(held.inputs, found[:count], strict=True)]
 
     def backward_weight(self, unit: int) -> None:
-        """W: what I left."""
+        """Run W: the work that I left."""
         if self.fuses:
             return
         if unit not in self._left:
             raise RunError("W comes before I")
         left = self._left.pop(unit)
         if isinstance(left, list):
-            backward_weight(left)
+            run_branches(left)
         elif left[0]:
             torch.autograd.backward(*left)
 
     def activations(self, unit: int) -> Activations:
-        """What OFFLOAD and RELOAD move."""
+        """Return the activations that OFFLOAD and RELOAD move."""
         found = self._of(unit).activations
         assert found is not None, "a forward knows when an OFFLOAD will come"
         return found
@@ -221,10 +219,10 @@ class Stage:
         trains = self.trains
         inputs: list[Tensor] = []
         if isinstance(given.args, StageOutput):
-            tensors, spec = given.args
+            tensors, form = given.args
             split = self.splits and not self.fuses
-            args = arguments(put_together(_leaves(tensors, spec, graph, inputs, split), spec))
-            trains = trains or any(isinstance(leaf, Leaf) and leaf.carries for leaf in spec.leaves)
+            args = arguments(put_together(_leaves(tensors, form, graph, inputs, split), form))
+            trains = trains or any(isinstance(leaf, Leaf) and leaf.carries for leaf in form.leaves)
         else:
             args = given.args
         earlier = self._earlier(unit) if self.slices > 1 else []
@@ -256,7 +254,7 @@ class Stage:
             carrying = [] if handed is None else handed.carrying
             held.roots = [get_gradient_edge(t) if t.requires_grad else None for t in carrying]
             if losses and not given.weight:
-                # None of them counts; what counts nothing still has its backward.
+                # No loss counts here, but the backward still runs: other ranks wait for it.
                 counted = [zero_of(output)] if self.last else []
             else:
                 counted = losses
@@ -271,10 +269,10 @@ class Stage:
             self._memory[unit] = [part.detach().requires_grad_() for part in keys]
         if handed is None:
             return None
-        return StageOutput([tensor.detach() for tensor in handed.tensors], handed.spec)
+        return StageOutput([tensor.detach() for tensor in handed.tensors], handed.form)
 
     def _contexts(self, held: UnitState, graph: bool) -> ExitStack:
-        """What a forward runs in; nothing where nothing is to be changed."""
+        """Return the contexts that a forward needs; entering one costs time."""
         stack = ExitStack()
         if torch.is_grad_enabled() != graph:
             stack.enter_context(torch.set_grad_enabled(graph))
@@ -290,24 +288,24 @@ class Stage:
         return torch.func.functional_call(self.module, dict(held.weights), args, dict(kwargs))
 
     def _own(self, held: UnitState) -> list[Tensor]:
-        """What is the stage's own, whatever the microbatch."""
+        """Return the stage's own tensors, which no microbatch changes."""
         weights = self.module.parameters() if held.weights is None else held.weights.values()
         return [*weights, *self.module.buffers()]
 
     def _decide(self, seen: list[str], roots: list[Tensor]) -> None:
-        """Whether I and W pay apart, from the first forward."""
+        """Decide at the first forward if I and W pay apart."""
         why = reason_not_split(seen, roots)
         self.fuses = bool(why)
         if why:
-            self.tell(self.number, why)
+            self.warn(self.number, why)
 
     def _earlier(self, unit: int) -> list[list[Tensor]]:
-        """Keys and values of the slices before this one, slice by slice."""
+        """Return keys and values of the slices before this one, slice by slice."""
         first = unit - unit % self.slices
         return [self._memory[other] for other in range(first, unit)]
 
     def _ends(self, unit: int, held: UnitState, gradients: Sequence[Tensor] | None) -> Ends:
-        """Roots and their gradients; later slices have left theirs at keys and values."""
+        """Return roots and their gradients; later slices left theirs at keys and values."""
         if not held.made:
             raise RunError("there is no graph: R is missing, or a backward came before")
         roots, seeds = [], []
@@ -329,16 +327,16 @@ class Stage:
 
 
 def _leaves(
-    tensors: Sequence[Tensor], spec: TreeForm, graph: bool, inputs: list[Tensor], split: bool
+    tensors: Sequence[Tensor], form: TreeForm, graph: bool, inputs: list[Tensor], split: bool
 ) -> list[Tensor]:
-    """What a graph begins at; those that carry gradients are put into `inputs`, too.
+    """Return the leaves that a graph begins at; those that carry gradients also go to `inputs`.
 
-    I of a `split` backward may take the numbers out of these: the module gets views.
+    I of a `split` backward may take the numbers out of `inputs`: the module gets views.
     """
     if not graph:
         return list(tensors)
     found = []
-    for tensor, leaf in zip(tensors, spec.tensors, strict=True):
+    for tensor, leaf in zip(tensors, form.tensors, strict=True):
         own = tensor.detach()
         if leaf.carries:
             inputs.append(own.requires_grad_())
@@ -355,17 +353,17 @@ def _named(output: Any) -> str:
     return "None" if output is None else f"{type(output).__name__} without tensors"
 
 
-def stages_of(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int, Stage]:
-    """The stages of a rank, as its program needs them."""
+def make_stages(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int, Stage]:
+    """Return the stages of a rank by number, as its program needs them."""
     schedule, ranks = setup.schedule, setup.ranks
     splits = {step.stage for step in program if step.kind in SPLIT_KINDS}
-    # A sharded output layer computes the loss, and is behind the last stage.
+    # A sharded output layer comes after the last stage, and computes the loss.
     last = -1 if schedule.vocabulary else schedule.stages - 1
     return {
         number: Stage(
             number, module, setup.loss_fn if number == last else None, last=number == last,
             splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
-            kept=schedule.stored_versions[ranks.rank], device=ranks.device, tell=setup.tell,
+            kept=schedule.stored_versions[ranks.rank], device=ranks.device, warn=setup.warn,
         )
         for number, module in setup.modules.items()
     }  # fmt: skip

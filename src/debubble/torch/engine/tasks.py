@@ -1,4 +1,4 @@
-"""A rank's program as tasks: actions with all that can be known before there is data."""
+"""A rank's program as tasks: actions with all that is known before there is data."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from debubble.core.kinds import COPY_KINDS, KINDS, Kind, Need, Of
 from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 
 FORWARD, BACKWARD = False, True
-"""Which way something goes."""
+"""Directions of tensors: activations go forward, gradients backward."""
 
 BY_SHARD = (Of.LAST_STAGE, Of.EVERY_SHARD)
 BY_STEP = (Of.OWN_RANK, Of.EARLIER_RANKS, Of.EVERY_RANK)
 """Needs that passes of the output layer, and optimizer steps, exchange among all ranks."""
 
-Key = tuple[bool, int, int]
-"""Way, stage and microbatch (or slice) of what is ready for a computation."""
+InputKey = tuple[bool, int, int]
+"""Direction, stage and microbatch (or slice) of an input of a computation."""
 
 
 class Task(NamedTuple):
-    """One action, with all that can be known before data is."""
+    """One action, with all that is known before there is data."""
 
     place: int
-    """In the program."""
+    """Position in the program."""
     step: ProgramStep
     run: Callable[..., None]
-    """Gets the engine, the step, and the result of another stage."""
-    takes: Key | None
-    """The result of another stage that it computes with."""
+    """Handler of (engine, step, result of another stage)."""
+    takes: InputKey | None
+    """Result of another stage that it computes with."""
     rest: tuple[Need, ...]
-    """What else it waits for."""
+    """Other needs that it waits for."""
     pace: float
-    """Seconds that it lasts at least."""
+    """Shortest time in seconds."""
 
 
-class Move(NamedTuple):
+class PlannedTransfer(NamedTuple):
     """A send or a receive."""
 
     step: ProgramStep
     sends: bool
     back: bool
-    """Whether a gradient goes."""
+    """If it is a gradient."""
     boundary: int
-    """The stage that gets the activation, or made the gradient."""
-    key: Key
-    """What is sent, or becomes ready."""
+    """Stage that gets the activation, or computed the gradient."""
+    key: InputKey
+    """Result that is sent, or becomes ready."""
 
 
-def find_moves(program: Sequence[ProgramStep]) -> dict[int, Move]:
-    """The transfers of a program by place."""
+def find_moves(program: Sequence[ProgramStep]) -> dict[int, PlannedTransfer]:
+    """Return the transfers of a program by position."""
     found = {}
     for place, step in enumerate(program):
         spec = KINDS[step.kind]
@@ -63,13 +63,13 @@ def find_moves(program: Sequence[ProgramStep]) -> dict[int, Move]:
             there = step.stage + spec.away
             back = is_backward(step)
             key = (back, there if spec.sends else step.stage, step.unit)
-            found[place] = Move(step, spec.sends, back, max(step.stage, there), key)
+            found[place] = PlannedTransfer(step, spec.sends, back, max(step.stage, there), key)
     return found
 
 
-def first_uses(plan: ExecutionPlan, rank: int) -> dict[Key, int]:
-    """Where a rank's program first computes with the result of another stage."""
-    found: dict[Key, int] = {}
+def first_uses(plan: ExecutionPlan, rank: int) -> dict[InputKey, int]:
+    """Return the positions at which a rank first computes with results of other stages."""
+    found: dict[InputKey, int] = {}
     for place, step in enumerate(plan.programs[rank]):
         for need in KINDS[step.kind].needs:
             if need.through is not None and need.when(plan.lowered):
@@ -78,9 +78,10 @@ def first_uses(plan: ExecutionPlan, rank: int) -> dict[Key, int]:
 
 
 def find_answers(plan: ExecutionPlan, rank: int) -> dict[int, tuple[int, int]]:
-    """What a rank knows when a receive is over: its peer computed with what was sent before.
+    """Return which sends of a rank are over for certain when one of its receives is.
 
-    By place of the receive: the peer, and how many sends to it are over for certain.
+    The peer has computed with them before it sent. By position of the receive: the peer, and the
+    number of sends to it that are over.
     """
     moves = find_moves(plan.programs[rank])
     found = {}
@@ -90,7 +91,8 @@ def find_answers(plan: ExecutionPlan, rank: int) -> dict[int, tuple[int, int]]:
                 if move.sends and move.step.peer == rank}  # fmt: skip
         to_peer = [m.key for m in moves.values() if m.sends and m.step.peer == peer]
         used = [taken.get(key, len(plan.programs[peer])) for key in to_peer]
-        # Messages with their forms go beside the others: only those before which all are over.
+        # Messages with forms take another way than the others and may be later: a send counts only
+        # when all before it are over, too.
         latest = list(accumulate(used, max))
         for place, move in moves.items():
             if not move.sends and move.step.peer == peer and move.key in sent:
@@ -101,9 +103,9 @@ def find_answers(plan: ExecutionPlan, rank: int) -> dict[int, tuple[int, int]]:
 def make_tasks(
     plan: ExecutionPlan, rank: int, handlers: Mapping[Kind, Callable[..., None]]
 ) -> list[range | list[Task]]:
-    """What a rank does, one after the other: transfers to post together, or tasks of one group.
+    """Return a rank's program: ranges of transfers to post together, and tasks of one group.
 
-    The handler of a kind runs its actions.
+    Handlers run the actions of their kinds.
     """
     schedule, program = plan.lowered, plan.programs[rank]
     needs = {spec.kind: [need for need in spec.needs if need.when(schedule)] for spec in KINDS}
@@ -130,18 +132,18 @@ def make_tasks(
     return [
         range(first, end) if program[first].kind in TRANSFER_KINDS
         else [task(place) for place in range(first, end)]
-        for first, end in group_bounds(program)
+        for first, end in bounds_of_groups(program)
     ]  # fmt: skip
 
 
 def is_backward(step: ProgramStep) -> bool:
-    """Which way a transfer goes: what is received from the stage before is a forward's."""
+    """Return the direction of a transfer: receives from the stage before are forward."""
     spec = KINDS[step.kind]
     return FORWARD if (spec.away < 0) == spec.receives else BACKWARD
 
 
-def group_bounds(program: list[ProgramStep]) -> Iterator[tuple[int, int]]:
-    """Begin and end of what is done together: contiguous transfers, groups, single actions."""
+def bounds_of_groups(program: list[ProgramStep]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of contiguous transfers, overlapped groups, and single actions."""
     index = 0
     while index < len(program):
         end = index + 1
@@ -157,7 +159,7 @@ def group_bounds(program: list[ProgramStep]) -> Iterator[tuple[int, int]]:
 
 
 def sleep_until(end: float, device: torch.device) -> None:
-    """Let an action last until then, when its computation is over."""
+    """Sleep until a time once the computation of an action is over."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     time.sleep(max(0.0, end - time.perf_counter()))

@@ -1,8 +1,8 @@
-"""An output layer that is cut along the vocabulary: what S and T do, and what ranks exchange.
+"""S and T of an output layer that is cut along the vocabulary, and messages between its ranks.
 
 Rank r has some rows of the layer's weights W, and logits Y = X Wᵀ + b of its part of the vocabulary
-for the hidden states X. Of every token all ranks have to know the largest logit and the sum of
-exponentials; what S computes from the rank's own is then right but for a factor (arXiv 2411.05288):
+for the hidden states X. For every token all ranks need the largest logit and the sum of
+exponentials; results of S from the rank's own logits are right but for a factor (arXiv 2411.05288):
 
 * S sends the rank's largest logit, sum, and target's logit, where that is its own, to all others.
   With one exchange it also sends P W and the target's row of W to the last stage, P being the
@@ -29,17 +29,12 @@ from debubble.torch.errors import RunError
 from debubble.torch.models.shard_output_layer import OutputRows
 from debubble.torch.ranks.process_group import Ranks, Tag
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-HEADER = 9
-"""Numbers in front of hidden states: their type, how many dimensions they have, and these."""
-
 HIDDEN, SUMS, GRADIENT = "hidden states", "sums", "gradients"
 
 
 @dataclass
-class Passed:
-    """What S leaves for T."""
+class PassState:
+    """State of a microbatch between S and T."""
 
     x: Tensor
     powers: Tensor
@@ -51,14 +46,14 @@ class Passed:
 
 
 @dataclass
-class Known:
-    """What ranks know of a microbatch: shapes, and which tokens count."""
+class Tokens:
+    """Shape and targets of a microbatch, which all ranks know."""
 
     shape: tuple[int, ...]
-    """Of the hidden states."""
+    """Shape of the hidden states."""
     dtype: torch.dtype
     target: Tensor
-    """Flat."""
+    """Targets of all tokens in one row."""
 
     @property
     def counted(self) -> Tensor:
@@ -67,18 +62,18 @@ class Known:
 
 
 class Shard:
-    """One rank's rows of the output layer."""
+    """One rank's shard of the output layer."""
 
     def __init__(self, ranks: Ranks, rows: OutputRows) -> None:
         self.ranks, self.rows = ranks, rows
         self._ranks = range(ranks.size)
         self._others = [rank for rank in self._ranks if rank != ranks.rank]
         self.losses: dict[int, Tensor] = {}
-        """On the rank of the last stage, the loss of every microbatch."""
+        """Losses by microbatch, on the rank of the last stage."""
         self._sending: list[tuple[Any, Tensor]] = []
 
     def follow(self, plan: ExecutionPlan) -> None:
-        """Take part in a schedule."""
+        """Use the programs of a schedule."""
         schedule = plan.lowered
         self._last = schedule.stages - 1
         self._home = schedule.placement.table[0][self._last]
@@ -89,10 +84,10 @@ class Shard:
         """Begin a step."""
         self._batch = batch
         self.losses.clear()
-        self._passed: dict[int, Passed] = {}
-        self._about: dict[int, Known] = {}
+        self._passed: dict[int, PassState] = {}
+        self._about: dict[int, Tokens] = {}
         self._known: dict[tuple[str, int, int], Tensor] = {}
-        """By what it is, rank and microbatch: this rank's own, and what has arrived."""
+        """Tensors by sort, rank and microbatch: this rank's own, and those that arrived."""
         self._coming = {
             rank: deque(self._mail(self._programs[rank], training)) for rank in self._others
         }
@@ -105,7 +100,7 @@ class Shard:
         self._sending.clear()
 
     def given(self, unit: int, hidden: Tensor) -> None:
-        """F of the last stage is over: all ranks get its output, and the target."""
+        """Send the output of the last stage's F, and the target, to all ranks."""
         if unit not in self._batch.targets:
             raise ParameterError("a sharded output layer needs targets; give target=")
         target = self._batch.targets[unit]
@@ -114,16 +109,18 @@ class Shard:
                 f"the output layer gets {list(hidden.shape)}; with the layer sharded, target is a "
                 f"tensor of token numbers of shape {list(hidden.shape[:-1])}"
             )
-        known = Known(tuple(hidden.shape), hidden.dtype, target.flatten().to(self.ranks.device))
-        self._about[unit] = known
-        row = [DTYPES.index(known.dtype), len(known.shape), *known.shape]
-        header = torch.tensor(row + [0] * (HEADER - len(row)))
-        for tensor in (header, known.target, hidden):
-            self._send(tensor, self._others)
+        tokens = Tokens(tuple(hidden.shape), hidden.dtype, target.flatten().to(self.ranks.device))
+        self._about[unit] = tokens
+        channel = self.ranks.channel
+        # A copy: the object of a view has all of its storage.
+        about = (tokens.shape, tokens.dtype, tokens.target.cpu().clone())
+        for rank in self._others:
+            self._sending += channel.send_object(about, rank, Tag.VOCABULARY)
+            self._send(hidden, [rank])
         self._known[HIDDEN, self.ranks.rank, unit] = hidden
 
     def wait_for(self, need: Need, unit: int) -> None:
-        """What a pass, or a backward of the last stage, waits for: a row of the table of kinds."""
+        """Wait for a need of a pass, or of the last stage's backward, see the table of kinds."""
         if need.of is Of.LAST_STAGE:
             self._receive(HIDDEN, self._home, unit)
             return
@@ -132,7 +129,7 @@ class Shard:
                 self._receive(what, rank, unit)
 
     def first_pass(self, unit: int) -> None:
-        """S."""
+        """Run S."""
         hidden = self._known.pop((HIDDEN, self._home, unit))
         about = self._about[unit]
         with torch.no_grad():
@@ -146,34 +143,34 @@ class Shard:
             powers = (logits - largest[:, None]).exp()
             total = powers.sum(1)
             found = logits.gather(1, place[:, None])[:, 0] * own[:, 0]
-            self._tell(SUMS, unit, torch.stack([largest, total, found]), self._others)
+            self._share(SUMS, unit, torch.stack([largest, total, found]), self._others)
             if not self._training:
                 return
-            self._passed[unit] = Passed(x, powers, place, own)
+            self._passed[unit] = PassState(x, powers, place, own)
             if self._once:
                 mixed = (powers / total[:, None]) @ weight
-                self._tell(GRADIENT, unit, torch.stack([mixed, own * weight[place]]), [self._home])
+                self._share(GRADIENT, unit, torch.stack([mixed, own * weight[place]]), [self._home])
 
     def second_pass(self, unit: int) -> None:
-        """T."""
+        """Run T."""
         passed = self._passed.pop(unit)
         factors, _ = self._softmax(unit)
         weight, bias = self.rows.weight, self.rows.bias
         with torch.no_grad():
-            # The largest exponential of the rank is that of the whole but for the factor.
+            # The rank's exponentials are those of the whole layer but for this factor.
             sums = self._known[SUMS, self.ranks.rank, unit]
             part = passed.powers * (factors[self.ranks.rank] / sums[1])[:, None]
             part.scatter_add_(1, passed.place[:, None], -passed.own)
             part *= self._scales(unit)
             if not self._once:
-                self._tell(GRADIENT, unit, part @ weight, [self._home])
+                self._share(GRADIENT, unit, part @ weight, [self._home])
             if weight.requires_grad:
                 _add(weight, part.T @ passed.x)
                 if bias is not None:
                     _add(bias, part.sum(0))
 
     def gradient(self, unit: int) -> Tensor:
-        """The gradient of the last stage's output, on its rank, from all shards."""
+        """Return the gradient of the last stage's output from all shards, on its rank."""
         parts = [self._known.pop((GRADIENT, rank, unit)) for rank in self._ranks]
         about = self._about[unit]
         factors, losses = self._softmax(unit)
@@ -190,7 +187,7 @@ class Shard:
     def evaluate(
         self, hidden: Mapping[int, Any], batch: StepData
     ) -> tuple[dict[int, Tensor], dict[int, Any]]:
-        """Losses of microbatches, and nothing in place of logits, of which nobody has all."""
+        """Return losses of microbatches, and no outputs: no rank has all logits."""
         for unit in range(len(batch.weights)):
             if unit in hidden:
                 self.given(unit, hidden[unit])
@@ -211,13 +208,13 @@ class Shard:
         return (losses * counted).sum() / counted.sum()
 
     def _scales(self, unit: int) -> Tensor:
-        """Of every token's loss in what gradients are of, shape (tokens, 1)."""
+        """Return the weight of every token's loss in the gradient, shape (tokens, 1)."""
         counted = self._about[unit].counted.to(self.rows.weight.dtype)
         whole = self._batch.weights[unit] * self._batch.scale
         return counted * (whole / counted.sum().clamp(min=1.0))
 
     def _softmax(self, unit: int) -> tuple[Tensor, Tensor]:
-        """Each rank's share in the sum of exponentials, shape (ranks, tokens); loss of a token."""
+        """Return each rank's share of the exponentials, shape (ranks, tokens), and the losses."""
         sums = [self._known[SUMS, rank, unit] for rank in self._ranks]
         largest, total, found = torch.stack(sums, 1)
         top = largest.amax(0)
@@ -226,7 +223,7 @@ class Shard:
         return parts / whole, whole.log() + top - found.sum(0)
 
     def _mail(self, program: Sequence[ProgramStep], training: bool) -> Iterator[tuple[str, int]]:
-        """What another rank sends here, in the order in which it does."""
+        """Yield sort and microbatch of the messages from another rank, in their order."""
         if not training:
             units = sorted({step.unit for step in program if step.kind == Kind.S})
             for unit in units:
@@ -245,13 +242,13 @@ class Shard:
             elif step.kind == Kind.T and not self._once and backwards:
                 yield GRADIENT, step.unit
 
-    def _tell(self, what: str, unit: int, tensor: Tensor, ranks: Sequence[int]) -> None:
+    def _share(self, what: str, unit: int, tensor: Tensor, ranks: Sequence[int]) -> None:
         if what == SUMS or self.ranks.rank == self._home:
             self._known[what, self.ranks.rank, unit] = tensor
         self._send(tensor, [rank for rank in ranks if rank != self.ranks.rank])
 
     def _send(self, tensor: Tensor, ranks: Sequence[int]) -> None:
-        # By way of the host: on one stream of NCCL, what two ranks send each other in different
+        # Over the host: on one stream of NCCL, messages that two ranks send each other in different
         # orders would wait for each other.
         wire = tensor.to("cpu").contiguous()
         self._sending = [entry for entry in self._sending if not entry[0].is_completed()]
@@ -260,30 +257,22 @@ class Shard:
         ]
 
     def _receive(self, what: str, source: int, unit: int) -> None:
-        """Take what a rank sends until the wanted is there."""
+        """Receive messages of a rank until the wanted one is there."""
         coming = self._coming.get(source)
         while (what, source, unit) not in self._known:
             if not coming:
                 raise RunError(f"the {what} of microbatch {unit} are not there on rank {source}")
             kind, number = coming.popleft()
             if kind == HIDDEN:
-                self._about[number] = known = self._learn(source)
-                shape, dtype = known.shape, known.dtype
+                channel = self.ranks.channel
+                form, dtype, target = channel.receive_object(source, Tag.VOCABULARY)
+                self._about[number] = Tokens(form, dtype, target.to(self.ranks.device))
+                shape = form
             else:
                 shape, dtype = self._shape(kind, number), self.rows.weight.dtype
-            buffer = self._buffer(source, shape, dtype)
+            buffer = torch.empty(*shape, dtype=dtype)
+            self.ranks.channel.receive(buffer, source, Tag.VOCABULARY)
             self._known[kind, source, number] = buffer.to(self.ranks.device)
-
-    def _learn(self, source: int) -> Known:
-        header = self._buffer(source, (HEADER,), torch.int64).tolist()
-        shape, dtype = tuple(header[2 : 2 + header[1]]), DTYPES[header[0]]
-        tokens = torch.Size(shape[:-1]).numel()
-        target = self._buffer(source, (tokens,), torch.int64)
-        return Known(shape, dtype, target.to(self.ranks.device))
-
-    def _buffer(self, source: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        buffer = torch.empty(*shape, dtype=dtype)
-        return self.ranks.channel.receive(buffer, source, Tag.VOCABULARY)
 
     def _shape(self, what: str, unit: int) -> tuple[int, ...]:
         about = self._about.get(unit)

@@ -1,9 +1,9 @@
 """Tensors between the ranks of a pipeline; their shapes and types are learned on the way.
 
-What a stage hands on has one form for inputs of one signature. In the first step that sees a
-signature a message goes with its form, by way of the control group, and a receive waits for it no
-sooner than its tensors are needed. From then on both ends know the form: bare tensors go into
-buffers that were posted early.
+The output of a stage has one form for inputs of one signature. In the first step with a signature
+a message carries its form and goes over the channel of the host; a receive waits for it no sooner
+than its tensors are needed. From then on both ends know the form: bare tensors go into buffers that
+were posted early.
 """
 
 from __future__ import annotations
@@ -16,34 +16,54 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from debubble.torch.data.tree import Leaf, TreeForm
 from debubble.torch.engine.plan import ProgramStep
 from debubble.torch.errors import RunError
-from debubble.torch.ranks.process_group import Channel, Ranks, Tag, as_bytes, from_bytes
+from debubble.torch.ranks.process_group import Ranks, Tag
 
 
 class Boundary(NamedTuple):
-    """What tensors belong to: a copy of the model, the stage that gets them, and a signature."""
+    """A copy of the model, the stage that gets tensors there, and the signature of the input."""
 
     copy: int
     stage: int
     signature: int
 
 
+class SendPost(NamedTuple):
+    """A send, and its tensors."""
+
+    step: ProgramStep
+    boundary: Boundary
+    tensors: Sequence[Tensor]
+    back: bool
+    """If they are gradients."""
+
+
+class ReceivePost(NamedTuple):
+    """A receive."""
+
+    step: ProgramStep
+    boundary: Boundary
+    back: bool
+    """If gradients come."""
+    place: int
+    """Position in the program."""
+
+
 @dataclass(eq=False)
 class Arrival:
-    """Tensors that are to come."""
+    """Tensors that are on their way to this rank."""
 
     step: ProgramStep
     """The receive."""
-    spec: TreeForm | None
+    form: TreeForm | None
     """None while it comes with the tensors."""
+    position: int
+    """Of the receive in the program."""
     tensors: list[Tensor] = field(default_factory=list)
     works: list[Any] = field(default_factory=list)
-    position: int = 0
-    """Of the receive in the program."""
 
 
 class Wire:
@@ -54,67 +74,62 @@ class Wire:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.specs: dict[Boundary, TreeForm] = {}
-        """Forms that were learned in earlier steps."""
+        self._forms: dict[Boundary, TreeForm] = {}
+        """Forms of earlier steps, which both ends know."""
         self._new: dict[Boundary, TreeForm] = {}
         """Forms of this step."""
         self._sending: dict[int, deque[tuple[list[Any], list[Tensor]]]] = {}
-        """By peer: what is under way, oldest first."""
+        """By peer: works and tensors that are under way, oldest first."""
         self._gone: dict[int, int] = {}
-        """By peer: how many messages of this step are not."""
+        """By peer: number of messages of this step that have arrived."""
         self._coming: dict[int, deque[tuple[Boundary, Arrival]]] = {}
+        """By peer: arrivals that come with their forms, oldest first."""
         self._batches: list[tuple[int, list[Any]]] = []
-        """Where the program posted what no host has waited for, and its works."""
+        """Positions and works of batches that no host has waited for."""
 
-    def check(self, boundary: Boundary, spec: TreeForm) -> None:
-        """Compare what a stage returned with what it returned before for such an input.
+    def check(self, boundary: Boundary, form: TreeForm) -> None:
+        """Compare the output of a stage with its earlier one for such an input.
 
-        Raises RunError when it differs, with both.
+        Raises RunError with both when they differ.
         """
-        known = self.specs.get(boundary) or self._new.get(boundary)
+        known = self._forms.get(boundary) or self._new.get(boundary)
         if known is None:
-            _check_constants(boundary.stage - 1, spec)
-            self._new[boundary] = known = spec
-        if known is not spec and known != spec:
+            _check_constants(boundary.stage - 1, form)
+            self._new[boundary] = known = form
+        if known is not form and known != form:
             raise RunError(
-                f"stage {boundary.stage - 1} returned {spec}; its first microbatch of this shape "
+                f"stage {boundary.stage - 1} returned {form}; its first microbatch of this shape "
                 f"returned {known}; return the same shapes and types for inputs of one shape"
             )
 
     def post(
-        self,
-        place: int,
-        sends: Sequence[tuple[ProgramStep, Boundary, Sequence[Tensor], bool]],
-        receives: Sequence[tuple[ProgramStep, Boundary, bool]],
+        self, place: int, sends: Sequence[SendPost], receives: Sequence[ReceivePost]
     ) -> list[Arrival]:
-        """Post a group of sends and receives.
-
-        `place` is that of its first action in the program. A send is its action, boundary, tensors,
-        and whether they are gradients; a receive its action, boundary, and whether gradients come.
-        """
+        """Post sends and receives together; `place` is the first one's position in the program."""
         operations: list[tuple[bool, Tensor, int]] = []
-        """Whether it is a send, the tensor, the peer."""
+        """If it is a send, the tensor, the peer."""
         begun: list[tuple[list[Any], int, int]] = []
-        """Where works go; begin and end of their operations."""
+        """Lists that get the works, with begin and end of their operations."""
         for step, boundary, tensors, back in sends:
             parts = [tensor.detach().to(self.ranks.wire).contiguous() for tensor in tensors]
             works: list[Any] = []
-            if back or boundary in self.specs:
+            if back or boundary in self._forms:
                 begun.append((works, len(operations), len(operations) + len(parts)))
                 operations += [(True, part, step.peer) for part in parts]
             else:
-                parts = self._told(step, boundary, parts)
-                works += [self.ranks.channel.send(part, step.peer, Tag.FORMS) for part in parts]
+                works, parts = self._send_with_form(step, self._new[boundary], parts)
             self._sending.setdefault(step.peer, deque()).append((works, parts))
         arrivals = []
-        for step, boundary, back in receives:
-            spec = self._spec(boundary) if back else self.specs.get(boundary)
-            arrival = Arrival(step, spec)
-            if spec is None:
+        for step, boundary, back, position in receives:
+            form = self._forms.get(boundary) or (self._new[boundary] if back else None)
+            arrival = Arrival(step, form, position)
+            if form is None:
                 self._coming.setdefault(step.peer, deque()).append((boundary, arrival))
             else:
-                leaves = [leaf for leaf in spec.tensors if leaf.carries or not back]
-                arrival.tensors = self._buffers(leaves)
+                arrival.tensors = [
+                    torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ranks.wire)
+                    for leaf in form.tensors if leaf.carries or not back
+                ]  # fmt: skip
                 end = len(operations) + len(arrival.tensors)
                 begun.append((arrival.works, len(operations), end))
                 operations += [(False, part, step.peer) for part in arrival.tensors]
@@ -123,8 +138,8 @@ class Wire:
             self._start(place, operations, begun)
         return arrivals
 
-    def answered(self, peer: int, count: int) -> None:
-        """A rank has got so many messages of this step: they are kept no longer."""
+    def release_sent(self, peer: int, count: int) -> None:
+        """Release the first `count` messages of this step to a rank, which has got them."""
         gone = self._gone.get(peer, 0)
         sending = self._sending.get(peer)
         while sending and gone < count:
@@ -137,23 +152,19 @@ class Wire:
         self._gone[peer] = gone
 
     def receive(self, arrival: Arrival) -> list[Tensor]:
-        """Wait for tensors."""
-        if arrival.spec is None:
-            self._drain(arrival)
+        """Wait for tensors, and return them on this rank's device."""
+        if arrival.form is None:
+            self._receive_with_forms(arrival)
         self.ranks.wait(arrival.works)
         if self.ranks.wire == self.ranks.device:
             return arrival.tensors
         return [tensor.to(self.ranks.device) for tensor in arrival.tensors]
 
     def finish(self, at: Callable[[int], None]) -> None:
-        """Wait until everything is sent; what was learned is known from now on.
+        """Wait until everything is sent; both ends know all forms from now on.
 
-        Batches are waited for here, each as long as the timeout says, in the order of the program.
-
-        Parameters
-        ----------
-        at
-            Told what is waited for: a place in the program.
+        Batches are waited for in the order of the program, each for the timeout at most; `at` is
+        called with the position of each.
         """
         for place, works in self._batches:
             at(place)
@@ -165,20 +176,12 @@ class Wire:
                 self.ranks.wait(works)
         self._sending.clear()
         self._gone.clear()
-        if self._new:
-            self.specs |= self._new
-            self._new = {}
+        self._forms |= self._new
+        self._new.clear()
 
     def forget(self) -> None:
         """Learn all forms anew."""
-        self.specs.clear()
-
-    def _spec(self, boundary: Boundary) -> TreeForm:
-        return self.specs.get(boundary) or self._new[boundary]
-
-    def _buffers(self, leaves: Sequence[Leaf]) -> list[Tensor]:
-        wire = self.ranks.wire
-        return [torch.empty(leaf.shape, dtype=leaf.dtype, device=wire) for leaf in leaves]
+        self._forms.clear()
 
     def _start(
         self,
@@ -186,48 +189,45 @@ class Wire:
         operations: list[tuple[bool, Tensor, int]],
         begun: list[tuple[list[Any], int, int]],
     ) -> None:
+        works = self.ranks.start(operations, Tag.TENSORS)
         if self.ranks.batched:
-            group = self.ranks.group
-            calls = {True: dist.isend, False: dist.irecv}
-            one: list[Any] = dist.batch_isend_irecv(
-                [dist.P2POp(calls[sends], part, group=group, group_peer=peer)
-                 for sends, part, peer in operations]
-            )  # fmt: skip
-            for works, _, _ in begun:
-                works += one
-            self._batches.append((place, one))
-            return
-        call = {True: self.ranks.channel.send, False: self.ranks.channel.begin}
-        found = [call[sends](part, peer, Tag.TENSORS) for sends, part, peer in operations]
-        for works, begin, end in begun:
-            works += found[begin:end]
+            self._batches.append((place, works))
+        for into, begin, end in begun:
+            into += works if self.ranks.batched else works[begin:end]
 
-    def _told(self, step: ProgramStep, boundary: Boundary, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors with their form, which the peer does not know yet: for the control group."""
-        return [*packed((str(step), self._new[boundary])), *(part.to("cpu") for part in parts)]
+    def _send_with_form(
+        self, step: ProgramStep, form: TreeForm, parts: Sequence[Tensor]
+    ) -> tuple[list[Any], list[Tensor]]:
+        """Send tensors after their form; return works, and the tensors that they need."""
+        channel = self.ranks.channel
+        sent = channel.send_object((str(step), form), step.peer, Tag.FORMS)
+        for part in (part.to("cpu") for part in parts):
+            sent.append((channel.send(part, step.peer, Tag.FORMS), part))
+        works, tensors = zip(*sent, strict=True)
+        return list(works), list(tensors)
 
-    def _drain(self, wanted: Arrival) -> None:
-        """Take what a peer told, up to the wanted."""
+    def _receive_with_forms(self, wanted: Arrival) -> None:
+        """Receive messages with forms from a peer, up to the wanted one."""
         channel = self.ranks.channel
         coming = self._coming[wanted.step.peer]
-        while wanted.spec is None:
+        while wanted.form is None:
             boundary, arrival = coming.popleft()
             step = arrival.step
-            found, spec = unpacked(channel, step.peer)
+            found, form = channel.receive_object(step.peer, Tag.FORMS)
             if found != str(step.other_end):
                 raise RunError(
                     f"{step} got {found} from rank {step.peer} in place of {step.other_end}"
                 )
-            arrival.spec = self._new[boundary] = spec
-            for leaf in spec.tensors:
+            arrival.form = self._new[boundary] = form
+            for leaf in form.tensors:
                 part = torch.empty(leaf.shape, dtype=leaf.dtype)
                 channel.receive(part, step.peer, Tag.FORMS)
                 arrival.tensors.append(part.to(self.ranks.wire))
 
 
-def _check_constants(stage: int, spec: TreeForm) -> None:
-    """Refuse what cannot go to another rank, or cannot be compared with that of the next one."""
-    for leaf in spec.leaves:
+def _check_constants(stage: int, form: TreeForm) -> None:
+    """Refuse a value that cannot be sent to another rank and compared there."""
+    for leaf in form.leaves:
         if isinstance(leaf, Leaf):
             continue
         try:
@@ -239,19 +239,7 @@ def _check_constants(stage: int, spec: TreeForm) -> None:
                 f"stage {stage} returned a {type(leaf.value).__name__}; return tensors, and beside "
                 "them only numbers, words and None, the same for every microbatch"
             )
-    if not spec.tensors:
+    if not form.tensors:
         raise RunError(
-            f"stage {stage} returned {spec} and no tensor; return what the next stage computes with"
+            f"stage {stage} returned {form} and no tensor; return what the next stage computes with"
         )
-
-
-def packed(thing: Any) -> tuple[Tensor, Tensor]:
-    """An object as two tensors to send: how many bytes it has, and its bytes."""
-    row = as_bytes(thing)
-    return torch.tensor([row.numel()]), row
-
-
-def unpacked(channel: Channel, peer: int) -> Any:
-    """Receive what :func:`packed` gave."""
-    size = channel.receive(torch.empty(1, dtype=torch.int64), peer, Tag.FORMS)
-    return from_bytes(channel.receive(torch.empty(int(size), dtype=torch.uint8), peer, Tag.FORMS))

@@ -1,4 +1,4 @@
-"""What is read while a stage runs: times and FLOPs."""
+"""Meters that run along with a stage: of times and FLOPs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Stopwatch:
-    """Times between marks in milliseconds; on CUDA those of the stream."""
+    """Times between marks in milliseconds; on CUDA times of the stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Note the time."""
+        """Mark the present time."""
         if self._device is None:
             self._marks.append(time.perf_counter_ns())
             return
@@ -28,7 +28,7 @@ class Stopwatch:
         self._marks.append(event)
 
     def read(self) -> list[float]:
-        """Times since the first mark, from mark to mark; forgets them."""
+        """Return the times from mark to mark, and forget the marks."""
         marks, self._marks = self._marks, []
         pairs = pairwise(marks)
         if self._device is None:
@@ -38,9 +38,9 @@ class Stopwatch:
 
 
 class Flops(TorchDispatchMode):
-    """Counts the FLOPs of everything that runs, with PyTorch's formulas.
+    """Counter of the FLOPs of all operators, with PyTorch's formulas.
 
-    PyTorch's own counter hooks modules, too, and gradients of inputs alone do not pass its hooks.
+    PyTorch's own counter also hooks modules, and I alone does not pass its hooks.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""What the stages of a model take: each measured alone, one after the other, in one process.
+"""Measured times and bytes of a model's stages, each alone, one after the other, in one process.
 
-A stage runs as in a pipeline: its input is what the stage before returned, its own compilation,
-checkpointing and hooks are part of it, and the caller's autocast holds. F is followed by B, then
-another F by I and W, over and over; quartiles of these times are kept. Then autograd's saved
-tensors are counted, and FLOPs.
+A stage runs as in a pipeline: its input is the output of the stage before, its own compilation,
+checkpointing and hooks are part of it, and the caller's autocast holds. F and B, then F, I and W
+are timed over and over, and quartiles are kept. Tensors that autograd saves, and FLOPs, are counted
+in runs of their own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,16 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import parse_costs, save_costs
 from debubble.torch.autograd.saved_tensors import SavedTensors, parameters_and_buffers, storages
+from debubble.torch.data.losses import check_loss_value
 from debubble.torch.data.tree import differentiable, moved_to
 from debubble.torch.measure.meters import Flops, Stopwatch
 from debubble.torch.measure.single_stage import SingleStage, layer_parts, mapped, tensors_of
-from debubble.torch.measure.stage_measures import Quartiles, StageMeasures, costs_of, table
+from debubble.torch.measure.stage_measures import (
+    Quartiles,
+    StageMeasures,
+    cost_data,
+    measures_table,
+)
 from debubble.torch.models.modules import custom_function, reason_fused, saving_seen
 
 STEPS, WARM_UP = 20, 3
@@ -33,34 +39,34 @@ STEPS, WARM_UP = 20, 3
 CHECKPOINTED = "it is checkpointed, and I and W would each compute the forward again"
 
 TWICE = 1.05
-"""Times the FLOPs of B from which on I and W do some work twice."""
+"""FLOPs of I and W as multiples of B's from which on they do some work twice."""
 
 SLOW = 1.15
-"""Times the time of B from which on that they take longer is worth a word."""
+"""Time of I and W as multiples of B's from which on splitting has a price."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What every stage takes.
+    """Measures of every stage.
 
     Parameters
     ----------
     stages
         In forward order.
     source
-        Where and how they were measured.
+        Machine and way of the measurement.
     """
 
     stages: tuple[StageMeasures, ...]
     source: str
 
     def data(self, **labels: Any) -> dict[str, Any]:
-        """The data of a cost file, with the labels that :func:`measured.costs_of` takes."""
-        return costs_of(self.stages, **{"source": self.source} | labels)
+        """Return the data of a cost file, with labels as ``name`` and sizes as ``ranks``."""
+        return cost_data(self.stages, **{"source": self.source} | labels)
 
     def __str__(self) -> str:
-        """A table of the stages, and what splitting the backward gains on each."""
-        return table(self.stages)
+        """Return a table of the stages, and the gain of splitting the backward on each."""
+        return measures_table(self.stages)
 
     def save(self, path: str, **labels: Any) -> None:
         """Write a cost file, which ``debubble simulate``, ``compare`` and others take."""
@@ -96,20 +102,20 @@ def profile(
         Input and target of one microbatch. A tuple or list, here or returned by a stage, becomes
         positional arguments, anything else one argument.
     steps
-        How often everything is measured, after some times to warm up.
+        Number of measurements, after some to warm up.
     device
-        Where every stage is moved for its turn; by default it stays where its parameters are.
+        Device that every stage is moved to for its turn; the default is that of its parameters.
     kwargs
         Keyword arguments that every stage gets.
     layers
-        Whether the layers of stages that are lists of layers are measured, too.
+        If the layers of stages that are lists of layers are measured, too.
     report
-        Called with what is measured next.
+        Called with a line about the next measurement.
 
     Returns
     -------
     Profile
-        Quartiles of times, bytes, and whether splitting the backward pays, of every stage.
+        Quartiles of times, bytes, and the gain of splitting the backward, for every stage.
 
     Raises
     ------
@@ -131,10 +137,10 @@ def profile(
             if number:
                 args = mapped(args, lambda t: t.detach().requires_grad_(differentiable(t)))
             part = SingleStage(module, args, given, _loss(loss_fn, target) if last else None)
-            measures = _measured(part, steps, place)
+            measures = _measure(part, steps, place)
             if layers and "compiled" not in measures.fused:
                 inner = tuple(
-                    _measured(one, steps, place, measures.fused) for one in layer_parts(part)
+                    _measure(one, steps, place, measures.fused) for one in layer_parts(part)
                 )
                 measures = replace(measures, layers=inner)
             found.append(measures)
@@ -144,10 +150,10 @@ def profile(
     return Profile(tuple(found), source)
 
 
-def _measured(
+def _measure(
     part: SingleStage, steps: int, device: torch.device, fused: str | None = None
 ) -> StageMeasures:
-    """Everything about a stage, or a layer of one whose backward is known to be fused or not."""
+    """Measure a stage, or a layer of one; layers are `fused` for the reason of their stage."""
     if fused is None:
         fused = reason_fused(part.module) or _fused(part)
     flops = _flops(part) if fused in ("", CHECKPOINTED) else {}
@@ -161,7 +167,7 @@ def _measured(
 
 
 def _fused(part: SingleStage) -> str:
-    """Why the backward is one piece, by the first forward or by trying."""
+    """Return why the backward is one piece, by a forward and a try; empty if it can be split."""
     with saving_seen() as seen:
         done = part.forward(split=True)
     custom = custom_function(done.roots)
@@ -169,9 +175,9 @@ def _fused(part: SingleStage) -> str:
         return f"the autograd.Function {custom} computes all its gradients whenever it runs"
     gradients = done.gradients()
     try:
-        rest = done.backward_input(gradients)
-        trains = bool(rest)
-        rest.backward_weight()
+        done.backward_input(gradients)
+        trains = done.left
+        done.backward_weight()
     except RuntimeError as error:
         return f"autograd says: {str(error).partition('. ')[0].splitlines()[0]}"
     if seen:
@@ -180,7 +186,7 @@ def _fused(part: SingleStage) -> str:
 
 
 def _with_flops(fused: str, flops: Mapping[str, int]) -> str:
-    """Why the backward is one piece, by what I and W do twice as well."""
+    """Return why the backward is one piece, also for work that I and W would do twice."""
     if not flops.get("B"):
         return fused
     ratio = (flops["I"] + flops["W"]) / flops["B"]
@@ -194,7 +200,7 @@ NO_INPUTS = "W does the whole backward, and I nothing: its input wants no gradie
 
 
 def _verdict(times: Mapping[str, Quartiles], flops: Mapping[str, int], fused: str) -> str:
-    """Whether splitting the backward pays, in words."""
+    """Return the gain of splitting the backward, in words."""
     if fused:
         return f"I and W do not pay apart: {fused}"
     whole, parts = times["B"].median, times["I"].median + times["W"].median
@@ -224,9 +230,9 @@ def _times(
         if split:
             done = part.forward(split=True)
             watch.mark()
-            rest = done.backward_input(gradients)
+            done.backward_input(gradients)
             watch.mark()
-            rest.backward_weight()
+            done.backward_weight()
             watch.mark()
             halves = watch.read()
         if step >= WARM_UP:
@@ -236,7 +242,7 @@ def _times(
 
 
 def _flops(part: SingleStage) -> dict[str, int]:
-    """FLOPs of B, I and W; those of B with the gradients that I computes, too."""
+    """Return the FLOPs of B, I and W; B computes the gradients of inputs, too."""
     with Flops() as counter:
         done = part.forward(split=True)
         gradients = done.gradients()
@@ -245,16 +251,16 @@ def _flops(part: SingleStage) -> dict[str, int]:
         marks.append(counter.total)
         done = part.forward(split=True)
         marks.append(counter.total)
-        rest = done.backward_input(gradients)
+        done.backward_input(gradients)
         marks.append(counter.total)
-        rest.backward_weight()
+        done.backward_weight()
         marks.append(counter.total)
     B, _, I, W = (end - start for start, end in pairwise(marks))
     return {"B": B, "I": I, "W": W}
 
 
 def _bytes(part: SingleStage, split: bool) -> dict[str, Any]:
-    """Bytes of one microbatch more than there are: what two of them share is counted for none."""
+    """Return the bytes of one further microbatch: tensors that two of them share do not count."""
     saved = SavedTensors(parameters_and_buffers(part.module))
     with saved.watch():
         before = part.forward(split=split, own=True)
@@ -271,9 +277,9 @@ def _bytes(part: SingleStage, split: bool) -> dict[str, Any]:
         sizes["message"] = sum(t.numel() * t.element_size() for t in tensors_of(done.result))
     gradients = done.gradients()
     if split:
-        rest = done.backward_input(gradients)
+        done.backward_input(gradients)
         del gradients
-        sizes["kept_for_weight"] = saved.bytes([*rest.gradients, *done.inputs])
+        sizes["kept_for_weight"] = saved.bytes([*done.kept, *done.inputs])
     return sizes
 
 
@@ -291,7 +297,7 @@ def _peak(part: SingleStage, device: torch.device) -> int | None:
 
 @contextmanager
 def _restored(module: nn.Module, place: torch.device, home: torch.device | None) -> Iterator[None]:
-    """A context in which a module is somewhere else; gradients and buffers return afterwards."""
+    """Move a module to a device for a time; gradients and buffers are as before afterwards."""
     gradients = {parameter: parameter.grad for parameter in module.parameters()}
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     cuda = [place] if place.type == "cuda" else []
@@ -330,10 +336,6 @@ def _check(stages: Sequence[nn.Module], steps: int) -> None:
 
 def _loss(loss_fn: Callable[[Any, Any], Tensor], target: Any) -> Callable[[Any], Tensor]:
     def loss(output: Any) -> Tensor:
-        value = loss_fn(output, target)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ParameterError(f"loss_fn returned {shape}; return one number, the mean loss")
-        return value
+        return check_loss_value(loss_fn(output, target), output)
 
     return loss

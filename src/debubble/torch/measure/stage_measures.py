@@ -1,4 +1,4 @@
-"""What stages take, as measured, and the cost file that says so."""
+"""Measured times and bytes of stages, and their cost file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from debubble.analysis import layout
 from debubble.core.units import amount
 
 WIDE = 0.25
-"""Share of a time that its quartiles may be apart before that is worth a word."""
+"""Distance of quartiles, as a share of the median, from which on the table warns."""
 
 DIGITS = 6
-"""Significant digits of what is written; no clock is better."""
+"""Significant digits of numbers in files; no clock is better."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Quartiles:
 
     @property
     def width(self) -> float:
-        """How far the quartiles are apart, as a share of the median."""
+        """Distance of the quartiles as a share of the median."""
         return (self.upper - self.lower) / self.median if self.median else 0.0
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Quartiles:
-        """Those of some samples, at least one."""
+        """Return the quartiles of at least one sample."""
         if len(samples) == 1:
             return cls(samples[0], samples[0], samples[0])
         return cls(*quantiles(samples, n=4, method="inclusive"))
@@ -40,45 +40,45 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class StageMeasures:
-    """What one stage, or one layer of it, takes for one microbatch."""
+    """Times and bytes of one stage, or one layer of it, for one microbatch."""
 
     times: Mapping[str, Quartiles]
-    """Of F, I, W and B, as far as measured, in milliseconds."""
+    """Times of F, I, W and B, as far as measured, in milliseconds."""
     saved: int | None = None
-    """Bytes that stay from F to B: what autograd saves, and the inputs."""
+    """Bytes held from F to B: tensors that autograd saves, and the inputs."""
     kept_for_weight: int | None = None
-    """Those that stay from I to W."""
+    """Bytes held from I to W."""
     inputs: int | None = None
-    """Those of the inputs, all that stays where the stage is recomputed."""
+    """Bytes of the inputs, which are all that is held where the stage is recomputed."""
     message: int | None = None
-    """Those that go to the next stage."""
+    """Bytes that go to the next stage."""
     weights: int | None = None
-    """Those of the parameters."""
+    """Bytes of the parameters."""
     gradients: int | None = None
-    """Those of the parameters' gradients."""
+    """Bytes of the parameters' gradients."""
     peak: int | None = None
-    """Most bytes above the weights during F and B by the allocator's count, on CUDA."""
+    """Peak of bytes beyond the weights during F and B by the allocator's count, on CUDA."""
     fused: str = ""
-    """Why I and W are no actions of their own: I then is the whole backward and W is nothing. Empty
-    where they are."""
+    """Reason why the backward is not split: I then is the whole backward and W nothing; empty where
+    it is split."""
     split: str = ""
-    """Whether splitting the backward pays, in words."""
+    """Gain of splitting the backward, in words."""
     layers: tuple[StageMeasures, ...] = field(default=(), repr=False)
-    """The same of every layer, where the stage is a list of layers."""
+    """Measures of every layer, where the stage is a list of layers."""
 
     def time(self, kind: str) -> float | None:
-        """Median time of F, I, W or B in milliseconds, as a schedule pays it; None if unknown."""
+        """Return the median time of F, I, W or B in milliseconds, None if unknown."""
         if self.fused and kind in "IW":
             return self.time("B") if kind == "I" else 0.0
         return self.times[kind].median if kind in self.times else None
 
     @property
     def varies(self) -> float:
-        """Largest distance of the quartiles of a time, in milliseconds."""
+        """Largest distance of the quartiles of a time in milliseconds."""
         return max((spread.upper - spread.lower for spread in self.times.values()), default=0.0)
 
     def share(self, name: str) -> float | None:
-        """`kept_for_weight` or `recompute_kept` as a share of what F leaves."""
+        """Return `kept_for_weight` or `recompute_kept` as a share of the bytes held after F."""
         if self.fused and name == "kept_for_weight":
             return 0.0
         size = self.kept_for_weight if name == "kept_for_weight" else self.inputs
@@ -91,7 +91,7 @@ TIMES = ("F", "I", "W", "B")
 SHARES = ("kept_for_weight", "recompute_kept")
 
 
-def costs_of(
+def cost_data(
     stages: Sequence[StageMeasures],
     *,
     ranks: int | None = None,
@@ -100,16 +100,15 @@ def costs_of(
     name: str = "",
     source: str = "",
 ) -> dict[str, Any]:
-    """The data of a cost file, see :func:`debubble.interchange.cost_files.load_costs`.
+    """Return the data of a cost file, see :func:`debubble.interchange.cost_files.load_costs`.
 
-    Times are in milliseconds and memory in bytes, one number per stage, in forward order. What was
-    not measured of every stage is left out. Sizes are for commands that are not told any; name and
-    source say what was measured, and where.
+    Times are in milliseconds and memory in bytes, one number per stage, in forward order; those not
+    measured for every stage are left out. Sizes are defaults for commands that read the file.
     """
     labels = {"name": name, "source": source, "ranks": ranks, "chunks": chunks,
               "microbatches": microbatches}  # fmt: skip
     data: dict[str, Any] = {key: value for key, value in labels.items() if value}
-    # Of the first stage, both engines leave the whole backward to W.
+    # On the first stage both engines leave the whole backward to W.
     data |= {"basis": "action", "runtime": "torch", "time_unit": "ms", "times": _times(stages)}
     if messages := [stage.message for stage in stages[:-1] if stage.message is not None]:
         data["times"]["message"] = max(messages)
@@ -140,7 +139,7 @@ def _memory(stages: Sequence[StageMeasures]) -> dict[str, Any]:
 
 
 def _layers(stages: Sequence[StageMeasures]) -> dict[str, Any]:
-    """Every layer of the model, and what the first and the last stage do beside theirs."""
+    """Return the costs of layers, and those of the first and last stage beyond their layers."""
     layers = [layer for stage in stages for layer in stage.layers]
     found = _times(layers) | _memory(layers)
     for end, stage in (("embedding", stages[0]), ("head", stages[-1])):
@@ -150,9 +149,9 @@ def _layers(stages: Sequence[StageMeasures]) -> dict[str, Any]:
             if whole is not None and None not in inner:
                 part[kind] = whole - sum(time for time in inner if time)
         if end == "embedding" and "I" in part:
-            # Its I and W are one, but those of its layers are two.
+            # The first stage does its whole backward in W, even if its layers have I and W.
             part["I"], part["W"] = 0.0, part["I"] + part["W"]
-        # What quartiles do not tell from nothing is no work of its own.
+        # A difference within the quartiles is no work of its own.
         part = {kind: _short(time) if time > stage.varies else 0.0 for kind, time in part.items()}
         if stage.saved is not None:
             left = stage.saved - sum(layer.saved or 0 for layer in stage.layers)
@@ -163,7 +162,7 @@ def _layers(stages: Sequence[StageMeasures]) -> dict[str, Any]:
 
 
 def _measured(stages: Sequence[StageMeasures]) -> dict[str, Any]:
-    """What no cost says: quartiles, bytes beside activations, and whether splitting pays."""
+    """Return measures that are no costs: quartiles, other bytes, and the gain of splitting."""
     found: dict[str, Any] = {}
     quartiles = {
         kind: [[_short(spread.lower), _short(spread.upper)] for spread in spreads if spread]
@@ -181,8 +180,8 @@ def _measured(stages: Sequence[StageMeasures]) -> dict[str, Any]:
     return found
 
 
-def table(stages: Sequence[StageMeasures]) -> str:
-    """Times and bytes of stages, and whether splitting the backward pays, for people."""
+def measures_table(stages: Sequence[StageMeasures]) -> str:
+    """Return times and bytes of stages as a text table, and the gain of splitting."""
     rows = [["stage", *(f"{kind} ms" for kind in TIMES), "after F", "after I", "inputs", "weights"]]
     for number, stage in enumerate(stages):
         times = [_with_quartiles(stage.times.get(kind)) for kind in TIMES]

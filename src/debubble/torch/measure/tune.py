@@ -1,4 +1,4 @@
-"""A faster order for a pipeline that trains, from what its own stages were measured to cost."""
+"""Faster schedules for a pipeline that trains, from the measured costs of its stages."""
 
 from __future__ import annotations
 
@@ -29,34 +29,33 @@ if TYPE_CHECKING:
     from debubble.torch.pipeline import Pipeline
 
 LEAST = 0.005
-"""The smallest gain that an order is changed for, as a share of the step."""
+"""Smallest gain for which a schedule is changed, as a share of the step."""
 
 
 class Tuned:
-    """What :func:`tune` found; the same on every rank.
+    """Result of :func:`tune`, equal on every rank.
 
     Attributes
     ----------
     schedule
-        The order that runs from now on.
+        The schedule that runs from now on.
     before
-        The order that ran.
+        The schedule that ran.
     found
-        The fastest order that was found.
+        The fastest schedule that was found.
     predicted_gain
-        Share of a step's time that `found` saves over `before`, both simulated with the measured
-        costs.
+        Share of a step's time that `found` saves over `before`, both simulated with measured costs.
     noise
-        How far measured steps differ: half of them are within this share of the median.
+        Spread of measured steps: half of them are within this share of the median.
     difference
-        Largest difference of gradients between the two orders, relative to the largest number of
-        the same gradient; None where it was not asked for.
+        Largest difference of gradients between the two schedules, relative to the largest number of
+        the same gradient; None without `compare`.
     step_before, step_after
-        Median time of measured steps, in ms; that of the new order is None until it has run long
+        Median time of measured steps, in ms; that of the new schedule is None until it has run long
         enough.
     simulated_before
-        What a simulation of the order before says about its step, in ms; None with given costs,
-        which have units of their own.
+        Simulated step of the schedule before, in ms; None with given costs, which have units of
+        their own.
     """
 
     def __init__(self, pipe: Pipeline, found: Schedule, times: NDArray[np.float64]) -> None:
@@ -70,11 +69,11 @@ class Tuned:
         self.simulated_before: float | None = None
         self.difference: float | None = None
         self.step_after: float | None = None
-        self._left = self.steps + 1  # the first step of an order is slower
+        self._left = self.steps + 1  # the first step of a schedule is slower
 
     @property
     def changed(self) -> bool:
-        """Whether another order runs than before; not where the gain is below the noise."""
+        """If another schedule runs than before; not where the gain is below the noise."""
         return self.schedule is not self.before
 
     @property
@@ -83,7 +82,7 @@ class Tuned:
         return None if self.step_after is None else 1 - self.step_after / self.step_before
 
     def report(self) -> str:
-        """What was found, predicted and measured, in a few lines."""
+        """Return prediction and measurement in a few lines."""
         simulated = ""
         if self.simulated_before is not None:
             error = self.simulated_before / self.step_before - 1
@@ -105,8 +104,14 @@ class Tuned:
             )
         return "\n".join(lines)
 
+    def _start(self, pipe: Pipeline) -> None:
+        """Run the new schedule from now on."""
+        pipe.use(self.found)
+        self.schedule = self.found
+        pipe._after_step = lambda: self._follow(pipe)
+
     def _follow(self, pipe: Pipeline) -> None:
-        """Count a step of the new order; measure it after the last of them."""
+        """Count a step of the new schedule; measure it after the last of them."""
         self._left -= 1
         if self._left:
             pipe._after_step = lambda: self._follow(pipe)
@@ -126,10 +131,10 @@ def tune(
     costs: Costs | None = None,
     compare: Callable[[], Any] | None = None,
 ) -> Tuned:
-    """Find a faster order for a pipeline, between two of its steps, and run that from then on.
+    """Find a faster schedule for a pipeline between two of its steps, and run it from then on.
 
     One rank searches with the costs that :meth:`Pipeline.costs` measured; stages stay where they
-    are, and microbatches as many as they were. Every rank calls it, and gets the same answer.
+    are, and the number of microbatches stays. Every rank calls it, and gets the same answer.
 
     Parameters
     ----------
@@ -141,47 +146,34 @@ def tune(
     time_limit
         Seconds that the search takes.
     steps
-        How many steps are measured before and after; up to 15.
+        Number of steps that are measured before and after; up to 15.
     costs
-        In place of the measured ones, for instance those of :func:`profile`. An order whose
-        backwards are whole does not tell what I and W cost alone: without `costs`, its backwards
+        Costs in place of the measured ones, for instance those of :func:`profile`. A schedule with
+        whole backwards does not show the costs of I and W alone: without `costs`, its backwards
         stay whole.
     compare
         A function that runs ``pipe.step`` on data that are the same every time. It is called with
-        either order, and gradients are compared. Those that were there before are left alone.
+        either schedule, and gradients are compared. Gradients of earlier steps are kept.
 
     Returns
     -------
     Tuned
-        With ``predicted_gain``; ``measured_gain`` follows when `steps` more steps ran. When these
-        show that the new order is slower, the one before runs again.
+        With ``predicted_gain``; ``measured_gain`` follows when `steps` more steps ran. When they
+        are slower, the schedule before runs again.
 
     Raises
     ------
     ParameterError
-        When there are too few steps to measure, the search does not know such schedules, or no
-        order fits into `memory`.
+        When there are too few steps to measure, such schedules cannot be searched, or none fits
+        into `memory`.
 
     Notes
     -----
     Data-parallel replicas of a pipeline measure different times. Tune one of them, and give its
     ``schedule`` to the others with :meth:`Pipeline.use`.
     """
-    pipe._meet("tune")
-    reason = _not_for_search(pipe.schedule)
-    if reason:
-        raise ParameterError(
-            f"'{pipe.schedule.name}' {reason}, which tune() does not search; compare schedules on "
-            "pipe.costs() with debubble.compare, and make a Pipeline of the best"
-        )
-    timeout = pipe._team.timeout.total_seconds()
-    if not 0 < time_limit <= timeout / 2:
-        raise ParameterError(
-            f"time_limit is {time_limit:g} s; give a positive number up to {timeout / 2:g}, half "
-            "of the Pipeline's timeout, as the other ranks wait"
-        )
-    if not 1 <= steps < KEPT:
-        raise ParameterError(f"steps is {steps}; give a number from 1 to {KEPT - 1}")
+    pipe._enter("tune")
+    _check(pipe, time_limit, steps)
     times = pipe.step_times()
     if len(times) < steps:
         raise ParameterError(
@@ -192,12 +184,12 @@ def tune(
     if memory is None:
         memory = _simulated(pipe.schedule, measured).peak_activation.tolist()
     found: Schedule | DebubbleError | None = None
-    if pipe._team.rank == 0:
+    if pipe._ranks.rank == 0:
         try:
             found = _search(pipe.schedule, measured, memory, time_limit, costs is not None)
         except DebubbleError as error:
             found = error
-    found, measured, memory = pipe._team.channel.gather((found, measured, memory))[0]
+    found, measured, memory = pipe._ranks.channel.gather((found, measured, memory))[0]
     if isinstance(found, DebubbleError):
         raise found
     assert found is not None, "rank 0 has found something"
@@ -208,25 +200,39 @@ def tune(
     if costs is None:
         tuned.simulated_before = before
     tuned.predicted_gain = 1 - _simulated(found, measured).makespan / before
-    if tuned.predicted_gain <= max(tuned.noise, LEAST):
-        return tuned
-    if pipe._kind == "torch" and not_for_pytorch(found):
-        return tuned
-    if compare is not None:
-        tuned.difference = _compare(pipe, found, compare)
-    pipe.use(found)
-    tuned.schedule = found
-    pipe._after_step = lambda: tuned._follow(pipe)
+    impossible = pipe._kind == "torch" and not_for_pytorch(found)
+    if tuned.predicted_gain > max(tuned.noise, LEAST) and not impossible:
+        if compare is not None:
+            tuned.difference = _compare(pipe, found, compare)
+        tuned._start(pipe)
     return tuned
 
 
+def _check(pipe: Pipeline, time_limit: float, steps: int) -> None:
+    """Refuse schedules and limits that cannot be searched with."""
+    reason = _not_for_search(pipe.schedule)
+    if reason:
+        raise ParameterError(
+            f"'{pipe.schedule.name}' {reason}, which tune() does not search; compare schedules on "
+            "pipe.costs() with debubble.compare, and make a Pipeline of the best"
+        )
+    timeout = pipe._ranks.timeout.total_seconds()
+    if not 0 < time_limit <= timeout / 2:
+        raise ParameterError(
+            f"time_limit is {time_limit:g} s; give a positive number up to {timeout / 2:g}, half "
+            "of the Pipeline's timeout, as the other ranks wait"
+        )
+    if not 1 <= steps < KEPT:
+        raise ParameterError(f"steps is {steps}; give a number from 1 to {KEPT - 1}")
+
+
 def _simulated(schedule: Schedule, costs: Costs) -> Timeline:
-    """A simulation with measured costs, which are never those that an order was computed for."""
+    """Simulate with measured costs, without a warning that a schedule is for other costs."""
     return evaluate_graph(compile_graph(schedule), costs)
 
 
 def _not_for_search(schedule: Schedule) -> str:
-    """What the optimizer does not know of a schedule; empty when it knows it all."""
+    """Return the part of a schedule that cannot be searched, empty for none."""
     reasons = {
         "has several copies of the model": schedule.placement.copies > 1,
         "cuts sequences into slices": schedule.slices > 1,
@@ -246,7 +252,7 @@ def _search(
     time_limit: float,
     splits: bool,
 ) -> Schedule:
-    """The fastest order of the same work on the same ranks; `splits` when I and W are known."""
+    """Return the fastest schedule of the same work; `splits` if the costs of I and W are known."""
     from debubble.optimize.search import optimize
 
     splits = splits or has(schedule, SPLIT_KINDS)
@@ -260,13 +266,13 @@ def _search(
 
 
 def _compare(pipe: Pipeline, found: Schedule, run: Callable[[], Any]) -> float:
-    """Largest relative difference of a gradient between the running order and another."""
+    """Return the largest relative difference of a gradient between two schedules."""
     weights = list(pipe.parameters())
     kept = [weight.grad for weight in weights]
     state = [(b, b.clone()) for module in pipe.stages.values() for b in module.buffers()]
     before = pipe.schedule
     gradients = []
-    device = pipe._team.device
+    device = pipe._ranks.device
     for schedule in (before, found):
         pipe.use(schedule)
         for weight in weights:
@@ -288,4 +294,4 @@ def _compare(pipe: Pipeline, found: Schedule, run: Callable[[], Any]) -> float:
         scale = max((float(each.abs().max()) for each in (a, b) if each.numel()), default=0.0)
         if scale:
             largest = torch.maximum(largest, (a - b).abs().max() / scale)
-    return float(pipe._team.channel.sum(largest, largest=True))
+    return float(pipe._ranks.channel.sum(largest, largest=True))

@@ -1,4 +1,4 @@
-"""Models in stages: two small ones, and what a function of the user returns."""
+"""Models in stages: two small ones, and those that a function of the user returns."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from debubble.interchange.files import is_function
 from debubble.interchange.python_file import load_function, split_target
 
 VOCABULARY, WIDTH, HEADS, TOKENS, ROWS = 61, 32, 4, 24, 2
-"""Sizes of gpt-tiny: a microbatch is `ROWS` sequences of `TOKENS` tokens."""
+"""Sizes of gpt-tiny; a microbatch is `ROWS` sequences of `TOKENS` tokens."""
 
 SEED = 1234
 
 
 @dataclass(frozen=True)
-class Model:
-    """A model cut into stages."""
+class StagedModel:
+    """A model cut into stages, with its loss and its data."""
 
     stages: Sequence[nn.Module]
     """Modules in forward order; a tuple or list that one returns becomes the arguments of the next.
@@ -35,8 +35,8 @@ class Model:
     """Mean loss of (output of the last stage, target); cross-entropy of logits where the output
     layer is sharded. The loss of a step is the mean over its microbatches."""
     data: Callable[[int], tuple[Any, Any]]
-    """Input and target of a microbatch, by number alone: every rank that needs one calls it. A
-    tuple or list as input becomes the first stage's arguments."""
+    """Function of a microbatch's number that returns its input and target, the same on all ranks.
+    A tuple or list as input becomes the first stage's arguments."""
 
 
 class CausalAttention(nn.Module):
@@ -48,7 +48,7 @@ class CausalAttention(nn.Module):
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, start: int, past: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The output, and keys and values of these positions."""
+        """Return the output, and keys and values of these positions."""
         rows, tokens, _ = x.shape
         shape = (rows, tokens, HEADS, WIDTH // HEADS)
         q, k, v = (part.view(shape).transpose(1, 2) for part in self.qkv(x).split(WIDTH, dim=-1))
@@ -61,7 +61,7 @@ class CausalAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer."""
+    """A transformer layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,14 +72,14 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, start: int, past: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The output, and keys and values of these positions."""
+        """Return the output, and keys and values of these positions."""
         mixed, own = self.attention(self.norm1(x), start, past)
         x = x + mixed
         return x + self.mlp(self.norm2(x)), own
 
 
 class GPTStage(nn.Module):
-    """A block, behind the embedding on the first stage, before the output layer on the last."""
+    """A transformer layer, with embeddings on the first stage and output layer on the last."""
 
     slices = True
 
@@ -92,7 +92,7 @@ class GPTStage(nn.Module):
         self.output = nn.Linear(WIDTH, VOCABULARY) if last else None
 
     def forward(self, x: Tensor, start: int = 0, past: Sequence[Tensor] | None = None) -> Any:
-        """The output; with `past`, also keys and values of these positions."""
+        """Return the output; with `past`, also keys and values of these positions."""
         if self.tokens is not None and self.positions is not None:
             position = torch.arange(start, start + x.shape[1], device=x.device)
             x = self.tokens(x) + self.positions(position)
@@ -102,8 +102,8 @@ class GPTStage(nn.Module):
         return x if past is None else (x, own)
 
 
-def gpt_tiny(stages: int) -> Model:
-    """A language model with one transformer layer per stage."""
+def gpt_tiny(stages: int) -> StagedModel:
+    """Make a language model with one transformer layer per stage."""
 
     def data(microbatch: int) -> tuple[Tensor, Tensor]:
         source = torch.Generator().manual_seed(SEED + microbatch)
@@ -114,11 +114,11 @@ def gpt_tiny(stages: int) -> Model:
         return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
     modules = [GPTStage(s == 0, s == stages - 1) for s in range(stages)]
-    return Model(modules, loss, data)
+    return StagedModel(modules, loss, data)
 
 
-def mlp(stages: int) -> Model:
-    """One layer per stage on vectors."""
+def mlp(stages: int) -> StagedModel:
+    """Make a model of vectors with one layer per stage."""
 
     def data(microbatch: int) -> tuple[Tensor, Tensor]:
         source = torch.Generator().manual_seed(SEED + microbatch)
@@ -126,20 +126,20 @@ def mlp(stages: int) -> Model:
         return pair[0], pair[1]
 
     modules = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(stages)]
-    return Model(modules, functional.mse_loss, data)
+    return StagedModel(modules, functional.mse_loss, data)
 
 
-MODELS: dict[str, Callable[[int], Model]] = {"gpt-tiny": gpt_tiny, "mlp": mlp}
+MODELS: dict[str, Callable[[int], StagedModel]] = {"gpt-tiny": gpt_tiny, "mlp": mlp}
 
 
-def build(model: str | Callable[..., Any], stages: int) -> Model:
+def build(model: str | Callable[..., Any], stages: int) -> StagedModel:
     """Build a model in stages, from the same random numbers every time.
 
     Parameters
     ----------
     model
         ``"gpt-tiny"``, ``"mlp"``, ``"file.py:function"``, or a function of the number of stages
-        that returns a :class:`Model` or its three parts.
+        that returns a :class:`StagedModel` or its three parts.
     stages
         Number of stages.
 
@@ -162,14 +162,14 @@ def build(model: str | Callable[..., Any], stages: int) -> Model:
         made = model(stages)
     name = getattr(model, "__name__", "the model")
     if isinstance(made, tuple | list) and len(made) == 3:
-        made = Model(*made)
-    if not isinstance(made, Model):
+        made = StagedModel(*made)
+    if not isinstance(made, StagedModel):
         raise ParameterError(f"{name} returned {type(made).__name__}; return (stages, loss, data)")
     return _checked(made, name, stages)
 
 
-def _checked(made: Model, name: str, stages: int) -> Model:
-    """The model, when its parts are what they should be."""
+def _checked(made: StagedModel, name: str, stages: int) -> StagedModel:
+    """Return the model if its parts are of the right types."""
     parts: Any = made.stages
     if not isinstance(parts, Sequence | nn.ModuleList | nn.Sequential):
         raise ParameterError(

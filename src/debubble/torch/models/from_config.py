@@ -16,13 +16,13 @@ from debubble.torch.models.split import FAMILIES, split
 
 MAX_BYTES = 1 << 20
 TOKENS = 1024
-"""Tokens of a sequence, where the model takes so many and nobody says otherwise."""
+"""Default length of a sequence in tokens, where the model takes so many."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
           "float64": torch.float64}  # fmt: skip
 
 
-class Model(NamedTuple):
+class ConfiguredModel(NamedTuple):
     """Stages of a model, its loss, and one microbatch."""
 
     stages: list[nn.Module]
@@ -34,19 +34,19 @@ class Model(NamedTuple):
 
 def from_config(
     path: str, stages: int, *, rows: int = 1, tokens: int | None = None, dtype: str | None = None
-) -> Model:
-    """The model of a config, cut into stages, with random weights and random tokens.
+) -> ConfiguredModel:
+    """Make the model of a config, cut into stages, with random weights and random tokens.
 
     Parameters
     ----------
     path
         A ``config.json`` of a decoder model.
     stages
-        Into how many it is cut.
+        Number of stages.
     rows, tokens
         Sequences of a microbatch, and tokens of each; by default at most :data:`TOKENS`.
     dtype
-        Of the weights; by default the config's, or float32.
+        Type of the weights; by default the config's, or float32.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def from_config(
 
     count = sum(p.numel() for p in model.parameters())
     name = f"{config.model_type}, {count:,} parameters, {rows} x {tokens} tokens, {kind}"
-    return Model(split(model, stages), loss, x, x, name.replace("torch.", ""))
+    return ConfiguredModel(split(model, stages), loss, x, x, name.replace("torch.", ""))
 
 
 def _config(path: str) -> Any:

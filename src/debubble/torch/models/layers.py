@@ -1,4 +1,4 @@
-"""The layers of a stage that is a list of layers, and what stands for those of other stages."""
+"""Layers of a stage, and placeholders for those of other stages."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any
 from torch import Tensor, nn
 
 NAMES = ("layers", "h", "blocks")
-"""Attributes under which models keep their layers."""
+"""Names of attributes with lists of layers."""
 
 
 class Absent(nn.Module):
-    """Stands for a module of another stage: returns its first argument."""
+    """Placeholder for a module of another stage."""
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
-        """What came."""
+        """Return the first argument."""
         return x
 
 
 class NoPositions(nn.Module):
-    """Stands for position embeddings on all stages but the first: what is added there is zero."""
+    """Placeholder for position embeddings, which only the first stage adds."""
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """Zero."""
+        """Return zero."""
         return position_ids.new_zeros(())
 
 
 def find_layers(stage: nn.Module) -> list[nn.Module]:
-    """The layers of a stage in order, none where it has no list of them.
+    """Return the layers of a stage in order, none where it has no list of them.
 
     A list is a ``Sequential``, or an attribute called `layers`, `h` or `blocks` that is a
-    ``ModuleList``, ``ModuleDict`` or ``Sequential``; the outermost one counts. Those that live on
-    other stages, where :func:`debubble.torch.models.split` cut the model, are left out.
+    ``ModuleList``, ``ModuleDict`` or ``Sequential``; the outermost one counts. Placeholders for
+    layers of other stages are left out.
     """
     return [layer for layer in _listed(stage) if not isinstance(layer, Absent)]
 

@@ -1,4 +1,4 @@
-"""What modules are wrapped in, and whether a backward through them can be split."""
+"""Wrappers of modules, and reasons why a backward through them cannot be split."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from debubble.torch.models.sharded import is_sharded
+from debubble.torch.ranks.sharded import is_sharded
 
 WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What wrappers put into names of parameters."""
+"""Parts that wrappers add to names of parameters."""
 
 
 def bare_name(name: str) -> str:
-    """The name of a parameter without what wrappers of its module put in."""
+    """Return the name of a parameter without the parts that wrappers add."""
     for part in WRAPPED:
         name = name.replace(part, "")
     return name
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """What is inside of DDP and ``torch.compile``."""
+    """Return the module inside of DDP and ``torch.compile``."""
     while True:
         inner = getattr(module, "_orig_mod", None)
         if isinstance(module, DistributedDataParallel):
@@ -38,7 +38,7 @@ def bare(module: nn.Module) -> nn.Module:
 
 
 def ties_of(modules: Mapping[int, nn.Module]) -> list[list[str]]:
-    """Weights that are one object in several stages, by stage and name."""
+    """Return lists of names, by stage, of weights that are one object."""
     names: dict[int, list[str]] = {}
     for stage, module in sorted(modules.items()):
         for name, weight in bare(module).named_parameters():
@@ -47,7 +47,7 @@ def ties_of(modules: Mapping[int, nn.Module]) -> list[list[str]]:
 
 
 def without_sync(module: nn.Module) -> AbstractContextManager[None]:
-    """A context in which a forward does not make DDP exchange gradients in its backward."""
+    """Return a context for forwards whose backward does not make DDP exchange gradients."""
     if isinstance(module, DistributedDataParallel):
         context: AbstractContextManager[None] = module.no_sync()
         return context
@@ -56,9 +56,9 @@ def without_sync(module: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Have modules in eval mode, and then every part in the mode that it was in.
+    """Put modules in eval mode for a time; afterwards every part is in its mode before.
 
-    After forwards alone ``fully_shard`` leaves some weights gathered; parameters are the shards.
+    After forwards alone ``fully_shard`` leaves some weights gathered, which are released.
     """
     modules = list(modules)
     before = [(part, part.training) for module in modules for part in module.modules()]
@@ -74,7 +74,7 @@ def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def reason_fused(module: nn.Module) -> str:
-    """Why the backward of a module cannot be split; empty when nothing is seen against it."""
+    """Return why the backward of a module cannot be split, as far as it shows; empty if it can."""
     parts = list(module.modules())
     if any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts):
         return "it is compiled, and a compiled backward is one piece"
@@ -91,7 +91,7 @@ def reason_fused(module: nn.Module) -> str:
 
 @contextmanager
 def saving_seen() -> Iterator[list[str]]:
-    """Note whether a forward changes what autograd saves, as activation checkpointing does."""
+    """Note hooks on the tensors that autograd saves, as activation checkpointing sets them."""
     seen: list[str] = []
     enter = saved_tensors_hooks.__enter__
 
@@ -108,9 +108,9 @@ def saving_seen() -> Iterator[list[str]]:
 
 
 def custom_function(roots: Sequence[Tensor]) -> str:
-    """The name of a custom ``autograd.Function`` that computes with weights; empty for none.
+    """Return the name of a custom ``autograd.Function`` that uses weights; empty for none.
 
-    That of reentrant checkpointing does so unseen: it runs a whole backward of its own.
+    Reentrant checkpointing counts, too: it runs a whole backward of its own.
     """
     stack = [root.grad_fn for root in roots if root.grad_fn is not None]
     seen = set(stack)
@@ -130,9 +130,9 @@ def custom_function(roots: Sequence[Tensor]) -> str:
 
 
 def reason_not_split(seen: Sequence[str], roots: Sequence[Tensor]) -> str:
-    """Why a backward cannot be split, by its first forward; empty when nothing is against it.
+    """Return why a backward cannot be split, by its first forward; empty if it can.
 
-    That are the hooks which :func:`saving_seen` saw, and the graph behind what the forward made.
+    Reasons are hooks that :func:`saving_seen` noted, and the graph below the outputs.
     """
     if seen:
         return f"its forward changes what autograd saves ({seen[0]}), as checkpointing does"
@@ -141,9 +141,9 @@ def reason_not_split(seen: Sequence[str], roots: Sequence[Tensor]) -> str:
 
 
 def autocast_of(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """Contexts like the caller's autocast, for every action and thread.
+    """Return a maker of contexts like the caller's autocast, for every action and thread.
 
-    Casts of weights are not kept: one of a forward without gradients would serve one with them.
+    Casts of weights are not cached: one of a forward without gradients would serve one with them.
     """
     kind = device.type
     if not torch.is_autocast_enabled(kind):

@@ -1,4 +1,4 @@
-"""Cut the output layer of the last stage along the vocabulary: some of its rows for every rank."""
+"""Output layers cut along the vocabulary: every rank gets some rows of the last stage's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from debubble.core.schedule import Schedule
 from debubble.torch.ranks.process_group import Ranks
 
 LAYERS = ("output", "lm_head")
-"""What the last stage may call its output layer."""
+"""Names that the output layer may have on the last stage."""
 
 
 class OutputRows(nn.Module):
@@ -23,12 +23,12 @@ class OutputRows(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, first: int) -> None:
         super().__init__()
         self.first = first
-        """The number of the first row."""
+        """Number of the first row in the whole layer."""
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of these rows."""
+        """Return the logits of these rows."""
         return functional.linear(x, self.weight, self.bias)
 
 
@@ -38,9 +38,9 @@ def shard_output_layer(
     ranks: Ranks,
     loss_fn: Callable[[Any, Any], Tensor],
 ) -> tuple[str, OutputRows]:
-    """Scatter the last stage's output layer: its name there, and this rank's rows of it.
+    """Scatter the last stage's output layer; return its name there, and this rank's rows.
 
-    All ranks take part. The stage is left without: it returns what the layer would get. Raises
+    All ranks take part. The stage is left without the layer, and returns hidden states. Raises
     ParameterError on every rank when there is no such layer or the loss is no cross-entropy.
     """
     last = schedule.stages - 1
@@ -64,7 +64,7 @@ def shard_output_layer(
 
 
 def output_layer(stage: nn.Module, ranks: int) -> tuple[str, nn.Linear]:
-    """The output layer of the last stage, and what that calls it.
+    """Return the output layer of the last stage, and its name there.
 
     Raises ParameterError when there is none, or it has fewer rows than there are ranks.
     """
@@ -85,7 +85,11 @@ def output_layer(stage: nn.Module, ranks: int) -> tuple[str, nn.Linear]:
 
 def _cut(stage: nn.Module, ranks: int, loss_fn: Callable[[Any, Any], Tensor]) -> list[Any]:
     name, layer = output_layer(stage, ranks)
-    _refuse_other_losses(layer, loss_fn)
+    if not is_cross_entropy(layer, loss_fn):
+        raise ParameterError(
+            "an output layer can be sharded under the mean cross-entropy of its logits, with a "
+            "target for every token; loss_fn is another loss"
+        )
     weights = layer.weight.detach().cpu().tensor_split(ranks)
     biases: Sequence[Any] = [None] * ranks
     if layer.bias is not None:
@@ -97,17 +101,13 @@ def _cut(stage: nn.Module, ranks: int, loss_fn: Callable[[Any, Any], Tensor]) ->
     ]
 
 
-def _refuse_other_losses(layer: nn.Linear, loss_fn: Callable[[Any, Any], Tensor]) -> None:
+def is_cross_entropy(layer: nn.Linear, loss_fn: Callable[[Any, Any], Tensor]) -> bool:
+    """Return if a loss is the mean cross-entropy of a layer's logits, on some random ones."""
     source = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 3, layer.out_features, generator=source).to(layer.weight)
     target = torch.randint(layer.out_features, (2, 3), generator=source).to(logits.device)
     wanted = functional.cross_entropy(logits.flatten(0, 1), target.flatten())
     try:
-        fine = bool(torch.allclose(loss_fn(logits, target), wanted))
+        return bool(torch.allclose(loss_fn(logits, target), wanted))
     except Exception:
-        fine = False
-    if not fine:
-        raise ParameterError(
-            "an output layer can be sharded under the mean cross-entropy of its logits, with a "
-            "target for every token; loss_fn is another loss"
-        )
+        return False

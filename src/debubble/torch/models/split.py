@@ -1,7 +1,7 @@
 """Decoder models of Hugging Face's transformers, cut into stages.
 
-A stage is the model's own code: a shell of the model in which modules of other stages are replaced
-by one that does nothing. Masks and rotary embeddings are computed on every stage, from the same
+A stage is the model's own code: a shell of the model with placeholders for the modules of other
+stages. Masks and rotary embeddings are computed on every stage, from the same
 keyword arguments. Layers, weights and names stay those of the model.
 """
 
@@ -25,16 +25,16 @@ from debubble.torch.models.layers import Absent, NoPositions
 
 @dataclass(frozen=True)
 class Family:
-    """How a model type names its parts inside its body."""
+    """Names of the parts of a model type inside its body."""
 
     embeddings: tuple[str, ...] = ("embed_tokens",)
-    """What only the first stage does."""
+    """Embeddings, which only the first stage has."""
     layers: str = "layers"
     """The list of layers."""
     norm: str = "norm"
-    """What comes behind the last layer."""
+    """Norm after the last layer."""
     head: str = "lm_head"
-    """What turns the body's output into logits; beside the body."""
+    """Output layer, next to the body."""
 
 
 _LLAMA = Family()
@@ -42,7 +42,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(("wte", "wpe", "drop"), "h", "ln_f"),
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"), _LLAMA),
 }
-"""Model types that are known to run the parts one after the other, and nothing between them."""
+"""Model types that run the parts one after the other, and nothing between them."""
 
 
 def split(model: Any, stages: int | Sequence[int] | Sequence[Sequence[str]]) -> list[nn.Module]:
@@ -51,11 +51,11 @@ def split(model: Any, stages: int | Sequence[int] | Sequence[Sequence[str]]) -> 
     Parameters
     ----------
     model
-        GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3 or Qwen3-MoE for causal language modelling. Its
+        GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3 or Qwen3-MoE for causal language modeling. Its
         modules are used, not copied, so tied weights are one tensor in two stages.
     stages
-        How many there are; or how many layers each has, or which modules by their names in the
-        model: ``[["model.embed_tokens", "model.layers.0"], ["model.layers.1", "model.norm",
+        Their number; or the number of layers of each, or the names of the modules of each:
+        ``[["model.embed_tokens", "model.layers.0"], ["model.layers.1", "model.norm",
         "lm_head"]]``. Embeddings are on the first and the head is on the last stage.
 
     Returns
@@ -80,7 +80,7 @@ def split(model: Any, stages: int | Sequence[int] | Sequence[Sequence[str]]) -> 
 
 
 def family_of(model: Any) -> Family:
-    """The family of a model; a ParameterError where it is none that can be cut."""
+    """Return the family of a model; raise ParameterError where it cannot be cut."""
     kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     family = FAMILIES.get(kind)
     if family is None:
@@ -103,7 +103,7 @@ class DecoderStage(nn.Module):
     model, family
         The whole model.
     units
-        Names of parts and numbers of layers that are here.
+        Names of parts and numbers of layers of this stage.
     """
 
     def __init__(self, model: Any, family: Family, units: Sequence[str | int]) -> None:
@@ -120,7 +120,7 @@ class DecoderStage(nn.Module):
         here = [layer if index in units else Absent() for index, layer in enumerate(layers)]
         setattr(shell, family.layers, nn.ModuleList(here))
         if hasattr(shell, "rotary_emb"):
-            # It has buffers, which move with the stage, and no weights.
+            # It has no weights, but buffers that move with the stage.
             shell.rotary_emb = copy.deepcopy(shell.rotary_emb)
         setattr(self, self._prefix, shell)
         self._head = family.head
@@ -144,15 +144,15 @@ class DecoderStage(nn.Module):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Any:
-        """Hidden states, or on the last stage logits.
+        """Return hidden states, or on the last stage logits.
 
         Parameters
         ----------
         x
             Token numbers on the first stage, else hidden states.
         balance
-            Where the router's loss is wanted, what the stages before say about the balance of
-            experts; returned with what this stage adds, as the second of two tensors.
+            Counts and probabilities of experts on the stages before, where the router's loss is
+            wanted; returned with those of this stage as the second of two tensors.
         attention_mask, position_ids
             Those of the model.
         """
@@ -175,7 +175,7 @@ class DecoderStage(nn.Module):
 
 
 def _shell(module: nn.Module) -> Any:
-    """A module with the same children, of which some can be replaced."""
+    """Return a copy of a module with the same children, of which some can be replaced."""
     shell = copy.copy(module)
     for name in ("_parameters", "_buffers", "_modules"):
         vars(shell)[name] = dict(getattr(module, name))
@@ -183,7 +183,7 @@ def _shell(module: nn.Module) -> Any:
 
 
 def _router(model: Any) -> type[nn.Module] | None:
-    """The class of the routers whose balance is part of the loss; None where there is none."""
+    """Return the class of routers whose balance is part of the loss, None for none."""
     if not getattr(model.config, "output_router_logits", False):
         return None
     found: type[nn.Module] = model.base_model._can_record_outputs["router_logits"].target_class
@@ -192,7 +192,7 @@ def _router(model: Any) -> type[nn.Module] | None:
 
 @contextmanager
 def _recorded(routers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """Collect the logits of routers."""
+    """Collect the logits of routers in a forward."""
     found: list[Tensor] = []
 
     def note(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
@@ -209,9 +209,9 @@ def _recorded(routers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 def _add(
     balance: Tensor | None, logits: Sequence[Tensor], config: Any, mask: Tensor | None, x: Tensor
 ) -> Tensor:
-    """How often routers chose every expert, and the sum of its probabilities, shape ``(2, n)``.
+    """Add up how often routers chose each expert, and its probabilities; shape ``(2, n)``.
 
-    Over all layers so far, to whose sums those of `logits` are added; padding does not count.
+    The sums go over all layers so far; padding does not count.
     """
     if balance is None:
         experts = getattr(config, "num_experts", None) or config.num_local_experts
@@ -230,7 +230,7 @@ def _add(
 
 
 def _imbalance(balance: Tensor, rows: int | Tensor) -> Tensor:
-    """The loss of Switch Transformers (arXiv 2101.03961, eq. 4), all layers taken together."""
+    """Return the loss of Switch Transformers (arXiv 2101.03961, eq. 4) over all layers."""
     chosen, chance = balance / rows
     return torch.sum(chosen.detach() * chance) * balance.shape[1]
 
@@ -238,9 +238,9 @@ def _imbalance(balance: Tensor, rows: int | Tensor) -> Tensor:
 def _cuts(
     model: Any, family: Family, units: Sequence[str | int], stages: Any
 ) -> list[tuple[int, int]]:
-    """First and last unit of every stage."""
+    """Return begin and end of every stage's units."""
     count = sum(isinstance(unit, int) for unit in units)
-    before, behind = len(family.embeddings), 2
+    before, after = len(family.embeddings), 2
     if isinstance(stages, int) and not isinstance(stages, bool):
         if not 1 <= stages <= count:
             raise ParameterError(
@@ -256,7 +256,7 @@ def _cuts(
             )
         ends = [0, *accumulate(stages)]
         ends = [end + before for end in ends]
-        return list(pairwise([0, *ends[1:-1], ends[-1] + behind]))
+        return list(pairwise([0, *ends[1:-1], ends[-1] + after]))
     if listed and all(isinstance(item, Sequence) and not isinstance(item, str) for item in stages):
         return _by_name(model, family, units, stages)
     raise ParameterError(
@@ -268,13 +268,14 @@ def _cuts(
 def _by_name(
     model: Any, family: Family, units: Sequence[str | int], stages: Sequence[Sequence[str]]
 ) -> list[tuple[int, int]]:
+    """Return begin and end of every stage's units by the names of its modules."""
     prefix = model.base_model_prefix
     names: Mapping[str | int, str] = {
         unit: family.head if unit == family.head else f"{prefix}.{family.layers}.{unit}"
         if isinstance(unit, int) else f"{prefix}.{unit}"
         for unit in units
     }  # fmt: skip
-    # Every stage has its own rotary embedding.
+    # Every stage has its own rotary embedding: its name is no part of a cut.
     left = {f"{prefix}.rotary_emb"}
     given = [[name for name in stage if name not in left] for stage in stages]
     known = {name: index for index, name in enumerate(names.values())}

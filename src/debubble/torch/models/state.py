@@ -1,4 +1,4 @@
-"""What pipelines are saved as: parameters and buffers by stage and name."""
+"""Saved state of pipelines: parameters and buffers by stage and name."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.torch.models.modules import bare, bare_name
 
 NamedModules = Iterable[tuple[str, nn.Module]]
-"""Modules with what their names begin with."""
+"""Modules with the prefixes of their names."""
 
 
 def named_parameters(modules: NamedModules) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter once."""
+    """Yield every parameter once."""
     seen: set[int] = set()
     for prefix, module in modules:
         for name, weight in bare(module).named_parameters():
@@ -25,7 +25,7 @@ def named_parameters(modules: NamedModules) -> Iterator[tuple[str, nn.Parameter]
 
 
 def state_of(modules: NamedModules) -> dict[str, Any]:
-    """Parameters and buffers."""
+    """Return parameters and buffers by name."""
     return {
         f"{prefix}.{bare_name(name)}": value
         for prefix, module in modules
@@ -34,7 +34,7 @@ def state_of(modules: NamedModules) -> dict[str, Any]:
 
 
 def load_state(modules: NamedModules, state: Mapping[str, Any]) -> None:
-    """Take parameters and buffers; `state` may have more.
+    """Load parameters and buffers; `state` may have more.
 
     Raises ParameterError when one is missing, or has another shape.
     """

@@ -1,4 +1,4 @@
-"""The engine of a pipeline that leaves the work to PyTorch's own runtime."""
+"""Engine of a pipeline on PyTorch's own runtime."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS
 from debubble.torch.data.batch import ForwardResult, StepData
 from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
+from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.recorder import Recorder
 from debubble.torch.engine.tasks import sleep_until
@@ -27,8 +28,7 @@ from debubble.torch.errors import RunError
 from debubble.torch.models.modules import reason_not_split, saving_seen
 from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
 from debubble.torch.pytorch.runtime import PyTorchRuntime, receive_policy
-from debubble.torch.ranks.watch import RankState, Watch
-from debubble.torch.setup import EngineSetup
+from debubble.torch.ranks.progress_table import RankState, Watch
 
 
 @dataclass(eq=False)
@@ -42,12 +42,12 @@ class PyTorchEngine:
     """
 
     setup: EngineSetup
-    """What to run, on what."""
+    """Schedule, stages and loss."""
     watch: Watch
-    """Is told where this rank is."""
+    """Progress of this rank, for messages."""
     pace: Sequence[float] = ()
-    """Seconds that each action of the schedule is made to last at least, to imitate other hardware;
-    empty for as long as it takes."""
+    """Shortest time of each action of the schedule in seconds, to imitate other hardware; empty for
+    as long as it takes."""
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -65,12 +65,12 @@ class PyTorchEngine:
         self._index = {(step.kind, step.stage, step.unit): i for i, step in enumerate(program)}
         self._units = range(schedule.microbatches)
         self._coming: set[int] = set()
-        """Receives that are posted, and not over."""
+        """Positions of receives that are posted, and not over."""
         self._free = 0
-        """When the latest action was over."""
+        """Time at which the latest action was over."""
         self._batch = StepData()
         self._losses: dict[int, Tensor] = {}
-        """By unit, without their weights."""
+        """Losses by unit, without their weights."""
         self._signature: int | None = None
         self._stages = [
             _Stage(self, setup, number, setup.fuses.get(number, False))
@@ -81,7 +81,7 @@ class PyTorchEngine:
         )
 
     def step(self, batch: StepData) -> dict[int, Tensor]:
-        """Forwards and backwards; gradients are added to those of the modules' parameters."""
+        """Run forwards and backwards, and add gradients to those of the modules' parameters."""
         if self._stages[-1].is_last and not batch.targets:
             raise ParameterError("the last stage has no target; give step() its target= there")
         self._runtime.share = batch.scale
@@ -90,7 +90,7 @@ class PyTorchEngine:
         return losses
 
     def forward(self, batch: StepData, outputs: bool) -> ForwardResult:
-        """Forwards only, in the order of the program."""
+        """Run forwards only, in the order of the program."""
         last = self._stages[-1]
         last.outputs = {} if outputs and last.is_last else None
         losses = self._run(self._runtime.eval, batch)
@@ -99,7 +99,7 @@ class PyTorchEngine:
 
     @contextlib.contextmanager
     def around(self, kind: Kind, stage: int, unit: int) -> Iterator[None]:
-        """Note when an action begins and ends; between actions PyTorch waits for transfers."""
+        """Record an action; between actions PyTorch waits for transfers."""
         index = self._index[kind, stage, unit]
         self.watch.position, self.watch.state = index, RankState.RUNNING
         self._received(Kind.RECV_F if kind == Kind.F else Kind.RECV_B, stage, unit)
@@ -113,7 +113,7 @@ class PyTorchEngine:
         self.watch.position, self.watch.state = index + 1, RankState.WAITING
 
     def posts(self, kind: Kind, stage: int, unit: int) -> None:
-        """Note that a transfer is posted."""
+        """Record the post of a transfer."""
         index = self._index[kind, stage, unit]
         if KINDS[kind].sends:
             self.recorder.begin(index)
@@ -123,7 +123,7 @@ class PyTorchEngine:
             self._coming.add(index)
 
     def _received(self, kind: Kind, stage: int, unit: int) -> None:
-        """Note when what an action computes with was there: PyTorch waits for it just before."""
+        """Record the end of the receive that an action needs: PyTorch waits for it just before."""
         index = self._index.get((kind, stage, unit), -1)
         if index in self._coming and self._device.type == "cpu":
             self._coming.remove(index)
@@ -138,7 +138,7 @@ class PyTorchEngine:
             run(
                 arg_mbs=[batch.args[unit] for unit in self._units] if batch.args else None,
                 kwarg_mbs=[batch.kwargs.get(unit, {}) for unit in self._units],
-                # PyTorch hands on tensors only: each stands for the target of its number.
+                # PyTorch passes on tensors only: each holds the number of a target.
                 target_mbs=list(map(torch.tensor, self._units)) if batch.targets else None,
                 losses=[],
                 return_outputs=False,
@@ -157,7 +157,7 @@ class PyTorchEngine:
         return self._losses
 
     def _prepare(self, batch: StepData) -> None:
-        """Have the buffers of transfers made anew for inputs of another form."""
+        """Make the buffers of transfers anew for inputs of another form."""
         forms = set(batch.signatures)
         if len(forms) > 1:
             raise RunError(
@@ -180,7 +180,7 @@ class PyTorchEngine:
 
 
 class _Stage(PipelineStage):
-    """A stage whose actions are noted, and whose backward can be one piece."""
+    """A stage whose actions are recorded, and whose backward can be one piece."""
 
     def __init__(
         self, engine: PyTorchEngine, setup: EngineSetup, number: int, fused: bool | None
@@ -190,13 +190,13 @@ class _Stage(PipelineStage):
             # Gradients of replicas are averaged once, after the step.
             module = module.module
         super().__init__(module, number, setup.schedule.stages, ranks.device, group=ranks.group)
-        self._engine, self._tell = engine, setup.tell
+        self._engine, self._warn = engine, setup.warn
         self._fused = fused
-        """Whether I does the whole backward; None until a forward with a graph shows it."""
+        """If I does the whole backward; None until a forward with a graph shows it."""
         self.outputs: dict[int, Any] | None = None
         self.added: dict[int, list[Tensor]] = {}
         self._whole: set[int] = set()
-        """Units whose I has done the whole backward."""
+        """Units whose I did the whole backward."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         decides = self._fused is None and torch.is_grad_enabled()
@@ -214,7 +214,7 @@ class _Stage(PipelineStage):
             why = reason_not_split(seen, [*tensors, *added])
             self._fused = bool(why)
             if why:
-                self._tell(self.stage_index, why)
+                self._warn(self.stage_index, why)
         if added and not self.is_last:
             raise RunError(
                 f"stage {self.stage_index} adds a loss of its own, which PyTorch's runtime takes "
@@ -263,11 +263,11 @@ class _Stage(PipelineStage):
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def _cannot_split(self, unit: int) -> bool:
-        """Whether PyTorch's split fails: it finds weights from an input, and detaches outputs."""
+        """Return if PyTorch's split fails: it finds weights from an input, and detaches outputs."""
         outputs, inputs = self.fwd_cache[unit]
         if self.is_first:
             return False
         if not any(isinstance(part, Tensor) and part.requires_grad for part in inputs):
-            # Stages before are frozen, and its W would leave out the weights.
+            # Earlier stages are frozen: PyTorch's W would leave out the weights.
             return True
         return not self.is_last and any(part._is_view() for part in outputs)

@@ -1,6 +1,6 @@
-"""Which schedules PyTorch's own pipeline runtime can run, told without loading it.
+"""Schedules that PyTorch's own pipeline runtime cannot run, recognized without loading it.
 
-It takes longer to load than all else beside PyTorch, and our engine does without.
+The runtime takes longer to load than all else after PyTorch, and our engine does without.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible
 
 
 def not_for_pytorch(schedule: Schedule) -> str:
-    """Why PyTorch's runtime cannot run a schedule as it says, empty when it can."""
+    """Return why PyTorch's runtime cannot run a schedule, empty if it can."""
     if np.any(pairs_of(schedule.actions)):
         return "it overlaps forwards and backwards, which PyTorch runs one after the other"
     if np.any(np.diff(schedule.offsets) == 0):

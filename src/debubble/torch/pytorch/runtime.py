@@ -1,7 +1,7 @@
-"""PyTorch's own pipeline runtime, with an order and transfers of ours.
+"""PyTorch's own pipeline runtime, with schedules and transfers of ours.
 
-The only module that touches private names of ``torch.distributed.pipelining``. It asks what a
-version has, not which one it is.
+The only module that uses private names of ``torch.distributed.pipelining``. It tests for features
+of a version, not for its number.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible, 
 from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
 from debubble.torch.errors import RunError
-from debubble.torch.models.sharded import is_sharded
 from debubble.torch.ranks.process_group import uses_nccl
+from debubble.torch.ranks.sharded import is_sharded
 
 _HAS_WAITS = "WAIT_SEND_F" in schedules._ComputationType.__members__
-"""Whether sends and reductions are waited for by actions of their own."""
+"""If there are actions that wait for sends and reductions."""
 
 _TAKES_MICROBATCHES = "arg_mbs" in inspect.signature(_PipelineScheduleRuntime.step).parameters
-"""Whether ``step`` takes what is cut into microbatches already."""
+"""If ``step`` takes microbatches in place of a batch."""
 
 
 class PyTorchRuntime(_PipelineScheduleRuntime):
-    """PyTorch's runtime with an order and transfers of ours, in place of one of its schedules.
+    """PyTorch's runtime with a schedule and transfers of ours, in place of one of its own.
 
     Beyond what PyTorch's own does, the last stage may take microbatches in any order, gradients of
     several steps add up, :meth:`eval` runs forwards only for every placement and without preparing
@@ -57,13 +57,13 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
     Parameters
     ----------
     schedule
-        What to run. Transfers are added where it has none, reductions of gradients, too.
+        The schedule to run. Transfers and reductions of gradients are added where it has none.
     stages
         The ``PipelineStage`` objects of this rank's stages.
     loss_fn
-        Of (output of the last stage, target).
+        Loss of (output of the last stage, target).
     scale_grads
-        Whether gradients are those of the mean of the microbatches' losses, not of their sum.
+        If gradients are those of the mean of the microbatches' losses, not of their sum.
     **options
         As of PyTorch's schedules: ``output_merge_spec``, …
 
@@ -88,7 +88,7 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
         super().__init__(  # type: ignore[no-untyped-call]
             list(stages), schedule.microbatches, loss_fn=loss_fn, scale_grads=False, **options
         )
-        # PyTorch would divide what is there already, too; a part of the loss has its gradients.
+        # PyTorch would also divide gradients that are there already; instead each loss is scaled.
         self.share = 1 / schedule.microbatches if scale_grads else 1.0
         sharded = any(is_sharded(stage.submod) for stage in stages)
         lowered = with_communication(schedule, stages[0].group, stages[0].device, sharded)
@@ -150,7 +150,7 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
         self._stages_forward_initialized = self._stages_backward_initialized = False
 
     def _initialize_stages(self, *args: Any, **kwargs: Any) -> None:
-        # What is prepared for backwards serves forwards, too.
+        # Stages that are prepared for backwards can run forwards, too.
         if self._has_backward or not getattr(self, "_stages_backward_initialized", False):
             super()._initialize_stages(*args, **kwargs)
 
@@ -190,7 +190,7 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
 def with_communication(
     schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device, sharded: bool
 ) -> Schedule:
-    """The schedule with transfers, reductions and, for fully sharded stages, gathered weights."""
+    """Add transfers, reductions and, for fully sharded stages, gathers of weights."""
     kinds = kinds_of(schedule.actions)
     if first_transfer(schedule) is None:
         schedule = add_transfers(schedule, policy=receive_policy(group, device))
@@ -200,16 +200,16 @@ def with_communication(
 
 
 def receive_policy(group: dist.ProcessGroup | None, device: torch.device) -> ReceivePolicy:
-    """Where receives stand: NCCL works off its queues in order, all else meets out of order."""
+    """Return the policy for receives: NCCL runs its queue in order, other backends in any."""
     return "queued" if device.type == "cuda" and uses_nccl(group) else "eager"
 
 
 def forward_only(lowered: Schedule, sharded: bool) -> Schedule:
-    """The forwards of a schedule with communication, and what they send, in the same order.
+    """Return the forwards of a schedule and their transfers, in the same order.
 
-    What is left out of an order that cannot deadlock leaves one that cannot.
+    A schedule that cannot deadlock still cannot when whole messages are left out.
     """
-    # Nothing is left to overlap with.
+    # Forwards have nothing to overlap with.
     alone = [lowered.program(rank) & ~(PAIR_MASK << PAIR_SHIFT) for rank in range(lowered.ranks)]
     order = lowered.with_programs(
         program[among(kinds_of(program), FORWARD_KINDS)] for program in alone
@@ -240,7 +240,7 @@ def _check_stages(schedule: Schedule, stages: Sequence[Any]) -> None:
 
 
 def _check_output(stage: Any, output: Any) -> None:
-    """Refuse an output that does not fit the buffers that wait for it."""
+    """Refuse an output that does not fit the receive buffers."""
     metas = stage._stage_meta.outputs
     found = output if isinstance(output, (tuple, list)) else (output,)
     want = [_text(meta) for meta in metas]
@@ -258,7 +258,7 @@ def _text(part: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the whole schedule in the log where an action fails; the error says which."""
+    """Keep PyTorch from logging the whole schedule where an action fails; the error names it."""
     log = schedules.logger
 
     def short(record: logging.LogRecord) -> bool:

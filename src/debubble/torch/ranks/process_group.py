@@ -22,43 +22,33 @@ from torch.distributed.distributed_c10d import _get_default_store  # there is no
 from debubble.core.errors import ParameterError
 
 WORD = 24
-"""The longest word that ranks tell each other."""
+"""Bytes of the longest word that ranks exchange."""
 
 PINGS = 20
-"""Messages that tell how far apart the clocks of two hosts are."""
+"""Messages by which the clocks of two hosts are compared."""
 
 
 class Tag(IntEnum):
-    """What messages on the host belong to; those of one tag and two ranks keep their order."""
+    """Sorts of messages on the host; those of one tag between two ranks keep their order."""
 
     TENSORS = 0
-    """What stages hand on."""
+    """Outputs and gradients of stages."""
     FORMS = 1
-    """The same, with its form."""
+    """Outputs of stages together with their form."""
     COPIES = 2
-    """Activations that another rank is to keep."""
+    """Activations on the way to the rank that keeps them."""
     RETURNS = 6
-    """The same, on their way back: two ranks may keep each other's."""
+    """Activations on the way back: two ranks may keep each other's."""
     VOCABULARY = 3
-    """What shards of the output layer exchange."""
+    """Results of shards of the output layer."""
     WEIGHTS = 4
-    """Weights with several homes, and their gradients."""
+    """Weights that several ranks have, and their gradients."""
     STEPS = 5
-    """What optimizer steps wait for."""
-
-
-def as_bytes(thing: Any) -> Tensor:
-    """An object as a row of bytes."""
-    return torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
-
-
-def from_bytes(row: Tensor) -> Any:
-    """The object of such a row."""
-    return pickle.loads(row.numpy().tobytes())
+    """Conditions of optimizer steps."""
 
 
 class Channel:
-    """Connections of ranks on the host, of their own: nobody else's messages are among theirs."""
+    """Connections between the hosts of some ranks, for no other messages than theirs."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
@@ -67,20 +57,30 @@ class Channel:
         _CHANNELS.add(self)
 
     def send(self, tensor: Tensor, peer: int, tag: Tag) -> Any:
-        """Begin to send."""
+        """Begin to send a tensor; return the work to wait for."""
         return self._gloo.send([tensor], peer, int(tag))
 
     def begin(self, tensor: Tensor, peer: int, tag: Tag) -> Any:
-        """Begin to receive."""
+        """Begin to receive into a tensor; return the work to wait for."""
         return self._gloo.recv([tensor], peer, int(tag))
 
     def receive(self, tensor: Tensor, peer: int, tag: Tag) -> Tensor:
-        """Receive."""
+        """Receive into a tensor, and return it."""
         self.begin(tensor, peer, tag).wait(self.timeout)
         return tensor
 
+    def send_object(self, thing: Any, peer: int, tag: Tag) -> list[tuple[Any, Tensor]]:
+        """Begin to send an object; return works with the tensors that they need."""
+        row = _as_bytes(thing)
+        return [(self.send(part, peer, tag), part) for part in (torch.tensor([row.numel()]), row)]
+
+    def receive_object(self, peer: int, tag: Tag) -> Any:
+        """Receive an object that :meth:`send_object` sends."""
+        size = self.receive(torch.empty(1, dtype=torch.int64), peer, tag)
+        return _from_bytes(self.receive(torch.empty(int(size), dtype=torch.uint8), peer, tag))
+
     def sum(self, numbers: Tensor, *, largest: bool = False) -> Tensor:
-        """Add up what ranks have, or take the largest."""
+        """Sum numbers over all ranks, or take the largest, in place."""
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
         options.timeout = self.timeout
@@ -88,8 +88,8 @@ class Channel:
         return numbers
 
     def gather(self, thing: Any) -> list[Any]:
-        """An object of every rank."""
-        row = as_bytes(thing)
+        """Return the objects of all ranks."""
+        row = _as_bytes(thing)
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = row.numel()
         longest = int(self.sum(sizes).max())
@@ -97,10 +97,10 @@ class Channel:
         padded[: row.numel()] = row
         found = [torch.empty_like(padded) for _ in range(self.size)]
         self._gloo.allgather([found], [padded]).wait(self.timeout)
-        return [from_bytes(part[:size]) for part, size in zip(found, sizes.tolist(), strict=True)]
+        return [_from_bytes(part[:size]) for part, size in zip(found, sizes.tolist(), strict=True)]
 
     def words(self, word: str) -> list[str]:
-        """A short word of every rank, in one message of one size."""
+        """Return a short word of every rank; one message of one size."""
         row = torch.zeros(WORD, dtype=torch.uint8)
         row[: len(word)] = torch.frombuffer(bytearray(word.encode()), dtype=torch.uint8)
         found = [torch.empty_like(row) for _ in range(self.size)]
@@ -108,7 +108,7 @@ class Channel:
         return [bytes(part.tolist()).rstrip(b"\0").decode() for part in found]
 
     def clock(self) -> int:
-        """What to add to this host's clock for that of rank 0's host, in nanoseconds."""
+        """Return what to add to this host's clock for that of rank 0's host, in nanoseconds."""
         hosts = self.gather(socket.gethostname())
         best, offset = 1 << 62, 0
         for other in range(1, self.size):
@@ -123,6 +123,7 @@ class Channel:
                 elif self.rank == other:
                     self.send(now, 0, Tag.STEPS).wait(self.timeout)
                     theirs = self.receive(torch.empty_like(now), 0, Tag.STEPS)
+                    # The shortest way there and back has the smallest error.
                     took = time.perf_counter_ns() - int(now)
                     if took < best:
                         best, offset = took, int(theirs) - int(now) - took // 2
@@ -131,31 +132,30 @@ class Channel:
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """The ranks of a pipeline, as one of them sees them."""
+    """The ranks of a pipeline, seen from one of them."""
 
     rank: int
-    """Which rank of the schedule this is."""
+    """This rank of the schedule."""
     size: int
-    """How many ranks there are."""
     group: Any
-    """The process group whose ranks are the schedule's; tensors on a GPU go through it."""
+    """Process group whose ranks are the schedule's; tensors on a GPU go through it."""
     channel: Channel
-    """The same ranks on the host: tensors there, and what goes beside tensors."""
+    """Connections on the host: for tensors there, and for all that is no tensor."""
     device: torch.device
-    """Where this rank computes."""
+    """Device of this rank's stages."""
     wire: torch.device
-    """Where tensors are when they are sent: the device, or the host where the group cannot."""
+    """Device that tensors are sent from: the rank's, or the host where the group cannot send it."""
     batched: bool
-    """Whether tensors are sent through the group, in batches that run one after the other, as NCCL
-    takes them; else over the link, each by itself."""
+    """If tensors go through the group, in batches that run one after the other, as NCCL takes them;
+    else each goes by itself over the channel."""
     timeout: timedelta
-    """How long a rank waits for another."""
+    """Limit of a wait for another rank."""
     store: Any
-    """Where these ranks, and nobody else, may write."""
+    """Store of these ranks alone."""
 
     @classmethod
     def of(cls, group: Any, device: Any, timeout: float) -> Ranks:
-        """The ranks of a process group, the world's when it is None.
+        """Return the ranks of a process group; None is the world's.
 
         Raises ParameterError when there is no process group.
         """
@@ -174,20 +174,7 @@ class Ranks:
                 f"group is {group!r}; give a process group that this process is in, for instance "
                 "mesh.get_group('pp')"
             )
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() and uses_nccl(group) else "cpu"
-        try:
-            device = torch.device(device)
-        except (RuntimeError, TypeError):
-            raise ParameterError(f"device is {device!r}; give 'cpu', 'cuda:0', …") from None
-        if device.type not in ("cpu", "cuda"):
-            raise ParameterError(f"device is '{device}'; pipelines run on 'cpu' and 'cuda'")
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ParameterError(
-                f"device is '{device}', and PyTorch sees no GPU here; use device='cpu'"
-            )
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
+        device = _device(device, group)
         limit = timedelta(seconds=timeout)
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         ranks = dist.get_process_group_ranks(group)
@@ -205,23 +192,37 @@ class Ranks:
         return cls(rank, size, group, channel, device, wire, batched, limit, store)
 
     def exchange(self, row: Tensor, ranks: Sequence[int]) -> list[Tensor]:
-        """What each of some ranks has, in their order; `row` is this rank's."""
+        """Return the rows of some ranks, in the order of `ranks`; `row` is this rank's."""
         found = [row if rank == self.rank else torch.empty_like(row) for rank in ranks]
-        others = [
-            (rank, part) for rank, part in zip(ranks, found, strict=True) if rank != self.rank
-        ]
-        self.wait(self._start([(row, rank) for rank, _ in others], others))
+        others = [pair for pair in zip(ranks, found, strict=True) if pair[0] != self.rank]
+        sends = [(True, row, rank) for rank, _ in others]
+        receives = [(False, part, rank) for rank, part in others]
+        self.wait(self.start([*sends, *receives], Tag.WEIGHTS))
         return found
 
     def spread(self, row: Tensor, ranks: Sequence[int], source: int) -> None:
-        """Give what one of some ranks has to the others, in place."""
-        sends, receives = [], [(source, row)]
+        """Send a row of one of some ranks to the others, in place."""
+        transfers = [(False, row, source)]
         if self.rank == source:
-            sends, receives = [(row, rank) for rank in ranks if rank != source], []
-        self.wait(self._start(sends, receives))
+            transfers = [(True, row, rank) for rank in ranks if rank != source]
+        self.wait(self.start(transfers, Tag.WEIGHTS))
+
+    def start(self, transfers: Sequence[tuple[bool, Tensor, int]], tag: Tag) -> list[Any]:
+        """Begin transfers, each with a flag for sends, its tensor and its peer; return their works.
+
+        Where they are one batch, all works belong to all of them.
+        """
+        if not self.batched:
+            call = {True: self.channel.send, False: self.channel.begin}
+            return [call[sends](part, peer, tag) for sends, part, peer in transfers]
+        calls = {True: dist.isend, False: dist.irecv}
+        batch = [dist.P2POp(calls[sends], part, group=self.group, group_peer=peer)
+                 for sends, part, peer in transfers]  # fmt: skip
+        begun: list[Any] = dist.batch_isend_irecv(batch) if batch else []
+        return begun
 
     def wait(self, works: Sequence[Any]) -> None:
-        """Wait for transfers; on a GPU its stream does, and not the host, which goes on."""
+        """Wait for transfers; on a GPU its stream waits, and the host goes on."""
         for work in works:
             if self.batched:
                 # With a timeout the host would look until the transfer is over.
@@ -230,14 +231,14 @@ class Ranks:
                 work.wait(self.timeout)
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Add up what ranks have, where tensors are sent; on a GPU nobody waits for it."""
+        """Sum numbers over all ranks; on a GPU the host does not wait for it."""
         if not self.batched:
             return self.channel.sum(numbers)
         dist.all_reduce(numbers, group=self.group)
         return numbers
 
     def agree(self, sync: str) -> None:
-        """Wait for what an optimizer step waits for, see ``sync`` of a schedule."""
+        """Wait until an optimizer step may begin, see ``sync`` of a schedule."""
         norm = torch.zeros(1)
         if sync == "global":
             self.channel.sum(norm)
@@ -248,23 +249,29 @@ class Ranks:
             if self.rank < self.size - 1:
                 self.channel.send(norm, self.rank + 1, Tag.STEPS).wait(self.timeout)
 
-    def _start(
-        self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[int, Tensor]]
-    ) -> list[Any]:
-        if not self.batched:
-            works = [self.channel.send(row, rank, Tag.WEIGHTS) for row, rank in sends]
-            return works + [self.channel.begin(part, rank, Tag.WEIGHTS) for rank, part in receives]
-        calls = [dist.P2POp(dist.isend, row, group=self.group, group_peer=rank)
-                 for row, rank in sends]  # fmt: skip
-        calls += [dist.P2POp(dist.irecv, part, group=self.group, group_peer=rank)
-                  for rank, part in receives]  # fmt: skip
-        begun: list[Any] = dist.batch_isend_irecv(calls) if calls else []
-        return begun
-
 
 def uses_nccl(group: Any) -> bool:
-    """Whether a process group sends tensors of a GPU by NCCL."""
+    """Return if a process group sends tensors of a GPU by NCCL."""
     return "cuda:nccl" in dist.get_backend_config(group)
+
+
+def _device(given: Any, group: Any) -> torch.device:
+    """Return the device that is given, else the current GPU with NCCL, else the CPU."""
+    if given is None:
+        given = "cuda" if torch.cuda.is_available() and uses_nccl(group) else "cpu"
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError):
+        raise ParameterError(f"device is {given!r}; give 'cpu', 'cuda:0', …") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ParameterError(f"device is '{device}'; pipelines run on 'cpu' and 'cuda'")
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise ParameterError(
+            f"device is '{device}', and PyTorch sees no GPU here; use device='cpu'"
+        )
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
 _CHANNELS: WeakSet[Channel] = WeakSet()
@@ -272,14 +279,22 @@ _CHANNELS: WeakSet[Channel] = WeakSet()
 
 @atexit.register
 def _end_channels() -> None:
-    """End the threads of all links.
+    """End the threads of all channels.
 
-    They let go of the tensors of what is over; one that does so for the last time when there is no
-    interpreter any more ends the process with SIGABRT.
+    They free the tensors of finished transfers. A thread that frees the last one after the
+    interpreter is gone ends the process with SIGABRT.
     """
     for channel in _CHANNELS:
         del channel._gloo
 
 
 _COUNTS: dict[str, int] = {}
-"""How many pipelines of this process each group of ranks has made."""
+"""Number of pipelines that each group of ranks has made in this process."""
+
+
+def _as_bytes(thing: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+
+
+def _from_bytes(row: Tensor) -> Any:
+    return pickle.loads(row.numpy().tobytes())

@@ -1,26 +1,51 @@
-"""Progress of all ranks of a run in one table, and messages about a rank that failed or hangs."""
+"""Progress of all ranks in one table, and messages about a rank that failed or hangs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.torch.ranks.watch import MEETS, SHOWN, WAITS, RankState, Watch
+SHOWN = 8
+"""Most ranks in a message."""
 
-Row: TypeAlias = NDArray[np.int64]
+MEETS = "the beginning or end of a call, where all ranks meet"
+"""Place of a rank that is at none of its actions."""
+
+
+class RankState(IntEnum):
+    """State of a rank."""
+
+    OUTSIDE = 0
+    """It is in no step."""
+    RUNNING = 1
+    WAITING = 2
+    DONE = 3
+    """It has finished the run."""
+    MEETING = 4
+    """It waits until all ranks are there."""
+
+
+WAITS = (RankState.WAITING, RankState.MEETING)
+"""States of a rank that waits for another."""
+
 Text: TypeAlias = Callable[[int, int, int], str]
 """Words for (job, rank, position) in messages."""
+
+PlaceText: TypeAlias = Callable[[int, int], str]
+"""Words for (rank, position) in messages."""
 
 
 class ProgressTable:
     """A row per rank: its job, position in the program, state, count of moves, time of failure.
 
-    Processes that open the same file share the table; without a file it is this process's own.
+    Processes that open the same file share the table; without a file it is this process's own, and
+    rows of other ranks come from a store.
     """
 
     JOB, POSITION, STATE, MOVES, FAILED = range(5)
@@ -30,7 +55,7 @@ class ProgressTable:
         shape = (ranks, 5)
         if path:
             mode: Any = "r+" if Path(path).exists() else "w+"
-            self.rows: Row = np.asarray(np.memmap(path, np.int64, mode, shape=shape))
+            self.rows: NDArray[np.int64] = np.asarray(np.memmap(path, np.int64, mode, shape=shape))
         else:
             self.rows = np.zeros(shape, np.int64)
 
@@ -43,9 +68,48 @@ class ProgressTable:
         row[self.POSITION], row[self.STATE] = position, state
         row[self.MOVES] += 1
 
+    def read_others(self, store: Any, rank: int) -> None:
+        """Read the rows that other ranks wrote to a store by their numbers."""
+        for other in range(len(self.rows)):
+            if other != rank and store.check([str(other)]):
+                row = bytes.fromhex(store.get(str(other)).decode())
+                self.rows[other] = np.frombuffer(row, dtype=np.int64)
 
-class TableWatch(Watch):
-    """Progress of this rank in a table; the run's supervisor reads it and ends all ranks."""
+    def write_row(self, store: Any, rank: int) -> None:
+        """Write a rank's row to a store."""
+        store.set(str(rank), self.rows[rank].tobytes().hex())
+
+    def place(self, rank: int, text: Text) -> str:
+        """Return the place of a rank, for messages."""
+        job, position, state, _, _ = self.rows[rank].tolist()
+        if state == RankState.OUTSIDE:
+            return "the start"
+        return MEETS if state == RankState.MEETING else text(job, rank, position)
+
+    def describe(self, text: Text, without: int = -1) -> str:
+        """Return a line about the ranks whose progress is known, but one of them."""
+        parts = []
+        for rank, row in enumerate(self.rows.tolist()):
+            state = row[self.STATE]
+            if state == RankState.DONE:
+                parts.append(f"rank {rank} is done")
+            elif rank != without and row[self.MOVES]:
+                outside = state == RankState.OUTSIDE
+                verb = "waits at" if state in WAITS else "is at"
+                where = "is in no step" if outside else f"{verb} {self.place(rank, text)}"
+                parts.append(f"rank {rank} {where}")
+        more = [f"{len(parts) - SHOWN} more"] if len(parts) > SHOWN else []
+        return "; ".join(parts[:SHOWN] + more)
+
+
+class Watch:
+    """Progress of this rank in a table; a supervisor that reads it ends all ranks of a run.
+
+    The engine sets `position` and `state` as it goes.
+    """
+
+    text: PlaceText
+    """Words for a position of the program that runs now."""
 
     def __init__(self, table: ProgressTable, rank: int) -> None:
         self._row = table.rows[rank]
@@ -69,11 +133,15 @@ class TableWatch(Watch):
     def state(self, value: RankState) -> None:
         self._row[ProgressTable.STATE] = value
 
+    def set_waiting(self) -> None:
+        """Note that this rank waits for all others, before or after a step's actions."""
+        self.state = RankState.MEETING
+
     def enter(self, channel: Any, call: str) -> None:
-        """Do nothing: the ranks of a run make the same calls."""
+        """Begin a call that all ranks make together; those of a run make the same calls."""
 
     def stop(self) -> None:
-        """Do nothing: no thread runs."""
+        """Stop watching."""
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -87,32 +155,13 @@ def describe_failure(rank: int, error: str, table: ProgressTable, text: Text) ->
     """Return a message with the rank that failed, its action, and the actions of the others."""
     died = error.startswith(("died", "left"))
     verb = f"{error} at" if died else f"failed: {error}; it was at"
-    return f"rank {rank} {verb} {_place(table, rank, text)}\n{_others(table, text, rank)}"
+    return f"rank {rank} {verb} {table.place(rank, text)}\n{table.describe(text, rank)}"
 
 
 def describe_stall(table: ProgressTable, text: Text, timeout: float) -> str:
     """Return a message with the rank that hangs, or with what every rank waits for."""
     head = f"nothing has moved for {timeout:g} s"
     stuck = np.flatnonzero(table.rows[:, ProgressTable.STATE] == RankState.RUNNING).tolist()
-    hangs = f": rank {stuck[0]} hangs at {_place(table, stuck[0], text)}" if stuck else ""
-    others = _others(table, text, stuck[0] if stuck else -1)
+    hangs = f": rank {stuck[0]} hangs at {table.place(stuck[0], text)}" if stuck else ""
+    others = table.describe(text, stuck[0] if stuck else -1)
     return f"{head}{hangs}\n{others}; --timeout {2 * timeout:g} waits longer"
-
-
-def _place(table: ProgressTable, rank: int, text: Text) -> str:
-    job, position, state, _, _ = table.rows[rank].tolist()
-    if state == RankState.OUTSIDE:
-        return "the start"
-    return MEETS if state == RankState.MEETING else text(job, rank, position)
-
-
-def _others(table: ProgressTable, text: Text, without: int) -> str:
-    parts = []
-    for rank, state in enumerate(table.rows[:, ProgressTable.STATE].tolist()):
-        if state == RankState.DONE:
-            parts.append(f"rank {rank} is done")
-        elif rank != without:
-            verb = "waits" if state in WAITS else "is"
-            parts.append(f"rank {rank} {verb} at {_place(table, rank, text)}")
-    more = [f"{len(parts) - SHOWN} more"] if len(parts) > SHOWN else []
-    return "; ".join(parts[:SHOWN] + more)

@@ -1,7 +1,7 @@
-"""Join a world that ``torchrun`` started, on one host or several, and watch it from inside.
+"""Runs on processes that ``torchrun`` started, on one host or several, watched from inside.
 
-There is no parent that sees all ranks: every rank tells the store where it is, looks where the
-others are, and leaves when one of them is in trouble.
+No parent sees all ranks: every rank writes its progress to the store, reads that of the others, and
+ends when one of them is in trouble.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -23,32 +22,32 @@ from torch.distributed.rendezvous import rendezvous
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
 from debubble.torch.ranks.progress_table import (
+    WAITS,
     ProgressTable,
+    RankState,
     Text,
     describe_failure,
     describe_stall,
 )
-from debubble.torch.ranks.watch import FAILED, GRACE, PERIOD, WAITS, RankState, reason
+from debubble.torch.ranks.watch import FAILED, GRACE, PERIOD, describe_error
 from debubble.torch.ranks.world import Work, World, devices
 
-FAILURE = f"debubble/{FAILED}"
-
 LOST = 2
-"""Exit code of the ranks of a world that is lost."""
+"""Exit code of ranks that end because of another one."""
 
 
 def is_joined() -> bool:
-    """Whether this process is one of a world that somebody else started."""
+    """Return if a launcher started this process as one of several ranks."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
 def local_size(ranks: int) -> int:
-    """How many of the ranks are on this host."""
+    """Return the number of ranks on this host."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if is_joined() else ranks
 
 
-def check_size(ranks: int) -> None:
-    """Refuse a world of another size than the schedule's."""
+def check_world_size(ranks: int) -> None:
+    """Refuse a number of processes that is not the schedule's number of ranks."""
     size = int(os.environ["WORLD_SIZE"])
     if size != ranks:
         raise RunError(
@@ -60,11 +59,10 @@ def check_size(ranks: int) -> None:
 def run_joined(
     work: Work, ranks: int, text: Text, *, timeout: float, device: str
 ) -> list[Any] | None:
-    """Run `work` in the world of the environment; arguments as in ``run_local``.
+    """Call `work` in this process, one of as many as there are ranks; see ``run_local``.
 
-    The world has as many processes as the schedule has ranks. What each rank returned is returned
-    on rank 0, None on the others. Raises RunError when a rank raises, is lost or nothing moves; on
-    the other ranks the process ends.
+    Returns the results of all ranks on rank 0, None on the others. Raises RunError when a rank
+    raises, is lost or nothing moves; on the other ranks the process ends.
     """
     rank, size = int(os.environ["RANK"]), ranks
     local = int(os.environ.get("LOCAL_RANK", rank))
@@ -103,7 +101,7 @@ def run_joined(
 
 
 class _Guard(threading.Thread):
-    """Looks after the world while the rank computes or waits."""
+    """Thread that watches all ranks while this one computes or waits."""
 
     def __init__(self, rank: int, table: ProgressTable, text: Text, timeout: float) -> None:
         super().__init__(daemon=True)
@@ -111,13 +109,14 @@ class _Guard(threading.Thread):
         self.over = threading.Event()
         self._talk = ThreadPoolExecutor(1)
         # A connection of its own: the main thread may be waiting on the other one.
-        self.store = dist.TCPStore(
+        store = dist.TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
             timeout=timedelta(seconds=30),
         )  # fmt: skip
+        self.store = dist.PrefixStore("debubble-watch", store)
 
     def run(self) -> None:
-        """Exchange boards until the run is over, one way or the other."""
+        """Exchange progress until the run is over, or a rank is in trouble."""
         seen, moved = b"", time.monotonic()
         while not self.over.wait(PERIOD):
             if self._ask(self._exchange):
@@ -130,36 +129,35 @@ class _Guard(threading.Thread):
                 self._leave(self._ask(lambda: self._claim(words)))  # noqa: B023 - asked at once
 
     def _ask(self, question: Callable[[], str]) -> str:
-        """The store's answer; leaves when there is none."""
+        """Return the store's answer; end the process when there is none."""
         try:
-            # Behind a link that is cut there is no answer, not even an error.
+            # Over a link that is cut there is no answer, not even an error.
             return self._talk.submit(question).result(self.timeout)
         except TimeoutError:
             self._leave(f"rank {self.rank} lost the store: no answer for {self.timeout:g} s")
         except Exception as error:
-            # A store that goes when the run is over takes nothing with it.
+            # The store may end with rank 0 when the run is over.
             if not self.over.is_set():
-                self._leave(f"rank {self.rank} lost the store: {reason(error)}")
+                self._leave(f"rank {self.rank} lost the store: {describe_error(error)}")
         return ""
 
     def stop(self) -> None:
-        """The run is over.
+        """Stop, and wait for the thread.
 
-        A thread that is in a call of the store when its process ends would take the process with
-        it, so it is waited for.
+        A thread that is in a call of the store when its process ends would abort the process.
         """
         self.over.set()
         self.join(GRACE)
 
     def report(self, error: BaseException) -> RunError:
-        """What to raise for an error of this rank; leaves when another rank reports."""
+        """Return what to raise for an error; end the process when another rank reports one."""
         lost = not isinstance(error, RunError) and (
             self.table.rows[self.rank, ProgressTable.STATE] in WAITS
         )
         if lost:
-            # It is the partner that is in trouble: let it speak first.
+            # It is the partner that is in trouble: its message comes first.
             time.sleep(4 * PERIOD)
-        words = "lost the rank it waited for" if lost else reason(error)
+        words = "lost the rank it waited for" if lost else describe_error(error)
         refused = isinstance(error, DebubbleError) and not isinstance(error, RunError)
         whole = words if refused else describe_failure(self.rank, words, self.table, self.text)
         message = self._claim(whole)
@@ -169,23 +167,19 @@ class _Guard(threading.Thread):
         return RunError(message)
 
     def _claim(self, message: str) -> str:
-        """The message when this rank is the first to report, else nothing."""
+        """Return the message when this rank is the first to write one, else nothing."""
         claimed = f"{self.rank} {message}"
-        first = self.store.compare_set(FAILURE, "", claimed).decode()
+        first = self.store.compare_set(FAILED, "", claimed).decode()
         return message if first == claimed else ""
 
     def _exchange(self) -> str:
-        """Say where this rank is, see where the others are; what failed, if anything did."""
-        self.store.set(f"debubble/{self.rank}", self.table.rows[self.rank].tobytes().hex())
-        for other in range(len(self.table.rows)):
-            key = f"debubble/{other}"
-            if other != self.rank and self.store.check([key]):
-                row = bytes.fromhex(self.store.get(key).decode())
-                self.table.rows[other] = np.frombuffer(row, dtype=np.int64)
-        return self.store.get(FAILURE).decode() if self.store.check([FAILURE]) else ""
+        """Write this rank's progress, read that of the others; return a failure, empty for none."""
+        self.table.write_row(self.store, self.rank)
+        self.table.read_others(self.store, self.rank)
+        return self.store.get(FAILED).decode() if self.store.check([FAILED]) else ""
 
     def _leave(self, message: str) -> None:
-        # The main thread may wait for something that never comes.
+        # The main thread may wait for a message that never comes.
         if message:
             print(f"debubble: {message}", file=sys.stderr, flush=True)
         os._exit(LOST)

@@ -1,9 +1,9 @@
-"""Watch the ranks of a pipeline from inside: when one is in trouble, all end and say why.
+"""Watches of the ranks of a pipeline from inside: when one is in trouble, all end with its error.
 
-No parent sees all ranks. Every rank tells the store where it is; one that waits in vain, loses the
-rank it waits for, or raises an error writes into the store what is wrong, first come first served,
-and the others raise the same. A thread looks there, too: its rank may hang, or wait for something
-that never comes.
+No parent sees all ranks. Every rank writes its progress to the store. A rank that waits in vain,
+loses the rank it waits for, or raises an error writes a message there, the first one counts, and
+the others raise the same. A thread reads the store, too, as its rank may hang, or wait for a
+message that never comes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import IntEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -25,83 +24,65 @@ from torch import distributed as dist
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
 from debubble.torch.ranks.process_group import Channel, Ranks
+from debubble.torch.ranks.progress_table import WAITS, PlaceText, ProgressTable, RankState, Watch
 
 PERIOD = 0.5
-"""Seconds between two looks at the store."""
+"""Seconds between two reads of the store."""
 
 GRACE = 3.0
 """Seconds that a rank has to end by itself when another one failed."""
 
-PACKAGES = tuple(
-    str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
-)
-"""Where code is that is not the user's."""
+OWN = str(Path(__file__).parents[2]) + os.sep
+PACKAGES = (str(Path(torch.__file__).parent) + os.sep, OWN)
+"""Folders of code that is not the user's."""
 
-CONNECTING = (str(Path(dist.__file__).parent) + os.sep, PACKAGES[1])
-"""Where code is that calls other ranks."""
+CONNECTING = (str(Path(dist.__file__).parent) + os.sep, OWN)
+"""Folders of code that calls other ranks."""
 
 START = -1
-"""The position before a program's first action."""
-
-SHOWN = 8
-"""Ranks in a message."""
+"""Position before a program's first action."""
 
 FAILED = "failed"
 
-MEETS = "the beginning or end of a call, where all ranks meet"
-"""Where a rank is that is at none of its actions."""
 
+class StoreWatch(Watch):
+    """Progress of this rank and the others, and the error of the first that failed, in a store.
 
-class RankState(IntEnum):
-    """What a rank is doing."""
-
-    OUTSIDE = 0
-    """It is in no step."""
-    RUNNING = 1
-    WAITING = 2
-    DONE = 3
-    """It has done all there is to do."""
-    MEETING = 4
-    """It waits until all ranks are there."""
-
-
-WAITS = (RankState.WAITING, RankState.MEETING)
-"""States of a rank that waits for another."""
-
-
-Text: TypeAlias = Callable[[int, int], str]
-"""What is at a position of a rank's program, for messages."""
-
-
-class Watch:
-    """Where this rank is, where the others are, and whether one has failed.
-
-    Ranks write into the `store`; nobody else uses its keys, and no other thread this connection.
-    A rank waits `timeout` seconds for another; the engine sets `position` and `state` as it goes.
+    Parameters
+    ----------
+    rank, size
+        This rank, and the number of ranks.
+    store
+        A store for the keys of these watches, over a connection of this thread alone.
+    timeout
+        Seconds that a rank waits for another.
+    text
+        Words for a position of a program.
     """
 
-    def __init__(self, rank: int, size: int, store: Any, timeout: float, text: Text) -> None:
-        self.rank, self.size, self.timeout, self.text = rank, size, timeout, text
-        self.position, self.state = START, RankState.OUTSIDE
+    def __init__(self, rank: int, size: int, store: Any, timeout: float, text: PlaceText) -> None:
+        self._table = ProgressTable(size)
+        super().__init__(self._table, rank)
+        self.rank, self.timeout, self.text = rank, timeout, text
+        self.position = START
         self._store, self._lock = store, threading.Lock()
-        self._told = ""
+        self._written = b""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="debubble-watch", daemon=True)
         self._thread.start()
 
     @classmethod
-    def of(cls, ranks: Ranks, text: Text) -> Watch:
-        """One for the ranks of a pipeline."""
+    def of(cls, ranks: Ranks, text: PlaceText) -> StoreWatch:
+        """Return a watch for the ranks of a pipeline."""
         store = dist.PrefixStore("watch", ranks.store)
         # A connection of its own: the main thread may be waiting on the other one.
         store = store.clone() if hasattr(store, "clone") else store
         return cls(ranks.rank, ranks.size, store, ranks.timeout.total_seconds(), text)
 
     def stop(self) -> None:
-        """Watch no longer.
+        """Stop, and wait for the thread.
 
-        A thread that is in a call of the store when its process ends would take the process with
-        it, so it is waited for.
+        A thread that is in a call of the store when its process ends would abort the process.
         """
         self._over.set()
         if threading.current_thread() is not self._thread:
@@ -109,9 +90,9 @@ class Watch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Watch over a step: errors leave it told to all ranks.
+        """Run a step; its errors are written for all ranks.
 
-        Raises RunError when another rank failed, or is not heard of.
+        Raises RunError when another rank failed, or does not answer.
         """
         self._raise_failure()
         self.position, self.state = START, RankState.RUNNING
@@ -123,12 +104,8 @@ class Watch:
         finally:
             self.state = RankState.OUTSIDE
 
-    def set_waiting(self) -> None:
-        """All ranks meet, before or after a step's actions."""
-        self.state = RankState.MEETING
-
     def enter(self, channel: Channel, call: str) -> None:
-        """Have all ranks call the same: a RunError tells of a rank that calls something else."""
+        """Wait until all ranks make a call; raise RunError when one makes another call."""
         self.set_waiting()
         calls = channel.words(call)
         self.state = RankState.RUNNING
@@ -140,72 +117,54 @@ class Watch:
                 )
 
     def _fail(self, error: BaseException) -> None:
-        where = f"rank {self.rank}"
         if self.state in WAITS and _of_connection(error):
             self._raise_failure()
-            if not _timed_out(str(error)):
-                # A launcher may end this process before it can tell more.
+            late = is_timeout(str(error))
+            if not late:
+                # A launcher may end this process before it can print more.
                 print(f"debubble: {self._lost()}", file=sys.stderr, flush=True)
-            # The rank that is waited for may be the one in trouble: it speaks first.
+            # The rank that is waited for may be the one in trouble: its message comes first.
             time.sleep(3 * PERIOD)
             self._raise_failure()
-            raise RunError(self._claim(self._stall(str(error)))) from None
-        words = reason(error)
+            raise RunError(self._claim(self._stall(late))) from None
         place = self.text(self.rank, self.position)
-        self._claim(f"{where} failed: {words}; it was at {place}")
-        error.add_note(f"debubble: {where} was at {place}")
+        self._claim(f"rank {self.rank} failed: {describe_error(error)}; it was at {place}")
+        error.add_note(f"debubble: rank {self.rank} was at {place}")
 
     def _raise_failure(self) -> None:
         message = self._failure()
         if message:
             raise RunError(message) from None
 
-    def _stall(self, error: str) -> str:
-        """Who waits for whom, as far as ranks have told."""
-        rows = self._rows()
-        hang = [rank for rank, (state, _) in rows.items()
-                if state in (RankState.OUTSIDE, RankState.RUNNING)]  # fmt: skip
-        places = [f"rank {rank} {self._doing(rank, *row)}" for rank, row in rows.items()]
-        others = "; ".join(places[:SHOWN])
-        if not _timed_out(error):
+    def _stall(self, late: bool) -> str:
+        """Return a message about ranks that wait, or a rank that is lost."""
+        table = self._table
+        with self._lock, suppress(Exception):
+            table.read_others(self._store, self.rank)
+        others = table.describe(self._words, self.rank)
+        if not late:
             return f"{self._lost()}\n{others}".strip()
-        here = self._here()
         head = f"nothing has moved for {self.timeout:g} s: "
-        if hang:
-            state, position = rows[hang[0]]
-            outside = state == RankState.OUTSIDE
-            where = "is in no step" if outside else f"hangs at {self.text(hang[0], position)}"
-            return (
-                f"{head}rank {hang[0]} {where}; rank {self.rank} waits at {here}\n"
-                f"{others}; timeout={2 * self.timeout:g} waits longer"
-            )
-        return f"{head}rank {self.rank} waits at {here}\n{others}".strip()
+        waits = f"rank {self.rank} waits at {table.place(self.rank, self._words)}\n{others}"
+        for rank, row in enumerate(table.rows.tolist()):
+            state = row[ProgressTable.STATE]
+            known = rank != self.rank and row[ProgressTable.MOVES]
+            if known and state in (RankState.OUTSIDE, RankState.RUNNING):
+                outside = state == RankState.OUTSIDE
+                where = "is in no step" if outside else f"hangs at {table.place(rank, self._words)}"
+                longer = f"; timeout={2 * self.timeout:g} waits longer"
+                return f"{head}rank {rank} {where}; {waits}{longer}"
+        return f"{head}{waits}".strip()
 
-    def _here(self) -> str:
-        return MEETS if self.state == RankState.MEETING else self.text(self.rank, self.position)
+    def _words(self, _: int, rank: int, position: int) -> str:
+        return self.text(rank, position)
 
     def _lost(self) -> str:
-        return f"rank {self.rank} lost the rank it waited for at {self._here()}"
-
-    def _rows(self) -> dict[int, tuple[RankState, int]]:
-        rows = {}
-        with self._lock, suppress(Exception):
-            for rank in range(self.size):
-                if rank != self.rank and self._store.check([str(rank)]):
-                    state, position = self._store.get(str(rank)).decode().split()
-                    rows[rank] = (RankState(int(state)), int(position))
-        return rows
-
-    def _doing(self, rank: int, state: RankState, position: int) -> str:
-        if state == RankState.OUTSIDE:
-            return "is in no step"
-        if state == RankState.MEETING:
-            return f"waits at {MEETS}"
-        verb = "waits" if state == RankState.WAITING else "is"
-        return f"{verb} at {self.text(rank, position)}"
+        place = self._table.place(self.rank, self._words)
+        return f"rank {self.rank} lost the rank it waited for at {place}"
 
     def _claim(self, message: str) -> str:
-        """Tell all ranks; the message of the first that did."""
+        """Write a message for all ranks; return that of the first rank that wrote one."""
         with self._lock:
             try:
                 return str(self._store.compare_set(FAILED, "", message).decode())
@@ -213,7 +172,7 @@ class Watch:
                 return message
 
     def _failure(self) -> str:
-        """What another rank wrote, if one did."""
+        """Return the message that another rank wrote, empty for none."""
         with self._lock:
             try:
                 found = self._store.check([FAILED])
@@ -222,18 +181,18 @@ class Watch:
                 return ""
 
     def _look(self) -> None:
-        """Tell where this rank is; end it when another failed and it does not notice."""
+        """Write this rank's progress; end it when another failed and it does not notice."""
         since = 0.0
         while not self._over.wait(PERIOD):
             try:
-                row = f"{int(self.state)} {self.position}"
+                row = self._row.tobytes()
                 with self._lock:
-                    if row != self._told:
-                        self._store.set(str(self.rank), row)
-                        self._told = row
+                    if row != self._written:
+                        self._table.write_row(self._store, self.rank)
+                        self._written = row
                     failed = self._store.check([FAILED])
             except Exception:
-                # The store goes with rank 0's process: at the end of training, or before.
+                # The store ends with rank 0's process: at the end of training, or before.
                 failed = self.state != RankState.OUTSIDE
                 if not failed:
                     return
@@ -244,24 +203,25 @@ class Watch:
             elif time.monotonic() - since > GRACE:
                 message = self._failure() or f"rank {self.rank} lost the store"
                 print(f"debubble: {message}", file=sys.stderr, flush=True)
-                # The main thread is in a call that does not come back.
+                # The main thread is in a call that does not return.
                 os._exit(2)
 
 
 def _of_connection(error: BaseException) -> bool:
-    """Whether a call to other ranks raised it, and not a module or a loss between such calls."""
+    """Return if a call to other ranks raised an error, not a module or loss between such calls."""
     if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
         return False
     frames = traceback.extract_tb(error.__traceback__)
     return frames[-1].filename.startswith(CONNECTING)
 
 
-def _timed_out(error: str) -> bool:
+def is_timeout(error: str) -> bool:
+    """Return if an error of a connection is about a timeout."""
     return "timed out" in error.lower() or "timeout" in error.lower()
 
 
-def reason(error: BaseException) -> str:
-    """Class, message and place of an error, without what is around it."""
+def describe_error(error: BaseException) -> str:
+    """Return class, message and place of an error, in one line."""
     if isinstance(error, DebubbleError):
         return str(error)
     if isinstance(error, KeyboardInterrupt):

@@ -36,11 +36,12 @@ from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
 from debubble.torch.ranks.progress_table import (
     ProgressTable,
+    RankState,
     Text,
     describe_failure,
     describe_stall,
 )
-from debubble.torch.ranks.watch import RankState, reason
+from debubble.torch.ranks.watch import describe_error
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -194,7 +195,7 @@ def _child(world: World, backend: str, folder: str, timeout: float, pipe: Connec
             traceback.print_exc()
         # An input that does not fit is no failure of this rank: the error itself is passed on.
         refused = isinstance(error, DebubbleError) and not isinstance(error, RunError)
-        pipe.send((False, error if refused else reason(error)))
+        pipe.send((False, error if refused else describe_error(error)))
         pipe.close()
         os._exit(1)
 

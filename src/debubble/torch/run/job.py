@@ -17,7 +17,7 @@ from debubble.core.schedule import Schedule
 from debubble.interchange.cost_files import costs_data
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.pipeline import Pipeline
-from debubble.torch.ranks.progress_table import TableWatch
+from debubble.torch.ranks.progress_table import Watch
 from debubble.torch.ranks.world import World
 from debubble.torch.run.run_data import RunData, copied
 from debubble.torch.run.verify import RATE
@@ -146,8 +146,8 @@ class Stepping(Pipeline):
         self.shares = {unit: float(loss) for unit, loss in losses.items()}
         return super()._mean(losses)
 
-    def _tell(self, stage: int, why: str) -> None:
+    def _warn(self, stage: int, why: str) -> None:
         self.whole[stage] = why
 
-    def _watched(self) -> TableWatch:
-        return TableWatch(self._world.table, self._world.rank)
+    def _make_watch(self) -> Watch:
+        return Watch(self._world.table, self._world.rank)

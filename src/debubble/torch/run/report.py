@@ -1,4 +1,4 @@
-"""What a run found: are gradients equal, and did it take as long as predicted."""
+"""Report of a run: equality of gradients, and measured against predicted times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from debubble.core.actions import unpack
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import amount
 from debubble.engine.timeline import Timeline
-from debubble.torch.run.prediction import Measured, computations
+from debubble.torch.measure.recorded import RecordedSteps, computations
 from debubble.torch.run.verify import Verification
 
 DEVIATIONS = 3
@@ -46,38 +46,43 @@ class RunReport:
     sleep: float | None
     """Seconds of the shortest action when actions slept, else None."""
     verification: Verification | None
-    """Loss and gradients beside the reference's, None when they were not compared."""
+    """Comparison with the reference, None when there was none."""
     overhead: float | None
     """Seconds per action, None when nothing was measured."""
-    measured: Measured | None
+    measured: RecordedSteps | None
     predicted: Timeline | None
-    """As `measured`, the times of every action; None when nothing was measured."""
+    """As `measured`: times of every action, None when nothing was measured."""
     note: str = ""
-    """What a reader of the times must know, empty when that is nothing."""
+    """Warning about the times, empty for none."""
     dtype: str = "float32"
-    """What was computed in when times were measured."""
+    """Type of numbers when times were measured."""
     costs: Mapping[str, Any] = field(default_factory=dict)
-    """What was measured as the data of a cost file."""
+    """Measured costs as the data of a cost file."""
     peaks: Sequence[int] = ()
-    """Most bytes of memory that were used at once, by rank; empty where the device does not
-    tell."""
+    """Peak memory in bytes by rank; empty where the device does not count it."""
     whole: Mapping[int, str] = field(default_factory=dict)
-    """By stage, why its backward was not split in I and W though the schedule does."""
+    """By stage, the reason why its backward was not split in I and W as scheduled."""
 
     @property
     def equal(self) -> bool:
-        """Whether no gradient was found to differ."""
+        """If no gradient was found to differ."""
         return self.verification is None or self.verification.equal
 
     @property
     def error(self) -> float:
         """(measured − predicted) / predicted makespan."""
-        assert self.measured is not None, "asked only when there is a measurement"
-        assert self.predicted is not None, "there is one with every measurement"
-        return self.measured.makespan / self.predicted.makespan - 1
+        measured, predicted = self._timed
+        return measured.makespan / predicted.makespan - 1
+
+    @property
+    def _timed(self) -> tuple[RecordedSteps, Timeline]:
+        """Measurement and prediction, where there are some."""
+        assert self.measured is not None, "used only where something was measured"
+        assert self.predicted is not None, "there is a prediction with every measurement"
+        return self.measured, self.predicted
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return the report as plain data."""
         schedule = self.schedule
         data: dict[str, Any] = {
             "schedule": schedule.name,
@@ -116,7 +121,7 @@ class RunReport:
         return data | {"conventions": words}
 
     def _ranks(self, start: Any, end: Any) -> dict[str, list[float]]:
-        """Stage time and work of every rank; a pair counts once."""
+        """Return stage time and work of every rank; a pair counts once."""
         stage_time, busy = [], []
         compute = computations(self.schedule)
         offsets = self.schedule.offsets
@@ -128,11 +133,9 @@ class RunReport:
         return {"stage_time": stage_time, "busy": busy}
 
     def _actions(self) -> list[list[Any]]:
-        assert self.measured is not None
-        assert self.predicted is not None
-        step = self.measured.typical
-        columns = (self.measured.starts[step], self.measured.ends[step],
-                   self.predicted.start, self.predicted.end)  # fmt: skip
+        measured, predicted = self._timed
+        step = measured.typical
+        columns = (measured.starts[step], measured.ends[step], predicted.start, predicted.end)
         return [
             [self.schedule.rank_of(position), str(unpack(int(self.schedule.actions[position]))),
              *(round(float(column[position]), 6) for column in columns)]
@@ -155,20 +158,19 @@ class RunReport:
         return "\n".join(lines)
 
     def _times(self) -> list[str]:
-        assert self.measured is not None
-        assert self.predicted is not None
+        found, simulated = self._timed
         assert self.overhead is not None
-        step, spans = self.measured.typical, self.measured.makespans * 1e3
-        measured = self._ranks(self.measured.starts[step], self.measured.ends[step])
-        predicted = self._ranks(self.predicted.start, self.predicted.end)
+        step, spans = found.typical, found.makespans * 1e3
+        measured = self._ranks(found.starts[step], found.ends[step])
+        predicted = self._ranks(simulated.start, simulated.end)
         lines = [self.note, ""] if self.note else []
         lines.append(f"{'ms':<11} {'predicted':>10} {'measured':>10} {'error':>8}")
-        rows = [("makespan", self.predicted.makespan, self.measured.makespan)]
+        rows = [("makespan", simulated.makespan, found.makespan)]
         pairs = zip(predicted["stage_time"], measured["stage_time"], strict=True)
         rows += [(f"rank {rank}", *pair) for rank, pair in enumerate(pairs)]
-        for name, expected, found in rows:
-            error = f"{found / expected - 1:+8.1%}" if expected else f"{'–':>8}"
-            lines.append(f"{name:<11} {expected * 1e3:>10.1f} {found * 1e3:>10.1f} {error}")
+        for name, expected, took in rows:
+            error = f"{took / expected - 1:+8.1%}" if expected else f"{'–':>8}"
+            lines.append(f"{name:<11} {expected * 1e3:>10.1f} {took * 1e3:>10.1f} {error}")
         lines += [
             "",
             f"steps       {len(spans)}, median {np.median(spans):.1f} ms, {spans.min():.1f} to "
@@ -185,18 +187,15 @@ class RunReport:
     @property
     def _rate(self) -> float:
         """Microbatches per second."""
-        assert self.measured is not None, "asked only when there is a measurement"
         count = self.schedule.microbatches * self.schedule.iterations
-        return count / self.measured.makespan
+        return count / self._timed[0].makespan
 
     def _slowest(self) -> list[str]:
-        """Actions that took longest beyond their prediction."""
-        assert self.measured is not None
-        assert self.predicted is not None
-        step = self.measured.typical
-        took = (self.measured.ends - self.measured.starts)[step]
+        """Return the actions that took longest beyond their prediction."""
+        measured, predicted = self._timed
+        took = (measured.ends - measured.starts)[measured.typical]
         compute = computations(self.schedule)
-        wanted = self.predicted.duration - (self.overhead or 0.0)
+        wanted = predicted.duration - (self.overhead or 0.0)
         beyond = (took - wanted)[compute]
         worst = compute[np.argsort(-beyond, kind="stable")[:DEVIATIONS]]
         return [

@@ -19,14 +19,15 @@ from debubble.interchange.python_file import user_code
 from debubble.lowering.transfers import ReceivePolicy
 from debubble.schedules import registry
 from debubble.torch.engine.plan import ExecutionPlan
+from debubble.torch.measure.recorded import RecordedSteps
 from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
-from debubble.torch.ranks.torchrun import check_size, is_joined, local_size, run_joined
+from debubble.torch.ranks.torchrun import check_world_size, is_joined, local_size, run_joined
 from debubble.torch.ranks.world import World, devices, run_local
 from debubble.torch.run.job import Job
-from debubble.torch.run.prediction import Measured, calibrate, predict, sleeping_times
+from debubble.torch.run.prediction import calibrate, predict_timeline, sleeping_times
 from debubble.torch.run.report import RunReport
 from debubble.torch.run.run_data import RunData
-from debubble.torch.run.verify import precision, verify
+from debubble.torch.run.verify import comparison_dtype, verify
 
 RUNTIMES = ("auto", "torch", "debubble")
 DEVICES = ("auto", "cpu", "cuda")
@@ -125,13 +126,13 @@ def run(schedule: Schedule, settings: Settings | None = None) -> RunReport | Non
     """
     joined = is_joined()
     if joined:
-        check_size(schedule.ranks)
+        check_world_size(schedule.ranks)
     settings = settings or Settings()
     exact = torch.float64
     with settings.model_code():
         data = RunData(settings.model, schedule)
         if settings.verify:
-            exact = precision(data)
+            exact = comparison_dtype(data)
     _, backend, staged = devices(settings.device, local_size(schedule.ranks))
     reason = not_for_pytorch(schedule) or ("ranks share a GPU" if staged else "")
     reason = reason or data.not_for_pytorch
@@ -195,9 +196,9 @@ def _report(
     jobs: dict[int, Job],
     results: list[Any],
 ) -> RunReport:
-    def measured(number: int) -> Measured:
+    def measured(number: int) -> RecordedSteps:
         mine = [result[number] for result in results]
-        return Measured.of(
+        return RecordedSteps.of(
             jobs[number].plan, [one["times"] for one in mine], [one["host"] for one in mine]
         )
 
@@ -221,7 +222,9 @@ def _report(
             overhead = calibrate(short.schedule, short.seconds, measured(CALIBRATE).makespan)
         slept = jobs[MEASURE].plan.seconds
         # What does not sleep takes the time it takes.
-        predicted = predict(schedule, np.where(slept > 0, slept, timing.durations), overhead)
+        predicted = predict_timeline(
+            schedule, np.where(slept > 0, slept, timing.durations), overhead
+        )
         costs = results[0][MEASURE]["costs"]
         peaks = [result[MEASURE]["peak"] for result in results if "peak" in result[MEASURE]]
     whole = {stage: why for result in results for job in result.values()

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
@@ -18,7 +17,7 @@ from debubble.torch.data.losses import added_losses, check_loss_value
 from debubble.torch.data.tree import moved_to
 from debubble.torch.models.build import build
 from debubble.torch.models.modules import ties_of
-from debubble.torch.models.shard_output_layer import output_layer
+from debubble.torch.models.shard_output_layer import is_cross_entropy, output_layer
 
 
 class RunData:
@@ -104,7 +103,7 @@ class RunData:
         """
         args, target = self.microbatch(number, "cpu", dtype)
         with added_losses() as added:
-            output = forward(modules, args)
+            output = run_stages(modules, args)
             loss = check_loss_value(self.model.loss(output, target), output)
             for more in added:
                 loss = loss + more
@@ -119,30 +118,24 @@ class RunData:
         args, target = self.microbatch(0, "cpu", output.weight.dtype)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             state = torch.random.get_rng_state()
-            logits = forward([*earlier, last], args)
+            logits = run_stages([*earlier, last], args)
             torch.random.set_rng_state(state)
-            hidden = forward([*earlier, bare], args)
+            hidden = run_stages([*earlier, bare], args)
             if not isinstance(hidden, Tensor) or not torch.allclose(output(hidden), logits):
                 raise ParameterError(
                     f"the model's last stage does not apply its output layer last; return "
                     f"self.{name}(…) from its forward"
                 )
-            found = self.model.loss(logits, target)
-            if (
-                not isinstance(target, Tensor)
-                or target.shape != logits.shape[:-1]
-                or target.is_floating_point()
-                or not torch.allclose(
-                    functional.cross_entropy(logits.flatten(0, -2), target.flatten()), found
-                )
-            ):
-                raise ParameterError(
-                    "an output layer can be sharded under the mean cross-entropy of its logits; "
-                    "the model has another loss"
-                )
+        per_token = isinstance(target, Tensor) and target.shape == logits.shape[:-1]
+        per_token = per_token and not target.is_floating_point()
+        if not per_token or not is_cross_entropy(output, self.model.loss):
+            raise ParameterError(
+                "an output layer can be sharded under the mean cross-entropy of its logits; the "
+                "model has another loss"
+            )
 
 
-def forward(modules: Sequence[Any], args: tuple[Any, ...]) -> Any:
+def run_stages(modules: Sequence[Any], args: tuple[Any, ...]) -> Any:
     """Return the output of stages that run one after the other."""
     value: Any = args
     for module in modules:

@@ -1,4 +1,4 @@
-"""Compare what a pipeline computed with what the model computes without one.
+"""Comparison of a pipeline's loss and gradients with those of the model without a pipeline.
 
 The reference is one model: whole microbatches go through all stages, one after the other, with
 autograd's own backward. Gradients of an iteration are compared as its optimizer step gets them.
@@ -32,34 +32,36 @@ RATE = 0.1
 """Learning rate of optimizer steps, which are plain stochastic gradient descent."""
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
-"""Largest error of a gradient relative to the largest gradient of all, by what is computed in."""
+"""Largest error of a gradient relative to the largest gradient of all, by type of numbers."""
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.float64]]
 Reference: TypeAlias = tuple[NDArray[np.float64], dict[tuple[int, int], Arrays]]
 """Loss of every iteration, and gradients by (iteration, stage) and name."""
+Place: TypeAlias = tuple[int, int, int, str]
+"""Iteration, stage, rank and name of a gradient."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The pipeline's loss and gradients beside those of the model without a pipeline."""
+    """Differences between a pipeline's loss and gradients and those of the model alone."""
 
     loss: float
     reference_loss: float
-    """As `loss`, of the last iteration, mean over microbatches."""
+    """As `loss`: of the last iteration, mean over microbatches."""
     loss_error: float
     """Largest difference over the iterations."""
     gradient_error: float
     """Largest difference of any gradient."""
     relative_error: float
-    """The same, relative to the largest gradient."""
+    """Largest difference relative to the largest gradient."""
     worst: str
-    """Where that is."""
+    """Place of the largest difference."""
     tensors: int
-    """How many gradients were compared."""
+    """Number of gradients that were compared."""
     dtype: str = "float64"
-    """What was computed in: ``"float64"``, or ``"float32"`` where the model has no such kernels."""
+    """Type of the numbers: ``"float64"``, or ``"float32"`` where the model has no such kernels."""
     random: bool = False
-    """Whether the model differs from itself, so that nothing can be compared."""
+    """If the model differs from itself, so that gradients cannot be compared."""
 
     @property
     def tolerance(self) -> float:
@@ -68,12 +70,12 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether loss and every gradient agree within :data:`TOLERANCE`."""
+        """If loss and every gradient agree within :data:`TOLERANCE`."""
         scale = max(abs(self.reference_loss), 1e-300)
         return self.loss_error <= self.tolerance * scale and self.relative_error <= self.tolerance
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the verification as plain data."""
         values = {
             key: value if not isinstance(value, float) or math.isfinite(value) else None
             for key, value in asdict(self).items()
@@ -81,8 +83,8 @@ class Verification:
         return values | {"equal": self.equal, "tolerance": self.tolerance}
 
 
-def precision(data: RunData) -> torch.dtype:
-    """What a model can be compared in: float64, or float32 where a kernel has no float64."""
+def comparison_dtype(data: RunData) -> torch.dtype:
+    """Return the type to compare a model in: float64, or float32 where kernels lack it."""
     modules = copied(dict(enumerate(data.model.stages)), "cpu", torch.float64)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -101,10 +103,17 @@ def verify(
     losses: Sequence[Mapping[int, float]],
     dtype: torch.dtype = torch.float64,
 ) -> Verification:
-    """Compare what ranks computed with the reference.
+    """Compare results of ranks with the reference.
 
-    Of every rank are given its gradients, by (iteration, stage) and name, and the share of its
-    microbatches or slices in their step's loss; `dtype` is what they computed in.
+    Parameters
+    ----------
+    schedule, data
+        The schedule that was run, and its model.
+    gradients, losses
+        For every rank its gradients by (iteration, stage) and name, and the shares of its
+        microbatches or slices in the loss of their step.
+    dtype
+        Type of their numbers.
     """
     wanted = reference(schedule, data, dtype)
     period = schedule.microbatches * schedule.slices
@@ -112,14 +121,14 @@ def verify(
     for shares in losses:
         for unit, share in shares.items():
             found[min(unit // period, len(found) - 1)] += share
-    checked = _compared(schedule, wanted, found, gradients, dtype)
+    checked = _compare(schedule, wanted, found, gradients, dtype)
     if checked.equal or not math.isfinite(checked.reference_loss):
         return checked
     again = reference(schedule, data, dtype)
-    return replace(checked, random=_differ(wanted, again, checked.tolerance))
+    return replace(checked, random=_is_random(wanted, again, checked.tolerance))
 
 
-def _compared(
+def _compare(
     schedule: Schedule,
     wanted: Reference,
     losses: NDArray[np.float64],
@@ -127,83 +136,85 @@ def _compared(
     dtype: torch.dtype,
 ) -> Verification:
     wanted_losses, parts = wanted
-    scale = _scale(parts)
-    error, worst, tensors = 0.0, "", 0
-    for place, rank, name, gradient in _where(schedule, parts):
-        tensors += 1
-        got = gradients[rank].get(place, {}).get(name)
-        off = math.inf
-        if got is not None and got.shape == gradient.shape:
-            off = float(np.abs(got - gradient).max()) if gradient.size else 0.0
-        if math.isnan(off) or off > error:
-            error = math.inf if math.isnan(off) else off
-            worst = _named(schedule, place, rank, name)
-    known = {(place, rank, name) for place, rank, name, _ in _where(schedule, parts)}
-    for rank, found in enumerate(gradients):
-        for place, part in found.items():
-            for name in part:
-                if (place, rank, name) not in known:
-                    error = math.inf
-                    worst = f"{_named(schedule, place, rank, name)}, which is not trained"
+    wanted_at = dict(_by_place(schedule, parts))
+    found_at = {
+        (*place, rank, name): gradient
+        for rank, found in enumerate(gradients)
+        for place, part in found.items() for name, gradient in part.items()
+    }  # fmt: skip
+    error, worst = 0.0, ""
+    for place, gradient in wanted_at.items():
+        off = _difference(found_at.get(place), gradient)
+        if off > error:
+            error, worst = off, _describe(schedule, place)
+    for place in found_at:
+        if place not in wanted_at:
+            error, worst = math.inf, f"{_describe(schedule, place)}, which is not trained"
+    scale = _largest(parts)
     loss_error = float(np.abs(losses - wanted_losses).max())
     return Verification(
-        float(losses[-1]),
-        float(wanted_losses[-1]),
-        math.inf if math.isnan(loss_error) else loss_error,
-        error,
-        error / scale if scale else error,
-        worst,
-        tensors,
-        str(dtype).removeprefix("torch."),
+        loss=float(losses[-1]),
+        reference_loss=float(wanted_losses[-1]),
+        loss_error=math.inf if math.isnan(loss_error) else loss_error,
+        gradient_error=error,
+        relative_error=error / scale if scale else error,
+        worst=worst,
+        tensors=len(wanted_at),
+        dtype=str(dtype).removeprefix("torch."),
     )
 
 
-def _named(schedule: Schedule, place: tuple[int, int], rank: int, name: str) -> str:
-    iteration, stage = place
-    owner = f"stage {stage}" if stage < schedule.stages else f"rank {rank}'s output layer"
-    return f"{name} of {owner}, iteration {iteration}"
-
-
-def _scale(parts: Mapping[Any, Arrays]) -> float:
-    """The largest gradient."""
-    return max(
-        (float(np.abs(g).max()) for part in parts.values() for g in part.values() if g.size),
-        default=0.0,
-    )
-
-
-def _differ(first: Reference, second: Reference, tolerance: float) -> bool:
-    """Whether the model computes something else the second time."""
-    if not np.allclose(first[0], second[0], rtol=tolerance, atol=0.0):
-        return True
-    most = tolerance * _scale(first[1])
-    return any(
-        float(np.abs(gradient - second[1][place][name]).max(initial=0.0)) > most
-        for place, part in first[1].items()
-        for name, gradient in part.items()
-    )
-
-
-def _where(
+def _by_place(
     schedule: Schedule, wanted: Mapping[tuple[int, int], Arrays]
-) -> Iterator[tuple[tuple[int, int], int, str, NDArray[np.float64]]]:
-    """Every gradient with its (iteration, stage), rank and name there.
-
-    A sharded output layer counts as the stage after the last.
-    """
+) -> Iterator[tuple[Place, NDArray[np.float64]]]:
+    """Yield every gradient by its place; a sharded output layer is the stage after the last."""
     for (iteration, stage), part in wanted.items():
         for name, gradient in part.items():
             layer, _, parameter = name.rpartition(".")
             if schedule.vocabulary and stage == schedule.stages - 1 and layer in LAYERS:
                 for rank, rows in enumerate(np.array_split(gradient, schedule.ranks)):
-                    yield (iteration, stage + 1), rank, parameter, rows
+                    yield (iteration, stage + 1, rank, parameter), rows
                 continue
             for row in schedule.placement.table:
-                yield (iteration, stage), row[stage], name, gradient
+                yield (iteration, stage, row[stage], name), gradient
+
+
+def _difference(found: NDArray[np.float64] | None, wanted: NDArray[np.float64]) -> float:
+    """Return the largest difference; infinity for NaN, and where shapes differ."""
+    if found is None or found.shape != wanted.shape:
+        return math.inf
+    off = float(np.abs(found - wanted).max(initial=0.0))
+    return math.inf if math.isnan(off) else off
+
+
+def _describe(schedule: Schedule, place: Place) -> str:
+    iteration, stage, rank, name = place
+    owner = f"stage {stage}" if stage < schedule.stages else f"rank {rank}'s output layer"
+    return f"{name} of {owner}, iteration {iteration}"
+
+
+def _largest(parts: Mapping[Any, Arrays]) -> float:
+    """Return the largest absolute value of any gradient."""
+    return max(
+        (float(np.abs(g).max(initial=0.0)) for part in parts.values() for g in part.values()),
+        default=0.0,
+    )
+
+
+def _is_random(first: Reference, second: Reference, tolerance: float) -> bool:
+    """Return if the model computed something else the second time."""
+    if not np.allclose(first[0], second[0], rtol=tolerance, atol=0.0):
+        return True
+    most = tolerance * _largest(first[1])
+    return any(
+        _difference(second[1][place][name], gradient) > most
+        for place, part in first[1].items()
+        for name, gradient in part.items()
+    )
 
 
 def versions_used(schedule: Schedule) -> NDArray[np.int64]:
-    """Optimizer steps behind the weights of each (stage, microbatch)."""
+    """Return the number of optimizer steps before the weights of each (stage, microbatch)."""
     number = np.arange(schedule.microbatches * schedule.iterations)
     copies = schedule.copies_of(number * schedule.slices)
     ranks = np.asarray(schedule.placement.table)[copies].T
@@ -213,11 +224,11 @@ def versions_used(schedule: Schedule) -> NDArray[np.int64]:
 
 
 def reference(schedule: Schedule, data: RunData, dtype: torch.dtype = torch.float64) -> Reference:
-    """What the model computes without a pipeline, with optimizer steps where the schedule has."""
+    """Compute loss and gradients without a pipeline, with the schedule's optimizer steps."""
     modules = copied(dict(enumerate(data.model.stages)), "cpu", dtype)
     steps = has(schedule, STEP_KINDS)
     used = versions_used(schedule) * steps
-    # Stages share a weight by its id, in all versions.
+    # A weight that several stages share has one id, by which all versions know it.
     names = {stage: {name: id(w) for name, w in module.named_parameters()}
              for stage, module in modules.items()}  # fmt: skip
     newest = {id(w): w.detach().clone().requires_grad_(w.requires_grad)

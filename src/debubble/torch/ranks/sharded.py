@@ -1,6 +1,6 @@
-"""What ``fully_shard`` was applied to, told without loading it: that takes half as long as PyTorch.
+"""Modules and tensors of ``fully_shard``, recognized without loading it.
 
-Nothing is sharded in a process that has not loaded what shards.
+Loading it takes half as long as loading PyTorch; without it loaded, nothing is sharded.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def is_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
-    """Whether ``fully_shard`` was applied to a module."""
+    """Return if ``fully_shard`` was applied to a module."""
     loaded = sys.modules.get("torch.distributed.fsdp")
     return loaded is not None and isinstance(module, loaded.FSDPModule)
 
 
 def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor is a ``DTensor``, of which each rank has a part."""
+    """Return if a tensor is a ``DTensor``, of which each rank has a part."""
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
 def replica_groups(module: nn.Module) -> list[dist.ProcessGroup]:
-    """The groups over which gradients of a stage are averaged, one after the other; [] for none."""
+    """Return the groups over which gradients of a stage are averaged, one after the other."""
     if isinstance(module, DistributedDataParallel):
         return [module.process_group]
     spread = next((weight for weight in module.parameters() if is_dtensor(weight)), None)
