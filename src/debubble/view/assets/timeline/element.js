@@ -154,7 +154,6 @@ class DebubbleTimeline extends HTMLElement {
   /** Show a payload of debubble.view.timeline_data. `keep` leaves the view where it is. */
   async load(payload, keep = false) {
     const turn = (this.turn = (this.turn ?? 0) + 1);
-    const begin = performance.now();
     let data;
     try {
       data = await decode(payload);
@@ -173,7 +172,6 @@ class DebubbleTimeline extends HTMLElement {
     this.drawLegend();
     this.layout();
     if (this.wanted) { const text = this.wanted; this.wanted = null; this.state = text; }
-    this.openTime = performance.now() - begin;
     // What zooming will need, worked out while nothing moves.
     const idle = globalThis.requestIdleCallback ?? setTimeout;
     for (const run of data.runs) BLOCKS.forEach((_, level) => idle(() => run.blocks(level)));
@@ -274,13 +272,13 @@ class DebubbleTimeline extends HTMLElement {
     return limit != null && run.peak[rank] > limit * (1 + 1e-6);
   }
 
-  /** Whether what stands beside a rank is written: of many equal neighbours only the first and the last. */
+  /** Whether what stands beside a rank is written: of many equal neighbors only the first and the last. */
   differs(run, rank) {
     const text = (at) => `${this.idleText(run, at)} ${this.level(run.peak[at])}`, last = run.ranks - 1;
     return run.ranks <= 12 || rank === 0 || rank + this.labelStep > last || text(rank) !== text(rank - 1) || text(rank) !== text(rank + 1);
   }
 
-  /** Colours and texts of what is drawn, with the shares of idle time over all ranks. */
+  /** Colors and texts of what is drawn, with the shares of idle time over all ranks. */
   legend() {
     const { runs, kinds, causes } = this.data, theme = this.theme, items = [];
     kinds.forEach((kind, index) => {

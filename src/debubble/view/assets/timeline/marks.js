@@ -1,5 +1,5 @@
 // Marks and differences: what a run may have beside its actions, from debubble.view.marks. A mark is a stretch of a
-// rank's time with a name and a colour. Over idle time it fills the row in place of the causes that follow from the
+// rank's time with a name and a color. Over idle time it fills the row in place of the causes that follow from the
 // schedule; over an action it is a strip at its foot. Differences are from the same actions of another run.
 
 /** The part of a row that a mark over an action takes, and the pixels from one line over a difference to the next. */

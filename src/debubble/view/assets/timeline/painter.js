@@ -20,7 +20,7 @@ class Painter {
     this.glyphs = this.strip = null;
   }
 
-  /** Colours of a theme as pixels. */
+  /** Colors of a theme as pixels. */
   setTheme(theme) {
     this.paper = pixel(theme.paper);
     this.ink = pixel(theme.ink);
@@ -373,7 +373,7 @@ class Painter {
     }
   }
 
-  /** Memory as an area: what is above the limit has the limit's colour, and the limit is a line. */
+  /** Memory as an area: what is above the limit has the limit's color, and the limit is a line. */
   #memory(top, rank) {
     const { strip, levels, columns, pixels, image: { width, height }, span: { from, perPixel, left } } = this;
     const { memory: tall } = this.box, limit = limitOf(this.layers.limit, rank);

@@ -33,9 +33,14 @@ Object.assign(DebubbleTimeline.prototype, {
       const span = Math.max(view.span, length * 1.5), middle = (begin + end) / 2;
       view.show(middle - span / 2, middle + span / 2);
     }
-    const y = view.panels[panel].y + run.rank(index) * view.rows.pitch, { scroll } = this.parts;
-    if (y < scroll.scrollTop || y + view.rows.pitch > scroll.scrollTop + this.tall) scroll.scrollTop = y - this.tall / 2;
+    this.scrollToRank(view.panels[panel], run.rank(index));
     this.select({ panel, index });
+  },
+
+  /** Scroll to a rank, unless it can be seen. */
+  scrollToRank(panel, rank) {
+    const { pitch } = this.view.rows, y = panel.y + rank * pitch, { scroll } = this.parts;
+    if (y < scroll.scrollTop || y + pitch > scroll.scrollTop + this.tall) scroll.scrollTop = y - this.tall / 2;
   },
 
   /** The next or previous action on the rank of the selection. */
@@ -214,7 +219,7 @@ Object.assign(DebubbleTimeline.prototype, {
   },
 
   areaText() {
-    const { panel, from, to, first, last } = this.area, { run } = panel, found = summarise(run, from, to, first, last);
+    const { panel, from, to, first, last } = this.area, { run } = panel, found = summarize(run, from, to, first, last);
     const share = ([name, time]) => `${name} ${this.time(time)} (${percent(time / (found.whole || 1))})`;
     return this.fields(`Area: ${this.time(to - from)} on ${first === last ? `rank ${first}` : `ranks ${first}–${last}`} of ${run.name}`, [
       ["from, to", `${this.time(from)}, ${this.time(to)}`], ["actions", found.actions.toLocaleString("en-US")],
@@ -250,8 +255,7 @@ Object.assign(DebubbleTimeline.prototype, {
     const { view } = this, panel = view.panels[index], { run } = panel;
     const [begin, end] = [view.axis(run, from), view.axis(run, to)], middle = (begin + end) / 2, span = Math.max(5 * (end - begin), view.total / 20);
     view.show(middle - span / 2, middle + span / 2);
-    const y = panel.y + rank * view.rows.pitch, { scroll } = this.parts;
-    if (y < scroll.scrollTop || y + view.rows.pitch > scroll.scrollTop + this.tall) scroll.scrollTop = y - this.tall / 2;
+    this.scrollToRank(panel, rank);
     view.selected = this.gap = null;
     this.area = { panel, from, to, first: rank, last: rank };
     this.showDetails();

@@ -125,7 +125,7 @@ class View {
 }
 
 /** What happened on some ranks in a stretch of time: time by kind and by cause, actions, memory. */
-function summarise(run, from, to, firstRank, lastRank) {
+function summarize(run, from, to, firstRank, lastRank) {
   const size = run.width, a = new Float64Array(size), b = new Float64Array(size);
   const total = new Float64Array(size), idle = run.idleClass;
   let actions = 0, memory = 0, fill = 0, drain = 0;
