@@ -14,7 +14,7 @@ from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import shown
 from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
-from debubble.playground.limits import RefusedError
+from debubble.playground.limits import RefusedError, about
 
 if TYPE_CHECKING:
     from debubble.engine.graph import P2PMode
@@ -157,10 +157,8 @@ class PageState(Strict):
         """Return the costs, with the names of their units; a refusal names the field."""
         given = self.costs
         if given.file is not None:
-            try:
+            with about("costs"):
                 return parse_costs(given.file.text, given.file.name)
-            except DebubbleError as error:
-                raise RefusedError(str(error), "costs") from None
         values = given.model_dump(exclude={"file", "basis"}, exclude_none=True)
         try:
             return CostFile(Costs(basis=given.basis, **values))

@@ -70,8 +70,7 @@ def simulate(state: PageState) -> dict[str, Any]:
         try:
             found, actions = _items(wanted, state, file.costs)
         except DebubbleError as error:
-            refused = error if isinstance(error, RefusedError) else RefusedError(str(error))
-            problems.append({"index": index, **refused.to_dict()})
+            problems.append({"index": index, **RefusedError.of(error).to_dict()})
             continue
         size += actions
         items += found
@@ -99,18 +98,7 @@ def simulate(state: PageState) -> dict[str, Any]:
     if not rows:
         return answer
     timelines = [row.timeline for row in rows]
-    table = result.to_dict()
     ranked = _without_predictions(result)
-    best = ranked.best
-    table["best"] = best.name if best else None
-    table["rows"] = [row.to_dict() for row in rows]
-    table["columns"] = [
-        {"title": column.title, "cells": column.cells}
-        for column in replace(result, rows=tuple(rows)).columns()
-    ]
-    table["notes"] += [
-        f"{row.name}: times as in the trace" for row in rows if row.timeline.measured
-    ]
     payload = encode(timelines, limit=state.memory, time_unit=result.time_unit)
     for row, encoded in zip(rows, payload["timelines"], strict=True):
         # The label tells several of one schedule apart.
@@ -120,9 +108,21 @@ def simulate(state: PageState) -> dict[str, Any]:
         "labels": [row.name for row in rows],
         "places": [by_label[row.name][0] for row in rows],
         "parts": [by_label[row.name][1] for row in rows],
-        "table": table,
+        "table": _table(result, rows, ranked.best),
         "headline": _run_headline(rows) or ranked.headline,
         "cards": [summary(timeline) for timeline in timelines],
+    }
+
+
+def _table(result: Comparison, rows: Sequence[Row], best: Row | None) -> dict[str, Any]:
+    """Return a comparison as plain data, with its rows in another order, and columns of text."""
+    columns = replace(result, rows=tuple(rows)).columns()
+    recorded = [row.name for row in rows if row.timeline.measured]
+    return result.to_dict() | {
+        "best": best.name if best else None,
+        "rows": [row.to_dict() for row in rows],
+        "columns": [{"title": column.title, "cells": column.cells} for column in columns],
+        "notes": [*result.notes, *(f"{name}: times as in the trace" for name in recorded)],
     }
 
 

@@ -376,14 +376,13 @@ class _TextDrawing:
             items += textwrap.wrap(
                 "actions are thinner than a column, which shows what fills it", width
             )
-        lines, used = [""], 0
+        lines: list[str] = []
         for text in items:
-            length = len(_ANSI.sub("", text))
-            if used and used + 3 + length > width:
-                lines.append("")
-                used = 0
-            lines[-1] += ("   " if used else "") + text
-            used += length + (3 if used else 0)
+            longer = f"{lines[-1]}   {text}" if lines else text
+            if lines and len(_ANSI.sub("", longer)) <= width:
+                lines[-1] = longer
+            else:
+                lines.append(text)
         return lines
 
     def faint(self, text: str) -> str:

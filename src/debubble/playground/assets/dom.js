@@ -1,8 +1,8 @@
 // Elements, numbers and units.
 
-import { make, number, tickSpacing } from "./shared.js";
+import { make, number } from "./shared.js";
 
-export { make, number, tickSpacing };
+export * from "./shared.js";
 
 export const $ = (id) => document.getElementById(id);
 

@@ -32,7 +32,7 @@ function field(name, control) {
 const choice = (values, any) =>
   make("select", {}, ...(any ? [make("option", { value: "" }, any)] : []), ...values.map((value) => make("option", { value: [value].flat()[0] }, String([value].flat().at(-1)))));
 
-/** What a text may be, offered under its field. */
+/** Suggestions for a text field. */
 const offered = (list, values) => make("datalist", { id: id(list) }, ...values.map((value) => make("option", { value })));
 
 const count = (placeholder = "") => make("input", { type: "number", min: "1", step: "1", placeholder });
@@ -101,7 +101,7 @@ class Planner {
     }
   }
 
-  /** What depends on the fields: the text of a model of one's own, and the address. */
+  /** Update what depends on the fields: the text of an own model, and the address. */
   follow() {
     this.form.querySelector(".own").hidden = $(id("model")).value !== FROM_FILE;
     if (!this.shown) return;

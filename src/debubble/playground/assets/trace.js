@@ -1,4 +1,4 @@
-// Traces of a run: a folder or some files are sent to the server, which says where the time went.
+// Traces of a run: a folder or some files are sent to the server, which answers with a diagnosis.
 
 import { $, make, rowsOf, say, size, table } from "./dom.js";
 import { search } from "./server.js";
@@ -30,7 +30,7 @@ class Trace {
     $("trace").replaceChildren(form, make("main", {}, make("div", { class: "line" }, this.status, this.cancel), this.result));
   }
 
-  /** Send files, {path, file} each, and show what they tell. */
+  /** Send files, {path, file} each, and show their diagnosis. */
   async take(picked) {
     if (this.running) { say(this.status, "The traces before are still being read; cancel that, or wait a moment.", "bad"); return; }
     this.running = { stop() { this.ended = true; } };

@@ -201,7 +201,7 @@ class Painter {
     if (cause === 255) return;
     if (cause === -1) { this.#bar(x, past, i); return; }
     if (!this.bubbles) { strip.put(0, x, past, this.plain[0]); return; }
-    // Where there is no room for a pattern its stronger tone stands for it.
+    // Without room for a pattern its stronger tone stands for it.
     const narrow = i >= low && i + 1 < high && run.start[i + 1] - this.ended < 6 * this.span.perPixel;
     strip.put(0, x, past, this.causes[cause][narrow ? 1 : 0]);
     if (narrow || cause <= DRAIN) return;

@@ -1,4 +1,4 @@
-// What the user asks for: selection, details, search, areas, layers, help, and the state as text.
+// Actions of the user: selection, details, search, areas, layers, help, and the state as text.
 
 Object.assign(DebubbleTimeline.prototype, {
   hover(hit, at = null) {
@@ -11,7 +11,7 @@ Object.assign(DebubbleTimeline.prototype, {
     }
   },
 
-  /** Where the pointer is, as a share of the width; the middle when it is elsewhere. */
+  /** Place of the pointer as a share of the width; the middle when it is elsewhere. */
   pointerPlace() {
     const { view, pointer } = this;
     return pointer ? Math.min(1, Math.max(0, (pointer.x - view.left) / view.plot)) : 0.5;
@@ -52,7 +52,7 @@ Object.assign(DebubbleTimeline.prototype, {
     this.go(at.panel, index);
   },
 
-  /** What runs at the same time on the rank above or below, also in another panel. */
+  /** Select the action at the same time on the rank above or below, also in another panel. */
   cross(by) {
     const { view } = this, at = view.selected;
     if (!at) { this.advance(0); return; }
@@ -229,7 +229,7 @@ Object.assign(DebubbleTimeline.prototype, {
     ]);
   },
 
-  /** Causes that marks tell of a stretch on ranks, the longest first: of idle time, or with 1 of what actions take. */
+  /** Causes of marks within a stretch on ranks, the longest first: over idle time, or with 1 over actions. */
   marksWithin(run, first, from, to, last = first, over = 0) {
     const sums = new Map();
     for (let rank = first; rank <= last; rank++) run.marks.within(rank, from, to, over, sums);
@@ -237,17 +237,17 @@ Object.assign(DebubbleTimeline.prototype, {
     return [...sums].filter(([, time]) => time > least).sort((a, b) => b[1] - a[1]).map(([look, time]) => `${look.title} ${this.time(time)}`).join(", ");
   },
 
-  /** Of what actions take, what causes took. */
+  /** Time that causes took of the actions of a stretch. */
   lostIn(run, first, from, to, last = first) {
     const text = run.marks ? this.marksWithin(run, first, from, to, last, 1) : "";
     return text && ["lost while busy", text];
   },
 
-  /** How an action differs from the same one of another run. */
+  /** Difference of an action from the same one of another run. */
   differenceOf(run, i) {
     if (!run.differs) return null;
-    const { late, longer, from } = run.differs, told = (value, more, fewer) => `${this.time(Math.abs(value))} ${value < 0 ? fewer : more}`;
-    return [`than ${from}`, `${told(late[i], "later", "earlier")}, ${told(longer[i], "longer", "shorter")}`];
+    const { late, longer, from } = run.differs, by = (value, more, fewer) => `${this.time(Math.abs(value))} ${value < 0 ? fewer : more}`;
+    return [`than ${from}`, `${by(late[i], "later", "earlier")}, ${by(longer[i], "longer", "shorter")}`];
   },
 
   /** Bring a stretch of a rank into view, and mark it. */
