@@ -28,13 +28,13 @@ def schedules(typed: str) -> list[str]:
 
 def gpus(typed: str) -> list[str]:
     """Offers names of GPUs."""
-    from debubble.planner.gpus import GPUS
+    from debubble.planner.hardware.gpus import GPUS
 
     return one_of(GPUS)(typed)
 
 
 def models(typed: str) -> list[str]:
     """Offers names of models."""
-    from debubble.planner.model_files import shipped_models
+    from debubble.planner.model.files import shipped_models
 
     return one_of(shipped_models())(typed)

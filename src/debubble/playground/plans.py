@@ -7,18 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from debubble.core.errors import did_you_mean
-from debubble.planner.ask import ask
-from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
-from debubble.planner.degrees import ZEROS, Fixed, Group, groups
-from debubble.planner.found import Found
-from debubble.planner.gpus import GPUS
-from debubble.planner.held import held, held_with, with_measured_steps
-from debubble.planner.model import Model
-from debubble.planner.model_files import parse_model, read_model, shipped_models
-from debubble.planner.orders import plannable
-from debubble.planner.plan import Asked
-from debubble.planner.plan_data import plan_flags
-from debubble.planner.report import (
+from debubble.planner.answer.data import plan_flags
+from debubble.planner.answer.report import (
     columns,
     costs_yaml,
     gigabytes,
@@ -26,11 +16,21 @@ from debubble.planner.report import (
     paragraphs,
     whole_timeline,
 )
+from debubble.planner.answer.why import why_not, why_text
+from debubble.planner.ask import ask
+from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
+from debubble.planner.constraints import held, held_with, with_measured_steps
+from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.hardware.gpus import GPUS
+from debubble.planner.model.files import parse_model, read_model, shipped_models
+from debubble.planner.model.transformer import Model
+from debubble.planner.plannable import plannable
 from debubble.planner.request import SIZES, check_request
-from debubble.planner.rules import FRAMEWORKS
-from debubble.planner.search import search
-from debubble.planner.split import runnable
-from debubble.planner.why import why_not, why_text
+from debubble.planner.search.best_plans import search
+from debubble.planner.search.evaluate import Asked
+from debubble.planner.search.found import Found
+from debubble.planner.search.groups import ZEROS, Fixed, Group, groups
+from debubble.planner.search.layer_split import runnable
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError, about
 from debubble.playground.searches import Search

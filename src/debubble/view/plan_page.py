@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from debubble.analysis.layout import html_table
-from debubble.planner.found import Found
-from debubble.planner.plan import Asked, Plan
-from debubble.planner.plan_data import plan_flags
-from debubble.planner.report import (
+from debubble.planner.answer.data import plan_flags
+from debubble.planner.answer.report import (
     columns,
     gigabytes,
     left_out,
@@ -18,8 +16,10 @@ from debubble.planner.report import (
     ranked,
     whole_timeline,
 )
-from debubble.planner.rules import FRAMEWORKS
-from debubble.planner.why import Why, why_text
+from debubble.planner.answer.why import Why, why_text
+from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.search.evaluate import Asked, Plan
+from debubble.planner.search.found import Found
 from debubble.view.colors import FAINT, INK, LIMIT
 from debubble.view.page import inline_svg, page
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from debubble._version import __version__
 from debubble.core.command import command
 
 if TYPE_CHECKING:
@@ -22,10 +23,8 @@ def versions() -> str:
 
     import numpy as np
 
-    import debubble
-
     python = platform.python_version()
-    return f"debubble {debubble.__version__}, Python {python}, NumPy {np.__version__}"
+    return f"debubble {__version__}, Python {python}, NumPy {np.__version__}"
 
 
 def facts(costs: Iterable[Costs]) -> list[tuple[str, str]]:
@@ -66,8 +65,6 @@ def metadata(ending: str, costs: Sequence[Costs] | None = None) -> dict[str, str
     A picture of stored results has no costs. Without the date and the version of the drawing
     library, equal pictures are equal files.
     """
-    import debubble
-
     names = {
         ".png": ("Software", "Description"), ".svg": ("Creator", "Description"),
         ".pdf": ("Creator", "Subject"),
@@ -78,5 +75,5 @@ def metadata(ending: str, costs: Sequence[Costs] | None = None) -> dict[str, str
         found[_DATES[ending]] = None
     if command() and costs is not None:
         texts = [command(), *(f"costs: {text}" for text in dict.fromkeys(map(costs_text, costs)))]
-        found |= {creator: f"debubble {debubble.__version__}", about: "\n".join(texts)}
+        found |= {creator: f"debubble {__version__}", about: "\n".join(texts)}
     return found
