@@ -165,12 +165,12 @@ class PageState(Strict):
         except DebubbleError as error:
             raise RefusedError(str(error), cost_named(str(error))) from None
 
-
-def within(state: PageState, file: CostFile) -> PageState:
-    """Return the state with the memory limit of its cost file, if the request has no such key."""
-    if "memory" in state.model_fields_set or file.memory_limit is None:
-        return state
-    return state.model_copy(update={"memory": file.memory_limit})
+    def with_costs(self) -> tuple[PageState, CostFile]:
+        """Return the costs, and the state with the memory limit of their file unless it has one."""
+        file = self.read_costs()
+        if "memory" in self.model_fields_set or file.memory_limit is None:
+            return self, file
+        return self.model_copy(update={"memory": file.memory_limit}), file
 
 
 def cost_named(message: str) -> str:
