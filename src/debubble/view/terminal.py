@@ -115,11 +115,11 @@ def draw(
         shown = slice(None) if columns <= part else slice(first, first + part)
         lines += [""] * (first > 0)
         lines += [f"{label:>{margin}} {drawing.edge}{row[shown]}" for label, row in rows]
-        count = min(part, columns - first)
-        lines += [" " * (margin + 1) + line for line in drawing.axis(first, count)]
+        axis = drawing.axis(first, min(part, columns - first))
+        lines += [" " * (margin + 1) + line for line in axis]
     lines += drawing.legend(width) + textwrap.wrap(note, width)
-    for note in words.conventions([timeline]):
-        lines += [drawing.faint(line) for line in textwrap.wrap(drawing.clean(note), width)]
+    for text in words.conventions([timeline]):
+        lines += [drawing.faint(line) for line in textwrap.wrap(drawing.clean(text), width)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -311,18 +311,16 @@ class _TextDrawing:
 
     def _fill(self, style: int, target: str = "48") -> str:
         """Return the ANSI sequence that makes a style the background, or with 38 the foreground."""
-        kind, index, count = self.bars.shade_of(style)
+        which = self.bars.shade_of(style)
         if self.true_color:
-            red, green, blue = rgb(shade(kind, index, count))
+            red, green, blue = rgb(shade(*which))
             return f"\x1b[{target};2;{red};{green};{blue}m"
-        return f"\x1b[{target};5;{xterm(kind, index, count)}m"
+        return f"\x1b[{target};5;{xterm(*which)}m"
 
     def _ink(self, style: int) -> str:
         """Return the ANSI sequence for text on a style."""
-        kind, index, count = self.bars.shade_of(style)
-        background = (
-            shade(kind, index, count) if self.true_color else xterm_rgb(xterm(kind, index, count))
-        )
+        which = self.bars.shade_of(style)
+        background = shade(*which) if self.true_color else xterm_rgb(xterm(*which))
         return f"\x1b[38;5;{16 if text_color(background) == '#000000' else 231}m"
 
     def head(self, width: int) -> list[str]:
@@ -355,7 +353,6 @@ class _TextDrawing:
         """Return the legend of colors or letters, wrapped to the width."""
         items = []
         timed = self.bars.end > self.bars.start
-        instant = bool(np.any(self.bars.steps[~timed]))
         for kind in self.bars.kinds:
             if kind in STEP_KINDS and not np.any(self.bars.steps[timed]):
                 continue
@@ -368,7 +365,7 @@ class _TextDrawing:
                 letters = "/".join(dict.fromkeys(str(self.letters[i]) for i in styles))
                 items.append(letters if width < 40 else f"{letters} {NAMES[kind]}")
         items.append(f"{self.idle} idle")
-        if instant:
+        if np.any(self.bars.steps[~timed]):
             items.append("| optimizer step")
         note = words.shades_note(self.bars.timeline, letters=not self.color)
         items += textwrap.wrap(self.clean(note), width)
