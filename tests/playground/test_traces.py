@@ -72,14 +72,14 @@ def test_a_diagnosis_is_cancelled(ask, files, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     begun, go_on = threading.Event(), threading.Event()
-    look = replay.look
+    check = replay.check_cancelled
 
     def slow():
         begun.set()
         go_on.wait(60)
-        look()
+        check()
 
-    monkeypatch.setattr(replay, "look", slow)
+    monkeypatch.setattr(replay, "check_cancelled", slow)
     name = ask(limits.TRACE, body_of(files), headers=RAW).json()["search"]
     assert begun.wait(60)
     answer = ask("/api/search", {"search": name, "stop": True})

@@ -96,7 +96,7 @@ def _share(flag: str, text: str | None, usual: int) -> int:
 
 
 def _networks(addresses: list[str]) -> list[str]:
-    """Return the networks of proxies, checked: another word would trust nobody, or everybody."""
+    """Return the networks of proxies; refuse words that would trust no host, or every one."""
     for address in addresses:
         try:
             everybody = ipaddress.ip_network(address).prefixlen == 0

@@ -90,10 +90,8 @@ def answering(endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except ClientDisconnect:
             return Response(status_code=499)
-        except RefusedError as error:
-            return refusal(error)
         except DebubbleError as error:
-            return refusal(RefusedError(str(error)))
+            return refusal(error)
         except Exception as error:
             log.exception("internal error in %s", request.url.path)
             return refusal(

@@ -9,7 +9,7 @@ from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
-from debubble.playground.state import File, PageState, within
+from debubble.playground.state import File, PageState
 
 FILE = "optimized.json"
 
@@ -19,8 +19,8 @@ def faster(state: PageState, running: Search) -> dict[str, Any]:
     from debubble.optimize.search import optimize
 
     _check(state)
-    given = state.read_costs()
-    state, costs = within(state, given), given.costs
+    state, file = state.with_costs()
+    costs = file.costs
     chunks = state.chunks or 1
     cuts = sorted({1, chunks}) if costs.same_model else chunks
 
@@ -32,8 +32,8 @@ def faster(state: PageState, running: Search) -> dict[str, Any]:
         memory=state.memory, p2p_mode=state.mode, time_limit=limits.FASTER_SECONDS, workers=1,
         cache=False, published=False, report=report, until=running.over,
     )  # fmt: skip
-    file = File(name=FILE, text=text_of(result.schedule, "json"))
-    return {"headline": result.headline, "file": file.model_dump(), "status": result.status}
+    found = File(name=FILE, text=text_of(result.schedule, "json"))
+    return {"headline": result.headline, "file": found.model_dump(), "status": result.status}
 
 
 def _check(state: PageState) -> None:

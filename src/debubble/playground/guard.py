@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
+from debubble.core.errors import DebubbleError
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 
@@ -184,8 +185,9 @@ def too_large(most: int) -> RefusedError:
     return RefusedError(f"the request has more than {most:,} bytes", status=413)
 
 
-def refusal(error: RefusedError) -> JSONResponse:
+def refusal(error: DebubbleError) -> JSONResponse:
     """Return the answer to a refused request."""
+    error = RefusedError.of(error)
     # The rest of a request that was not read to its end is not waited for.
     unread = error.status in (408, 413, 415, 429)
     return JSONResponse(error.to_dict(), error.status, {"connection": "close"} if unread else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from debubble.core.errors import DebubbleError
@@ -105,3 +107,17 @@ class RefusedError(DebubbleError):
     def to_dict(self) -> dict[str, Any]:
         """Return the error as plain data."""
         return {"message": str(self), "field": self.field, "nearest": self.nearest}
+
+    @classmethod
+    def of(cls, error: DebubbleError) -> RefusedError:
+        """Return an error as a refused request."""
+        return error if isinstance(error, RefusedError) else cls(str(error))
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Say of errors inside that they are about a field."""
+    try:
+        yield
+    except DebubbleError as error:
+        raise RefusedError(str(error), field) from None

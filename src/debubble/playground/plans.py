@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from debubble.core.errors import DebubbleError, did_you_mean
+from debubble.core.errors import did_you_mean
 from debubble.planner.answer.data import plan_flags
 from debubble.planner.answer.report import (
     columns,
@@ -32,7 +32,7 @@ from debubble.planner.search.found import Found
 from debubble.planner.search.groups import ZEROS, Fixed, Group, groups
 from debubble.planner.search.layer_split import runnable
 from debubble.playground import limits
-from debubble.playground.limits import RefusedError
+from debubble.playground.limits import RefusedError, about
 from debubble.playground.searches import Search
 from debubble.playground.state import File, PlanForm
 from debubble.playground.uploads import upload
@@ -75,16 +75,17 @@ def plan(question: PlanForm, running: Search) -> dict[str, Any]:
         precision=question.precision, memory=question.memory, imbalance=question.imbalance,
         framework=question.framework,
     )  # fmt: skip
-    try:
+    with about("recompute"):
         recomputed_layers(question.recompute or RECOMPUTES[0])
-    except DebubbleError as error:
-        raise RefusedError(str(error), "recompute") from None
     values = {name: getattr(question, name) for name in (*SIZES, "schedule", "recompute", "zero")}
     given = {name: None if value is None else str(value) for name, value in values.items()}
     fixed = held(given, question.framework)
     check_request(asked.model, asked.cluster, asked.training, fixed)
     if question.measured is not None:
-        asked = _measured(asked, question.measured, fixed)
+        file = question.measured
+        _check_length(file, limits.MAX_MEASURED, "what was measured", "measured")
+        with about("measured"):
+            asked = with_measured_steps(asked, file.name, fixed, file.text)
     conditions = question.why.replace(",", " ").split()
     if len(conditions) > MOST_WHY:
         raise RefusedError(f"why has {len(conditions)} conditions; the limit is {MOST_WHY}", "why")
@@ -114,15 +115,6 @@ def plan(question: PlanForm, running: Search) -> dict[str, Any]:
         for text, other in others
     ]
     return _answer(asked, found) | {"why": [why_text(answer) for answer in answers]}
-
-
-def _measured(asked: Asked, file: File, fixed: Fixed) -> Asked:
-    """Return the question with the efficiency of a measured step."""
-    _check_length(file, limits.MAX_MEASURED, "what was measured", "measured")
-    try:
-        return with_measured_steps(asked, file.name, fixed, file.text)
-    except DebubbleError as error:
-        raise RefusedError(str(error), "measured") from None
 
 
 def _check_length(file: File, most: int, what: str, field: str) -> None:

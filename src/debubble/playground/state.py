@@ -14,7 +14,7 @@ from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import shown
 from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
-from debubble.playground.limits import RefusedError
+from debubble.playground.limits import RefusedError, about
 
 if TYPE_CHECKING:
     from debubble.engine.graph import P2PMode
@@ -157,22 +157,20 @@ class PageState(Strict):
         """Return the costs, with the names of their units; a refusal names the field."""
         given = self.costs
         if given.file is not None:
-            try:
+            with about("costs"):
                 return parse_costs(given.file.text, given.file.name)
-            except DebubbleError as error:
-                raise RefusedError(str(error), "costs") from None
         values = given.model_dump(exclude={"file", "basis"}, exclude_none=True)
         try:
             return CostFile(Costs(basis=given.basis, **values))
         except DebubbleError as error:
             raise RefusedError(str(error), cost_named(str(error))) from None
 
-
-def within(state: PageState, file: CostFile) -> PageState:
-    """Return the state with the memory limit of its cost file, if the request has no such key."""
-    if "memory" in state.model_fields_set or file.memory_limit is None:
-        return state
-    return state.model_copy(update={"memory": file.memory_limit})
+    def with_costs(self) -> tuple[PageState, CostFile]:
+        """Return the costs, and the state with the memory limit of their file unless it has one."""
+        file = self.read_costs()
+        if "memory" in self.model_fields_set or file.memory_limit is None:
+            return self, file
+        return self.model_copy(update={"memory": file.memory_limit}), file
 
 
 def cost_named(message: str) -> str:

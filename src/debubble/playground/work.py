@@ -22,7 +22,7 @@ from debubble.interchange.files import text_of
 from debubble.interchange.text import shown
 from debubble.lowering.sharding import MAX_ACTIVE
 from debubble.playground.limits import MAX_ACTIONS, RefusedError
-from debubble.playground.state import ExportRequest, PageState, Wanted, cost_named, within
+from debubble.playground.state import ExportRequest, PageState, Wanted, cost_named
 from debubble.playground.uploads import cost_lines
 from debubble.playground.uploads import items as read_items
 from debubble.schedules import registry
@@ -60,8 +60,7 @@ def simulate(state: PageState) -> dict[str, Any]:
         numbers and formulas of every timeline; ``costs``, the values of a cost file; and
         ``problems``, each with ``index``, ``message``, ``field`` and ``nearest``.
     """
-    file = state.read_costs()
-    state = within(state, file)
+    state, file = state.with_costs()
     problems: list[dict[str, Any]] = []
     places: list[tuple[int, int]] = []
     items: list[Any] = []
@@ -70,13 +69,12 @@ def simulate(state: PageState) -> dict[str, Any]:
         try:
             found, actions = _items(wanted, state, file.costs)
         except DebubbleError as error:
-            refused = error if isinstance(error, RefusedError) else RefusedError(str(error))
-            problems.append({"index": index, **refused.to_dict()})
+            problems.append({"index": index, **RefusedError.of(error).to_dict()})
             continue
         size += actions
         items += found
         places += [(index, part) for part in range(len(found))]
-    _check_size(size, state)
+    _check_total(size, state)
     answer: dict[str, Any] = {
         "problems": problems, "timelines": None, "places": [], "parts": [], "labels": [],
         "table": None, "cards": [], "headline": "No schedule can run with these settings.",
@@ -99,18 +97,7 @@ def simulate(state: PageState) -> dict[str, Any]:
     if not rows:
         return answer
     timelines = [row.timeline for row in rows]
-    table = result.to_dict()
     ranked = _without_predictions(result)
-    best = ranked.best
-    table["best"] = best.name if best else None
-    table["rows"] = [row.to_dict() for row in rows]
-    table["columns"] = [
-        {"title": column.title, "cells": column.cells}
-        for column in replace(result, rows=tuple(rows)).columns()
-    ]
-    table["notes"] += [
-        f"{row.name}: times as in the trace" for row in rows if row.timeline.measured
-    ]
     payload = encode(timelines, limit=state.memory, time_unit=result.time_unit)
     for row, encoded in zip(rows, payload["timelines"], strict=True):
         # The label tells several of one schedule apart.
@@ -120,9 +107,21 @@ def simulate(state: PageState) -> dict[str, Any]:
         "labels": [row.name for row in rows],
         "places": [by_label[row.name][0] for row in rows],
         "parts": [by_label[row.name][1] for row in rows],
-        "table": table,
+        "table": _table(result, rows, ranked.best),
         "headline": _run_headline(rows) or ranked.headline,
         "cards": [summary(timeline) for timeline in timelines],
+    }
+
+
+def _table(result: Comparison, rows: Sequence[Row], best: Row | None) -> dict[str, Any]:
+    """Return a comparison as plain data, with its rows in another order, and columns of text."""
+    columns = replace(result, rows=tuple(rows)).columns()
+    recorded = [row.name for row in rows if row.timeline.measured]
+    return result.to_dict() | {
+        "best": best.name if best else None,
+        "rows": [row.to_dict() for row in rows],
+        "columns": [{"title": column.title, "cells": column.cells} for column in columns],
+        "notes": [*result.notes, *(f"{name}: times as in the trace" for name in recorded)],
     }
 
 
@@ -235,7 +234,7 @@ _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false",
           "None": "nothing"}  # fmt: skip
 
 
-def _check_size(size: int, state: PageState) -> None:
+def _check_total(size: int, state: PageState) -> None:
     if size > MAX_ACTIONS:
         most = max(1, state.microbatches * MAX_ACTIONS // size)
         raise RefusedError(
@@ -254,10 +253,9 @@ def export(wanted: ExportRequest) -> tuple[bytes, str, str]:
             f"there is no schedule {wanted.index}; they go from 0 to {len(state.schedules) - 1}",
             "index",
         )
-    file = state.read_costs()
-    state = within(state, file)
+    state, file = state.with_costs()
     items, actions = _items(state.schedules[wanted.index], state, file.costs)
-    _check_size(actions, state)
+    _check_total(actions, state)
     if wanted.part >= len(items):
         raise RefusedError(f"there is no part {wanted.part}; parts go from 0 to {len(items) - 1}")
     result, _ = _compared([items[wanted.part]], state, file)

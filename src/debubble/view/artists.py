@@ -14,10 +14,9 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.legend_handler import HandlerBase
 from matplotlib.patches import Rectangle
 from matplotlib.path import Path
-from numpy.typing import NDArray
 
 from debubble.core.kinds import Kind
-from debubble.view.bars import Floats
+from debubble.view.bars import Floats, Ints
 from debubble.view.colors import STRIPES, Palette
 from debubble.view.options import SMALLEST_FONT
 
@@ -81,12 +80,12 @@ class LabelBoxes:
     right: Floats
     top: Floats
     bottom: Floats
-    number: NDArray[np.int64]
+    number: Ints
     text: Callable[[int], str]
     """The text of box i is ``text(number[i])``."""
     color: Sequence[str]
     """Color of each text."""
-    group: NDArray[np.int64]
+    group: Ints
     """Boxes of a group are written on all together or not at all."""
 
 

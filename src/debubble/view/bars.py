@@ -16,6 +16,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
+Ints: TypeAlias = NDArray[np.int64]
 
 WHOLE, UPPER, LOWER = 0, 1, 2
 """Parts of a rank's row: all of it, or the half that one action of an overlapped pair gets."""
@@ -29,23 +30,23 @@ class Bars:
     """
 
     timeline: Timeline
-    offsets: NDArray[np.int64]
+    offsets: Ints
     """``offsets[r]:offsets[r + 1]`` are the bars of rank r."""
     start: NDArray[np.float64]
     end: NDArray[np.float64]
-    kind: NDArray[np.int64]
+    kind: Ints
     """:class:`debubble.core.actions.Kind` values."""
-    shade: NDArray[np.int64]
+    shade: Ints
     """Index of the shade: chunk of the rank, those of the second copy after the first's."""
     shades: int
     """Copies times chunks."""
-    half: NDArray[np.int64]
+    half: Ints
     """:data:`WHOLE`, :data:`UPPER` or :data:`LOWER`."""
-    stage: NDArray[np.int64]
+    stage: Ints
     """Stages of the model."""
-    unit: NDArray[np.int64]
+    unit: Ints
     """Microbatch (or slice of one), counted on through all iterations; the iteration for OPT."""
-    iteration: NDArray[np.int64]
+    iteration: Ints
 
     @property
     def ranks(self) -> int:
@@ -58,12 +59,12 @@ class Bars:
         return bool(self.half.any())
 
     @cached_property
-    def rank(self) -> NDArray[np.int64]:
+    def rank(self) -> Ints:
         """Rank of every bar."""
         return np.repeat(np.arange(self.ranks), np.diff(self.offsets))
 
     @cached_property
-    def _style_index(self) -> tuple[tuple[tuple[Kind, int], ...], NDArray[np.int64]]:
+    def _style_index(self) -> tuple[tuple[tuple[Kind, int], ...], Ints]:
         codes = _LEGEND_PLACE[self.kind] * self.shades + self.shade
         there = np.bincount(codes) > 0
         used = (divmod(code, self.shades) for code in np.flatnonzero(there).tolist())
@@ -75,7 +76,7 @@ class Bars:
         return self._style_index[0]
 
     @property
-    def style(self) -> NDArray[np.int64]:
+    def style(self) -> Ints:
         """Index into :attr:`styles` of every bar."""
         return self._style_index[1]
 
@@ -99,7 +100,7 @@ class Bars:
         return np.isin(self.kind, STEP_KINDS)
 
     @cached_property
-    def number(self) -> NDArray[np.int64]:
+    def number(self) -> Ints:
         """Argument of :meth:`text` for every bar: its unit, −1 (no label) for optimizer steps."""
         return np.where(self.steps, -1, self.unit)
 
@@ -149,7 +150,7 @@ class Bars:
         tail = np.maximum(np.ceil(right).astype(np.int64) - 1, head)
         size = columns * count
 
-        def add(column: NDArray[np.int64], amount: NDArray[np.float64]) -> NDArray[np.float64]:
+        def add(column: Ints, amount: NDArray[np.float64]) -> NDArray[np.float64]:
             cells = column * count + style
             sums = np.bincount(cells, amount * weight, minlength=size + count)
             return sums.astype(np.float64, copy=False)
@@ -216,9 +217,7 @@ def bars_of(timeline: Timeline) -> Bars:
     )
 
 
-def copies_and_shades(
-    schedule: Schedule, kind: NDArray[np.int64], stage: NDArray[np.int64], unit: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def copies_and_shades(schedule: Schedule, kind: Ints, stage: Ints, unit: Ints) -> tuple[Ints, Ints]:
     """Return the model copy and the index of the shade of actions, both 0 for optimizer steps."""
     step = np.isin(kind, STEP_KINDS)
     copy = np.where(step, 0, schedule.copies_of(unit))
@@ -226,7 +225,7 @@ def copies_and_shades(
     return copy, np.where(step, 0, shade)
 
 
-def chunks_of(placement: Placement) -> NDArray[np.int64]:
+def chunks_of(placement: Placement) -> Ints:
     """Return the chunk of every (copy, stage): how many earlier stages of it its rank holds."""
     table = np.asarray(placement.table, dtype=np.int64)
     chunks = np.zeros_like(table)

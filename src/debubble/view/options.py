@@ -117,7 +117,7 @@ class FigureOptions:
         Whether a row under each rank shows its sends and receives; by default for up to 32 ranks,
         where transfers are actions or take time.
     notes, legend
-        Whether the conventions behind the numbers, and a legend, are part of the figure.
+        Whether the conventions of the numbers, and a legend, are part of the figure.
     labels
         Whether microbatches are written on the actions that have room for them.
     critical

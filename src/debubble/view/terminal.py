@@ -23,9 +23,9 @@ from debubble.core.units import number
 from debubble.engine.timeline import Timeline
 from debubble.engine.validate import has
 from debubble.view import words
-from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
+from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, Ints, bars_of
 from debubble.view.colors import NAMES, rgb, shade, text_color, xterm, xterm_rgb
-from debubble.view.transfers import transfer_ends
+from debubble.view.transfers import TransferEnds, transfer_ends
 
 MIN_WIDTH, WIDE = 20, 60
 """Fewest columns, and those from which rows have whole words for labels."""
@@ -86,7 +86,7 @@ def draw(
     timeline
         The timeline.
     width
-        Characters of the longest line, 20 or more; the default is the terminal's width.
+        Characters of the longest line, 20 or more (else ParameterError); by default the terminal's.
     color
         Colors by ANSI sequences; without, actions are letters: ``F0--`` takes four columns.
     ascii_only
@@ -94,12 +94,7 @@ def draw(
     true_color
         24-bit colors instead of the 256 that nearly every terminal has.
     time_unit
-        Unit of times; the default is that of the costs.
-
-    Raises
-    ------
-    ParameterError
-        When the width is below 20.
+        Unit of times; by default that of the costs.
     """
     if width is None:
         width = max(shutil.get_terminal_size((100, 24)).columns, MIN_WIDTH)
@@ -120,11 +115,11 @@ def draw(
         shown = slice(None) if columns <= part else slice(first, first + part)
         lines += [""] * (first > 0)
         lines += [f"{label:>{margin}} {drawing.edge}{row[shown]}" for label, row in rows]
-        count = min(part, columns - first)
-        lines += [" " * (margin + 1) + line for line in drawing.axis(first, count)]
+        axis = drawing.axis(first, min(part, columns - first))
+        lines += [" " * (margin + 1) + line for line in axis]
     lines += drawing.legend(width) + textwrap.wrap(note, width)
-    for note in words.conventions([timeline]):
-        lines += [drawing.faint(line) for line in textwrap.wrap(drawing.clean(note), width)]
+    for text in words.conventions([timeline]):
+        lines += [drawing.faint(line) for line in textwrap.wrap(drawing.clean(text), width)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -153,7 +148,7 @@ def _with_names(bars: Bars, scale: float, room: int) -> tuple[float, int]:
     name = 1 + len(bars.text(int(bars.number.max())))
     slot = bars.slot() if len(lengths) <= _MOST_NAMED else 0.0
     # Off the grid of columns an action may lose one to rounding.
-    even = slot > 0 and abs(thin / slot - round(thin / slot)) < 1e-6 and round(thin / slot) == 1
+    even = slot > 0 and abs(thin / slot - 1) < 1e-6
     wanted = name if even else name + 1
     if thin * scale >= wanted - 1e-9 or len(lengths) > _MOST_NAMED:
         return scale, room
@@ -201,27 +196,31 @@ class _TextDrawing:
 
     def transfers(self) -> list[tuple[str, str]]:
         """Return the sends and the receives of every rank; none where they do not all fit."""
-        bars, moved = self.bars, transfer_ends(self.bars.timeline)
-        found: list[tuple[str, str]] = []
-        for rank in range(bars.ranks if len(moved) <= _MOST_MOVED else 0):
-            lines = []
-            for received in (False, True):
-                here = np.flatnonzero((moved.rank == rank) & (moved.received == received))
-                line, free = [" "] * self.columns, 0
-                for index in here[np.argsort(moved.start[here], kind="stable")].tolist():
-                    text = f"{'<' if moved.backward[index] else '>'}" + bars.text(
-                        int(moved.unit[index])
-                    )
-                    # Two that start together stand next to each other, if that moves none far.
-                    at = max(free, int(np.rint(moved.start[index] * self.scale)))
-                    late = at - moved.start[index] * self.scale
-                    if at + len(text) > self.columns or late > 2 * len(text):
-                        return []
-                    line[at : at + len(text)] = text
-                    free = at + len(text)
-                lines.append("".join(line))
-            found.append((lines[0], lines[1]))
-        return found
+        moved = transfer_ends(self.bars.timeline)
+        if len(moved) > _MOST_MOVED:
+            return []
+        lines = [
+            self._ends(moved, (moved.rank == rank) & (moved.received == received))
+            for rank in range(self.bars.ranks)
+            for received in (False, True)
+        ]
+        return list(zip(lines[::2], lines[1::2], strict=True)) if all(lines) else []
+
+    def _ends(self, moved: TransferEnds, chosen: NDArray[np.bool_]) -> str:
+        """Return a line with some ends of transfers, empty where they do not fit."""
+        here = np.flatnonzero(chosen)
+        line, free = [" "] * self.columns, 0
+        for index in here[np.argsort(moved.start[here], kind="stable")].tolist():
+            sign = "<" if moved.backward[index] else ">"
+            text = sign + self.bars.text(int(moved.unit[index]))
+            # Two that start together stand next to each other, if that moves none far.
+            place = moved.start[index] * self.scale
+            at = max(free, int(np.rint(place)))
+            free = at + len(text)
+            if free > self.columns or at - place > 2 * len(text):
+                return ""
+            line[at:free] = text
+        return "".join(line)
 
     def row(self, rank: int, half: int) -> str:
         """Return one line of a rank's row, `columns` characters wide."""
@@ -244,8 +243,8 @@ class _TextDrawing:
         return self._painted(upper, lower, char) if self.color else "".join(char.tolist())
 
     def _one_by_one(
-        self, index: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], half: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
+        self, index: Ints, begin: Ints, end: Ints, half: int
+    ) -> tuple[Ints, NDArray[np.str_]]:
         """Return styles (−1 for idle) and characters of actions that have columns of their own."""
         bars = self.bars
         style = np.full(self.columns, -1)
@@ -273,9 +272,7 @@ class _TextDrawing:
             char[left : left + len(text)] = list(text)
         return style, char
 
-    def _from_afar(
-        self, rank: int, half: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.str_]]:
+    def _from_afar(self, rank: int, half: int) -> tuple[Ints, Ints, NDArray[np.str_]]:
         """Return the styles of the upper and the lower half of every column, and characters.
 
         Where half blocks can be drawn, a column is a stack of its styles with idle at the bottom,
@@ -296,9 +293,7 @@ class _TextDrawing:
         letters = np.full(self.columns, " ") if self.color else self.letters[best]
         return best, best, np.where(best < 0, self.idle, letters)
 
-    def _painted(
-        self, upper: NDArray[np.int64], lower: NDArray[np.int64], char: NDArray[np.str_]
-    ) -> str:
+    def _painted(self, upper: Ints, lower: Ints, char: NDArray[np.str_]) -> str:
         text = "".join(char.tolist())
         changes = (np.diff(upper) != 0) | (np.diff(lower) != 0)
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(text)]
@@ -316,18 +311,16 @@ class _TextDrawing:
 
     def _fill(self, style: int, target: str = "48") -> str:
         """Return the ANSI sequence that makes a style the background, or with 38 the foreground."""
-        kind, index, count = self.bars.shade_of(style)
+        which = self.bars.shade_of(style)
         if self.true_color:
-            red, green, blue = rgb(shade(kind, index, count))
+            red, green, blue = rgb(shade(*which))
             return f"\x1b[{target};2;{red};{green};{blue}m"
-        return f"\x1b[{target};5;{xterm(kind, index, count)}m"
+        return f"\x1b[{target};5;{xterm(*which)}m"
 
     def _ink(self, style: int) -> str:
         """Return the ANSI sequence for text on a style."""
-        kind, index, count = self.bars.shade_of(style)
-        background = (
-            shade(kind, index, count) if self.true_color else xterm_rgb(xterm(kind, index, count))
-        )
+        which = self.bars.shade_of(style)
+        background = shade(*which) if self.true_color else xterm_rgb(xterm(*which))
         return f"\x1b[38;5;{16 if text_color(background) == '#000000' else 231}m"
 
     def head(self, width: int) -> list[str]:
@@ -360,7 +353,6 @@ class _TextDrawing:
         """Return the legend of colors or letters, wrapped to the width."""
         items = []
         timed = self.bars.end > self.bars.start
-        instant = bool(np.any(self.bars.steps[~timed]))
         for kind in self.bars.kinds:
             if kind in STEP_KINDS and not np.any(self.bars.steps[timed]):
                 continue
@@ -373,7 +365,7 @@ class _TextDrawing:
                 letters = "/".join(dict.fromkeys(str(self.letters[i]) for i in styles))
                 items.append(letters if width < 40 else f"{letters} {NAMES[kind]}")
         items.append(f"{self.idle} idle")
-        if instant:
+        if np.any(self.bars.steps[~timed]):
             items.append("| optimizer step")
         note = words.shades_note(self.bars.timeline, letters=not self.color)
         items += textwrap.wrap(self.clean(note), width)
@@ -381,14 +373,13 @@ class _TextDrawing:
             items += textwrap.wrap(
                 "actions are thinner than a column, which shows what fills it", width
             )
-        lines, used = [""], 0
+        lines: list[str] = []
         for text in items:
-            length = len(_ANSI.sub("", text))
-            if used and used + 3 + length > width:
-                lines.append("")
-                used = 0
-            lines[-1] += ("   " if used else "") + text
-            used += length + (3 if used else 0)
+            longer = f"{lines[-1]}   {text}" if lines else text
+            if lines and len(_ANSI.sub("", longer)) <= width:
+                lines[-1] = longer
+            else:
+                lines.append(text)
         return lines
 
     def faint(self, text: str) -> str:

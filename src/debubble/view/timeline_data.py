@@ -57,7 +57,7 @@ from debubble.core.schedule import Schedule, sizes
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
-from debubble.view.bars import copies_and_shades
+from debubble.view.bars import Ints, copies_and_shades
 from debubble.view.colors import COLOR, STACKED, STRIPES, Palette, text_color
 from debubble.view.transfers import links, queued
 
@@ -220,7 +220,7 @@ def _palette(timeline: Timeline, palette: Palette) -> list[list[list[str]]]:
     ]  # fmt: skip
 
 
-def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _rows(timeline: Timeline) -> tuple[Ints, Ints]:
     """Return positions of what is drawn, and how many each row has.
 
     The rows are compute of rank 0, of rank 1, …, then other streams likewise. What holds compute up
@@ -235,9 +235,7 @@ def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return order, np.bincount(row[order], minlength=2 * schedule.ranks)
 
 
-def _styles(
-    timeline: Timeline, order: NDArray[np.int64]
-) -> tuple[dict[str, list[Any]], NDArray[np.int64]]:
+def _styles(timeline: Timeline, order: Ints) -> tuple[dict[str, list[Any]], Ints]:
     """Return the distinct styles of actions, and the index of each action's style.
 
     The costs of actions of one style are the same entry of the vector of costs.
@@ -309,7 +307,7 @@ def _ticks(times: NDArray[np.float64], tick: float) -> NDArray[np.uint32]:
     return np.rint(np.maximum(times, 0.0) / tick).astype(np.uint32)
 
 
-def _differences(style: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[Any]:
+def _differences(style: Ints, unit: Ints) -> NDArray[Any]:
     """Return units minus that of the previous action of the same style, 0 for each first one."""
     order = np.argsort(style, kind="stable")
     change = np.diff(unit[order], prepend=0)
@@ -319,7 +317,7 @@ def _differences(style: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[A
     return _narrow(found)
 
 
-def _narrow(values: NDArray[np.int64], *, signed: bool = True) -> NDArray[Any]:
+def _narrow(values: Ints, *, signed: bool = True) -> NDArray[Any]:
     """Return the values in the fewest bytes that hold them: 1, 2 or 4."""
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     most = {size: 1 << (8 * size - signed) for size in (1, 2)}

@@ -11,20 +11,21 @@ from debubble.core.actions import kinds_of, microbatches_of, stages_of
 from debubble.core.kind_relations import boundary_offsets
 from debubble.core.kinds import FORWARD_KINDS, KINDS, TRANSFER_KINDS, Kind
 from debubble.engine.timeline import Timeline
+from debubble.view.bars import Ints
 
 
 @dataclass(frozen=True, eq=False)
 class TransferEnds:
     """Sends and receives of ranks: arrays with one entry for each end of a transfer."""
 
-    rank: NDArray[np.int64]
+    rank: Ints
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     received: NDArray[np.bool_]
     """Whether the rank receives; else it sends."""
     backward: NDArray[np.bool_]
     """Whether a gradient moves; else an activation."""
-    unit: NDArray[np.int64]
+    unit: Ints
     """Microbatch, or slice of one, through all iterations."""
 
     def __len__(self) -> int:
@@ -70,11 +71,11 @@ _OFFSETS = np.array([MOVED.get(kind, 0) for kind in Kind])
 
 def links(
     timeline: Timeline,
-    kind: NDArray[np.int64],
-    stage: NDArray[np.int64],
-    copy: NDArray[np.int64],
-    unit: NDArray[np.int64],
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    kind: Ints,
+    stage: Ints,
+    copy: Ints,
+    unit: Ints,
+) -> tuple[NDArray[np.float64], Ints]:
     """Return the time that an action's result takes to its target, −1 for none, and the target."""
     placement = timeline.schedule.placement
     home = np.asarray(placement.table)

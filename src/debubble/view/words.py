@@ -1,4 +1,4 @@
-"""Captions of pictures: setting, result, and conventions behind the numbers."""
+"""Captions of pictures: setting, result, and conventions of the numbers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def shades_note(timeline: Timeline, letters: bool = False) -> str:
 
 
 def conventions(timelines: Sequence[Timeline]) -> list[str]:
-    """Return the conventions behind these timelines as phrases, without repeats."""
+    """Return the conventions of these timelines as phrases, without repeats."""
     simulated = [timeline for timeline in timelines if not timeline.measured]
     paying = [timeline for timeline in simulated if timeline.table.link.any()]
     free = [name(timeline) for timeline in simulated if not timeline.table.link.any()]

@@ -1,8 +1,8 @@
 // Elements, numbers and units.
 
-import { make, number, tickSpacing } from "./shared.js";
+import { make, number } from "./shared.js";
 
-export { make, number, tickSpacing };
+export * from "./shared.js";
 
 export const $ = (id) => document.getElementById(id);
 
@@ -13,6 +13,23 @@ export function showTab(name) {
     $(frame).hidden = tab !== name;
     $(`${tab}-tab`).setAttribute("aria-pressed", tab === name);
   }
+}
+
+/** A table that scrolls sideways; columns of `left` are aligned there. */
+export function table(heads, rows, left = []) {
+  const side = (column) => ({ class: left[column] ? "left" : "" });
+  return make("div", { class: "scroll", tabindex: "0" }, make("table", {},
+    make("thead", {}, make("tr", {}, ...heads.map((text, k) => make("th", { scope: "col", ...side(k) }, text)))),
+    make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((text, k) => make("td", side(k), text)))))));
+}
+
+/** Rows of cells out of columns of cells. */
+export const rowsOf = (columns) => columns[0].cells.map((_, row) => columns.map(({ cells }) => cells[row]));
+
+/** Show how far something is, or what went wrong. */
+export function say(status, text, how) {
+  status.textContent = text;
+  status.dataset.how = how;
 }
 
 export function svg(tag, attributes, ...children) {

@@ -64,7 +64,7 @@ export function listenForDrops(take) {
   });
 }
 
-/** Where costs come from: the fields, or what a file says in their place. */
+/** Show the source of costs: the fields, or a file in their place. */
 export function showCosts(lines, drop) {
   const file = form.costs;
   $("times").classList.toggle("from-file", Boolean(file));

@@ -1,6 +1,6 @@
 // Every change of the form is sent to the server; what comes back is shown, and the state goes into the address.
 
-import { $, make, showTab, size } from "./dom.js";
+import { $, download, make, showTab, size } from "./dom.js";
 import { clearProblems, showProblems, showTable } from "./answer.js";
 import { showCards } from "./cards.js";
 import { followNeeds, makeControls } from "./controls.js";
@@ -109,9 +109,7 @@ async function save(wanted) {
   try {
     const response = await post("/api/export", wanted, true);
     const name = /filename="([^"]+)"/.exec(response.headers.get("content-disposition"))?.[1] ?? "schedule";
-    const link = make("a", { href: URL.createObjectURL(await response.blob()), download: name });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    download(name, await response.blob());
   } catch (problem) {
     showProblems([problem], use);
     $("problems").scrollIntoView({ block: "nearest" });
@@ -199,7 +197,7 @@ function showSchedules() {
   showTab("schedules");
 }
 
-/** What is dropped goes to the page that is shown; a folder has traces. */
+/** Give dropped files to the page that is shown; a folder has traces. */
 async function drop(picked, folder) {
   if (folder || document.body.dataset.tab === "trace") await (await showTrace()).take(picked);
   else if (plan?.shown) await plan.take(picked.map(({ file }) => file));

@@ -1,4 +1,4 @@
-// Which schedules: those that were chosen, each with its own chunks and options, and a list to choose from.
+// Chosen schedules, each with its own chunks and options, and the list to choose from.
 
 import { $, make } from "./dom.js";
 import { choose, entryOf, form, offered } from "./state.js";
@@ -6,7 +6,7 @@ import { choose, entryOf, form, offered } from "./state.js";
 export const needsOf = (entry) => entry.constraints.map((c) => c.text.replaceAll("`", "")).join("; ");
 const plain = (text) => text.toLowerCase().replaceAll(/[-_]/g, " ");
 
-/** Whether a schedule has all words of a filter in its names, its title or its source. */
+/** Return whether a schedule has all words of a filter in its names, title or source. */
 function fits(entry, text) {
   const about = [entry.name, plain(entry.name), ...entry.aliases, plain(entry.title), plain(entry.source), String(entry.year)].join(" ").toLowerCase();
   return text.toLowerCase().split(/\s+/).every((word) => about.includes(word) || about.includes(plain(word)));

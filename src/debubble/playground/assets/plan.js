@@ -1,6 +1,6 @@
 // From a model and a number of GPUs to a plan: its inputs, how far the search is, and the answer.
 
-import { $, make, number, showTab } from "./dom.js";
+import { $, make, number, rowsOf, say, showTab, table } from "./dom.js";
 import { search } from "./server.js";
 
 const START = { model: "llama-3.1-8b", gpu: "h100", gpus: "64", batch: "512", sequence: "8192", precision: "bf16" };
@@ -32,7 +32,7 @@ function field(name, control) {
 const choice = (values, any) =>
   make("select", {}, ...(any ? [make("option", { value: "" }, any)] : []), ...values.map((value) => make("option", { value: [value].flat()[0] }, String([value].flat().at(-1)))));
 
-/** What a text may be, offered under its field. */
+/** Suggestions for a text field. */
 const offered = (list, values) => make("datalist", { id: id(list) }, ...values.map((value) => make("option", { value })));
 
 const count = (placeholder = "") => make("input", { type: "number", min: "1", step: "1", placeholder });
@@ -101,7 +101,7 @@ class Planner {
     }
   }
 
-  /** What depends on the fields: the text of a model of one's own, and the address. */
+  /** Update what depends on the fields: the text of an own model, and the address. */
   follow() {
     this.form.querySelector(".own").hidden = $(id("model")).value !== FROM_FILE;
     if (!this.shown) return;
@@ -137,34 +137,29 @@ class Planner {
   }
 
   async start() {
-    if (this.running) { this.running.stop(); this.say("Ending with the best so far…", "busy"); return; }
+    if (this.running) { this.running.stop(); say(this.status, "Ending with the best so far…", "busy"); return; }
     for (const wrong of this.form.querySelectorAll(".wrong")) wrong.classList.remove("wrong");
     this.result.classList.add("old");
-    this.say("Starting…", "busy");
+    say(this.status, "Starting…", "busy");
     try {
       this.running = search("/api/plan", this.question(), ({ seconds, considered = 0, simulated = 0, best }) => {
-        this.say(`${seconds.toFixed(0)} s: ${considered.toLocaleString("en")} plans decided, ${simulated.toLocaleString("en")} simulated, ${best ? `best ${number(best)} s` : "none fits yet"}`, "busy");
+        say(this.status, `${seconds.toFixed(0)} s: ${considered.toLocaleString("en")} plans decided, ${simulated.toLocaleString("en")} simulated, ${best ? `best ${number(best)} s` : "none fits yet"}`, "busy");
       });
       this.go.textContent = "Cancel, keep the best";
       await this.answer(await this.running.answer);
     } catch (problem) {
       if (!problem.message) throw problem;
       if (problem.field) document.querySelector(`[data-field="${CSS.escape(id(problem.field))}"]`)?.classList.add("wrong");
-      this.say(problem.message, "bad");
+      say(this.status, problem.message, "bad");
     } finally {
       this.running = null;
       this.go.textContent = "Plan";
     }
   }
 
-  say(text, how) {
-    this.status.textContent = text;
-    this.status.dataset.how = how;
-  }
-
   async answer({ paragraphs, left_out: left, interrupted, plans, memory, front, flags, timelines, other_tab: other, why }) {
     const [question, ...others] = paragraphs;
-    this.say(question, "");
+    say(this.status, question, "");
     const parts = [...others.map((text) => make("p", {}, text)), ...(interrupted ? [make("p", { class: "problem" }, "Ended early: other plans may be better.")] : []), ...why.map((text) => make("p", { class: "why" }, text))];
     this.result.classList.remove("old");
     this.result.hidden = false;
@@ -174,21 +169,14 @@ class Planner {
     const picture = make("img", { alt: "Step time and memory of plans, numbered as in the table", class: "plan-front", src: `data:image/svg+xml,${encodeURIComponent(front)}` });
     this.result.replaceChildren(...parts,
       make("h2", {}, "Plans"),
-      table(plans.map(({ title }) => title), plans[0].cells.map((_, row) => plans.map(({ cells }) => cells[row])), plans.map(({ left: side }) => side)),
+      table(plans.map(({ title }) => title), rowsOf(plans), plans.map(({ left: side }) => side)),
       make("p", { class: "note" }, left), picture,
       make("div", { class: "line" }, make("h2", {}, "The best plan's pipeline"), make("button", { type: "button", onclick: () => this.compare(other) }, "Compare its schedule with others")),
       timeline,
-      make("h2", {}, "Memory of every rank at its peak"), table(heads, ranks, []),
+      make("h2", {}, "Memory of every rank at its peak"), table(heads, ranks),
       make("h2", {}, "Flags"), ...flags.map(([name, text]) => flagsOf(name, text)));
     await timeline.load(timelines, true);
   }
-}
-
-function table(heads, rows, left) {
-  const side = (column) => ({ class: left[column] ? "left" : "" });
-  return make("div", { class: "scroll", tabindex: "0" }, make("table", {},
-    make("thead", {}, make("tr", {}, ...heads.map((text, k) => make("th", { scope: "col", ...side(k) }, text)))),
-    make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((text, k) => make("td", side(k), text)))))));
 }
 
 function flagsOf(name, text) {

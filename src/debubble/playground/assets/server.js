@@ -1,8 +1,8 @@
-// Requests, and searches that are asked after until they are done.
+// Requests, and searches that are polled until they are done.
 
 const EVERY = 300; // milliseconds between looks at a search
 
-/** What the server answers to a value, or to bytes, or the file it makes; throws {message, field, nearest} for anything else. */
+/** Send a value or bytes; return the answer, or the response with a file; throw {message, field, nearest} for a refusal. */
 export async function post(path, value, isFile = false) {
   let response;
   try {

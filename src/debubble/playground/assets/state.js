@@ -18,7 +18,7 @@ export const defaults = () => ({
 });
 const FIRST = ["1f1b", "interleaved-1f1b", "zb-h1", "zb-v"];
 
-/** What is not in a field: schedules by name, each with chunks and options of its own, and opened files. */
+/** State outside of fields: schedules by name, each with its own chunks and options, and opened files. */
 export const form = { catalogue: [], chosen: [], files: [], costs: null, packed: "", missing: [], lost: "" };
 
 export const entryOf = (name) => form.catalogue.find((entry) => entry.name === name);

@@ -1,6 +1,6 @@
-// Traces of a run: a folder or some files are sent to the server, which says where the time went.
+// Traces of a run: a folder or some files are sent to the server, which answers with a diagnosis.
 
-import { $, make, size } from "./dom.js";
+import { $, make, rowsOf, say, size, table } from "./dom.js";
 import { search } from "./server.js";
 import { offered } from "./state.js";
 
@@ -30,27 +30,22 @@ class Trace {
     $("trace").replaceChildren(form, make("main", {}, make("div", { class: "line" }, this.status, this.cancel), this.result));
   }
 
-  say(text, how) {
-    this.status.textContent = text;
-    this.status.dataset.how = how;
-  }
-
-  /** Send files, {path, file} each, and show what they tell. */
+  /** Send files, {path, file} each, and show their diagnosis. */
   async take(picked) {
-    if (this.running) { this.say("The traces before are still being read; cancel that, or wait a moment.", "bad"); return; }
+    if (this.running) { say(this.status, "The traces before are still being read; cancel that, or wait a moment.", "bad"); return; }
     this.running = { stop() { this.ended = true; } };
     this.cancel.hidden = false;
     this.result.classList.add("old");
     try {
-      this.say("Packing…", "busy");
+      say(this.status, "Packing…", "busy");
       const body = await pack(picked.filter(({ path }) => !path.split("/").some((name) => name.startsWith("."))));
       if (this.running.ended) throw new Error("cancelled; open the traces again to see them");
-      this.say(`Sending ${size(body.size)}…`, "busy");
-      this.running = search("/api/trace", body, ({ seconds, doing = "waiting" }) => this.say(`${seconds.toFixed(0)} s: ${doing}`, "busy"));
+      say(this.status, `Sending ${size(body.size)}…`, "busy");
+      this.running = search("/api/trace", body, ({ seconds, doing = "waiting" }) => say(this.status, `${seconds.toFixed(0)} s: ${doing}`, "busy"));
       await this.show(await this.running.answer);
     } catch (problem) {
       if (!problem.message) throw problem;
-      this.say(problem.message, "bad");
+      say(this.status, problem.message, "bad");
     } finally {
       this.running = null;
       this.cancel.hidden = true;
@@ -59,20 +54,19 @@ class Trace {
 
   end() {
     this.running?.stop();
-    this.say("Cancelling…", "busy");
+    say(this.status, "Cancelling…", "busy");
     this.cancel.hidden = true;
   }
 
   async show({ title, said, findings, notes, account, facts, timelines }) {
-    this.say(title, "");
+    say(this.status, title, "");
     const timeline = make("debubble-timeline", { keys: true, layers: "bubbles", "data-theme": document.documentElement.dataset.theme });
     const items = findings.map(({ cause, gain, text, place }) => make("li", {}, make("b", {}, `${cause}: ${gain}`),
       ...(place ? [make("button", { type: "button", onclick: () => timeline.reveal(...place) }, "show")] : []), make("br"), text));
-    const cells = account.columns[0].cells.map((_, row) => make("tr", {}, ...account.columns.map((column) => make("td", {}, column.cells[row]))));
     this.result.replaceChildren(...said.map((text) => make("p", {}, text)),
       ...(items.length ? [make("ol", {}, ...items)] : []), ...notes.map((text) => make("p", {}, text)), timeline,
       make("h2", {}, account.title),
-      make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, make("tr", {}, ...account.columns.map((column) => make("th", { scope: "col" }, column.title)))), make("tbody", {}, ...cells))),
+      table(account.columns.map(({ title: head }) => head), rowsOf(account.columns)),
       make("dl", {}, ...facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)])));
     this.result.classList.remove("old");
     this.result.hidden = false;

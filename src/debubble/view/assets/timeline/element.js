@@ -40,7 +40,7 @@ class DebubbleTimeline extends HTMLElement {
     this.#build();
     this.watch();
     this.#read();
-    // A parser tells of an element before it has read what is inside.
+    // A parser announces an element before it has read its content.
     if (!this.turn && document.readyState === "loading") addEventListener("DOMContentLoaded", () => this.#read(), { once: true });
   }
 
@@ -154,7 +154,6 @@ class DebubbleTimeline extends HTMLElement {
   /** Show a payload of debubble.view.timeline_data. `keep` leaves the view where it is. */
   async load(payload, keep = false) {
     const turn = (this.turn = (this.turn ?? 0) + 1);
-    const begin = performance.now();
     let data;
     try {
       data = await decode(payload);
@@ -173,8 +172,7 @@ class DebubbleTimeline extends HTMLElement {
     this.drawLegend();
     this.layout();
     if (this.wanted) { const text = this.wanted; this.wanted = null; this.state = text; }
-    this.openTime = performance.now() - begin;
-    // What zooming will need, worked out while nothing moves.
+    // Prepare for zooming while nothing moves.
     const idle = globalThis.requestIdleCallback ?? setTimeout;
     for (const run of data.runs) BLOCKS.forEach((_, level) => idle(() => run.blocks(level)));
     this.setAttribute("ready", "");
@@ -274,13 +272,13 @@ class DebubbleTimeline extends HTMLElement {
     return limit != null && run.peak[rank] > limit * (1 + 1e-6);
   }
 
-  /** Whether what stands beside a rank is written: of many equal neighbours only the first and the last. */
+  /** Return whether the texts next to a rank are written: of many equal neighbors only the first and the last. */
   differs(run, rank) {
     const text = (at) => `${this.idleText(run, at)} ${this.level(run.peak[at])}`, last = run.ranks - 1;
     return run.ranks <= 12 || rank === 0 || rank + this.labelStep > last || text(rank) !== text(rank - 1) || text(rank) !== text(rank + 1);
   }
 
-  /** Colours and texts of what is drawn, with the shares of idle time over all ranks. */
+  /** Colors and texts of what is drawn, with the shares of idle time over all ranks. */
   legend() {
     const { runs, kinds, causes } = this.data, theme = this.theme, items = [];
     kinds.forEach((kind, index) => {
@@ -289,7 +287,7 @@ class DebubbleTimeline extends HTMLElement {
       if (drawn && runs.some((run) => run.shows(index))) items.push({ color: kind.color, kind, text: `${kind.name} ${kind.title}` });
     });
     if (!this.layers.bubbles) items.push({ color: theme.idle, text: "idle" });
-    // Where all runs have marks, those say what a cause is called.
+    // If all runs have marks, causes have their names.
     const looks = runs.every((run) => run.marks) ? runs[0].marks.looks : [];
     if (this.layers.bubbles) causes.forEach((cause, index) => {
       const shares = runs.map((run) => (run.marks ? run.marks.like(index) : run.idle[index].reduce((a, b) => a + b, 0)) / (run.makespan * run.ranks || 1));
@@ -342,7 +340,7 @@ class DebubbleTimeline extends HTMLElement {
     return time;
   }
 
-  /** Draw a frame soon, and tell the host that the view is another one. */
+  /** Draw a frame soon, and notify the host of the new view. */
   changed(tell = true) {
     if (!this.pending) {
       this.pending = true;
@@ -354,7 +352,7 @@ class DebubbleTimeline extends HTMLElement {
     }
   }
 
-  /** Where frames take long, columns are wider while things move, and sharp when they rest. */
+  /** If frames take long, columns are wider while things move, and sharp when they rest. */
   #soon() {
     clearTimeout(this.sharpen);
     const coarse = this.coarse ?? 1, time = this.draw(coarse);

@@ -32,7 +32,7 @@ class Glyphs {
     return sum;
   }
 
-  /** A text in black or white into pixels that mostly have one colour, between two columns. */
+  /** A text in black or white into pixels that mostly have one color, between two columns. */
   draw(text, x, y, { pixels, canvasHeight, fill, tone, left, right }) {
     const ramp = this.#ramp(fill, tone), inside = y >= 0 && y + this.height <= canvasHeight;
     for (let k = 0; k < text.length; k++) {

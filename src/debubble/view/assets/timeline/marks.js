@@ -1,5 +1,5 @@
-// Marks and differences: what a run may have beside its actions, from debubble.view.marks. A mark is a stretch of a
-// rank's time with a name and a colour. Over idle time it fills the row in place of the causes that follow from the
+// Marks and differences of a run, from debubble.view.marks. A mark is a stretch of a
+// rank's time with a name and a color. Over idle time it fills the row in place of the causes that follow from the
 // schedule; over an action it is a strip at its foot. Differences are from the same actions of another run.
 
 /** The part of a row that a mark over an action takes, and the pixels from one line over a difference to the next. */
@@ -50,7 +50,7 @@ class Marks {
   like(cause) { return this.looks.reduce((sum, look, k) => (look.like === cause ? sum + this.times[k] : sum), 0); }
 }
 
-/** How much later actions begin than in another run, and how much longer they take. */
+/** Delays of actions against another run, and how much longer they take. */
 class Differences {
   constructor(run, { from, least }, bytes) {
     const { buffer } = bytes.slice(), { count } = run;
@@ -60,13 +60,13 @@ class Differences {
     this.longer = Float32Array.from(longer, (_, i) => longer[run.place(i)]);
   }
 
-  /** How much longer the rank was idle before an action. */
+  /** Additional idle time of the rank before an action. */
   waited(i) {
     const [low] = this.run.row(this.run.rowOf(i));
     return i > low ? this.late[i] - this.late[i - 1] - this.longer[i - 1] : this.late[i];
   }
 
-  /** What is shaded of an action and of the idle time before it: calls `shade(start, end)` for each. */
+  /** Call `shade(start, end)` for the shaded parts of an action and of the idle time before it. */
   around(i, shade) {
     const { run, least, longer } = this, half = run.halfOf[run.style[i]];
     if (longer[i] > least) shade(run.end(i) - longer[i], run.end(i));
@@ -76,7 +76,7 @@ class Differences {
   }
 }
 
-/** Read what a run has of both. */
+/** Decode the marks and differences of a run. */
 async function decodeMarks(run, meta, payload) {
   const looks = payload.marks?.map((look) => ({ ...look, like: look.like == null ? null : payload.causes.indexOf(look.like) }));
   run.marks = meta.marks ? new Marks(run, meta.marks, await inflate(bytesOf(meta.marks.data)), looks) : null;
@@ -118,7 +118,7 @@ class MarkPainter {
     }
   }
 
-  /** How long the rank is idle about a time. */
+  /** Length of the idle time of a rank around a time. */
   #stretch(rank, time) {
     const { run } = this, { bar, before, from } = run.stateAt(rank, time);
     return bar != null ? 0 : (before >= 0 ? run.start[before] : run.makespan) - from;
@@ -163,7 +163,7 @@ class MarkPainter {
   }
 }
 
-/** What the legend says of marks that look like no cause of idle time, and of differences. */
+/** Legend of marks that look like no cause of idle time, and of differences. */
 function markLegend(runs, theme) {
   const items = [], marked = runs.filter((run) => run.marks), differing = runs.find((run) => run.differs);
   marked[0]?.marks.looks.forEach(({ title, color, like }, k) => {

@@ -117,17 +117,17 @@ class Run {
   stage(i) { return this.styles.stage[this.style[i]]; }
   slack(i) { return this.slackTicks[i] * this.tick; }
   rank(i) { return this.rowOf(i) % this.ranks; }
-  /** Where it stands in the schedule. */
+  /** Position in the schedule. */
   place(i) { return this.places ? this.places[i] : i; }
   get waits() { return (this.lookup ??= new Waits(this)); }
 
-  /** Whether there is anything of a kind to be seen. */
+  /** Return whether any action of a kind can be seen. */
   shows(kind) { return this.kindOf.some((other, s) => other === kind && (this.durationOf[s] > 0 || this.stepOf[s])); }
 
-  /** Whether actions of a kind are for a microbatch, or slice of one. */
+  /** Return whether actions of a kind are for a microbatch, or slice of one. */
   labelled(kind) { return this.kinds[kind].counts === "microbatch"; }
 
-  /** What everything else calls an action: 0F3, 0F3.1 where there are slices. */
+  /** Name of an action, as in files: 0F3, 0F3.1 where there are slices. */
   actionName(i) { return `${this.stage(i)}${this.kinds[this.kind(i)].name}${this.number(i)}`; }
 
   /** Its microbatch, or microbatch.slice, where the first microbatch has a number; or what else it counts. */
@@ -146,7 +146,7 @@ class Run {
     return -1;
   }
 
-  /** Which iteration an action belongs to. */
+  /** Iteration of an action. */
   iterationOf(i) { return this.kinds[this.kind(i)].counts === "iteration" ? this.unit[i] : Math.floor(this.unit[i] / this.period); }
 
   /** The microbatch, or microbatch.slice, counted on through all iterations; nothing on an optimizer stride. */
@@ -157,7 +157,7 @@ class Run {
   /** The last action of a row that starts by a time, one less than the row's first when none does. */
   at(row, time) { return firstOf(this.offsets[row], this.offsets[row + 1], (i) => this.start[i] > time) - 1; }
 
-  /** The same from an action on that starts by then: strides that double, then halves. */
+  /** `at` from an action on that starts by then: strides that double, then halves. */
   seek(i, high, time) {
     const { start } = this;
     let stride = 1;
@@ -166,7 +166,7 @@ class Run {
     return i;
   }
 
-  /** What rank does at a time: {bar}, or {cause, before}; before is the action the wait ends with. */
+  /** State of a rank at a time: {bar}, or {cause, before}; before is the action the wait ends with. */
   stateAt(rank, time) {
     const [low, high] = this.row(rank);
     const i = this.at(rank, time);
@@ -238,10 +238,10 @@ class Run {
   /** The work among them. */
   workOf(unit) { const last = this.offsets[this.ranks]; return this.ofUnit(unit).filter((i) => i < last); }
 
-  /** What an action waits for: results of others, and what has its turn before it. */
+  /** Actions that an action waits for: producers of its input, and those with an earlier turn. */
   waitsFor(i) { return [...new Set([...this.waits.producers(i), ...this.waits.before(i)])]; }
 
-  /** The other way round: what waits for an action. */
+  /** Actions that wait for an action. */
   waitedForBy(i) { return [...new Set([...this.waits.consumers(i), ...this.waits.after(i)])]; }
 
   /** Transfers that a rank sends, in order of their start: {count, start, end, kind, busy, by}. */
@@ -267,7 +267,7 @@ class Run {
         sent.kind[k] = this.kind(i);
         sent.busy[k + 1] = sent.busy[k] + lasts(i);
       });
-      /** How many have begun by a time. */
+      /** Number of transfers that have begun by a time. */
       sent.by = (time) => firstOf(0, count, (k) => sent.start[k] > time);
       this.sent[rank] = sent;
     }

@@ -9,13 +9,7 @@ const MICROSECONDS = { s: 1e6, sec: 1e6, ms: 1e3, us: 1, "µs": 1, "μs": 1, ns:
 /** Microseconds of the shortest action from which on times are written in whole nanoseconds. */
 const LEAST = 0.1;
 
-function download(name, blob) {
-  const link = make("a", { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-}
-
-/** What stands around the rows, as a list of rectangles and texts. */
+/** Rectangles and texts around the rows. */
 function around(host) {
   const { view, data } = host, { rows } = view, theme = host.theme;
   const items = [], width = view.left + view.plot + view.right, top = 22;

@@ -1,4 +1,4 @@
-// What lies over the rows and moves with the pointer, so that the rows need not be drawn again.
+// A layer over the rows that follows the pointer, so that the rows need not be drawn again.
 
 Object.assign(DebubbleTimeline.prototype, {
   /** The way of a microbatch, the selection, an area, the pointer's time. */
@@ -44,7 +44,7 @@ Object.assign(DebubbleTimeline.prototype, {
     }
   },
 
-  /** Where an action is drawn: x, y, width, height. */
+  /** Box of an action: x, y, width, height. */
   boxOf(panel, i) {
     const { view } = this, { run } = panel, half = run.halfOf[run.style[i]], { bar } = view.rows;
     const x = view.x(run, run.start[i]), wide = Math.max(2, view.x(run, run.end(i)) - x);

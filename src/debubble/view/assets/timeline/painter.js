@@ -20,7 +20,7 @@ class Painter {
     this.glyphs = this.strip = null;
   }
 
-  /** Colours of a theme as pixels. */
+  /** Colors of a theme as pixels. */
   setTheme(theme) {
     this.paper = pixel(theme.paper);
     this.ink = pixel(theme.ink);
@@ -201,7 +201,7 @@ class Painter {
     if (cause === 255) return;
     if (cause === -1) { this.#bar(x, past, i); return; }
     if (!this.bubbles) { strip.put(0, x, past, this.plain[0]); return; }
-    // Where there is no room for a pattern its stronger tone stands for it.
+    // Without room for a pattern its stronger tone stands for it.
     const narrow = i >= low && i + 1 < high && run.start[i + 1] - this.ended < 6 * this.span.perPixel;
     strip.put(0, x, past, this.causes[cause][narrow ? 1 : 0]);
     if (narrow || cause <= DRAIN) return;
@@ -373,7 +373,7 @@ class Painter {
     }
   }
 
-  /** Memory as an area: what is above the limit has the limit's colour, and the limit is a line. */
+  /** Memory as an area: what is above the limit has the limit's color, and the limit is a line. */
   #memory(top, rank) {
     const { strip, levels, columns, pixels, image: { width, height }, span: { from, perPixel, left } } = this;
     const { memory: tall } = this.box, limit = limitOf(this.layers.limit, rank);

@@ -1,4 +1,4 @@
-// What the user asks for: selection, details, search, areas, layers, help, and the state as text.
+// Actions of the user: selection, details, search, areas, layers, help, and the state as text.
 
 Object.assign(DebubbleTimeline.prototype, {
   hover(hit, at = null) {
@@ -11,7 +11,7 @@ Object.assign(DebubbleTimeline.prototype, {
     }
   },
 
-  /** Where the pointer is, as a share of the width; the middle when it is elsewhere. */
+  /** Place of the pointer as a share of the width; the middle when it is elsewhere. */
   pointerPlace() {
     const { view, pointer } = this;
     return pointer ? Math.min(1, Math.max(0, (pointer.x - view.left) / view.plot)) : 0.5;
@@ -33,9 +33,14 @@ Object.assign(DebubbleTimeline.prototype, {
       const span = Math.max(view.span, length * 1.5), middle = (begin + end) / 2;
       view.show(middle - span / 2, middle + span / 2);
     }
-    const y = view.panels[panel].y + run.rank(index) * view.rows.pitch, { scroll } = this.parts;
-    if (y < scroll.scrollTop || y + view.rows.pitch > scroll.scrollTop + this.tall) scroll.scrollTop = y - this.tall / 2;
+    this.scrollToRank(view.panels[panel], run.rank(index));
     this.select({ panel, index });
+  },
+
+  /** Scroll to a rank, unless it can be seen. */
+  scrollToRank(panel, rank) {
+    const { pitch } = this.view.rows, y = panel.y + rank * pitch, { scroll } = this.parts;
+    if (y < scroll.scrollTop || y + pitch > scroll.scrollTop + this.tall) scroll.scrollTop = y - this.tall / 2;
   },
 
   /** The next or previous action on the rank of the selection. */
@@ -47,7 +52,7 @@ Object.assign(DebubbleTimeline.prototype, {
     this.go(at.panel, index);
   },
 
-  /** What runs at the same time on the rank above or below, also in another panel. */
+  /** Select the action at the same time on the rank above or below, also in another panel. */
   cross(by) {
     const { view } = this, at = view.selected;
     if (!at) { this.advance(0); return; }
@@ -214,7 +219,7 @@ Object.assign(DebubbleTimeline.prototype, {
   },
 
   areaText() {
-    const { panel, from, to, first, last } = this.area, { run } = panel, found = summarise(run, from, to, first, last);
+    const { panel, from, to, first, last } = this.area, { run } = panel, found = summarize(run, from, to, first, last);
     const share = ([name, time]) => `${name} ${this.time(time)} (${percent(time / (found.whole || 1))})`;
     return this.fields(`Area: ${this.time(to - from)} on ${first === last ? `rank ${first}` : `ranks ${first}–${last}`} of ${run.name}`, [
       ["from, to", `${this.time(from)}, ${this.time(to)}`], ["actions", found.actions.toLocaleString("en-US")],
@@ -224,7 +229,7 @@ Object.assign(DebubbleTimeline.prototype, {
     ]);
   },
 
-  /** Causes that marks tell of a stretch on ranks, the longest first: of idle time, or with 1 of what actions take. */
+  /** Causes of marks within a stretch on ranks, the longest first: over idle time, or with 1 over actions. */
   marksWithin(run, first, from, to, last = first, over = 0) {
     const sums = new Map();
     for (let rank = first; rank <= last; rank++) run.marks.within(rank, from, to, over, sums);
@@ -232,17 +237,17 @@ Object.assign(DebubbleTimeline.prototype, {
     return [...sums].filter(([, time]) => time > least).sort((a, b) => b[1] - a[1]).map(([look, time]) => `${look.title} ${this.time(time)}`).join(", ");
   },
 
-  /** Of what actions take, what causes took. */
+  /** Time that causes took of the actions of a stretch. */
   lostIn(run, first, from, to, last = first) {
     const text = run.marks ? this.marksWithin(run, first, from, to, last, 1) : "";
     return text && ["lost while busy", text];
   },
 
-  /** How an action differs from the same one of another run. */
+  /** Difference of an action from the same one of another run. */
   differenceOf(run, i) {
     if (!run.differs) return null;
-    const { late, longer, from } = run.differs, told = (value, more, fewer) => `${this.time(Math.abs(value))} ${value < 0 ? fewer : more}`;
-    return [`than ${from}`, `${told(late[i], "later", "earlier")}, ${told(longer[i], "longer", "shorter")}`];
+    const { late, longer, from } = run.differs, by = (value, more, fewer) => `${this.time(Math.abs(value))} ${value < 0 ? fewer : more}`;
+    return [`than ${from}`, `${by(late[i], "later", "earlier")}, ${by(longer[i], "longer", "shorter")}`];
   },
 
   /** Bring a stretch of a rank into view, and mark it. */
@@ -250,8 +255,7 @@ Object.assign(DebubbleTimeline.prototype, {
     const { view } = this, panel = view.panels[index], { run } = panel;
     const [begin, end] = [view.axis(run, from), view.axis(run, to)], middle = (begin + end) / 2, span = Math.max(5 * (end - begin), view.total / 20);
     view.show(middle - span / 2, middle + span / 2);
-    const y = panel.y + rank * view.rows.pitch, { scroll } = this.parts;
-    if (y < scroll.scrollTop || y + view.rows.pitch > scroll.scrollTop + this.tall) scroll.scrollTop = y - this.tall / 2;
+    this.scrollToRank(panel, rank);
     view.selected = this.gap = null;
     this.area = { panel, from, to, first: rank, last: rank };
     this.showDetails();

@@ -1,8 +1,8 @@
-// Decoding of what debubble.view.timeline_data wrote: text to typed arrays.
+// Decoding of the data of debubble.view.timeline_data: text to typed arrays.
 
 const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i1: Int8Array, i2: Int16Array, i4: Int32Array, f4: Float32Array };
 
-/** The payload as {runs, kinds, causes, limit, unit, memory}; `kinds` says all that is known here of kinds of actions. */
+/** Decode a payload to {runs, kinds, causes, limit, unit, memory}; the component knows no other kinds than `kinds`. */
 async function decode(payload) {
   if (payload.format !== 2) throw new Error(`this is format ${payload.format} of a timeline, not 2`);
   const runs = [];

@@ -27,3 +27,10 @@ export function make(tag, attributes = {}, ...children) {
   element.append(...children);
   return element;
 }
+
+/** Have the browser save a file. */
+export function download(name, blob) {
+  const link = make("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}

@@ -1,4 +1,4 @@
-// Bands of pixels: which columns take another colour in which line. A column keeps its colour until it changes, so
+// Bands of pixels: which columns take another color in which line. A column keeps its color until it changes, so
 // a line is the one above it with some changes, and goes into the picture as a whole.
 
 class Strip {
@@ -22,7 +22,7 @@ class Strip {
     this.heads.fill(-1, 0, tall);
   }
 
-  /** From a line on columns from..to-1 have a colour. Within one line a column changes once. */
+  /** From a line on columns from..to-1 have a color. Within one line a column changes once. */
   put(y, from, to, tone) {
     if (y >= this.tall) return;
     const last = this.heads[y];
@@ -36,7 +36,7 @@ class Strip {
     this.tones[k] = tone;
   }
 
-  /** Into a picture, its left column at `left`, its first line at `top`; columns begin with a colour. */
+  /** Into a picture, its left column at `left`, its first line at `top`; columns begin with a color. */
   copy(pixels, width, height, left, top, tone) {
     const { line, heads, links, from, to, tones } = this;
     line.fill(tone);

@@ -1,4 +1,4 @@
-// Colours, and titles of causes. Idle time differs by pattern as well as by colour.
+// Colors, and titles of causes. Idle time differs by pattern as well as by color.
 
 const THEMES = {
   light: {
@@ -19,7 +19,7 @@ function pixel(color) {
   return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
 }
 
-/** Where idle time has the darker of its two colours: every so many pixels across and down, slanted or not. */
+/** Patterns of idle time, in the darker of its two colors: every so many pixels across and down, slanted or not. */
 const PATTERNS = [null, null, { across: 6, down: 1, slant: 1 }, { across: 4, down: 4, slant: 0 }, { across: 5, down: 1, slant: 0 }];
 
 /** Pixels of an optimizer step that takes no time. */
@@ -30,7 +30,7 @@ const CAUSE_TITLES = {
   memory: "waiting for memory",
 };
 
-/** Colours of a run's styles as pixels, worked out on first use. */
+/** Colors of a run's styles as pixels, worked out on first use. */
 function colorsOf(run) {
   if (!run.colors) {
     const { kind, shade } = run.styles;

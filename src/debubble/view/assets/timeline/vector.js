@@ -1,9 +1,9 @@
 // The view as SVG and PDF: rectangles, lines and texts, never a picture inside. Rectangles of a layer that have one
-// colour become one path.
+// color become one path.
 
 const CLOSE_BARS = 20000;
 
-/** Rectangles and lines in the order in which they cover each other, by colour. */
+/** Rectangles and lines in the order in which they cover each other, by color. */
 class Shapes {
   constructor() { this.layers = []; }
   layer() { const added = { rects: new Map(), lines: new Map() }; this.layers.push(added); return added; }

@@ -1,4 +1,4 @@
-// What is where: the stretch of time on show, the rows of every schedule, and the frames that draw it.
+// Layout: the stretch of time on show, the rows of every schedule, and the frames that draw them.
 
 const LAYERS = {
   bubbles: ["Bubbles", "idle time by cause", "KeyB"],
@@ -75,7 +75,7 @@ class View {
   x(run, time) { return this.left + ((this.axis(run, time) - this.from) / this.span) * this.plot; }
   place(x) { return this.from + ((x - this.left) / this.plot) * this.span; }
 
-  /** What is at a point of the content: {panel, rank, bar or cause}; null outside all rows. */
+  /** Object at a point of the content: {panel, rank, bar or cause}; null outside all rows. */
   hit(x, y) {
     const panel = this.panels.find((p) => y >= p.y && y < p.y + p.height);
     if (!panel || x < this.left || x > this.left + this.plot) return null;
@@ -124,8 +124,8 @@ class View {
   }
 }
 
-/** What happened on some ranks in a stretch of time: time by kind and by cause, actions, memory. */
-function summarise(run, from, to, firstRank, lastRank) {
+/** Summary of a stretch of time on some ranks: time by kind and by cause, actions, memory. */
+function summarize(run, from, to, firstRank, lastRank) {
   const size = run.width, a = new Float64Array(size), b = new Float64Array(size);
   const total = new Float64Array(size), idle = run.idleClass;
   let actions = 0, memory = 0, fill = 0, drain = 0;

@@ -1,5 +1,5 @@
-// What actions wait for. Which kinds need which comes with the data, as rows of the table of kinds; here these are
-// looked up. A need says of which kinds a producer is, and which of their actions it is: `of`.
+// Dependencies of actions, looked up from the rows of the table of kinds that come with the data. A need has the kinds
+// of a producer, and in `of` the rule for its stage, microbatch and rank.
 
 /** Needs and positions of one run. */
 class Waits {
@@ -12,14 +12,14 @@ class Waits {
     this.joins = this.#joins();
   }
 
-  /** How the line to an action of each kind is drawn in the way of a microbatch: 2 whole, 1 dashed, 0 not at all. */
+  /** Lines to actions of each kind on the way of a microbatch: 2 whole, 1 dashed, 0 none. */
   #joins() {
     const { run } = this, onward = new Set(), aside = new Set();
     for (const need of run.needs) {
       if (run.kinds[need.kind].counts !== "microbatch" || run.kinds[need.kind].stream) continue;
       for (const kind of need.kinds) (need.optional ? aside : onward).add(kind);
     }
-    // What no other work waits for is an end; what orders may do without is beside the way.
+    // Kinds that no other work waits for are ends; optional ones are off the way.
     return run.kinds.map((_, kind) => (onward.has(kind) ? 2 : aside.has(kind) ? 0 : 1));
   }
 
@@ -58,7 +58,7 @@ class Waits {
     return this.lists.get(key);
   }
 
-  /** How many of a program's actions stand before a place. */
+  /** Number of a program's actions before a place. */
   #before(list, place) { return firstOf(0, list.length, (k) => this.run.place(list[k]) >= place); }
 
   #last(list, place) { const count = this.#before(list, place); return count ? list[count - 1] : -1; }
@@ -81,7 +81,7 @@ class Waits {
   LAST_STAGE({ kinds, unit }) { return [this.find(kinds, this.run.stages - 1, unit)]; }
 
   EVERY_SHARD({ kinds, unit }) {
-    // The same for all who ask, and all ranks do.
+    // One answer for all ranks, and each of them asks.
     const key = `${kinds}:${unit}`;
     if (this.shards?.key !== key) this.shards = { key, found: this.run.shards.map((stage) => this.find(kinds, stage, unit)) };
     return this.shards.found;
@@ -105,7 +105,7 @@ class Waits {
 
   EARLIER_RANKS(asked) { return this.#steps(asked, asked.rank + 1); }
 
-  /** What stands last before the step of the same number on the first `ranks` ranks. */
+  /** Last action before the step of the same number, on each of the first `ranks` ranks. */
   #steps({ i, kinds, rank }, ranks) {
     const { run } = this, own = [run.kind(i)], number = this.#before(this.program(rank, own), run.place(i)), found = [];
     for (let other = 0; other < ranks; other++) {
@@ -115,14 +115,14 @@ class Waits {
     return found;
   }
 
-  /** Everything that an action waits for beside its turn. */
+  /** Actions that an action waits for other than by its turn. */
   producers(i) {
     const found = new Set();
     for (const need of this.needs[this.run.kind(i)]) for (const j of this.of(i, need)) found.add(j);
     return [...found];
   }
 
-  /** The other way round. */
+  /** Actions that wait for an action other than by its turn. */
   consumers(i) {
     const { run } = this, kind = run.kind(i), found = new Set();
     for (const need of run.needs) {
@@ -150,7 +150,7 @@ class Waits {
 
   #half(i) { return this.run.halfOf[this.run.style[i]]; }
 
-  /** What has its turn just before an action: on its stream, and where that is not compute, the work it is issued after. */
+  /** Actions whose turn is just before an action: on its stream, and off the compute stream also the work it is issued after. */
   before(i) {
     const { run } = this, list = this.#stream(i), at = this.#before(list, run.place(i)), found = [];
     const previous = at - (this.#half(i) === LOWER ? 2 : 1);
@@ -163,7 +163,7 @@ class Waits {
     return found;
   }
 
-  /** The other way round. */
+  /** Actions whose turn is just after an action. */
   after(i) {
     const { run } = this, list = this.#stream(i), at = this.#before(list, run.place(i)), found = [];
     const next = at + (this.#half(i) === UPPER ? 2 : 1);
