@@ -27,7 +27,7 @@ from debubble.diagnosis.readers.kineto_unnamed import (
     microbatches_of,
     runs_of,
 )
-from debubble.diagnosis.readers.pool import Workers
+from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 
 __all__ = ["NAME", "read", "recognizes"]
@@ -51,7 +51,7 @@ REPEATED = "files of a rank and time of which there is another file"
 NO_DEVICE = "files of an NCCL run without kernels: ranges of the host are no durations"
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the files of all ranks; several files of a rank are several windows of one run.
 
     Raises
@@ -61,14 +61,14 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
     """
     traces: dict[int, list[RankTrace]] = defaultdict(list)
     unnamed: dict[Path, list[Run]] = {}
-    for path, told in workers.each(_read_file, files, left_out):
+    for path, told in read_each(_read_file, files, left_out):
         if isinstance(told, RankTrace):
             traces[told.file.rank].append(told)
         elif told is not None:
             unnamed[path] = told
     microbatches = 0 if traces else microbatches_of(unnamed.values())
     again = [(path, runs, microbatches) for path, runs in unnamed.items()]
-    for _, trace in workers.each(_read_unnamed, again, left_out):
+    for _, trace in read_each(_read_unnamed, again, left_out, [*unnamed]):
         if trace is not None:
             traces[trace.file.rank].append(trace)
     assumed = "1f1b" if microbatches else ""

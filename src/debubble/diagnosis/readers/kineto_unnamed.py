@@ -7,20 +7,23 @@ The order of microbatches is that of 1F1B, and assumed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from debubble.diagnosis.readers.kineto_file import TOO_MANY, KinetoFile, Rows, Times, times
-from debubble.diagnosis.readers.scan import Scan
+from debubble.diagnosis.readers.kineto_file import (
+    TOO_MANY,
+    IntRows,
+    KinetoFile,
+    Times,
+    events_of,
+)
 from debubble.diagnosis.readers.stream import LeftOut
 
-_NUMBER = re.compile(rb'"Sequence number"\s*:\s*(\d{1,18})')
-_EVALUATION = re.compile(rb'"name"\s*:\s*"autograd::engine::evaluate_function: ')
-_OP = re.compile(rb'"cat"\s*:\s*"(?:cpu_op|Operator)"')
+EVALUATION = "autograd::engine::evaluate_function: "
+OPERATORS = ("cpu_op", "Operator")
 
 FORWARD, BACKWARD = range(2)
 NAMES = ("Forward", "Backward")
@@ -36,18 +39,15 @@ class Run(NamedTuple):
 
 def runs_of(path: Path, left_out: LeftOut) -> list[Run]:
     """The forwards and backwards of a file, in order of time."""
-    recorded, evaluated = Rows(3), Rows(3)
-    for texts in Scan(path, left_out).events():
-        for text in texts:
-            if _OP.search(text) is None:
+    recorded, evaluated = IntRows(3), IntRows(3)
+    for block in events_of(path, left_out).blocks():
+        for event in block:
+            if event.cat not in OPERATORS:
                 continue
-            number = _NUMBER.search(text)
-            evaluates = _EVALUATION.search(text) is not None
-            if number is None and not evaluates:
-                continue
-            start, end = times(text)
-            rows = evaluated if evaluates else recorded
-            rows.add(start, end, int(number[1]) if number else -1)
+            number = event.sequence
+            evaluates = event.name.startswith(EVALUATION)
+            if number >= 0 or evaluates:
+                (evaluated if evaluates else recorded).add(*event.times, number)
         if recorded.full or evaluated.full:
             left_out[TOO_MANY] += 1
             break

@@ -32,7 +32,7 @@ from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
 from debubble.diagnosis.readers.messages import packed
-from debubble.diagnosis.readers.pool import Workers
+from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "nsys"
@@ -60,7 +60,7 @@ def recognizes(head: bytes) -> bool:
     return head.startswith(MAGIC)
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the reports of all ranks; one may have several processes.
 
     Raises
@@ -69,7 +69,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
         When no process has a rank, ranges called like actions, and kernels.
     """
     ranks: dict[int, _Rank] = {}
-    for _, found in workers.each(_read_file, files, left_out):
+    for _, found in read_each(_read_file, files, left_out):
         for each in found:
             ranks.setdefault(each.rank, each)
     if not ranks:
