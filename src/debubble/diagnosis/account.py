@@ -1,4 +1,4 @@
-"""Where the time of a step went: on every rank the time it computed, and the rest by cause.
+"""Account of the time of a step: on every rank the time it computed, and the rest by cause.
 
 The time line of a rank is cut where something changes, and every piece has one cause, so that the
 pieces add up to the step. While a rank waits for what another one computes, the piece has the cause
@@ -49,7 +49,7 @@ MOST_ACTIONS = 60_000
 
 @dataclass(frozen=True)
 class RankAccount:
-    """Where one rank's time went, in seconds of a mean step.
+    """Time of one rank by cause, in seconds of a mean step.
 
     Parameters
     ----------

@@ -95,7 +95,7 @@ def shares_in_groups(run: Run, times: Times) -> Times:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """What every kind of work takes on every stage, for every slice of every microbatch."""
+    """Time of every kind of work on every stage, for every slice of every microbatch."""
 
     run: Run
     alone: Times
@@ -149,7 +149,7 @@ class _Work:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """Where the actions of a schedule stand in arrays of work."""
+    """Cells of the actions of a schedule in arrays of work."""
 
     kind: Indices
     """Row of the kind of every action."""
@@ -160,7 +160,7 @@ class _Cells:
 
     @classmethod
     def of(cls, schedule: Schedule) -> _Cells:
-        """Find them.
+        """Return the cells of a schedule's actions.
 
         Raises ParameterError where one is no work of a stage for a microbatch.
         """
@@ -210,7 +210,7 @@ def _alone(
 
 
 def _usual(alone: Times) -> tuple[Times, NDArray[np.bool_]]:
-    """What every kind usually takes on every stage of each row, shape ``(rows, kinds, stages)``.
+    """Return the usual time of every kind and stage of each row, shape ``(rows, kinds, stages)``.
 
     That is the median of what ran alone; of a kind that never did on a stage, of all stages; of one
     that never did at all, what its work is against that of the others. And whether anything did, so

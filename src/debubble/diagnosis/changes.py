@@ -67,7 +67,7 @@ class Change:
 
     @classmethod
     def parse(cls, text: str) -> Change:
-        """Read a change.
+        """Parse a change.
 
         Raises
         ------
@@ -150,7 +150,7 @@ class Change:
 
     @property
     def stays(self) -> bool:
-        """Whether it is of a rank that gets slower, with whatever it runs.
+        """Return whether the change is of a rank, and so holds under another schedule.
 
         A rank that gets faster had been slow with the layers it ran, and these may run elsewhere.
         """
@@ -168,7 +168,7 @@ class Change:
         return np.where(mine, other, times)
 
     def of(self, run: Run, values: Times) -> Times:
-        """Changed times, whatever else they are part of."""
+        """Return the times of actions after the change."""
         rows = run.copy == self.number if self.what == "copy" else np.ones(run.rows, dtype=bool)
         cells = rows[:, None] & self._columns(run)[None, :]
         value = self.value if self.how == "*=" else self.value / MILLISECONDS

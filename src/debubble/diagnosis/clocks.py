@@ -31,7 +31,7 @@ DUST = 1e-9
 
 @dataclass(frozen=True)
 class Interval:
-    """What clock b shows more than clock a, in seconds."""
+    """Bounds of the offset of clock b from clock a, in seconds."""
 
     ranks: tuple[int, int]
     """Both ranks; those of later data-parallel copies are numbered on."""
@@ -44,7 +44,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Drift:
-    """How much faster clock b runs than clock a, in seconds per second, and the bounds of that."""
+    """Drift of clock b against clock a, in seconds per second, with its bounds."""
 
     ranks: tuple[int, int]
     rate: float
@@ -54,7 +54,7 @@ class Drift:
 
 @dataclass(frozen=True, eq=False)
 class Clocks:
-    """What is known of the clocks of a run.
+    """Offsets and drifts of the clocks of a run.
 
     Intervals are those at the begin of a step, where clocks run apart so fast that one step shows.
     """
@@ -132,7 +132,7 @@ def _pairs(run: Run) -> list[tuple[int, int]]:
 
 
 def _rates(run: Run, drifts: tuple[Drift, ...]) -> Times:
-    """How much faster every rank's clock runs than the first one's, shape ``(rows, ranks)``.
+    """Return the drift of every rank's clock against the first one's, shape ``(rows, ranks)``.
 
     The slowest drift that is possible: more would be said than is known.
     """
@@ -160,7 +160,7 @@ MOST_STEPS = 50
 
 
 def _drifts(run: Run) -> Iterator[Drift]:
-    """How all pairs of clocks run apart, by messages of all steps, or within single steps."""
+    """Return the drift of all pairs of clocks, by messages of all steps, or within single steps."""
     left, slack = _slack(run)
     ranks = run.schedule.ranks
     for copy in np.unique(run.copy).tolist():
@@ -228,7 +228,7 @@ def _slopes(upper: Bounds, lower: Bounds, *, together: bool) -> tuple[float, flo
 
 
 def _slack(run: Run) -> tuple[Times, Times]:
-    """When the message that each action receives left, and how much later it had arrived, or ∞."""
+    """Return when each received message left, and the time until it had arrived, or ∞."""
     left = np.fmax(run.produced, run.sent)
     there = np.fmin(run.start, np.fmin(run.arrived, run.waited))
     return left, np.where(np.isnan(there - left), np.inf, there - left)
@@ -263,7 +263,7 @@ def _closed(direct: Times) -> tuple[Times, NDArray[np.bool_]]:
 
 
 def _offsets(direct: Times, bounds: Times, hosts: tuple[str, ...]) -> Times:
-    """What each rank's clock shows more than the first one's, 0 where that may well be."""
+    """Return the offset of each rank's clock from the first one's, 0 if the bounds allow that."""
     groups = [hosts.index(host) for host in hosts]
     if len(set(groups)) < len(groups):
         merged = direct.copy()

@@ -13,7 +13,7 @@ KINDS = ("F", "B", "I", "W")
 
 
 def has_only_costs(observed: Observed) -> bool:
-    """Whether a format told what actions cost, and not when they ran."""
+    """Return whether a trace has the costs of actions, but not when they ran."""
     return observed.costs is not None and not len(observed.actions)
 
 
@@ -38,7 +38,7 @@ def to_dict(observed: Observed) -> dict[str, Any]:
 
 
 def report(observed: Observed, width: int) -> str:
-    """What the costs are, in lines of a given width."""
+    """Return a report of the costs, in lines of a given width."""
     assert observed.costs is not None
     lines = wrap(
         f"{observed.format}: sums of times on {observed.ranks} ranks, which say what actions cost "

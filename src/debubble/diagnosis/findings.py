@@ -65,7 +65,7 @@ class Finding:
     advice: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the finding as plain data."""
         return {
             "cause": self.cause,
             "where": {key: self.where.get(key) for key in ("stage", "rank", "copy", "link")},
@@ -237,6 +237,6 @@ _ADVICE = {
 
 
 def nothing(beyond: float, steps: int) -> str:
-    """What is said of a run without findings."""
+    """Return the report of a run without findings."""
     least = max(0.01, math.ceil(100 * beyond) / 100)
     return f"nothing to gain beyond {100 * least:.0f} % in {counted(steps, 'step')}"

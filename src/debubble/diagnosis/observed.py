@@ -1,4 +1,4 @@
-"""What a trace says of a run: actions, messages and pauses, whoever wrote it."""
+"""Content of a trace of any format: actions, messages and pauses of a run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Actions(Columns):
-    """What ranks computed: one row for every action that the trace has.
+    """Actions that ranks computed, one row for each in the trace.
 
     Times are in seconds, of the rank's own clock where clocks differ. A row is the time that the
     action computes, without its wait for input, as far as the format tells (`waited`).
@@ -106,7 +106,7 @@ class Actions(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Messages(Columns):
-    """What went from rank to rank: one row for every message of which an end is known.
+    """Messages between ranks, one row for each of which an end is known.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Pauses(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """A run as its trace tells it.
+    """Content of the trace of a run.
 
     Parameters
     ----------

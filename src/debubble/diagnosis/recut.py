@@ -1,4 +1,4 @@
-"""The same model under a schedule that cuts it elsewhere: into other stages, or other slices."""
+"""Times of a model under a schedule that cuts it into other stages or slices."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Replay:
 
     @cached_property
     def sure(self) -> NDArray[np.bool_]:
-        """Whether it is known when the input of an action was there."""
+        """Return whether it is known when the input of an action was there."""
         run, transfers = self.run, self.transfers
         with np.errstate(invalid="ignore"):
             long_there = run.before > run.produced + transfers.delay + transfers.usual(run)
@@ -63,7 +63,7 @@ class Replay:
 
     @cached_property
     def under_way(self) -> Times:
-        """How long messages were under way since both ends were ready.
+        """Return how long messages were under way since both ends were ready.
 
         A message that a busy receiver held up counts from when that was free; any other from when
         it was made, as in the delays.
@@ -157,7 +157,7 @@ class Replay:
         return best, float(least)
 
     def starts_in(self, mode: P2PMode, rows: Indices) -> Times | None:
-        """When actions of some rows begin in a p2p mode; None where the order cannot run in it.
+        """Return start times of some rows in a p2p mode; None if the schedule cannot run in it.
 
         Every message takes what the quickest ones of its link take, and hosts are never late.
         """

@@ -139,17 +139,17 @@ class Run:
 
     @property
     def moment(self) -> float:
-        """Time below which nobody waits."""
+        """Time below which nothing counts as a wait."""
         return MOMENT * self.typical
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """Whether there is a file of the rank: shape ``(rows, actions)``."""
+        """Mask of actions of ranks with a file, shape ``(rows, actions)``."""
         return ~np.isnan(self.start)
 
     @cached_property
     def traced(self) -> NDArray[np.bool_]:
-        """Whether there is a file of each rank: shape ``(rows, ranks)``."""
+        """Mask of ranks with a file, shape ``(rows, ranks)``."""
         found = np.zeros((self.rows, self.schedule.ranks), dtype=bool)
         for rank in range(self.schedule.ranks):
             mine = slice(*self.schedule.offsets[rank : rank + 2])
@@ -177,7 +177,7 @@ class Run:
 
     @cached_property
     def before(self) -> Times:
-        """When the rank was done with what it ran before: shape ``(rows, actions)``, −∞ if nothing.
+        """End of the action before on the rank, shape ``(rows, actions)``, −∞ if there is none.
 
         Members of an overlapped group wait for what ran before the group.
         """
@@ -194,7 +194,7 @@ class Run:
 
     @cached_property
     def produced(self) -> Times:
-        """When what each action receives was computed; NaN where it receives nothing."""
+        """End of the action that made the input of each action; NaN where it receives nothing."""
         return np.where(self.source >= 0, self.end[:, self.source], np.nan)
 
     @cached_property
@@ -235,7 +235,7 @@ class Run:
         return found
 
     def moved(self, offsets: Times, rates: Times) -> Run:
-        """The same run on one clock.
+        """Return the run on one clock.
 
         What is subtracted is `offsets`, and `rates` times the time since the row's first start,
         both of shape ``(rows, ranks)``.
@@ -250,14 +250,14 @@ class Run:
         return replace(self, **mine, sent=right(self.sent, there))
 
     def taken(self, rows: NDArray[np.bool_]) -> Run:
-        """The same run with some of its rows."""
+        """Return the run with some of its rows."""
         cut: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*OWN, "busy", "sent")}
         return replace(self, step=self.step[rows], copy=self.copy[rows], order=self.order[rows],
                        **cut)  # fmt: skip
 
     @cached_property
     def warm(self) -> NDArray[np.bool_]:
-        """Rows behind the warm-up: a first step that takes far longer than others is none of them.
+        """Mask of rows after the warm-up, which is a first step that takes far longer than others.
 
         Shape ``(rows,)``.
         """

@@ -1,4 +1,4 @@
-"""What an order is called: a registered schedule, one of PyTorch's own, or the nearest of them."""
+"""Names of schedules that ran: a registered one, one of PyTorch's own, or the nearest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_PAIR = ~(PAIR_MASK << PAIR_SHIFT)
 
 @dataclass(frozen=True, eq=False)
 class Name:
-    """What an order is called."""
+    """Name of a schedule that ran."""
 
     text: str
     """Name of the schedule that it is, or is nearest to; ``"custom"`` where there is none."""
@@ -40,7 +40,7 @@ class Name:
 
 
 def named(schedule: Schedule, *, torch: bool = False) -> Name:
-    """What the order of a schedule is called.
+    """Return the name of a schedule that ran.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How much slower a run is than one in which all that should be alike is alike.
+"""Slowdown of a run against the same run without stragglers.
 
 In the ideal run every action takes what its kind takes on average, over all microbatches, stages
 and copies of the step, and every message the median of all. The slowdown S is the time of the run,
@@ -48,7 +48,7 @@ class Slowdown:
 
     @property
     def total(self) -> float:
-        """S."""
+        """Total slowdown: step time over that of the same run without stragglers."""
         return float(self.actual.sum() / self.ideal.sum())
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What actions cost: the median of every kind and stage, and how far single ones are from it."""
+"""Costs of actions: the median of every kind and stage, and the spread around it."""
 
 from __future__ import annotations
 

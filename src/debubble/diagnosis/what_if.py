@@ -1,4 +1,4 @@
-"""What a run would take if something were different: other times, another schedule, or both.
+"""Predictions of a run with other times, another schedule, or both.
 
 One function says what a run takes under a schedule and with changes, :func:`predict`. What it took
 "before" is the same with nothing changed, so that a change of nothing changes nothing.
@@ -32,7 +32,7 @@ another schedule would take needs no word of caution."""
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
-    """What a mean step would take.
+    """Prediction of a mean step.
 
     Parameters
     ----------
@@ -63,11 +63,11 @@ class WhatIf:
 
     @property
     def apart(self) -> float:
-        """How much longer than the run its plan is, as a share of the run."""
+        """Difference of the plan from the run, as a share of the run."""
         return self.plan / self.before - 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the prediction as plain data."""
         return {"change": self.text, "before": self.before, "after": self.after,
                 "gain": self.gain, "plan": self.plan}  # fmt: skip
 
@@ -184,7 +184,7 @@ def _named(
 
 
 def _alike(one: Schedule, other: Schedule) -> bool:
-    """Whether two schedules run the same actions in the same order on the same ranks."""
+    """Return whether two schedules run the same actions in the same order on the same ranks."""
     return (
         one.placement.table == other.placement.table
         and np.array_equal(one.offsets, other.offsets)

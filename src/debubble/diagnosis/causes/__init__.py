@@ -1,4 +1,4 @@
-"""What is not as it should be: causes found in the times of actions, one after the other.
+"""Causes that are found in the times of actions, one after the other in what is left over.
 
 Each cause is looked for in what those before it leave over: pauses of hosts, lengths of sequences,
 a slow data-parallel copy, a slow worker (one rank of one copy), a heavy stage, single actions that

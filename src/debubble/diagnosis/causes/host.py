@@ -1,4 +1,4 @@
-"""Hosts that stand still, as the trace says, or launch too late."""
+"""Pauses of hosts that the trace has, and launches that come too late."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def launch_gaps(left: Unexplained) -> Iterator[Fault]:
 
 
 def _stood(left: Unexplained, cause: int, start: Times, end: Times) -> Times:
-    """How long hosts stood still for a cause between two times of every action."""
+    """Return how long hosts paused for a cause between two times of every action."""
     run, pauses = left.run, left.run.pauses
     stood = np.zeros_like(left.times)
     for at in np.flatnonzero(pauses.cause == cause).tolist():

@@ -26,7 +26,7 @@ def lengths(left: Unexplained) -> Iterator[Fault]:
 
 
 def _relative_lengths(left: Unexplained) -> Times | None:
-    """How much longer than the mean of its step every action is for the length of its sequence.
+    """Return the length of each action's sequence, relative to the mean of its step.
 
     Of every kind apart: attention makes backwards depend more on it than forwards. None where
     microbatches are alike.

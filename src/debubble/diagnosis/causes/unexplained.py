@@ -1,4 +1,4 @@
-"""What is left of the times of actions when some causes are known, and what all causes need."""
+"""Times of actions that the causes found so far leave unexplained, and helpers of all causes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Unexplained:
     """As `times`, shape ``(rows, actions)``."""
 
     def less(self, fault: Fault) -> Unexplained:
-        """What is left when a fault is known, too."""
+        """Return the times without what another fault explains."""
         return Unexplained(self.run, self.times - fault.excess, self.gaps - fault.late)
 
     def fault(
@@ -90,7 +90,7 @@ class Unexplained:
             yield np.flatnonzero(keys == key)
 
     def medians(self) -> Times:
-        """What every (stage, class) usually takes in each row, for every action.
+        """Return the median of each action's stage and class in each row.
 
         That is the median; where up to half of the forwards take far longer than the others, and
         no backwards do, as when a host collects garbage, it is what the others take.
@@ -125,7 +125,7 @@ class Unexplained:
 
 
 def is_slow(ratio: Times) -> bool:
-    """Whether ratios, one for each step, are above 1 by more than chance, or far above in some."""
+    """Return whether ratios of steps are above 1 by more than chance, or far above it in some."""
     mean = float(ratio.mean())
     error = float(ratio.std() / np.sqrt(len(ratio)))
     return mean > LEAST and (mean - 1 > SURE * error or float((ratio > FAR).mean()) > SOME)

@@ -48,7 +48,7 @@ def outliers(left: Unexplained) -> Iterator[Fault]:
 
 
 def _stands_still(left: Unexplained, far: NDArray[np.bool_], ratio: Times) -> bool:
-    """Whether outliers are what a pause makes: forwards of one rank that take far longer."""
+    """Return whether outliers look like pauses: forwards of one rank that take far longer."""
     _, columns = np.nonzero(far)
     one = len(set(left.run.rank[columns].tolist())) == 1
     forwards = bool(np.isin(left.run.kind[columns], FORWARD_KINDS).all())

@@ -1,4 +1,4 @@
-"""Which stage a chunk of a rank is, where a format counts chunks and not stages."""
+"""Stages of the chunks of ranks, for formats that count chunks and not stages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Times = NDArray[np.float64]
 
 
 class Calls(NamedTuple):
-    """Actions as formats tell them that count chunks: columns of one length."""
+    """Actions of a format that counts chunks: columns of one length."""
 
     step: Whole
     rank: Whole
@@ -30,7 +30,7 @@ class Calls(NamedTuple):
     end: Times
 
     def taken(self, rows: NDArray[Any]) -> Calls:
-        """Some of them."""
+        """Return some of the calls."""
         return Calls(*(column[rows] for column in self))
 
 
@@ -45,7 +45,7 @@ def first_units(parts: Iterable[Calls], ranks: int) -> Calls:
 
 
 def is_v_shaped(calls: Calls, ranks: int) -> bool:
-    """Whether the second chunks lie on the ranks in reverse order, by their :func:`first_units`.
+    """Return whether second chunks lie on the ranks in reverse, by their :func:`first_units`.
 
     Then the last rank's second chunk comes right after its first, and rank 0's after the way to
     the last rank and back. Else the way from one chunk to the next is as long on every rank.
@@ -80,7 +80,7 @@ def _placed_at(place: Whole, chunk: Whole, ranks: int, v_shaped: bool) -> Whole:
 
 
 def placed(v_shaped: bool) -> str:
-    """What was taken for the stage, in words."""
+    """Return in words how chunks were placed."""
     return "placed in a V" if v_shaped else "placed round by round"
 
 

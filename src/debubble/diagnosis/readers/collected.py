@@ -1,4 +1,4 @@
-"""What a reader finds, row by row, made into an :class:`~debubble.diagnosis.observed.Observed`.
+"""Rows that a reader finds, made into an :class:`~debubble.diagnosis.observed.Observed`.
 
 What holds for every format is here: steps that are not whole are left out, rows that occur twice
 count once, a drawing is no measurement, and both ends of a message find each other.
@@ -295,18 +295,18 @@ def table(columns: type[T], rows: array[float]) -> T:
 
 
 def _spans(actions: Actions) -> Iterator[NDArray[np.float64]]:
-    """How long actions take, of some at a time."""
+    """Yield the durations of actions, some at a time."""
     for at in range(0, len(actions), BLOCK):
         yield actions.end[at : at + BLOCK] - actions.start[at : at + BLOCK]
 
 
 def _all_take(unit: float, actions: Actions) -> bool:
-    """Whether all actions take one unit of time; in most traces the first does not."""
+    """Return whether all actions take one unit of time; in most traces the first does not."""
     return all(np.allclose(span, unit, rtol=1e-6, atol=0) for span in _spans(actions))
 
 
 def _like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows are equal to the one before."""
+    """Return a mask of the rows that are equal to the one before."""
     same = np.ones(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
         same &= column[1:] == column[:-1]

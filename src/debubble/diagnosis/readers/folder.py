@@ -1,4 +1,4 @@
-"""Files and folders of a run, whatever wrote them: recognize the format and read it."""
+"""Files and folders of a run in any format: recognize it and read them."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Reader(Protocol):
 
     @property
     def NAME(self) -> str:
-        """What the format is called."""
+        """Name of the format."""
 
     def recognizes(self, head: bytes) -> bool:
-        """Whether a file is of this format, by its first bytes, unpacked."""
+        """Return whether a file is of this format, by its first bytes, unpacked."""
 
     def read(self, where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
-        """What the files of one run tell; `where` is their folder, for messages."""
+        """Read the files of one run; `where` is their folder, for messages."""
 
 
 READERS: tuple[Reader, ...] = (

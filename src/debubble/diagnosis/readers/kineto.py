@@ -98,7 +98,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 
 
 def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[Run] | None:
-    """What a file tells, or its forwards and backwards where nothing is called like an action."""
+    """Read a file: its trace, or its forwards and backwards if no range has an action's name."""
     file = read_file(path, left_out)
     if file.rank < 0:
         left_out[NO_RANK] += 1
@@ -112,7 +112,7 @@ def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[Run] | None:
 
 
 def _read_unnamed(task: tuple[Path, list[Run], int], left_out: LeftOut) -> RankTrace | None:
-    """What a file tells whose forwards and backwards are those of so many microbatches."""
+    """Read a file whose forwards and backwards are those of so many microbatches."""
     path, runs, microbatches = task
     file = read_file(path, Counter()) if microbatches else KinetoFile(path)
     if microbatches:
@@ -121,7 +121,7 @@ def _read_unnamed(task: tuple[Path, list[Run], int], left_out: LeftOut) -> RankT
 
 
 def _kept(file: KinetoFile, left_out: LeftOut) -> RankTrace | None:
-    """What a file tells, if it tells of a pipeline."""
+    """Return the trace of a file; None if it has no pipeline."""
     trace = trace_of(file, left_out)
     if not any(computed for computed, _ in trace.steps):
         left_out[NO_ACTIONS] += 1
@@ -226,7 +226,7 @@ def _numbered(traces: dict[int, list[RankTrace]]) -> dict[int, list[list[int]]]:
 
 
 def _beside(mine: NDArray[np.float64], others: NDArray[np.float64]) -> list[int]:
-    """For each of some steps the other one with which it shares most time."""
+    """Return for each step the other rank's step with which it shares most time."""
     end = np.minimum.outer(mine[:, 1], others[:, 1])
     shared = end - np.maximum.outer(mine[:, 0], others[:, 0])
     # Steps follow each other, whatever was cut off of one.

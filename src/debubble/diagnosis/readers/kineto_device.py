@@ -1,4 +1,4 @@
-"""When the device worked on what the host launched in a range.
+"""Times in which the device worked on the launches of a range of the host.
 
 The host runs ahead of the device, so its ranges are no durations. It blocks within one action,
 though: a kernel belongs to the range in which it was *launched*, by whatever thread of the process
@@ -48,7 +48,7 @@ class Kernels:
         return len(self.owner)
 
     def of(self, owner: int) -> slice:
-        """Where the kernels of a range are."""
+        """Return the rows of the kernels of a range."""
         first, last = np.searchsorted(self.owner, [owner, owner + 1])
         return slice(int(first), int(last))
 
@@ -107,7 +107,7 @@ def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
 
 
 def _found(values: Times, among: Times) -> tuple[NDArray[np.bool_], Times]:
-    """Which values are among some sorted ones, and where."""
+    """Return a mask of the values that are among some sorted ones, and their places."""
     at = np.searchsorted(among, values)
     known = at < len(among)
     known[known] = among[at[known]] == values[known]

@@ -64,7 +64,7 @@ NOTHING = msgspec.Raw()
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """What is wanted of the arguments of an event."""
+    """Arguments of an event, as far as they are used."""
 
     correlation: Any = None
     sequence: Any = msgspec.field(default=None, name="Sequence number")
@@ -165,7 +165,7 @@ class IntRows:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for more."""
+        """Return whether there is no room for more."""
         return len(self.values) >= MAX_EVENTS * self.width
 
     def sorted(self) -> Times:
@@ -176,7 +176,7 @@ class IntRows:
 
 @dataclass(eq=False)
 class KinetoFile:
-    """What one file tells; times in nanoseconds.
+    """Events of one file that tell of a pipeline; times in nanoseconds.
 
     Attributes
     ----------
@@ -237,7 +237,7 @@ class KinetoFile:
 
     @property
     def names(self) -> list[str]:
-        """What ranges are called, by their numbers."""
+        """Names of ranges by their numbers."""
         return list(self.numbers)
 
     def forget(self) -> None:
@@ -247,7 +247,7 @@ class KinetoFile:
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its beginning."""
+    """Return whether a file begins like one of this format."""
     if b'"otherData"' in head:
         return False
     marks = (b'"schemaVersion"', b'"baseTimeNanoseconds"', b'"distributedInfo"')
@@ -328,7 +328,7 @@ def _add_kernel(found: KinetoFile, event: Event, left_out: LeftOut) -> None:
 
 
 def _describe(found: KinetoFile, events: EventFile[Event]) -> None:
-    """Set what the file says of itself: rank, host, groups, and what its times count from."""
+    """Set rank, host, groups and the zero of times from what the file says of itself."""
     info = events.about("distributedInfo")
     info = info if isinstance(info, dict) else {}
     found.rank, found.named_by = whole(info.get("rank"), 1 << 24), "distributedInfo.rank"

@@ -1,4 +1,4 @@
-"""Which copy of the pipeline, and which rank of it, the ranks of a job are."""
+"""Places of the ranks of a job: copy of the pipeline, and rank in it."""
 
 from __future__ import annotations
 

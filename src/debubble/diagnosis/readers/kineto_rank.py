@@ -1,4 +1,4 @@
-"""From the events of one rank to what it computed, sent and received, step by step."""
+"""Steps of one rank from its events: the actions it computed, and its messages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Step = tuple[list[Computed], list[Moved]]
 
 @dataclass(eq=False)
 class RankTrace:
-    """What one file tells of one rank, without its step numbers.
+    """Steps of one rank in one file.
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ def parts_of(name: str) -> tuple[Named, ...]:
 
 
 def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
-    """What the ranges of a file tell."""
+    """Return the trace of the ranges of a file."""
     ranges = file.ranges.sorted()
     kernels = launched_in(ranges, file, left_out)
     host = _Host(file)
@@ -167,7 +167,7 @@ _Key = tuple[bool, int, int, int]
 
 
 def _key(part: Named) -> _Key:
-    """What an action makes or needs: an activation or a gradient of a stage and microbatch."""
+    """Return the key of an activation or gradient that an action makes or needs."""
     return part.kind in FORWARD_KINDS, part.stage, part.microbatch, part.slice
 
 
@@ -179,7 +179,7 @@ class _Host:
         self.arrivals = file.arrivals.sorted()
 
     def arrivals_in(self, start: int, end: int) -> list[int]:
-        """When receives were there that were posted in a range."""
+        """Return the arrivals of receives that were posted in a range."""
         if not self.arrivals.size:
             return []
         first, last = np.searchsorted(self.arrivals[0], [start, end])
@@ -195,7 +195,7 @@ class _Host:
 def _on_host(
     parts: tuple[Named, ...], start: int, end: int, waited: int, host: _Host
 ) -> Computed:  # fmt: skip
-    """What a host computes itself; GPipe's ranges also contain the send that follows."""
+    """Return an action of the host; GPipe's ranges also contain the send that follows."""
     begin = min(max(start, waited), end)
     if parts[0].stage == UNKNOWN:
         sent = host.first_in(host.sends, begin, end)
@@ -283,7 +283,7 @@ def _waits(computed: list[Computed]) -> list[Computed]:
 
 
 def cuts_of(keys: Sequence[tuple[Named, ...]]) -> list[int]:
-    """Where steps begin after the first: where an action comes again.
+    """Return where steps after the first begin: where an action comes again.
 
     A window that opened within a step has a part of it first, which must not be taken for the
     begin of the next: within a step every forward stands before its backward.
@@ -306,7 +306,7 @@ def _repeats(keys: Sequence[tuple[Named, ...]], begin: int) -> list[int]:
 
 
 def _begin(keys: Sequence[tuple[Named, ...]]) -> int:
-    """Where in a cycle of actions a step begins: at a forward with no backward before its own."""
+    """Return where in a cycle a step begins: at a forward with no backward before its own."""
     forwards: dict[tuple[int, int, int], int] = {}
     backwards: dict[tuple[int, int, int], int] = {}
     for at, parts in enumerate(keys):

@@ -1,4 +1,4 @@
-"""Ranges for PyTorch's 1F1B, which gives its actions no names: told by autograd's own events.
+"""Ranges of PyTorch's 1F1B, which names no actions, from autograd's own events.
 
 A backward is a run of autograd's evaluations; its first has the greatest sequence number of all,
 so a greater one begins the next. A forward is what recorded the numbers that a backward evaluates.
@@ -83,7 +83,7 @@ def _runs(evaluated: Times, recorded: Times) -> list[Run]:
 
 
 def _outer(events: Times) -> Times:
-    """For every event the one that it lies in, or itself; they are sorted by their start."""
+    """Return for each event, sorted by start, the one that it lies in, or itself."""
     start, end = events[0], events[1]
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])[: len(start)]
     here = np.arange(len(start))
@@ -91,7 +91,7 @@ def _outer(events: Times) -> Times:
 
 
 def microbatches_of(orders: Iterable[Sequence[Run]]) -> int:
-    """How many microbatches a step has: until nothing is in flight, where most was; 0 for none."""
+    """Return the microbatches of a step: backwards until nothing is in flight; 0 for none."""
     most, found = 0, 0
     for runs in orders:
         flying, highest, done, first = 0, 0, 0, 0

@@ -48,7 +48,7 @@ TOO_MANY = f"iterations beyond the first {MAX_ITERATIONS:,}"
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a log, by its beginning: times, or Megatron's list of arguments."""
+    """Return whether a log begins like Megatron's, with times or its list of arguments."""
     text = head.decode("utf-8", "replace")
     return any(words in text for words in _HEADS) or "pipeline_model_parallel_size ..." in text
 
@@ -102,7 +102,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 
 
 class _Log:
-    """What logs of one run say.
+    """Content of the logs of one run.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class _Log:
         self._inside, self._timer = False, ""
 
     def read(self, path: Path) -> None:
-        """Read a log."""
+        """Read a log line by line."""
         self._inside, self._timer = False, ""
         for text in lines(path, self._left_out):
             if not self._lines(text.decode("utf-8", "replace")):
@@ -185,7 +185,7 @@ class _Log:
 
 
 class _Line(NamedTuple):
-    """What a line tells that is no rank's."""
+    """Content of a line that is no rank's."""
 
     argument: tuple[str, int] | None
     iteration: int | None
@@ -197,7 +197,7 @@ class _Line(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 10)
 def _told_by(line: str) -> _Line:
-    """What a line tells; most are names of timers, which come again and again."""
+    """Parse a line; most are names of timers, which come again and again."""
     argument, timer = _ARGUMENT.fullmatch(line), _TIMER.fullmatch(line)
     iteration = _ITERATION.search(line)
     return _Line(

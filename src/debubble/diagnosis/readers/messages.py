@@ -144,7 +144,7 @@ def paired(
 
 
 def _some_steps(step: Whole) -> Iterator[tuple[int, int]]:
-    """First step, and the one behind the last, of at least :data:`BLOCK` sorted rows at a time."""
+    """Yield ranges of steps with at least :data:`BLOCK` sorted rows each."""
     at = 0
     while at < len(step):
         behind = int(step[min(at + BLOCK, len(step)) - 1]) + 1

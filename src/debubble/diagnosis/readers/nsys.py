@@ -56,7 +56,7 @@ NO_KERNELS = "processes whose ranges launched no kernel"
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its beginning."""
+    """Return whether a file begins like one of this format."""
     return head.startswith(MAGIC)
 
 
@@ -84,7 +84,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 
 
 class _Rank(NamedTuple):
-    """What a process did; times in nanoseconds since `base`."""
+    """Actions of a process; times in nanoseconds since `base`."""
 
     rank: int
     base: int
@@ -94,7 +94,7 @@ class _Rank(NamedTuple):
 
     @classmethod
     def of(cls, trace: RankTrace) -> _Rank:
-        """What a trace tells."""
+        """Return the actions of a trace."""
         rows = [
             (step, *part, one.start, one.end, one.issued, one.busy)
             for step, (computed, _) in zip(
@@ -106,7 +106,7 @@ class _Rank(NamedTuple):
 
 
 def _read_file(path: Path, left_out: LeftOut) -> list[_Rank]:
-    """What the processes of a report did; of a damaged one, those before the damage."""
+    """Read the processes of a report; of a damaged one, those before the damage."""
     found = []
     try:
         for file in _processes(path, left_out):
@@ -122,7 +122,7 @@ def _read_file(path: Path, left_out: LeftOut) -> list[_Rank]:
 
 
 def _stride(ranks: Sequence[int]) -> int:
-    """How many ranks of the job lie between two of the pipeline.
+    """Return the distance in the job between two ranks of the pipeline.
 
     Ranges tell the rank in the job. With tensor or data parallelism every eighth or so is of one
     pipeline, and a folder has the reports of one.
@@ -171,7 +171,7 @@ def _observed(where: str, found: dict[int, _Rank], stride: int, left_out: LeftOu
 
 
 def _processes(path: Path, left_out: LeftOut) -> Iterator[KinetoFile]:
-    """What every process of a report did."""
+    """Yield the events of every process of a report."""
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     base = sqlite3.connect(uri, uri=True)
     base.text_factory = lambda text: text.decode("utf-8", "replace")
@@ -235,7 +235,7 @@ def _ranges(
 
 @functools.lru_cache(maxsize=1 << 16)
 def _told(name: str) -> tuple[int, int] | str | None:
-    """What a range is: rank and number of an iteration, an action, or why it is left out."""
+    """Parse a name: rank and number of an iteration, an action, or why it is left out."""
     iteration = _ITERATION.fullmatch(name)
     if iteration is not None:
         return int(iteration[1]), int(iteration[2])
@@ -272,7 +272,7 @@ def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
 
 
 def _names(base: sqlite3.Connection, column: str) -> str:
-    """Which names are those of NCCL's kernels, in SQL."""
+    """Return the conditions, in SQL, that tell NCCL's kernels by name."""
     found = base.execute(
         "SELECT id, instr(value, 'SendRecv') FROM StringIds "
         "WHERE typeof(value) = 'text' AND instr(value, 'nccl') AND typeof(id) = 'integer'"
@@ -322,7 +322,7 @@ def _are_fine(*columns: str) -> str:
 
 
 def _session(base: sqlite3.Connection, tables: set[str]) -> tuple[int, str]:
-    """When times begin, in nanoseconds since 1970, and the host."""
+    """Return the zero of times, in nanoseconds since 1970, and the host."""
     zero, host = 0, ""
     began = "TARGET_INFO_SESSION_START_TIME"
     if began in tables and "utcEpochNs" in _columns(base, began):
@@ -341,5 +341,5 @@ def _columns(base: sqlite3.Connection, table: str) -> set[str]:
 
 
 def _are_times(*values: Any) -> bool:
-    """Whether all values are whole numbers that fit."""
+    """Return whether all values are whole numbers that fit."""
     return all(type(value) is int and 0 <= value < LATEST for value in values)

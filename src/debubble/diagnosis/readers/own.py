@@ -99,7 +99,7 @@ class _Events(NamedTuple):
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its beginning."""
+    """Return whether a file begins like one of this format."""
     if b'"otherData"' in head and b'"schedule"' in head and b'"traceEvents"' in head:
         return True
     return _DRAWN.search(head) is not None and b'"cpu_op"' not in head
@@ -238,7 +238,7 @@ def _add(collected: Collected, number_of_step: int, events: _Events, at: float) 
 
 
 def _transfers(events: _Events) -> tuple[_Events, Times]:
-    """Transfers that begin, and when they end; NaN where that is not told."""
+    """Return transfers that begin, and when they end; NaN if the trace has no end."""
     rows = np.flatnonzero((events.sort == BEGIN) | (events.sort == END))
     begins = events.sort[rows] == BEGIN
     if not begins.any():
@@ -253,7 +253,7 @@ def _transfers(events: _Events) -> tuple[_Events, Times]:
 
 
 def _arrivals(actions: _Events, receives: _Events, end: Times) -> Times:
-    """When the input of each action was received; NaN where that is not told."""
+    """Return when the input of each action was received; NaN if the trace does not say."""
     if not len(end):
         return np.full(len(actions.rank), np.nan)
     columns = []

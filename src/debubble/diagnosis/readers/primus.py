@@ -1,4 +1,4 @@
-"""Primus's ``--dump_pp_data``: ``pp_rank_0.json`` …, and ``config.json`` beside them.
+"""Primus's ``--dump_pp_data``: ``pp_rank_0.json`` …, and ``config.json`` next to them.
 
 A file has, for every iteration, starts and ends of forwards, backwards and backwards for weights
 in milliseconds from when that rank began the iteration: every rank has its own zero. Only
@@ -54,7 +54,7 @@ NO_STEP = "iterations without lists of starts and ends of the same length"
 
 
 class _Run(NamedTuple):
-    """What one rank's file tells; times in milliseconds from the beginning of the iteration."""
+    """Iterations in one rank's file; times in milliseconds from the beginning of each."""
 
     calls: Calls
     longest: Mapping[int, float]
@@ -66,7 +66,7 @@ class _Run(NamedTuple):
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its beginning."""
+    """Return whether a file begins like one of this format."""
     return b'"fwd_start"' in head or (b'"pp_size"' in head and b'"num_mbs"' in head)
 
 
@@ -106,7 +106,7 @@ def _read_file(path: Path, left_out: LeftOut) -> tuple[_Run | None, Mapping[str,
 
 
 def _together(runs: Mapping[int, _Run], ranks: int, chunks: int) -> Iterator[Calls]:
-    """The calls of all ranks, with iterations laid one behind the other."""
+    """Yield the calls of all ranks, with iterations laid one after the other."""
     longest: dict[int, float] = {}
     for run in runs.values():
         for step, length in run.longest.items():

@@ -93,7 +93,7 @@ def _unpacked(file: BinaryIO, size: int, left_out: LeftOut) -> Iterator[bytes]:
 
 
 def _undamaged(reader: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
-    """What comes of packed bytes before those that are damaged."""
+    """Yield the content of packed bytes before those that are damaged."""
     try:
         for at in range(0, len(packed), 64):
             yield reader.decompress(packed[at : at + 64])

@@ -1,4 +1,4 @@
-"""A plain table: CSV with one action a line, for whatever writes no format that is known here.
+"""A plain table: CSV with one action a line, for writers of no other known format.
 
 Columns, in any order; the first line names them:
 

@@ -49,7 +49,7 @@ OPEN = "actions without a start or an end"
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its beginning."""
+    """Return whether a file begins like one of this format."""
     return _HEAD.search(head) is not None
 
 

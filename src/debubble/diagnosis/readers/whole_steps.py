@@ -1,4 +1,4 @@
-"""Which steps of a trace are whole: every rank has all of its actions in them, each once."""
+"""Whole steps of a trace: those in which every rank has all of its actions, each once."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _parts(
 def _lacks(
     usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]], parts: set[tuple[int, int]]
 ) -> str:
-    """What these copies and ranks lack."""
+    """Return in words the actions that these copies and ranks lack."""
     several = any(copy for copy, _ in usual)
     done = [{one[0] for one in actions} for actions in usual.values()]
     learns = any(kinds & set(GRADIENT_KINDS) for kinds in done)
