@@ -136,7 +136,7 @@ FITS = 0.005
 
 
 def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
-    """Pairs of ranks between which messages take longer than between others, or in other copies."""
+    """Yield pairs of ranks with slower messages than other pairs have, or other copies."""
     run, by_copy = replay.run, replay.transfers.by_copy
     ranks = run.schedule.ranks
     pairs: dict[tuple[int, int], list[int]] = {}
@@ -172,7 +172,7 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
 
 
 def _most_behind(run: Run, behind: Times) -> Where:
-    """The link on which most of the time is lost, and the rank that it leads to."""
+    """Return the link on which most of the time is lost, and the rank that it leads to."""
     lost = np.bincount(np.maximum(run.link, 0), behind.sum(axis=0))
     source, target = divmod(int(lost.argmax()), run.schedule.ranks)
     return {"link": [source, target]}

@@ -49,7 +49,7 @@ USUAL = Costs(F=1, I=1, W=1).resolve(Placement.linear(1)).duration[list(WORK_KIN
 def carried(
     run: Run, times: Times, delays: Times, schedule: Schedule, slower: Sequence[Change] = ()
 ) -> tuple[Times, Times]:
-    """Times of the actions of a schedule, and delays of what they receive, as a run had them.
+    """Return a run's times of the actions of a schedule, and delays of what they receive.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def carried(
 
 
 def shares_in_groups(run: Run, times: Times) -> Times:
-    """The share of every action in its overlapped group, by what it and the others take alone.
+    """Return the share of each action in its overlapped group, by the times of actions alone.
 
     It is 1 for actions alone; shape ``(rows, actions)``, as `times`.
     """
@@ -125,7 +125,7 @@ class _Work:
         return cls(run, alone.reshape(shape), overlap)
 
     def under(self, schedule: Schedule, slower: Sequence[Change] = ()) -> Times:
-        """Time of every action of a schedule, some of whose ranks are slower."""
+        """Return time of every action of a schedule, some of whose ranks are slower."""
         own, alone = self.run.schedule, self.alone
         if schedule.stages != own.stages:
             cut = shares_of_cut(np.ones(own.stages), np.ones(schedule.stages))
@@ -186,7 +186,7 @@ def _no_time_of(schedule: Schedule, row: int) -> str:
 
 
 def _sums(group: Indices, values: Times) -> Times:
-    """The sum over its group for every member, shape ``(rows, members)``."""
+    """Return the sum over its group for every member, shape ``(rows, members)``."""
     begins = np.flatnonzero(np.diff(group, prepend=-1))
     sums = np.add.reduceat(values, begins, axis=1)
     found: Times = np.repeat(sums, np.diff(begins, append=len(group)), axis=1)
@@ -194,7 +194,7 @@ def _sums(group: Indices, values: Times) -> Times:
 
 
 def _ratio(value: Times, of: Times) -> Times:
-    """Their quotient; 1 where that is nothing."""
+    """Return their quotient; 1 where that is nothing."""
     there = (of > 0) & (value > 0)
     return np.where(there, value / np.where(there, of, 1.0), 1.0)
 
@@ -202,7 +202,7 @@ def _ratio(value: Times, of: Times) -> Times:
 def _alone(
     cells: _Cells, schedule: Schedule, times: Times
 ) -> tuple[Times, Times, NDArray[np.bool_]]:
-    """Times of actions alone by kind, stage and slice of a microbatch, and as :func:`_usual`."""
+    """Return times of actions alone by kind, stage and slice, and the same as :func:`_usual`."""
     alone = np.full((len(times), len(ROW), schedule.stages, schedule.units), np.nan)
     lone = np.flatnonzero(cells.group < 0)
     alone[:, cells.kind[lone], cells.stage[lone], cells.unit[lone]] = times[:, lone]
@@ -245,7 +245,7 @@ def _complete(alone: Times, usual: Times) -> None:
 
 
 def _delays(run: Run, delays: Times, schedule: Schedule) -> Times:
-    """Delay of what every action of a schedule receives."""
+    """Return delay of what every action of a schedule receives."""
     mine, theirs = _in_turn(run.schedule), _in_turn(schedule)
     every = np.concatenate(list(mine.values())) if mine else np.zeros(0, dtype=np.int64)
     found = np.zeros((len(delays), len(schedule)))
@@ -259,7 +259,7 @@ def _delays(run: Run, delays: Times, schedule: Schedule) -> Times:
 
 
 def _in_turn(schedule: Schedule) -> dict[int, NDArray[np.int64]]:
-    """By link the actions that receive over it, microbatch by microbatch."""
+    """Return by link the actions that receive over it, microbatch by microbatch."""
     links, actions = links_of(schedule), schedule.actions
     forward = np.isin(kinds_of(actions), FORWARD_KINDS)
     turn = np.lexsort((stages_of(actions), forward, microbatches_of(actions)))

@@ -113,7 +113,7 @@ class Change:
             )
 
     def _columns(self, run: Run) -> np.ndarray:
-        """The actions, or those that receive the messages, that are changed."""
+        """Return the actions, or those that receive the messages, that are changed."""
         if self.what == "p2p":
             found = run.source >= 0
             if self.link:
@@ -132,7 +132,7 @@ class Change:
         return found
 
     def of_work(self, run: Run, times: Times, shares: Times) -> Times:
-        """Changed times of actions: an overlapped group is longer by what its members are.
+        """Return changed times of actions: an overlapped group is longer by what its members are.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class Change:
         return self.what == "rank" and self.value > least.get(self.how, math.inf)
 
     def of_rank(self, schedule: Schedule, times: Times) -> Times:
-        """Times of actions alone under another schedule, those of the rank changed."""
+        """Return times of actions alone under another schedule, those of the rank changed."""
         mine = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets)) == self.number
         if self.kind == "O":
             mine &= pairs_of(schedule.actions) > 0

@@ -125,7 +125,7 @@ def _hosts_of(run: Run, row: int) -> tuple[str, ...]:
 
 
 def _pairs(run: Run) -> list[tuple[int, int]]:
-    """Pairs of ranks that exchange messages."""
+    """Return pairs of ranks that exchange messages."""
     links = np.unique(run.link[run.link >= 0]).tolist()
     ends = (divmod(link, run.schedule.ranks) for link in links)
     return sorted({(min(pair), max(pair)) for pair in ends})
@@ -191,7 +191,7 @@ NARROW = 1e-4
 def _tightest(
     rows: NDArray[np.int64], time: Times, slack: Times, columns: NDArray[np.bool_], rounding: float
 ) -> tuple[Times, Times, NDArray[np.int64]]:
-    """Time, slack and row of the tightest message in every part of every row."""
+    """Return time, slack and row of the tightest message in every part of every row."""
     here = np.flatnonzero(columns)
     found = []
     for row in rows.tolist():
@@ -213,7 +213,7 @@ Bounds = tuple[Times, Times, NDArray[np.int64]]
 
 
 def _slopes(upper: Bounds, lower: Bounds, *, together: bool) -> tuple[float, float]:
-    """The least and the steepest line below the upper and above the lower bounds.
+    """Return the least and the steepest line below the upper and above the lower bounds.
 
     One line for all rows, or parallel ones for each.
     """
@@ -235,7 +235,7 @@ def _slack(run: Run) -> tuple[Times, Times]:
 
 
 def _direct(run: Run) -> tuple[Times, NDArray[np.int64]]:
-    """The bound that messages from a to b give, and the action that receives the tightest.
+    """Return the bound that messages from a to b give, and the action that receives the tightest.
 
     Both of shape ``(rows, ranks, ranks)``; ∞ and −1 where there is no message.
     """
@@ -254,7 +254,7 @@ def _direct(run: Run) -> tuple[Times, NDArray[np.int64]]:
 
 
 def _closed(direct: Times) -> tuple[Times, NDArray[np.bool_]]:
-    """Shortest paths between all ranks, and the rows in which a cycle is negative."""
+    """Return shortest paths between all ranks, and the rows in which a cycle is negative."""
     bounds = direct.copy()
     for via in range(bounds.shape[1]):
         np.minimum(bounds, bounds[:, :, via, None] + bounds[:, None, via, :], out=bounds)
@@ -286,7 +286,7 @@ def _offsets(direct: Times, bounds: Times, hosts: tuple[str, ...]) -> Times:
 
 
 def _contradiction(run: Run, row: int, direct: Times, columns: NDArray[np.int64]) -> str:
-    """The messages of a shortest cycle that cannot be, in words."""
+    """Return the messages of a shortest cycle that cannot be, in words."""
     cycle = _negative_cycle(direct)
     parts = []
     for source, target in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
@@ -302,7 +302,7 @@ def _contradiction(run: Run, row: int, direct: Times, columns: NDArray[np.int64]
 
 
 def _negative_cycle(direct: Times) -> list[int]:
-    """Ranks of a negative cycle: two where two suffice."""
+    """Return ranks of a negative cycle: two where two suffice."""
     both = direct + direct.T
     a, b = np.unravel_index(int(both.argmin()), both.shape)
     if both[a, b] < 0:

@@ -18,7 +18,7 @@ def has_only_costs(observed: Observed) -> bool:
 
 
 def cost_file(observed: Observed) -> dict[str, Any]:
-    """The costs as data of a cost file."""
+    """Return the costs as data of a cost file."""
     assert observed.costs is not None
     data = costs_data(observed.costs)
     if not data.get("memory"):
@@ -27,7 +27,7 @@ def cost_file(observed: Observed) -> dict[str, Any]:
 
 
 def to_dict(observed: Observed) -> dict[str, Any]:
-    """The data of a diagnosis, as far as costs say it."""
+    """Return the data of a diagnosis, as far as costs say it."""
     return {
         "format": observed.format, "ranks": observed.ranks, "copies": observed.copies,
         "stages": None, "microbatches": None, "steps": 0,

@@ -150,11 +150,11 @@ class Diagnosis:
         return simulate(self.schedule, self.costs)
 
     def cost_file(self) -> dict[str, Any]:
-        """The costs as data of a cost file."""
+        """Return the costs as data of a cost file."""
         return cost_file(self.replay, self.spreads)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Return everything as plain data."""
         schedule, slow = self.schedule, self.slowdown
         return {
             "format": self.observed.format,

@@ -79,7 +79,7 @@ class Finding:
 def find(
     replay: Replay, causes: Causes, accounts: tuple[RankAccount, ...]
 ) -> tuple[tuple[Finding, ...], float]:
-    """Findings, the one that gains most first, and the largest gain of what is none.
+    """Return findings, the one that gains most first, and the largest gain of what is none.
 
     Where gains cannot be told, findings are what ranks lost most time to.
     """
@@ -112,7 +112,7 @@ def find(
 
 
 def _persistence(replay: Replay, one: Candidate, base: np.ndarray) -> float:
-    """The share of the steps and copies, as far as the cause is in one, that have it."""
+    """Return the share of the steps and copies, as far as the cause is in one, that have it."""
     saved = (base - one.without) / base
     copy = one.where.get("copy")
     if copy is not None:

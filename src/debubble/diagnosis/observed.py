@@ -30,7 +30,7 @@ class Columns:
 
     @classmethod
     def of(cls: type[T], **columns: Sequence[Any] | NDArray[Any]) -> T:
-        """Rows from the columns that a format has; the others are unknown."""
+        """Return rows from the columns that a format has; the others are unknown."""
         count = len(next(iter(columns.values()))) if columns else 0
         made = {}
         for name, dtype in cls.types().items():
@@ -45,7 +45,7 @@ class Columns:
 
     @classmethod
     def types(cls) -> dict[str, np.dtype[Any]]:
-        """Every column and the type of its numbers: times are floats, all else is whole."""
+        """Return every column and the type of its numbers: times are floats, all else is whole."""
         whole = np.dtype(np.int32)
         times = np.dtype(np.float64)
         return {item.name: times if "float" in str(item.type) else whole for item in fields(cls)}
@@ -54,7 +54,7 @@ class Columns:
         return len(getattr(self, fields(self)[0].name))
 
     def take(self: T, rows: NDArray[Any]) -> T:
-        """Some of the rows: a mask, or positions. A column with one value for all keeps that."""
+        """Return some rows by a mask or positions. A column of one value for all stays one."""
         if rows.dtype == bool and rows.all():
             return self
         count = int(np.count_nonzero(rows)) if rows.dtype == bool else len(rows)

@@ -55,7 +55,7 @@ class _Row:
 
 
 def reconstruct(observed: Observed) -> Orders:
-    """The orders in which a run went through its actions.
+    """Return the orders in which a run went through its actions.
 
     Steps in which actions are missing or double are left out, and counted.
 
@@ -116,7 +116,7 @@ def reconstruct(observed: Observed) -> Orders:
 
 
 def _rows(observed: Observed) -> list[_Row]:
-    """The actions of every step and copy, rank by rank in the order in which they began."""
+    """Return the actions of every step and copy, rank by rank in the order in which they began."""
     actions = observed.actions
     works = np.flatnonzero(np.isin(actions.kind, WORK_KINDS))
     if not len(works):
@@ -161,7 +161,7 @@ def _begins_together(actions: Actions, group: NDArray[np.int64]) -> NDArray[np.f
 
 
 def _grouped(codes: Program, pair: NDArray[np.int32]) -> Program:
-    """A program in which overlapped groups are marked."""
+    """Return a program in which overlapped groups are marked."""
     if not len(codes) or (pair == ALONE).all():
         return codes
     same_before = np.concatenate([[False], (pair[1:] == pair[:-1]) & (pair[1:] != ALONE)])
@@ -173,7 +173,7 @@ def _grouped(codes: Program, pair: NDArray[np.int32]) -> Program:
 
 
 def _usual(rows: Sequence[_Row], ranks: int) -> list[Program]:
-    """The most frequent program of every rank among the longest; empty without a file."""
+    """Return the most frequent program of every rank among the longest; empty without a file."""
     usual = []
     for rank in range(ranks):
         seen = Counter(row.programs[rank].tobytes() for row in rows if len(row.programs[rank]))
@@ -202,12 +202,12 @@ def _complete(rows: Sequence[_Row], usual: Sequence[Program]) -> list[_Row]:
 
 
 def _contents(program: Program) -> bytes:
-    """The actions of a program in an order that is the same for all programs that have them."""
+    """Return the actions of a program in an order that depends on the set of them alone."""
     return np.sort(program & ~(3 << PAIR_SHIFT)).tobytes()
 
 
 def _filled(row: _Row, usual: Sequence[Program]) -> tuple[Program, ...]:
-    """The programs of a row, with the usual one where a rank has no file."""
+    """Return the programs of a row, with the usual one where a rank has no file."""
     pairs = zip(row.programs, usual, strict=True)
     return tuple(program if len(program) else wanted for program, wanted in pairs)
 

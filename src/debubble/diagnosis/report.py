@@ -95,7 +95,7 @@ def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
 
 
 def faster_schedules(found: Diagnosis, hint: bool = False) -> str:
-    """The schedules that would be faster, with a hint how to ask more; empty where none is."""
+    """Return lines on schedules that would be faster, with a hint; empty if none is."""
     others = faster(found.replay) if found.replay_error <= TRUSTED else []
     if not others:
         return ""
@@ -127,7 +127,7 @@ def gain_text(one: Finding) -> str:
 
 
 def account_columns(found: Diagnosis, most: int) -> list[Column]:
-    """A line for every rank, or for so many, and a column for every cause; milliseconds."""
+    """Return a line for every rank, or for so many, and a column for every cause; milliseconds."""
     accounts = found.accounts
     chosen = accounts
     if len(accounts) > most:
@@ -161,7 +161,7 @@ def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
 
 
 def _ms(seconds: float, step: float) -> str:
-    """Milliseconds to a tenth, or to a few thousandths of a step where that is less."""
+    """Return milliseconds to a tenth, or to a few thousandths of a step where that is less."""
     digits = max(1, 3 - math.floor(math.log10(step * 1e3))) if step > 0 else 1
     return f"{seconds * 1e3:.{digits}f}" if seconds > 0 else "–"
 

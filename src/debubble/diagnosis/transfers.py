@@ -51,7 +51,7 @@ class Transfers:
     says when it was received and not how long it was under way."""
 
     def usual(self, run: Run) -> Times:
-        """Typical time of the link of every action, 0 where it receives nothing."""
+        """Return typical time of the link of every action, 0 where it receives nothing."""
         return _of_links(run, self.by_copy)
 
 
@@ -159,7 +159,7 @@ def _one_by_one(links: Indices, made: Times, there: Times, usual: Times) -> Time
 
 
 def _typical(run: Run, sample: Times, share: float) -> Times:
-    """A quantile of every link of every copy, shape ``(copies, ranks * ranks)``.
+    """Return a quantile of every link of every copy, shape ``(copies, ranks * ranks)``.
 
     Of all copies for a link that is not known in one, of all links for one known in none.
     """
@@ -180,7 +180,7 @@ def _typical(run: Run, sample: Times, share: float) -> Times:
 
 
 def _of_links(run: Run, typical: Times) -> Times:
-    """Times of links for every action of every row, 0 where it receives nothing."""
+    """Return times of links for every action of every row, 0 where it receives nothing."""
     return np.where(run.link >= 0, typical[run.copy[:, None], run.link[None, :]], 0.0)
 
 

@@ -26,7 +26,7 @@ CAUSES = (
 
 
 def find_faults(run: Run, times: Times, gaps: Times) -> list[Fault]:
-    """Causes of lost time in the actions of a run, in the order in which they are looked for.
+    """Return causes of lost time in actions, in the order in which they are looked for.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from debubble.diagnosis.run import Times
 
 
 def pauses(left: Unexplained) -> Iterator[Fault]:
-    """Times in which a host is known to have stood still."""
+    """Yield times in which a host is known to have stood still."""
     run = left.run
     for cause, name in enumerate(PAUSES):
         inside = np.minimum(_stood(left, cause, run.start, run.end), left.times)
@@ -22,7 +22,7 @@ def pauses(left: Unexplained) -> Iterator[Fault]:
 
 
 def launch_gaps(left: Unexplained) -> Iterator[Fault]:
-    """Times inside actions in which the device did nothing, and hosts that are late."""
+    """Yield times inside actions in which the device did nothing, and hosts that are late."""
     idle = np.clip(left.run.duration - left.run.busy, 0.0, left.times)
     idle = np.where(np.isnan(idle), 0.0, idle)
     if idle.any() or left.gaps.any():

@@ -12,7 +12,7 @@ from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow
 
 
 def slow_stages(left: Unexplained) -> Iterator[Fault]:
-    """Stages that take longer than the mean of all; ranks where all of their stages do."""
+    """Yield stages that take longer than the mean of all; ranks where all of their stages do."""
     run = left.run
     medians = left.medians()
     ideal = np.zeros_like(left.times)

@@ -69,11 +69,11 @@ class Unexplained:
     def fault(
         self, cause: str, excess: Times, where: dict[str, int], size: float = math.nan
     ) -> Fault:
-        """A fault inside actions."""
+        """Return a fault inside actions."""
         return Fault(cause, excess, np.zeros_like(excess), where, float(size))
 
     def level(self) -> Times:
-        """Mean time of every (copy, stage, class), for every action."""
+        """Return mean time of every (copy, stage, class), for every action."""
         run = self.run
         level = np.ones_like(self.times)
         for copy in np.unique(run.copy).tolist():
@@ -83,7 +83,7 @@ class Unexplained:
         return np.where(level > 0, level, 1.0)
 
     def cells(self) -> Iterator[NDArray[np.int64]]:
-        """The actions of every (stage, class)."""
+        """Yield the actions of every (stage, class)."""
         run = self.run
         keys = run.stage * 64 + run.cls
         for key in np.unique(keys).tolist():
@@ -115,7 +115,7 @@ class Unexplained:
         return found
 
     def only_rank(self, excess: Times) -> dict[str, int]:
-        """The rank that has most of it, if one has."""
+        """Return the rank that has most of it, if one has."""
         run = self.run
         total = np.bincount(run.rank, np.where(run.counted, excess, 0.0).sum(axis=0),
                             run.schedule.ranks)  # fmt: skip

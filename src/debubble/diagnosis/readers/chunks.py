@@ -35,7 +35,7 @@ class Calls(NamedTuple):
 
 
 def first_units(parts: Iterable[Calls], ranks: int) -> Calls:
-    """The forwards of the first microbatch on the first and last rank, which show a V."""
+    """Return the forwards of the first microbatch on the first and last rank, which show a V."""
     found = []
     for calls in parts:
         shows = (calls.microbatch == 0) & (calls.chunk < 2) & np.isin(calls.kind, FORWARD_KINDS)
@@ -66,12 +66,12 @@ def is_v_shaped(calls: Calls, ranks: int) -> bool:
 
 
 def stage_of(rank: Whole, chunk: Whole, ranks: int, v_shaped: bool) -> Whole:
-    """The stage of a chunk: rounds over the ranks, there and back where they are V-shaped."""
+    """Return the stage of a chunk: rounds over the ranks, there and back if V-shaped."""
     return chunk * ranks + _placed_at(rank, chunk, ranks, v_shaped)
 
 
 def rank_of(stage: Whole, ranks: int, v_shaped: bool) -> Whole:
-    """The rank of a stage."""
+    """Return the rank of a stage."""
     return _placed_at(stage % ranks, stage // ranks, ranks, v_shaped)
 
 
@@ -85,7 +85,7 @@ def placed(v_shaped: bool) -> str:
 
 
 def kth_call(k: T, ranks: int, chunks: int, backward: bool) -> tuple[T, T]:
-    """Chunk and microbatch of a rank's k-th call as Megatron's interleaved schedule numbers them.
+    """Return chunk and microbatch of a rank's k-th call in Megatron's interleaved schedule.
 
     `k` may be an array of many.
 

@@ -84,7 +84,7 @@ class _Grown:
             self._columns[name][before : self.count] = values
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """All rows by their columns."""
+        """Return all rows by their columns."""
         return {
             name: each[: self.count] if each.ndim else np.broadcast_to(each, self.count)
             for name, each in self._columns.items()
@@ -195,7 +195,7 @@ class Collected:
         clocks: Clocks = "one",
         **others: Any,
     ) -> Observed:
-        """All of it as columns, from the earliest event on.
+        """Return all of it as columns, from the earliest event on.
 
         Parameters
         ----------
@@ -267,7 +267,7 @@ class Collected:
             self.left_out[reason] += count
 
     def _once(self, actions: Actions) -> Actions:
-        """Actions in order of step, copy, rank and time, without what was written twice."""
+        """Return actions in order of step, copy, rank and time, without what was written twice."""
         place = packed([actions.step, actions.copy, actions.rank])
         later = actions.start[1:] > actions.start[:-1]
         if ((place[1:] > place[:-1]) | ((place[1:] == place[:-1]) & later)).all():
@@ -288,7 +288,7 @@ class Collected:
 
 
 def table(columns: type[T], rows: array[float]) -> T:
-    """Columns of rows that have a value for each of them."""
+    """Return columns of rows that have a value for each of them."""
     names = list(columns.types())
     values = np.asarray(rows, dtype=np.float64).reshape(-1, len(names))
     return columns.of(**dict(zip(names, values.T, strict=True)))
@@ -314,7 +314,7 @@ def _like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def times_of(rows: Columns) -> dict[str, NDArray[np.float64]]:
-    """The columns that are points in time."""
+    """Return the columns that are points in time."""
     return {
         name: getattr(rows, name) for name, dtype in rows.types().items()
         if dtype == np.float64 and name != "busy"
@@ -322,7 +322,7 @@ def times_of(rows: Columns) -> dict[str, NDArray[np.float64]]:
 
 
 def since(zero: float, rows: T) -> T:
-    """Rows with their times counted from `zero`, which are written in place where they can be."""
+    """Return rows with times counted from `zero`, written in place if they can be."""
     columns = dict(vars(rows))
     for name, times in times_of(rows).items():
         columns[name] = np.subtract(times, zero, out=times if times.flags.writeable else None)

@@ -118,7 +118,7 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
 
 
 def _with_reasons(text: str, left_out: LeftOut) -> str:
-    """A refusal with what could not be used, as far as it does not say that."""
+    """Return a refusal with what could not be used, as far as it does not say that."""
     more = [f"{count:,} × {reason}" for reason, count in left_out.items() if reason not in text]
     if not more:
         return text
@@ -127,7 +127,7 @@ def _with_reasons(text: str, left_out: LeftOut) -> str:
 
 
 def _format(path: Path, left_out: LeftOut) -> str:
-    """The name of a file's format; empty, and counted, where it is none."""
+    """Return the name of a file's format; empty, and counted, where it is none."""
     try:
         begin = head(path)
     except FormatError:
@@ -147,7 +147,7 @@ def _format(path: Path, left_out: LeftOut) -> str:
 
 
 def _files(path: Path, where: str, left_out: LeftOut) -> list[Path]:
-    """The file, or those of the folder and its folders, in order of the numbers in their names."""
+    """Return the files of a file or folder, in order of the numbers in their names."""
     try:
         if path.is_file():
             return [path]
@@ -179,7 +179,7 @@ def _files(path: Path, where: str, left_out: LeftOut) -> list[Path]:
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
-    """A key that sorts rank2 before rank10."""
+    """Return a key that sorts rank2 before rank10."""
     parts = _NUMBERS.split(path)
     return [(-1, part) if place % 2 == 0 else (int(part), "") for place, part in enumerate(parts)]
 

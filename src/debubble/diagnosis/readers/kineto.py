@@ -202,7 +202,7 @@ def _add(
 
 
 def _numbered(traces: dict[int, list[RankTrace]]) -> dict[int, list[list[int]]]:
-    """The number of every step of every file: the profiler's, else the order of steps.
+    """Return the number of every step of every file: the profiler's, else the order of steps.
 
     Where ranks have different numbers of steps, those go together that lie beside each other.
     """
@@ -236,7 +236,7 @@ def _beside(mine: NDArray[np.float64], others: NDArray[np.float64]) -> list[int]
 
 
 def _apart(traces: Sequence[RankTrace], left_out: LeftOut) -> list[RankTrace]:
-    """The windows of a rank in order of time, without those that repeat a part of another."""
+    """Return the windows of a rank by time, without those that repeat a part of another."""
     found: list[RankTrace] = []
     end = -1
     for trace in sorted(traces, key=_begin):

@@ -83,7 +83,7 @@ class Kernels:
 
 
 def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
-    """The kernels of a file by the ranges in which they were launched.
+    """Return the kernels of a file by the ranges in which they were launched.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def _found(values: Times, among: Times) -> tuple[NDArray[np.bool_], Times]:
 
 
 def _owners(ranges: Times, times: Times) -> Times:
-    """The range that each time lies in, or −1."""
+    """Return the range that each time lies in, or −1."""
     if not ranges.shape[1]:
         return np.full(len(times), -1)
     owner = np.searchsorted(ranges[0], times, side="right") - 1
@@ -123,7 +123,7 @@ def _owners(ranges: Times, times: Times) -> Times:
 
 
 def transfer_spans(kernels: Kernels, owner: int) -> list[tuple[int, int]]:
-    """Starts and ends of the p2p kernels that a range launched, in order."""
+    """Return starts and ends of the p2p kernels that a range launched, in order."""
     here = kernels.of(owner)
     p2p = kernels.sort[here] == P2P
     return list(

@@ -169,7 +169,7 @@ class IntRows:
         return len(self.values) >= MAX_EVENTS * self.width
 
     def sorted(self) -> Times:
-        """The rows as columns, sorted by the first; shape ``(width, n)``."""
+        """Return the rows as columns, sorted by the first; shape ``(width, n)``."""
         rows = np.frombuffer(self.values, np.int64).reshape(-1, self.width)
         return rows[np.argsort(rows[:, 0], kind="stable")].T if len(rows) else rows.T
 
@@ -351,7 +351,7 @@ def _describe(found: KinetoFile, events: EventFile[Event]) -> None:
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    """Ranks of a group: a list, or its text."""
+    """Return ranks of a group: a list, or its text."""
     if isinstance(value, str):
         return tuple(int(number) for number in re.findall(r"\d{1,7}", value))
     return tuple(v for v in value if type(v) is int) if isinstance(value, list) else ()

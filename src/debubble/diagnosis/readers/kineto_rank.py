@@ -103,7 +103,7 @@ class RankTrace:
 
 
 def parts_of(name: str) -> tuple[Named, ...]:
-    """The actions of a range; those of GPipe's say no stage."""
+    """Return the actions of a range; those of GPipe's say no stage."""
     match = _MICROBATCH.fullmatch(name)
     if match is None:
         return actions_named(name)
@@ -187,7 +187,7 @@ class _Host:
 
     @staticmethod
     def first_in(times: Times, start: int, end: int) -> int:
-        """The first of some times that lies in a range, or UNKNOWN."""
+        """Return the first of some times that lies in a range, or UNKNOWN."""
         at = int(np.searchsorted(times, start))
         return int(times[at]) if at < len(times) and times[at] <= end else UNKNOWN
 
@@ -212,7 +212,7 @@ def _on_device(parts: tuple[Named, ...], kernels: Kernels, at: int) -> Computed 
 
 
 def _end(part: Named, start: int, end: int, at: int, kernels: Kernels | None, host: _Host) -> Moved:
-    """One end of a message with a range of its own."""
+    """Return one end of a message with a range of its own."""
     sends = part.kind in SEND_KINDS
     if kernels is not None:
         spans = transfer_spans(kernels, at)
@@ -231,7 +231,7 @@ def _end(part: Named, start: int, end: int, at: int, kernels: Kernels | None, ho
 def _within(
     one: Computed, start: int, end: int, at: int, kernels: Kernels, host: _Host
 ) -> list[Moved]:
-    """Both messages of a range of GPipe, which receives first and sends last."""
+    """Return both messages of a range of GPipe, which receives first and sends last."""
     part = one.parts[0]
     send, receive = (part._replace(kind=kind) for kind in transfer_of(part.kind))
     found = []
@@ -271,7 +271,7 @@ def _split(found: RankTrace, computed: Sequence[Computed], moved: Sequence[_Plac
 
 
 def _waits(computed: list[Computed]) -> list[Computed]:
-    """Actions of a device with what they waited for.
+    """Return actions of a device with what they waited for.
 
     What was launched before the previous action ended could have begun then, so it began when its
     input was there. What was launched later waited for the host.

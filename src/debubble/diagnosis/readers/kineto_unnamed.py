@@ -38,7 +38,7 @@ class Run(NamedTuple):
 
 
 def runs_of(path: Path, left_out: LeftOut) -> list[Run]:
-    """The forwards and backwards of a file, in order of time."""
+    """Return the forwards and backwards of a file, in order of time."""
     recorded, evaluated = IntRows(3), IntRows(3)
     for block in events_of(path, left_out).blocks():
         for event in block:

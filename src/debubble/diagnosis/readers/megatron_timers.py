@@ -172,7 +172,7 @@ class _Log:
         return True
 
     def sums(self) -> dict[str, dict[int, Times]]:
-        """Sums of times by kind and rank, in milliseconds."""
+        """Return sums of times by kind and rank, in milliseconds."""
         found: dict[str, dict[int, Times]] = {}
         for kind in TIMERS.values():
             parts = [(np.zeros(0, int), np.zeros(0)), *self._found[kind]]
@@ -212,7 +212,7 @@ def _told_by(line: str) -> _Line:
 def _per_stage(
     sums: Mapping[int, Times], ranks: int, chunks: int, peers: int, microbatches: int
 ) -> float | list[float]:
-    """The cost of an action of every stage: the median iteration's, of the slowest peer."""
+    """Return the cost of an action of every stage: the median iteration's, of the slowest peer."""
     share = microbatches * chunks
     if ALL in sums:
         return float(np.median(sums[ALL])) / share

@@ -237,7 +237,7 @@ def _thread(value: Any, names: dict[str, int]) -> int:
 
 
 def _first_tensor_ranks(named: Whole, events: _Events, left_out: LeftOut) -> _Events:
-    """Events of the first tensor-parallel rank of each worker: all of them do the same."""
+    """Return events of the first tensor-parallel rank of each worker: all of them do the same."""
     here = np.unique(events.worker)
     first: dict[tuple[int, int], int] = {}
     for copy, rank, tensor in named[here].tolist():
@@ -251,7 +251,7 @@ def _first_tensor_ranks(named: Whole, events: _Events, left_out: LeftOut) -> _Ev
 
 
 def _works(events: _Events, left_out: LeftOut) -> Whole:
-    """The rows that are actions with all of their numbers."""
+    """Return the rows that are actions with all of their numbers."""
     works = np.flatnonzero(np.isin(events.name, list(WORK)))
     sound = np.minimum.reduce([events.step, events.chunk, events.unit])[works] >= 0
     if spare := len(works) - int(np.count_nonzero(sound)):
@@ -261,7 +261,7 @@ def _works(events: _Events, left_out: LeftOut) -> Whole:
 
 
 def _first_copy(named: Whole, events: _Events, works: Whole, ranks: int) -> Calls:
-    """Actions of the first copy that show whether chunks are placed in a V."""
+    """Return actions of the first copy that show whether chunks are placed in a V."""
     works = works[events.unit[works] == 0]
     copy, rank, _ = named[events.worker[works]].T
     works, rank = works[copy == 0], rank[copy == 0]

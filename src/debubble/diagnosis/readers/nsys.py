@@ -199,7 +199,7 @@ def _processes(path: Path, left_out: LeftOut) -> Iterator[KinetoFile]:
 def _ranges(
     base: sqlite3.Connection, path: Path, tables: set[str], left_out: LeftOut
 ) -> dict[int, KinetoFile]:
-    """Ranges by process: what is called like an action, and iterations, which tell the rank."""
+    """Return ranges by process: those called like actions, and iterations, which have the rank."""
     columns = _columns(base, NVTX)
     text = "e.text" if "text" in columns else "NULL"
     join = ""
@@ -251,7 +251,7 @@ def _told(name: str) -> tuple[int, int] | str | None:
 
 
 def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
-    """Launches and kernels by process; names tell which are NCCL's."""
+    """Return launches and kernels by process; names tell which are NCCL's."""
     columns = _columns(base, KERNELS)
     name = "shortName" if "shortName" in columns else "demangledName"
     if not files:
@@ -315,7 +315,7 @@ class _Query(NamedTuple):
 
 
 def _are_fine(*columns: str) -> str:
-    """That columns hold whole numbers that fit, in SQL."""
+    """Return that columns hold whole numbers that fit, in SQL."""
     return " AND ".join(
         f"typeof({each}) = 'integer' AND {each} BETWEEN 0 AND {LATEST - 1}" for each in columns
     )

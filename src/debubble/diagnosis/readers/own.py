@@ -268,7 +268,7 @@ def _arrivals(actions: _Events, receives: _Events, end: Times) -> Times:
 
 
 def _pairs(actions: _Events, over: Times) -> Whole:
-    """The pair of every action in one: that of its first half.
+    """Return the pair of every action in one: that of its first half.
 
     The other halves stand on a thread of their own, and began a moment later where that was
     measured. They go with the action on the first thread that they share most of their time with.

@@ -122,7 +122,7 @@ def _together(runs: Mapping[int, _Run], ranks: int, chunks: int) -> Iterator[Cal
 
 
 def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
-    """Calls with chunks and microbatches also where the file does not number them."""
+    """Return calls with chunks and microbatches also where the file does not number them."""
     without = calls.chunk == UNNUMBERED
     if not without.any():
         return calls
@@ -167,7 +167,7 @@ def _observed(
 
 
 def _kinds(calls: Calls) -> Whole:
-    """Kinds of calls: a backward of which there is one for weights, too, is one for the input."""
+    """Return kinds of calls: a backward with one for weights, too, is one for the input."""
     if not (calls.kind == Kind.W).any():
         return calls.kind
     action = packed([calls.step, calls.rank, calls.chunk, calls.microbatch])
@@ -176,7 +176,7 @@ def _kinds(calls: Calls) -> Whole:
 
 
 def _pairs(calls: Calls) -> Whole | int:
-    """The pair of every call: forward and backward that ran together have one interval."""
+    """Return the pair of every call: forward and backward that ran together have one interval."""
     starts = np.sort(calls.start)
     if not (starts[1:] == starts[:-1]).any():
         return ALONE

@@ -35,7 +35,7 @@ LeftOut = Counter[str]
 
 
 def chunks(path: Path, left_out: LeftOut, size: int = CHUNK) -> Iterator[bytes]:
-    """The content of a file, unpacked where it is packed, in pieces of about `size` bytes.
+    """Yield the content of a file, unpacked where it is packed, in pieces of about `size` bytes.
 
     A file that cannot be unpacked to its end is read as far as that goes, which `left_out` counts.
 
@@ -66,7 +66,7 @@ def _plain(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _unpacked(file: BinaryIO, size: int, left_out: LeftOut) -> Iterator[bytes]:
-    """Pieces of a gzip file, which may have several members."""
+    """Yield pieces of a gzip file, which may have several members."""
     reader = zlib.decompressobj(wbits=31)
     whole = False
     while packed := file.read(size // 8):
@@ -102,7 +102,7 @@ def _undamaged(reader: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
 
 
 def head(path: Path) -> bytes:
-    """The beginning of a file, unpacked."""
+    """Return the beginning of a file, unpacked."""
     try:
         with open(path, "rb", buffering=0) as file:
             begin = file.read(HEAD)
@@ -112,7 +112,7 @@ def head(path: Path) -> bytes:
 
 
 def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:
-    """The content of a file whose format is read in one piece.
+    """Return the content of a file whose format is read in one piece.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def as_object(text: bytes, left_out: LeftOut) -> dict[str, Any]:
 
 
 def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[bytes]:
-    """A text file in pieces of whole lines; of a line, at least `longest` bytes are kept."""
+    """Yield a text file in pieces of whole lines; of a line, at least `longest` bytes are kept."""
     rest = b""
     for piece in chunks(path, left_out):
         end = piece.rfind(b"\n") + 1

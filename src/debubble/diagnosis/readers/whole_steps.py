@@ -27,7 +27,7 @@ ACTION = ("kind", "stage", "microbatch", "slice")
 def whole_steps(
     where: str, actions: Actions, count: Callable[[str, int], None]
 ) -> tuple[Actions, tuple[int, ...]]:
-    """The actions of complete steps, and the numbers of those steps.
+    """Return the actions of complete steps, and the numbers of those steps.
 
     What a rank usually has is what most of its steps have; a rank that lacks something even so is
     left out as a whole.
@@ -115,7 +115,7 @@ def whole_steps(
 def _parts(
     usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]],
 ) -> set[tuple[int, int]]:
-    """The copies and ranks that never have all microbatches, or not the backward of each."""
+    """Return the copies and ranks that never have all microbatches, or not the backward of each."""
     forwards = {
         at: {one[1:] for one in done if one[0] in FORWARD_KINDS} for at, done in usual.items()
     }
@@ -155,7 +155,7 @@ def _lacks(
 def _absent(
     done: frozenset[tuple[int, ...]], units: set[tuple[int, ...]], backward: str
 ) -> list[str]:
-    """Actions that a rank does not have: of these units, or to go with another of its actions."""
+    """Return names of missing actions: of these units, or to go with another action."""
     forwards = {one[1:] for one in done if one[0] in FORWARD_KINDS}
     backwards = {one[1:] for one in done if one[0] in GRADIENT_KINDS}
     wanted = forwards | backwards | {(one[1], *unit) for one in done for unit in units}
