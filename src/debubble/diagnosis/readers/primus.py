@@ -245,11 +245,12 @@ class _Lists:
                 (chunks, units)]  # fmt: skip
         are_whole = all(both) and {type(one) for each in both for one in each} == {int}
         if are_whole and max(both[0]) < MOST_CHUNKS:
-            self._chunks += [
-                chunk if min(chunk, unit) >= 0 else NO_CALL
-                for chunk, unit in zip(*both, strict=True)
-            ]
-            self._units += both[1]
+            chunks, units = both
+            if min(map(min, both)) < 0:
+                pairs = zip(chunks, units, strict=True)
+                chunks = [chunk if min(chunk, unit) >= 0 else NO_CALL for chunk, unit in pairs]
+            self._chunks += chunks
+            self._units += units
         else:
             self._chunks += [UNNUMBERED] * count
             self._units += range(count)
@@ -257,7 +258,10 @@ class _Lists:
     def calls(self, steps: Sequence[int], kind: Kind) -> Calls:
         """Return the calls."""
         step = np.repeat(np.array(steps, np.int64), self._counts)
-        unit = np.array([max(min(unit, LATEST), 0) for unit in self._units], np.int64)
+        try:
+            unit = np.array(self._units, np.int64)
+        except OverflowError:
+            unit = np.array([max(min(unit, LATEST), 0) for unit in self._units], np.int64)
         start, end = np.array(self._starts, np.float64), np.array(self._ends, np.float64)
         rank = np.full(len(step), UNNUMBERED)
         kinds = np.full(len(step), int(kind))

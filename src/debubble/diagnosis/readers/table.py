@@ -30,6 +30,7 @@ from contextlib import suppress
 from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +102,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         texts = _lines(path, left_out)
         header, *first = next(texts, [""])
         columns, scale = _columns(path, _header(path, header), left_out)
-        for cells in _cells(chain([first], texts), columns):
+        for cells in _cells(chain([first] if first else [], texts), columns):
             check_cancelled()
             table.add(cells, scale)
     if table.wrong:
@@ -141,12 +142,14 @@ def _cells(texts: Iterator[list[str]], columns: Mapping[str, int]) -> Iterator[C
             while records := list(islice(rows, BATCH)):
                 yield _by_columns(records, columns)
             return
-        commas = joined.count(",") // max(len(some), 1)
-        alike = {line.count(",") for line in some} == {commas} and commas * "," not in some
+        commas = some[0].count(",")
         blanks = not joined.isascii() or any(map(joined.__contains__, " \t\r\v\f"))
-        if alike and commas >= last and not blanks:
-            cells = joined.replace("\n", ",").split(",")
-            yield {name: cells[at :: commas + 1] for name, at in columns.items()}
+        # Line breaks are cells of their own; if all lines are alike they come at equal distances.
+        cells = joined.replace("\n", ",\n,").split(",")
+        alike = len(cells) == len(some) * (commas + 2) - 1
+        alike = alike and cells[commas + 1 :: commas + 2] == ["\n"] * (len(some) - 1)
+        if alike and commas >= last and not blanks and commas * "," not in some:
+            yield {name: cells[at :: commas + 2] for name, at in columns.items()}
         else:
             yield _by_columns([line.split(",") for line in some], columns)
 
@@ -200,17 +203,17 @@ class _Names:
         """Return the number of each name; numbers hold until the next call."""
         if len(self._numbers) > MOST_NAMES:
             self.__init__()  # type: ignore[misc]
-        before = len(self._numbers)
-        found = [self._numbers.setdefault(text, len(self._numbers)) for text in texts]
-        if len(self._numbers) > before:
-            self._named += map(_things, list(self._numbers)[before:])
+        new = [text for text in dict.fromkeys(texts) if text not in self._numbers]
+        if new:
+            self._numbers |= {text: len(self._numbers) + at for at, text in enumerate(new)}
+            self._named += map(_things, new)
             counts = list(map(len, self._named))
             most = max(counts)
             nothing: _Thing = (NOTHING, 0, 0, 0, 0)
             every = [one + [nothing] * (most - len(one)) for one in self._named]
             self.things = np.array(every, np.int64).reshape(len(every), most, len(nothing))
             self.counts = np.array(counts)
-        return np.array(found, np.int64)
+        return np.fromiter(map(self._numbers.__getitem__, texts), np.int64, len(texts))
 
 
 def _things(name: str) -> list[_Thing]:
@@ -231,6 +234,24 @@ def _thing(kind: Kind, stage: int, microbatch: int, slice: int) -> _Thing:
         # The stage that made what is received.
         return RECEIVE, kind, stage + spec.away, microbatch, slice
     return ACTION if kind in COMPUTE_KINDS else NOTHING, kind, stage, microbatch, slice
+
+
+class _Things(NamedTuple):
+    """Things of one sort by their columns; times in seconds."""
+
+    step: Whole
+    copy: Whole
+    rank: Whole
+    kind: Whole
+    stage: Whole
+    microbatch: Whole
+    slice: Whole
+    pair: Whole
+    start: Floats
+    end: Floats
+    waited: Floats
+    issued: Floats
+    busy: Floats
 
 
 class _Table:
@@ -279,20 +300,17 @@ class _Table:
             for sort in (ACTION, SEND, RECEIVE, PAUSE):
                 rows = np.flatnonzero(sound & (every[:, 0] == sort))
                 if len(rows):
-                    columns = (each[rows] for each in (*place, *every.T[1:], pair, *times))
-                    self._add_things(sort, *columns)
+                    columns = (*place, *every.T[1:], pair, *times)
+                    self._add_things(sort, _Things(*(column[rows] for column in columns)))
 
-    def _add_things(
-        self, sort: int, step: Whole, copy: Whole, rank: Whole, kind: Whole, stage: Whole,
-        microbatch: Whole, slice: Whole, pair: Whole, start: Floats, end: Floats, waited: Floats,
-        issued: Floats, busy: Floats,
-    ) -> None:  # fmt: skip
+    def _add_things(self, sort: int, things: _Things) -> None:
         """Add things of one sort."""
+        step, copy, rank, kind, stage, microbatch, slice, _, start, end, waited, *_ = things
         carried = step, copy, np.isin(kind, FORWARD_KINDS), stage, microbatch, slice, rank, start
         if sort == ACTION:
             self.collected.many(
-                "actions", step, copy, rank, kind, stage, microbatch, slice, pair, start, end,
-                issued, waited, busy,
+                "actions", *things[: things._fields.index("waited")], things.issued, waited,
+                things.busy,
             )  # fmt: skip
         elif sort == SEND:
             self.collected.many("sends", *carried)
