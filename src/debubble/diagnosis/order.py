@@ -16,8 +16,8 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.observed import ALONE, Actions, Observed
 from debubble.diagnosis.schedule_names import Name, like_none, named
-from debubble.engine.exist import has
 from debubble.engine.graph import compile_graph
+from debubble.engine.validate import has
 
 FIRST, BETWEEN, LAST = 1, 3, 2
 """Places in an overlapped group, as packed actions have them."""

@@ -61,9 +61,14 @@ def whole_steps(
         usual[place] = next(done.actions for done in by_step.values() if done.key == most)
         wrong[place] = {step for step in steps if step not in by_step or by_step[step].key != most}
     parts = _parts(usual)
-    _refuse_parts(where, usual, parts)
+    if len(parts) == len(usual):
+        raise FormatError(
+            f"{where}: no rank has the forward and backward of every microbatch in any "
+            f"step: {_lacks(usual, parts)}; begin the trace before a step and end it behind one"
+        )
     if parts:
         count(PARTS + _lacks(usual, parts), len(parts))
+    _refuse_gaps(where, usual)
     cut = {step for place, found in wrong.items() if place not in parts for step in found}
     cut -= twice
     count(TWO_TIMES, len(twice))
@@ -134,15 +139,8 @@ def _sets(
     return found, twice
 
 
-def _refuse_parts(
-    where: str, usual: Mapping[_Place, frozenset[tuple[int, ...]]], parts: set[_Place]
-) -> None:
-    """Refuse a trace in which no rank is complete, or that lacks some microbatch."""
-    if len(parts) == len(usual):
-        raise FormatError(
-            f"{where}: no rank has the forward and backward of every microbatch in any "
-            f"step: {_lacks(usual, parts)}; begin the trace before a step and end it behind one"
-        )
+def _refuse_gaps(where: str, usual: Mapping[_Place, frozenset[tuple[int, ...]]]) -> None:
+    """Refuse a trace that lacks a microbatch on all ranks."""
     units = {action[2] for done in usual.values() for action in done}
     absent = sorted(set(range(max(units))) - units)
     if absent:

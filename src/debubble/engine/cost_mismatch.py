@@ -1,0 +1,101 @@
+"""Orders that were computed from costs, on other costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.cost_table import CostTable
+from debubble.core.costs import Costs
+from debubble.core.kind_relations import PASS_KINDS
+from debubble.core.kinds import VOCABULARY_KINDS
+from debubble.core.schedule import Schedule
+from debubble.core.slicing_times import even_cut
+
+DEFAULT = Costs()
+
+WORDS = {
+    "order": "the order was",
+    "cut": "the slices were",
+    "recomputes": "the places of recomputes were",
+    "copies": "the places of copies were",
+}
+"""What was computed, of :data:`debubble.core.schedule.FROM_COSTS`, and its verb."""
+
+
+def mismatch(schedule: Schedule, table: CostTable) -> str:
+    """Mismatch between the costs a schedule was made for and those it runs on; empty if none.
+
+    Costs that are all larger by one factor lead to the same order, and a cut depends on attention
+    alone.
+    """
+    made = schedule.made_for
+    if made is None or made == table.costs:
+        return ""
+    parts = schedule.from_costs or ("order",)
+    other = not _alike(schedule, made.table(schedule), table)
+    recut = "cut" in parts and not _same_cut(schedule, made, table.costs)
+    off = [name for name in parts if (recut if name == "cut" else other)]
+    if not off:
+        return ""
+    what = "one unit of time each for F, I and W" if made == DEFAULT else "other costs"
+    if off == ["cut"] and made.attention == 0:
+        what = "costs without attention"
+    it = "it" if off == ["order"] else "the schedule"
+    return (
+        f"{WORDS[off[0]]} computed for {what}, not for these; make {it} with costs=… to have it fit"
+    )
+
+
+def uses_default_costs(schedule: Schedule) -> bool:
+    """Whether a schedule was computed from costs that nobody gave."""
+    return schedule.made_for == DEFAULT
+
+
+def remembering(schedule: Schedule, part: str, costs: Costs) -> Schedule:
+    """A schedule of which a part was computed from some costs; those of its order go first."""
+    return replace(
+        schedule,
+        made_for=schedule.made_for or costs,
+        from_costs=tuple(dict.fromkeys((*schedule.from_costs, part))),
+    )
+
+
+def _same_cut(schedule: Schedule, *both: Costs) -> bool:
+    """Whether two costs lead to the same cut into slices of equal work."""
+    cuts = [even_cut(schedule.placement, schedule.slices, costs) for costs in both]
+    return len(cuts[0]) == len(cuts[1]) and _equal(*map(np.asarray, cuts))
+
+
+def _alike(schedule: Schedule, made: CostTable, table: CostTable) -> bool:
+    """Whether orders and places that are computed from two tables are the same.
+
+    They depend on times up to a factor, and on memory up to another where there is no limit.
+    """
+    here, there = _times(schedule, table), _times(schedule, made)
+    if here.shape != there.shape or not _equal(_shares(here), _shares(there)):
+        return False
+    here, there = (np.stack([t.activation, t.kept, t.checkpoint]) for t in (table, made))
+    if "memory" in schedule.options or {"recomputes", "copies"} & {*schedule.from_costs}:
+        return _equal(here, there) and _equal(table.static, made.static)
+    return _equal(_shares(here), _shares(there))
+
+
+def _times(schedule: Schedule, table: CostTable) -> NDArray[np.float64]:
+    """Times that orders are computed from: of actions, transfers, and copies if there are any."""
+    kinds = [*PASS_KINDS, *VOCABULARY_KINDS]
+    links = table.link if table.boundaries is None else table.boundaries.time
+    parts = [table.duration[kinds].ravel(), links.ravel()]
+    if "copies" in schedule.from_costs:
+        parts.append(table.activation * table.offload / table.costs.host_bandwidth)
+    return np.concatenate(parts)
+
+
+def _shares(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values / (values.sum() or 1.0)
+
+
+def _equal(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
+    return bool(np.allclose(a, b, rtol=1e-9, atol=0))
