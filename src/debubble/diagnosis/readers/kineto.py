@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
+from debubble.core.kinds import FORWARD_KINDS, KINDS
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.collected import MAX_RANKS, NAN, Collected
 from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recognizes
@@ -93,7 +95,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
                 if cause == ALLOCATES and end - start < brief:
                     continue
                 begin, last = (base + start) * NANOSECONDS, (base + end) * NANOSECONDS
-                collected.pause(place.copy, place.rank, cause, begin, last)
+                collected.each("pauses", [(place.copy, place.rank, cause, begin, last)])
     return _observed(collected, traces, found, assumed)
 
 
@@ -179,25 +181,34 @@ def _add(
     def seconds(time: int) -> float:
         return NAN if time == UNKNOWN else (base + time) * NANOSECONDS
 
+    rows: dict[Literal["actions", "sends", "receives"], list[tuple[float, ...]]] = {
+        "actions": [], "sends": [], "receives": [],
+    }  # fmt: skip
     for one in computed:
         together = len(one.parts) > 1
         pair += together
         for part in one.parts:
-            collected.action(
+            rows["actions"].append((
                 number, *place, part.kind, place.rank if part.stage == UNKNOWN else part.stage,
-                part.microbatch, seconds(one.start), seconds(one.end), slice=part.slice,
-                pair=pair if together else ALONE, issued=seconds(one.issued),
-                waited=seconds(one.waited),
-                busy=NAN if one.busy == UNKNOWN else one.busy * NANOSECONDS,
-            )  # fmt: skip
+                part.microbatch, part.slice, pair if together else ALONE, seconds(one.start),
+                seconds(one.end), seconds(one.issued), seconds(one.waited),
+                NAN if one.busy == UNKNOWN else one.busy * NANOSECONDS,
+            ))  # fmt: skip
     for each in moved:
-        part = each.end
-        collected.transfer(
-            number, *place, part.kind, place.rank if part.stage == UNKNOWN else part.stage,
-            part.microbatch, slice=part.slice, sent=seconds(each.sent),
-            posted=seconds(each.posted), waited=seconds(each.waited),
-            arrived=seconds(each.arrived),
+        part, spec = each.end, KINDS[each.end.kind]
+        stage = place.rank if part.stage == UNKNOWN else part.stage
+        # A message is of the stage that made it.
+        carried = (
+            number, place.copy, part.kind in FORWARD_KINDS, stage + spec.away * spec.receives,
+            part.microbatch, part.slice, place.rank,
         )  # fmt: skip
+        if spec.sends:
+            rows["sends"].append((*carried, seconds(each.sent)))
+        else:
+            times = each.posted, each.waited, each.arrived
+            rows["receives"].append((*carried, *map(seconds, times)))
+    for name, some in rows.items():
+        collected.each(name, some)
     return pair
 
 

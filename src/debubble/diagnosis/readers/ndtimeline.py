@@ -317,5 +317,4 @@ def _add(
             collected.many("receives", *key, start[which], start[which], end[which])
     gc = np.flatnonzero((events.name == GC) & (end > start))
     cause = PAUSES.index("garbage-collection")
-    for at in gc.tolist():
-        collected.pause(int(copy[at]), int(rank[at]), cause, float(start[at]), float(end[at]))
+    collected.many("pauses", copy[gc], rank[gc], cause, start[gc], end[gc])

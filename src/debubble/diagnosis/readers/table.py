@@ -319,8 +319,7 @@ class _Table:
         else:
             with np.errstate(invalid="ignore"):
                 self.wrong += int(np.count_nonzero(~(end >= start)))
-            for row in zip(copy, rank, kind, start, end, strict=True):
-                self.collected.pause(*row)
+            self.collected.many("pauses", copy, rank, kind, start, end)
 
     def _add_hosts(
         self, hosts: list[str] | None, copy: Whole, rank: Whole, placed: NDArray[np.bool_]
