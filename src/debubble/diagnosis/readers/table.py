@@ -25,10 +25,10 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from decimal import Decimal
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,8 +42,9 @@ from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import Collected
+from debubble.diagnosis.readers.csv_cells import Cells, cells_of, lines_of
 from debubble.diagnosis.readers.messages import packed, some_of_each
-from debubble.diagnosis.readers.stream import LeftOut, lines
+from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.text import shown
 
 NAME = "table"
@@ -58,9 +59,6 @@ _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
 MOST_NAMES = 1 << 16
 """Names that are kept; with more than that all are looked up again."""
 
-BATCH = 2_000
-"""Lines that are read at a time."""
-
 FINE = 10**9
 """Parts of a unit of time of which most numbers are multiples."""
 
@@ -70,15 +68,10 @@ EXACT = 1 << 50
 SHORT = 16
 """Length of a number that has at most 15 digits, all of which a float keeps."""
 
-NO_ROW = "\ufffd"
-"""A cell of a row that is none of a CSV."""
-
 WRONG = "lines that are no action with a rank and times"
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
-Cells = dict[str, list[str]]
-"""Cells of some lines by their columns, without blanks around them."""
 
 
 def recognizes(head: bytes) -> bool:
@@ -99,10 +92,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     table = _Table(Collected(where, left_out))
     scale = 1.0
     for path in files:
-        texts = _lines(path, left_out)
+        texts = lines_of(path, left_out)
         header, *first = next(texts, [""])
         columns, scale = _columns(path, _header(path, header), left_out)
-        for cells in _cells(chain([first] if first else [], texts), columns):
+        for cells in cells_of(chain([first] if first else [], texts), columns):
             check_cancelled()
             table.add(cells, scale)
     if table.wrong:
@@ -119,60 +112,6 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         },
         unit=scale, hosts=hosts, clocks="hosts" if len(set(hosts.values())) > 1 else "one",
     )  # fmt: skip
-
-
-def _lines(path: Path, left_out: LeftOut) -> Iterator[list[str]]:
-    """Yield the lines of a file, some at a time."""
-    for text in lines(path, left_out):
-        # A file cut by a full disk may have null bytes.
-        whole = text.replace(b"\0", b"").decode("utf-8", "replace")
-        some = whole.removesuffix("\n").split("\n")
-        for at in range(0, len(some), BATCH):
-            yield some[at : at + BATCH]
-
-
-def _cells(texts: Iterator[list[str]], columns: Mapping[str, int]) -> Iterator[Cells]:
-    """Yield the cells of lines that are not empty, some lines at a time."""
-    last = max(columns.values())
-    for some in texts:
-        joined = "\n".join(some)
-        if '"' in joined:
-            # A quoted cell may go on in the next line, so csv takes all that follow.
-            rows = _records(chain(some, chain.from_iterable(texts)))
-            while records := list(islice(rows, BATCH)):
-                yield _by_columns(records, columns)
-            return
-        commas = some[0].count(",")
-        blanks = not joined.isascii() or any(map(joined.__contains__, " \t\r\v\f"))
-        # Line breaks are cells of their own; if all lines are alike they come at equal distances.
-        cells = joined.replace("\n", ",\n,").split(",")
-        alike = len(cells) == len(some) * (commas + 2) - 1
-        alike = alike and cells[commas + 1 :: commas + 2] == ["\n"] * (len(some) - 1)
-        if alike and commas >= last and not blanks and commas * "," not in some:
-            yield {name: cells[at :: commas + 2] for name, at in columns.items()}
-        else:
-            yield _by_columns([line.split(",") for line in some], columns)
-
-
-def _records(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield rows of lines that have quotes."""
-    rows = csv.reader(texts)
-    while True:
-        try:
-            yield next(rows)
-        except StopIteration:
-            return
-        except csv.Error:
-            yield [NO_ROW]
-
-
-def _by_columns(rows: Iterable[Sequence[str]], columns: Mapping[str, int]) -> Cells:
-    """Return the cells of rows of any length that are not empty."""
-    some = [row for row in rows if any(map(str.strip, row))]
-    return {
-        name: [row[at].strip() if at < len(row) else "" for row in some]
-        for name, at in columns.items()
-    }
 
 
 ACTION, SEND, RECEIVE, PAUSE, NOTHING = range(5)
