@@ -78,6 +78,7 @@ register_hooks(
         "timelines_html": "debubble.view.page:cell",
         "render_figure": "debubble.view.figure:render",
         "save_table": "debubble.view.latex:save",
+        "name_of_sweeps": "debubble.sweeps:by_name",
     }
 )
 

@@ -267,9 +267,9 @@ def command(content: bytes) -> object:
 def schedule(name: str) -> Callable[[bytes], object]:
     def read(content: bytes) -> object:
         from debubble.analysis.check import check
-        from debubble.interchange.files import parse
+        from debubble.interchange.files import parse_schedule
 
-        return check(parse(text(content), name))
+        return check(parse_schedule(text(content), name))
 
     return read
 

@@ -18,7 +18,7 @@ import numpy as np
 import debubble as db
 from debubble.engine.modes import P2P_MODES
 from debubble.interchange.cost_files import parse_costs
-from debubble.interchange.files import parse
+from debubble.interchange.files import parse_schedule
 from debubble.interchange.schedule_json import from_json, to_json
 from tests.fuzz import inputs, queues, simulator
 
@@ -49,7 +49,7 @@ def read(kind: str) -> Callable[[Random], bool]:
     def target(random: Random) -> bool:
         text = inputs.damaged(random, text_of(random))
         try:
-            schedule = parse(text, f"x.{kind}")
+            schedule = parse_schedule(text, f"x.{kind}")
         except db.DebubbleError:
             return False
         try_all(schedule, random)

@@ -11,7 +11,7 @@ import pytest
 import debubble as db
 from debubble.core.actions import kinds_of
 from debubble.core.kind_relations import PASS_KINDS
-from debubble.interchange.files import parse, text_of
+from debubble.interchange.files import parse_schedule, text_of
 from debubble.schedules.registry import Entry
 from tests.small import RANKS, smallest
 
@@ -30,8 +30,10 @@ WAYS: list[dict[str, Any]] = [
     {"iterations": 2},
 ]
 CSV = {
-    "torch-csv": lambda schedule: parse(text_of(schedule, "torch-csv"), "x.csv"),
-    "torch-csv-comms": lambda schedule: parse(text_of(schedule, "torch-csv-comms"), "x.csv"),
+    "torch-csv": lambda schedule: parse_schedule(text_of(schedule, "torch-csv"), "x.csv"),
+    "torch-csv-comms": lambda schedule: parse_schedule(
+        text_of(schedule, "torch-csv-comms"), "x.csv"
+    ),
 }
 
 
@@ -53,7 +55,7 @@ def test_a_json_file_gives_back_all_of_a_schedule(entry: Entry) -> None:
             schedule = made(entry, **way)
         except db.ParameterError:
             continue
-        again = parse(text_of(schedule, "json"), "x.json")
+        again = parse_schedule(text_of(schedule, "json"), "x.json")
         assert again == schedule
         assert (again.made_for, again.from_costs) == (schedule.made_for, schedule.from_costs)
         assert again.slicing.shares == schedule.slicing.shares

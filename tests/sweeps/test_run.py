@@ -31,6 +31,15 @@ def table(path: Path) -> list[tuple[Any, ...]]:
     return [row[:-1] for row in Results.read(path).select(*Results.read(path).columns)]
 
 
+def test_the_former_module_has_the_same_names() -> None:
+    from debubble import sweeps
+    from debubble.planner import sweeps as former
+
+    for name in sweeps.__all__:
+        with pytest.warns(db.DebubbleDeprecationWarning, match="use debubble.sweeps"):
+            assert getattr(former, name) is getattr(sweeps, name)
+
+
 def test_results_are_in_the_file(spec: Spec, tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     said: list[Progress] = []

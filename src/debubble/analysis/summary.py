@@ -15,9 +15,9 @@ from debubble.core.units import Scale, counted, memory_scale, number, percent
 from debubble.engine.modes import MODE
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
-from debubble.schedules._entry import FormValue
 from debubble.schedules.forms import (
     TIME_QUANTITIES,
+    FormValue,
     NearestForm,
     Obstacle,
     closed_forms,

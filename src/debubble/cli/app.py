@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from debubble._version import __version__
 from debubble.cli.errors import clean_exit
 from debubble.core.command import run_as
 from debubble.core.errors import ParameterError, did_you_mean
@@ -156,8 +157,6 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from debubble import __version__
-
         typer.echo(f"debubble {__version__}")
         raise typer.Exit
 

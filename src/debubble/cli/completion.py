@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from debubble.schedules import registry
+
 Complete: TypeAlias = Callable[[str], list[str]]
 """Words that complete the beginning of one."""
 
@@ -21,8 +23,6 @@ def one_of(words: Iterable[str]) -> Complete:
 
 def schedules(typed: str) -> list[str]:
     """Complete names of registered schedules."""
-    from debubble.schedules import registry
-
     return one_of(registry.entries())(typed)
 
 

@@ -16,7 +16,7 @@ from debubble.core.costs import COST_FIELDS
 from debubble.core.errors import ParameterError
 from debubble.core.units import amount, memory_scale
 from debubble.interchange.cost_files import costs_data, load_costs
-from debubble.interchange.cost_template import SECTIONS, reference, template
+from debubble.interchange.cost_template import SECTIONS, key_reference, template
 from debubble.interchange.files import write_text
 
 WIDTH = 79
@@ -32,7 +32,7 @@ def costs(
 ) -> None:
     """Check a cost file, start a new one, or list its keys.
 
-    With FILE, checks it and says what it means; with --init, writes one that 'debubble simulate
+    With FILE, checks it and explains its values; with --init, writes one that 'debubble simulate
     --costs' takes as it is; without either, explains every key.
     """
     if file is not None and init:
@@ -117,7 +117,7 @@ def _value(value: Any, unit: str) -> str:
 
 
 def _explain(as_json: bool) -> None:
-    found = {section: reference(section) for section in SECTIONS}
+    found = {section: key_reference(section) for section in SECTIONS}
     if as_json:
         print_json(
             [

@@ -17,7 +17,7 @@ from debubble.cli.options import (
     ScheduleName,
     Setup,
     Text,
-    refuse_wrong,
+    refuse_faulty,
     switch,
     takes,
     with_setup,
@@ -98,7 +98,7 @@ def export(
         question = inputs.of(schedule)
         made = question.made
         if to != "chrome-trace" and not unchecked:
-            refuse_wrong(inputs.verdict(made), schedule, ", --unchecked writes it all the same")
+            refuse_faulty(inputs.verdict(made), schedule, ", --unchecked writes it all the same")
         if layers is not None:
             check_cut(made, layers)
         notes = _above_limit(made, inputs)

@@ -199,6 +199,8 @@ class Inputs:
 
     def options(self, targets: Iterable[str]) -> dict[str, Any]:
         """Return the typed options of schedules, read as the named schedules declare them."""
+        if not self.pairs:
+            return {}
         return parse_options(self.pairs, declared_options(targets, self.pairs))
 
     def of(self, target: str, among: Iterable[str] = (), *, late: bool = False) -> Question:
@@ -244,7 +246,7 @@ class Inputs:
         return check(schedule, memory=self.memory, costs=self.costs, p2p_mode=mode)
 
 
-def refuse_wrong(report: Report, target: str, more: str) -> None:
+def refuse_faulty(report: Report, target: str, more: str) -> None:
     """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
     if not report.ok:
         advice = f"'debubble check' lists every problem{more}"

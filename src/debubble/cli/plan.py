@@ -16,9 +16,9 @@ from debubble.cli.options import AsJson, Text, positive, takes, writes
 from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
+from debubble.core.options import read_whole
 from debubble.core.units import read_number
 from debubble.interchange.files import write_text
-from debubble.interchange.text import read_count
 
 if TYPE_CHECKING:
     from debubble.planner.answer.why import Why
@@ -115,8 +115,8 @@ def plan(
     if output is not None:
         _check_output(output)
     others = [(text, held_with(given, text, framework)) for text in why or []]
-    count = read_count("--top", top, 1, 1000)
-    how_many = 0 if optimize is None else read_count("--optimize", optimize, 1, 1000)
+    count = read_whole("--top", top, 1, 1000)
+    how_many = 0 if optimize is None else read_whole("--optimize", optimize, 1, 1000)
     if time_limit is not None and not how_many:
         raise ParameterError("--time-limit is for --optimize; give both, or neither")
     limit = None if time_limit is None else positive("--time-limit", time_limit, " of seconds")
@@ -175,9 +175,9 @@ def _asked(
             raise ParameterError(f"{name} is missing; for instance: {EXAMPLE}")
     model, gpu, *numbers = (str(text) for text in texts.values())
     flags = zip(("--gpus", "--batch"), numbers, strict=True)
-    gpus, batch = (read_count(*pair, 1, LARGEST) for pair in flags)
+    gpus, batch = (read_whole(*pair, 1, LARGEST) for pair in flags)
     return ask(
-        model, gpu, gpus, batch, None if seq is None else read_count("--seq", seq, 1, LARGEST),
+        model, gpu, gpus, batch, None if seq is None else read_whole("--seq", seq, 1, LARGEST),
         precision=precision, memory=memory, imbalance=read_number(imbalance), framework=framework,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from debubble.cli.options import (
     ScheduleName,
     Setup,
     Text,
-    refuse_wrong,
+    refuse_faulty,
     switch,
     takes,
     with_setup,
@@ -22,8 +22,8 @@ from debubble.cli.options import (
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError
+from debubble.core.options import read_whole
 from debubble.core.units import read_number
-from debubble.interchange.text import read_count
 
 if TYPE_CHECKING:
     from debubble.torch.run.report import RunReport
@@ -78,7 +78,7 @@ def run(
     settings = Settings(
         model=model,
         verify=not no_verify,
-        steps=read_count("--steps", steps, 0, 999_999),
+        steps=read_whole("--steps", steps, 0, 999_999),
         sleep=None if sleep is None else _number("--sleep", sleep, "milliseconds", 10**9) / 1e3,
         costs=inputs.costs,
         runtime=runtime,
@@ -91,7 +91,7 @@ def run(
         phase(f"making {schedule}")
         made = inputs.of(schedule).made
         if not unchecked:
-            refuse_wrong(inputs.verdict(made), schedule, ", --unchecked runs it all the same")
+            refuse_faulty(inputs.verdict(made), schedule, ", --unchecked runs it all the same")
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
         report = execute(made, settings)
     if report is None:

@@ -42,7 +42,7 @@ def schedules(
     wide: Annotated[
         bool, switch("--wide", "List all columns, however long the lines are.")
     ] = False,
-    bibtex: Annotated[bool, switch("--bibtex", "Print what they are from, for BibTeX.")] = False,
+    bibtex: Annotated[bool, switch("--bibtex", "Print the sources, for BibTeX.")] = False,
     from_template: Annotated[
         Text, takes("FILE", "Write a schedule of your own to start from: .py.")
     ] = None,
@@ -50,7 +50,7 @@ def schedules(
 ) -> None:
     """List schedules, or explain one of them.
 
-    An explanation says what the schedule is, what it needs, its formulas, and draws it.
+    An explanation has a description, the constraints, formulas and a drawing.
     """
     if from_template is not None:
         _refuse("--from-template", NAME=name, wide=wide, bibtex=bibtex, json=as_json)
@@ -251,7 +251,7 @@ def overview(found: list[Entry], width: int | None) -> str:
         f"p = {RANKS}, m = {MICROBATCHES} and, where there is a choice, v = {CHUNKS} chunks, or at "
         "the nearest that works, in [brackets]; F = I = W, no latency."
     )
-    hint = "'debubble schedules NAME' says all about one, and draws it"
+    hint = "'debubble schedules NAME' explains and draws one"
     if width is not None:
         hint += "; --wide lists what each needs, and where it is from"
     lines = table(rows, left=(0, 4, 6, 7, 8))

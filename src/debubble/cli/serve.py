@@ -13,7 +13,7 @@ from debubble.cli.app import command
 from debubble.cli.options import Text, takes
 from debubble.cli.output import note
 from debubble.core.errors import ParameterError
-from debubble.interchange.text import read_count
+from debubble.core.options import read_whole
 
 
 def serve(
@@ -92,7 +92,7 @@ def serve(
 
 
 def _share(flag: str, text: str | None, usual: int) -> int:
-    return usual if text is None else read_count(flag, text, 0, 1_000_000)
+    return usual if text is None else read_whole(flag, text, 0, 1_000_000)
 
 
 def _networks(addresses: list[str]) -> list[str]:

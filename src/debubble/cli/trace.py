@@ -37,13 +37,13 @@ def trace(
     ] = None,
     schedule: Annotated[
         Text,
-        takes("NAME", "What a step would take under another schedule, at the measured times."),
+        takes("NAME", "Time of a step under another schedule, at the measured times."),
     ] = None,
     chunks: Annotated[
         Text, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")
     ] = None,
     format: Annotated[
-        Text, takes("NAME", "What the files are: kineto, nsys, table, …; told by them.")
+        Text, takes("NAME", "Format: kineto, nsys, table, …; found in the files unless given.")
     ] = None,
     costs_out: Annotated[
         Text, takes("FILE", "Write the costs for other commands: .yaml or .json.")
@@ -53,7 +53,7 @@ def trace(
         takes("FILE", "Write the order to run: that of --schedule, or what ran: .csv or .json."),
     ] = None,
     html: Annotated[
-        Text, takes("FILE", "Write a page: what was observed above what is predicted.")
+        Text, takes("FILE", "Write a page: the observed step above the predicted one.")
     ] = None,
     fail_if: Annotated[
         list[str] | None,
@@ -67,8 +67,8 @@ def trace(
 ) -> None:
     """Find out why a run is slower than planned.
 
-    Reads the traces of all ranks, replays what happened, and says where the time went and what
-    there is to gain.
+    Reads the traces of all ranks, replays them, and reports where the time went and the possible
+    gains.
     """
     conditions, base = _conditions(fail_if or [], baseline)
     wanted = [Change.parse(part) for text in changes or [] for part in text.split() or [text]]

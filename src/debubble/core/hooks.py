@@ -37,6 +37,7 @@ save_timelines = Hook("write timelines as a picture or page")
 timelines_html = Hook("show timelines in a notebook")
 render_figure = Hook("write a matplotlib figure")
 save_table = Hook("write a comparison as a table for LaTeX")
+name_of_sweeps = Hook("find a name of debubble.sweeps by its former module")
 
 
 def register_hooks(homes: Mapping[str, str]) -> None:

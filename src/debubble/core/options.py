@@ -57,10 +57,7 @@ class Whole:
 
     def read(self, name: str, text: str) -> int:
         """The whole number in a text."""
-        if not self.at_once:
-            return read_whole(name, text)
-        number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else self.least - 1
-        return number if self.least <= number <= self.most else self.check(name, text)
+        return read_whole(name, text, *((self.least, self.most) if self.at_once else ()))
 
     def check(self, name: str, value: Any) -> int:
         """A whole number, also one such as 2.0."""
@@ -224,11 +221,16 @@ def quoted(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else reprlib.repr(value)
 
 
-def read_whole(name: str, text: str) -> int:
-    """The whole number in the text of an option."""
-    if not re.fullmatch(r"[+-]?[0-9]{1,40}", text.strip(" ")):
-        raise ParameterError(f"{name} is '{text}'; give a whole number")
-    return int(text)
+def read_whole(name: str, text: str, least: int | None = None, most: int | None = None) -> int:
+    """Parse the whole number in the text of an option, held to its limits if it has any."""
+    if least is None or most is None:
+        if not re.fullmatch(r"[+-]?[0-9]{1,40}", text.strip(" ")):
+            raise ParameterError(f"{name} is '{text}'; give a whole number")
+        return int(text)
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else least - 1
+    if not least <= number <= most:
+        raise ParameterError(f"{name} is '{text}'; give a whole number from {least} to {most:,}")
+    return number
 
 
 CORE_OPTIONS: tuple[OptionSpec, ...] = (

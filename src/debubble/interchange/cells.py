@@ -1,4 +1,4 @@
-"""Programs as cells of text, fast enough for millions of them, and bounds for what files claim."""
+"""Programs as cells of text, fast enough for millions, and bounds on the sizes in files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ALONE = re.compile(r"([0-9]{1,9})([A-Z_]+)([0-9]{1,10})(?:\.([0-9]{1,9}))?")
 
 
 def read_cells(texts: Iterable[object], where: Callable[[int], str], slices: int = 1) -> Program:
-    """The packed actions of a program's cells, one for each action or overlapped pair.
+    """Pack the actions of a program's cells, one for each action or overlapped pair.
 
     `where` names the place of a cell in messages, given its index; `slices` are those of a
     microbatch.
@@ -57,7 +57,7 @@ def read_cells(texts: Iterable[object], where: Callable[[int], str], slices: int
                 f"{where(index)}: {shown(text)} is not an action; write text such as 3F0"
             )
         # Nearly every cell is a plain action, which is packed here; the parser of the library
-        # knows the rest, and what to say.
+        # reads the others, and has the messages.
         found = match(text)
         if found is not None:
             stage, kind, microbatch = int(found[1]), kind_of(found[2]), int(found[3])
@@ -85,10 +85,10 @@ def _parse(text: str, where: str, slices: int) -> list[int]:
 
 
 def check_size(actions: int, stages: int, units: int, where: str) -> None:
-    """Refuse a file whose claims are out of all proportion to what it contains.
+    """Refuse a file whose sizes are out of all proportion to its actions.
 
     Every stage runs at least one action for every microbatch, so that a file with few actions and
-    billions of microbatches is broken; what is computed from it would take memory without bound.
+    billions of microbatches is broken; computing with its sizes would take memory without bound.
     """
     if actions > MAX_ACTIONS:
         raise FormatError(f"{where}: {actions:,} actions; the limit for files is {MAX_ACTIONS:,}")

@@ -1,7 +1,7 @@
 """Timelines as Trace Event JSON, which ui.perfetto.dev and chrome://tracing open.
 
-One process per rank with a thread for each of its streams, arrows for what ranks wait for from
-others, and a counter track for activation memory.
+One process per rank with a thread for each of its streams, arrows for waits between ranks, and a
+counter track for activation memory.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def save_trace(timeline: Timeline, path: str | Path, time_unit: str = "") -> Non
 
 
 def trace_text(timeline: Timeline, time_unit: str = "") -> Iterator[str]:
-    """The trace as pieces of JSON text.
+    """Return the trace as pieces of JSON text.
 
     `time_unit` is ``"s"``, ``"ms"``, ``"us"`` or ``"ns"`` when costs are in one of these. One unit
-    of anything else is shown as one millisecond; ``otherData`` in the file says so.
+    of anything else is shown as one millisecond; see ``otherData`` in the file.
     """
     scale = MICROSECONDS.get(time_unit.strip().lower(), 1e3)
     tracks = Tracks(timeline.schedule, timeline.start * scale, timeline.duration * scale)

@@ -13,6 +13,7 @@ from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import CostError, FormatError
 from debubble.interchange import syntax
+from debubble.interchange.cost_model import validate
 from debubble.interchange.files import write_text
 from debubble.interchange.text import read_text
 
@@ -27,43 +28,30 @@ _MEMORY = tuple(name for name, spec in COST_FIELDS.items() if spec.section == "m
 
 @dataclass(frozen=True)
 class CostFile:
-    """Contents of a cost file.
-
-    Parameters
-    ----------
-    costs
-        Times, transfers and memory of actions.
-    ranks, microbatches, chunks
-        Sizes to use when nobody says otherwise; None when the file leaves them open.
-    memory_limit
-        Activation memory every rank has, one number or one for each, in the unit of
-        ``costs.activation``, or in activation units when the file does not say what an activation
-        takes.
-    name, source
-        Name of the model, and source of the numbers.
-    time_unit, memory_unit
-        Names of the units, empty when the file has none.
-    layers
-        Costs of every layer of the model by name, one number for each, and mappings for what
-        embedding, head and mtp do beside them; empty when the file has none.
-    measured
-        Anything; what was measured and is no cost.
-    expected
-        Anything; tests keep published results here.
-    """
+    """Contents of a cost file."""
 
     costs: Costs
+    """Times, transfers and memory of actions."""
     ranks: int | None = None
+    """Size to use where no other is given; None when the file leaves it open."""
     microbatches: int | None = None
     chunks: int | None = None
     memory_limit: Limit | None = None
+    """Activation memory of every rank, one number or one for each, in the unit of
+    ``costs.activation``, or in activation units when the file has no activation."""
     name: str = ""
+    """Name of the model."""
     source: str = ""
+    """Source of the numbers."""
     time_unit: str = ""
     memory_unit: str = ""
     layers: Mapping[str, Any] = field(default_factory=dict)
+    """Costs of every layer of the model by name, one number for each, and mappings for embedding,
+    head and mtp; empty when the file has none."""
     measured: Mapping[str, Any] = field(default_factory=dict)
+    """Measured values that are no costs."""
     expected: Mapping[str, Any] = field(default_factory=dict)
+    """Anything; tests keep published results here."""
 
 
 def load_costs(path: str | Path) -> CostFile:
@@ -96,9 +84,7 @@ def load_costs(path: str | Path) -> CostFile:
 
 
 def parse_costs(text: str, where: str) -> CostFile:
-    """The same from a text; its name says by its ending which syntax it has."""
-    from debubble.interchange.cost_model import validate
-
+    """Read the text of a cost file; the ending of its name gives the syntax."""
     data = validate(syntax.parse(text, where), where)
     times, memory = data.pop("times"), data.pop("memory")
     basis, runtime = data.pop("basis", "action"), data.pop("runtime", "any")
@@ -117,7 +103,7 @@ def parse_costs(text: str, where: str) -> CostFile:
 
 
 def costs_data(costs: Costs) -> dict[str, Any]:
-    """Costs as the data of a cost file, from which :func:`parse_costs` makes the same ones.
+    """Return costs as the data of a cost file that :func:`parse_costs` reads back.
 
     Raises
     ------
@@ -126,11 +112,11 @@ def costs_data(costs: Costs) -> dict[str, Any]:
     """
     if costs.chunks is not None:
         raise CostError(f"costs are divided by {costs.chunks} chunks; a cost file cannot say that")
-    values = {spec.name: getattr(costs, spec.name) for spec in fields(costs) if spec.compare}
     default = Costs()
     values = {
-        name: value for name, value in values.items()
-        if name not in ("basis", "runtime") and value != getattr(default, name)
+        spec.name: getattr(costs, spec.name) for spec in fields(costs)
+        if spec.compare and spec.name not in ("basis", "runtime")
+        and getattr(costs, spec.name) != getattr(default, spec.name)
     }  # fmt: skip
     memory = {name: values.pop(name) for name in _MEMORY if name in values}
     for name in PARTS:
@@ -156,7 +142,7 @@ def costs_data(costs: Costs) -> dict[str, Any]:
 
 
 def save_costs(data: Mapping[str, Any], path: str) -> None:
-    """Write the data of a cost file as YAML or JSON, as its name says.
+    """Write the data of a cost file as YAML or JSON, by the ending of its name.
 
     Raises
     ------

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.core.cost_fields import check_number, current_names
+from debubble.core.cost_fields import CostField, check_number, current_names
 from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import CostError, FormatError, WrongValueError, did_you_mean
@@ -28,28 +28,60 @@ class FileKey:
     """A value as YAML."""
     text: str
     """Description in one line."""
+    check: Callable[[str, Any], Any] = lambda key, value: value  # noqa: ARG005 - sections
+    """Returns the value; raises :class:`WrongValueError` for one that cannot be used."""
+
+
+def _label(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or len(value) > MAX_LABEL:
+        advice = f"give text on one line, at most {MAX_LABEL} characters"
+        raise WrongValueError(key, value, advice)
+    return value
+
+
+def _size(key: str, value: Any) -> Any:
+    return up_to(LIMITS[key])(key, value, Sizes(0, 0))
+
+
+def _word(words: tuple[str, ...]) -> Callable[[str, Any], str]:
+    def check(key: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise WrongValueError(key, value, f"use {' or '.join(map(repr, words))}")
+        return value
+
+    return check
+
+
+def _limit(key: str, value: Any) -> float | tuple[float, ...]:
+    if isinstance(value, list) and not value:
+        raise WrongValueError(key, value, "give one number, or a list with one per rank")
+    many = value if isinstance(value, list) else [value]
+    limits = tuple(check_number(item, key) for item in many)
+    if not all(limits):
+        raise WrongValueError(key, value, "give a positive number")
+    return limits if isinstance(value, list) else limits[0]
 
 
 TOP_KEYS = {
-    "name": FileKey("text", "my model", "what was measured, for titles"),
-    "source": FileKey("text", "profiled on 8 H100s", "where the numbers come from"),
-    "ranks": FileKey("whole number", "8", "pipeline ranks, unless -p says otherwise"),
-    "microbatches": FileKey("whole number", "32", "microbatches, unless -m says otherwise"),
-    "chunks": FileKey("whole number", "2", "stages per rank, unless -v says otherwise"),
+    "name": FileKey("text", "my model", "what was measured, for titles", _label),
+    "source": FileKey("text", "profiled on 8 H100s", "where the numbers come from", _label),
+    "ranks": FileKey("whole number", "8", "pipeline ranks, unless -p says otherwise", _size),
+    "microbatches": FileKey("whole number", "32", "microbatches, unless -m says otherwise", _size),
+    "chunks": FileKey("whole number", "2", "stages per rank, unless -v says otherwise", _size),
     "basis": FileKey(
         "action or rank", "rank", "whether values are per action (one stage, one microbatch), or of"
-        " a rank's whole share and divided by its chunks",
+        " a rank's whole share and divided by its chunks", _word(BASES),
     ),
     "runtime": FileKey(
         " or ".join(RUNTIMES), "torch", "who runs it: PyTorch's runtime, debubble.torch's, or any"
-        " that does what the actions say",
+        " that does what the actions say", _word(RUNTIMES),
     ),
-    "time_unit": FileKey("text", "ms", "unit of all times"),
+    "time_unit": FileKey("text", "ms", "unit of all times", _label),
     "times": FileKey("mapping", "{F: 1, B: 2}", "the costs below; the only key that must be there"),
     "memory": FileKey("mapping", "{limit: 8}", "the memory below"),
     "layers": FileKey(
         "mapping", "{F: [1, 1, 2], B: [2, 2, 4]}", "the costs of every layer of the model, whatever"
-        " stages it is cut into: lists of one length; embedding, head and mtp beside them",
+        " stages it is cut into: lists of one length; embedding, head and mtp next to them",
     ),
     "measured": FileKey("mapping", "{}", "anything; what was measured and is no cost"),
     "expected": FileKey("mapping", "{}", "anything; debubble's own tests keep results here"),
@@ -57,13 +89,16 @@ TOP_KEYS = {
 """Keys of the file itself."""
 
 MEMORY_KEYS = {
-    "unit": FileKey("text", "GB", "unit of activation, kv and limit"),
+    "unit": FileKey("text", "GB", "unit of activation, kv and limit", _label),
     "limit": FileKey(
         "one number or a list", "8", "activation memory of a rank, or of each, unless --memory says"
-        " otherwise; in the unit of activation, in activation units where that is left out",
+        " otherwise; in the unit of activation, in activation units where that is left out", _limit,
     ),
     **{
-        name: FileKey("one number", "0", f"activation of {words}, on top of its stage's")
+        name: FileKey(
+            "one number", "0", f"activation of {words}, on top of its stage's",
+            lambda key, value: check_number(value, key),
+        )
         for name, words in (
             ("embedding", "the embedding"), ("head", "the head"), ("mtp", "multi-token prediction"),
         )
@@ -77,12 +112,9 @@ FREE = ("measured", "expected")
 
 SECTIONS = ("times", "memory", "layers", *FREE)
 
-WORDS = {"basis": BASES, "runtime": RUNTIMES}
-"""Words that a key of the file takes."""
-
 
 def keys_of(section: str) -> dict[str, Any]:
-    """All keys of a section of the file, ``""`` for the file itself, and what is known of them."""
+    """Return all keys of a section, with their descriptions; ``""`` is the file itself."""
     if not section:
         return dict(TOP_KEYS)
     if section == "layers":
@@ -93,19 +125,19 @@ def keys_of(section: str) -> dict[str, Any]:
 
 
 def validate(data: Any, where: str) -> dict[str, Any]:
-    """The checked content of a cost file, by the keys that it has, and every section.
+    """Return the checked content of a cost file, by the keys that it has, and every section.
 
-    Of the first thing that is wrong, the error names the file, the dotted key and the value.
+    The error names the file, the dotted key and the value of the first thing that is wrong.
     """
     if not isinstance(data, Mapping):
         raise FormatError(f"{where}: {shown(data)} is no cost file; it needs times: {{F: 1, B: 2}}")
     try:
-        return _model(data)
+        return _content(data)
     except FormatError as error:
         raise FormatError(f"{where}: {error}") from None
 
 
-def _model(data: Mapping[Any, Any]) -> dict[str, Any]:
+def _content(data: Mapping[Any, Any]) -> dict[str, Any]:
     sections = {name: data.get(name, {}) for name in SECTIONS}
     if isinstance(sections["times"], Mapping):
         try:
@@ -124,13 +156,12 @@ def _model(data: Mapping[Any, Any]) -> dict[str, Any]:
             raise FormatError(f"{name} has a key that is no text; keys are text")
     if not sections["times"]:
         raise FormatError("times is empty; give at least F and B, or F, I and W")
-    return {
-        "times": {key: _cost(key, value, "times") for key, value in sections["times"].items()},
-        "memory": {key: _memory(key, value) for key, value in sections["memory"].items()},
-        **{name: _top(name, data[name]) for name in TOP_KEYS if name in data.keys() - sections},
-        "layers": _layers(sections["layers"]),
-        **{name: dict(sections[name]) for name in FREE},
+    found = {
+        name: dict(section) if name in FREE else _values(section, name)
+        for name, section in sections.items()
     }
+    _check_layers(found["layers"], sections["layers"])
+    return found | _values({key: data[key] for key in data if key not in SECTIONS}, "")
 
 
 def _check_keys(data: Mapping[Any, Any], section: str) -> None:
@@ -150,26 +181,31 @@ def _check_keys(data: Mapping[Any, Any], section: str) -> None:
                     raise FormatError(f"unknown key {shown(f'{prefix}{key}.{inner}')}; {hint}")
 
 
-def _checked(check: Callable[..., Any], *arguments: Any, section: str = "") -> Any:
-    try:
-        return check(*arguments)
-    except WrongValueError as error:
-        raise FormatError(section + error.text(shown)) from None
+def _values(section: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the checked values of a section."""
+    known = keys_of(name)
+    found: dict[str, Any] = {}
+    for key, value in section.items():
+        spec = known[key]
+        try:
+            is_cost = isinstance(spec, CostField)
+            found[key] = check_cost(key, value) if is_cost else spec.check(key, value)
+        except WrongValueError as error:
+            prefix = f"{name}." if name else ""
+            raise FormatError(prefix + error.text(shown)) from None
+    return found
 
 
-def _cost(name: str, value: Any, section: str) -> Any:
-    return _checked(check_cost, name, value, section=f"{section}.")
-
-
-def _layers(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Costs of layers: one number for each layer, and what the ends of the model do beside them."""
-    found = {name: _cost(name, value, "layers") for name, value in section.items()}
+def _check_layers(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse costs of layers without one number for each layer."""
     sizes = {}
     for name, value in found.items():
         if name in PARTS:
             continue
         if not isinstance(value, tuple):
-            raise FormatError(f"layers.{name} is {shown(value)}; give a list with one per layer")
+            raise FormatError(
+                f"layers.{name} is {shown(given[name])}; give a list with one per layer"
+            )
         sizes[name] = len(value)
     (first, count), *rest = sizes.items() or [("", 0)]
     for name, size in rest:
@@ -178,43 +214,3 @@ def _layers(section: Mapping[str, Any]) -> dict[str, Any]:
                 f"layers.{name} has {size} values and layers.{first} {count}; both have one per "
                 "layer"
             )
-    return found
-
-
-def _memory(name: str, value: Any) -> Any:
-    if name in COST_FIELDS and COST_FIELDS[name].section == "memory":
-        return _cost(name, value, "memory")
-    if name == "unit":
-        return _label(value, "memory.unit")
-    if name == "limit":
-        return _limit(value)
-    return _checked(check_number, value, f"memory.{name}")
-
-
-def _limit(value: Any) -> float | tuple[float, ...]:
-    if isinstance(value, list) and not value:
-        advice = "give one number, or a list with one per rank"
-        raise FormatError(f"memory.limit is {shown(value)}; {advice}")
-    many = value if isinstance(value, list) else [value]
-    limits = tuple(_checked(check_number, item, "memory.limit") for item in many)
-    if not all(limits):
-        raise FormatError(f"memory.limit is {shown(value)}; give a positive number")
-    return limits if isinstance(value, list) else limits[0]
-
-
-def _label(value: Any, key: str) -> str:
-    if not isinstance(value, str) or not value.isprintable() or len(value) > MAX_LABEL:
-        advice = f"give text on one line, at most {MAX_LABEL} characters"
-        raise FormatError(f"{key} is {shown(value)}; {advice}")
-    return value
-
-
-def _top(key: str, value: Any) -> Any:
-    """A key of the file itself that is no section."""
-    if key in LIMITS:
-        return _checked(up_to(LIMITS[key]), key, value, Sizes(0, 0))
-    if key not in WORDS:
-        return _label(value, key)
-    if not isinstance(value, str) or value not in WORDS[key]:
-        raise FormatError(f"{key} is {shown(value)}; use {' or '.join(map(repr, WORDS[key]))}")
-    return value

@@ -1,4 +1,4 @@
-"""A cost file to fill in, and the reference of its keys; both from the keys that are read."""
+"""A cost file to fill in, and the reference of its keys; both from the schema."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADER = """\
 #
 #     debubble compare 1f1b interleaved-1f1b zb-h1 zb-v --costs FILE
 #
-# Only times must be there. A key behind a '#' shows what else there is: take the '#' away to use
+# Only times must be there. A key after a '#' shows what else there is: take the '#' away to use
 # it. Most costs may also be lists with one value per stage, F: [10, 10, 12, 11], or have values of
 # their own for some stages, F: {default: 10, 2: 12}; with the basis rank, of ranks. 'debubble
 # costs' says what each key takes, and 'debubble costs FILE' checks this file.
@@ -33,7 +33,7 @@ _COLUMN, _WIDTH = 36, 100
 
 
 def template() -> str:
-    """A cost file in YAML that can be used as it is, with a comment for every key."""
+    """Return a cost file in YAML that works as it is, with a comment for every key."""
     blocks = [HEADER]
     for section in SECTIONS:
         lines = [f"{section}:"] if section else []
@@ -49,7 +49,7 @@ def template() -> str:
 
 
 def _commented(line: str, text: str) -> str:
-    """A line with a comment behind it, which goes on below where it is long."""
+    """Return a line with a comment, wrapped to further lines where it is long."""
     first, *rest = textwrap.wrap(text, _WIDTH - _COLUMN - 2)
     return "\n".join(
         [f"{line:<{_COLUMN}}# {first}", *(f"{'':<{_COLUMN}}# {more}" for more in rest)]
@@ -62,6 +62,6 @@ def _shape(spec: FileKey | CostField) -> str:
     return SHAPES[spec.shape].replace("number", "share") if spec.share else SHAPES[spec.shape]
 
 
-def reference(section: str) -> list[tuple[str, str, str]]:
-    """Key, shape of the value and meaning of all keys of a section."""
+def key_reference(section: str) -> list[tuple[str, str, str]]:
+    """Return key, shape of the value and meaning of all keys of a section."""
     return [(key, _shape(spec), spec.text) for key, spec in keys_of(section).items()]

@@ -1,4 +1,4 @@
-"""Schedule files, and what a user may name a schedule by."""
+"""Schedule files, and the schedule that a text names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from debubble.core.schedule import Schedule
 from debubble.engine.memory import Limit
 from debubble.engine.modes import P2PMode
 from debubble.engine.validate import has
-from debubble.interchange import torch_builtin
-from debubble.interchange.text import A_TRACE, writing
+from debubble.interchange import python_file, torch_builtin
+from debubble.interchange.cells import MAX_BYTES
+from debubble.interchange.schedule_json import from_json, to_json
+from debubble.interchange.schedule_options import ANY_TYPE
+from debubble.interchange.text import A_TRACE, read_text, writing
+from debubble.interchange.torch_csv import from_csv, to_csv, with_transfers
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry, Option
-
-# Formats are imported where they are needed: most commands name a registered schedule.
 
 ENDINGS = (".csv", ".json")
 COST_ENDINGS = (".yaml", ".yml", ".toml")
@@ -41,36 +43,29 @@ def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
         A ``.json`` file as :func:`save` writes it, or a ``.csv`` file as PyTorch reads it.
     microbatches
         For a CSV, how many there are; the default is one more than the largest in the file. A
-        JSON file says so itself and must agree.
+        JSON file has its own number and must agree.
 
     Returns
     -------
     Schedule
         The schedule of the file, also when it cannot run: :func:`debubble.check` finds that. A
         CSV's schedule is called like the file. One with the name of a registered schedule and
-        another order gets "(changed)" behind its name, because formulas for it do not hold.
+        another order gets "(changed)" after its name, because formulas for it do not hold.
 
     Raises
     ------
     FormatError
-        When the file cannot be read as what its ending says; the message has the file, the place
-        and the value.
+        When the file cannot be read in the format of its ending; the message has the file, the
+        place and the value.
     """
-    from debubble.interchange.cells import MAX_BYTES
-    from debubble.interchange.text import read_text
-
     _check_ending(path)
-    return parse(read_text(path, MAX_BYTES), str(path), microbatches)
+    return parse_schedule(read_text(path, MAX_BYTES), str(path), microbatches)
 
 
-def parse(text: str, where: str, microbatches: int | None = None) -> Schedule:
-    """The same from a text; its name says by its ending which format it has."""
+def parse_schedule(text: str, where: str, microbatches: int | None = None) -> Schedule:
+    """Read the text of a schedule file; the ending of its name gives the format."""
     if where.lower().endswith(".csv"):
-        from debubble.interchange.torch_csv import from_csv
-
         return from_csv(text, where, microbatches)
-    from debubble.interchange.schedule_json import from_json
-
     schedule = from_json(text, where)
     _agree("microbatches", microbatches, schedule.microbatches, where)
     return _rename_if_modified(schedule)
@@ -94,31 +89,25 @@ def save(schedule: Schedule, path: str | Path) -> None:
 def text_of(
     schedule: Schedule, form: str, waits: bool = False, p2p_mode: P2PMode = "overlapped"
 ) -> str:
-    """The text of a schedule file: ``"json"``, ``"torch-csv"`` or ``"torch-csv-comms"``.
+    """Return the text of a schedule file: ``"json"``, ``"torch-csv"`` or ``"torch-csv-comms"``.
 
     `waits` as for :func:`debubble.interchange.torch_csv.to_csv`; `p2p_mode` is that in which the
     schedule is simulated, see :func:`debubble.interchange.torch_csv.with_transfers`.
     """
     if form == "json":
-        from debubble.interchange.schedule_json import to_json
-
         return to_json(schedule)
-    from debubble.interchange.torch_csv import to_csv, with_transfers
-
     lowered = form == "torch-csv-comms"
     return to_csv(with_transfers(schedule, p2p_mode) if lowered else schedule, lowered, waits)
 
 
 def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, Option]:
-    """The options that named schedules have, by name.
+    """Return the options that named schedules have, by name.
 
     Functions in Python files declare no types: they take every key in `pairs`.
     """
-    from debubble.interchange.schedule_options import ANY_TYPE
-
     found: dict[str, Option] = {}
     for target in targets:
-        if is_file_name(target):
+        if target.lower().endswith((*ENDINGS, *COST_ENDINGS, TRACE_ENDING)):
             continue
         if torch_builtin.is_builtin(target):
             found |= {option.name: option for option in torch_builtin.OPTIONS}
@@ -131,14 +120,14 @@ def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, 
 
 
 def is_function(target: str) -> bool:
-    """Whether a text names a function in a Python file, or tries to."""
+    """Return whether a text looks like the name of a function in a Python file."""
     return ".py:" in target or target.endswith(".py")
 
 
 def is_foreign(target: str) -> bool:
-    """Whether a text names no registered schedule but a file, a function, or one of PyTorch's.
+    """Return whether a text names a file, a function or one of PyTorch, no registered schedule.
 
-    Cost files and traces are among files, so that :func:`resolve` says what they are.
+    Cost files and traces count as files; :func:`resolve` refuses them with advice.
     """
     return (
         is_file_name(target)
@@ -160,7 +149,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def is_file_name(target: str | Path) -> bool:
-    """Whether a text names a schedule file."""
+    """Return whether a text names a schedule file."""
     return str(target).lower().endswith(ENDINGS)
 
 
@@ -177,23 +166,11 @@ def resolve(
     defaults: Mapping[str, int | None] | None = None,
     **options: Any,
 ) -> Schedule:
-    """The schedule that a text names.
+    """Return the schedule that a text names.
 
-    Parameters
-    ----------
-    target
-        A registered name or alias, a ``.csv`` or ``.json`` file, ``path/file.py:function``, or
-        ``torch:`` and the name of a schedule that PyTorch has.
-    ranks, microbatches, chunks, iterations
-        Sizes to make a schedule with. A file has its own, and must agree with those given.
-    costs, memory
-        For schedules that depend on them.
-    sync
-        Dependencies of optimizer steps, see :func:`debubble.make`; a file has its own.
-    defaults
-        Values of ranks, microbatches and chunks for schedules that are made and leave a choice.
-    **options
-        Options of the schedule.
+    `target` is a registered name or alias, a ``.csv`` or ``.json`` file, ``path/file.py:function``,
+    or ``torch:`` and the name of a schedule of PyTorch. A file has its own sizes and sync, and must
+    agree with given ones; `defaults` are sizes for the others, where they leave a choice.
 
     Raises
     ------
@@ -219,8 +196,6 @@ def resolve(
         return torch_builtin.load_builtin(target, **sizes, **options)
     given = sizes | {"iterations": iterations, "costs": costs, "memory": memory}
     if is_function(target):
-        from debubble.interchange import python_file
-
         made = python_file.make_from_file(*python_file.split_target(target), given, options)
         asked = given | {"chunks": chunks}
         for key in ("ranks", "microbatches", "chunks", "iterations"):
@@ -242,7 +217,7 @@ def resolve(
 
 
 def _refuse_other_files(target: str) -> None:
-    """Say what to do with a file that is no schedule."""
+    """Refuse a file that is no schedule, with advice."""
     name = target.lower()
     if name.endswith(COST_ENDINGS):
         raise ParameterError(
@@ -266,9 +241,9 @@ _STORED = ("recompute", "recompute_at", "recompute_cap", "offload")
 
 
 def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) -> bool:
-    """Whether a file has as many actions as the schedule it names has at least.
+    """Return whether a file has the least number of actions that its schedule can have.
 
-    A name and a few numbers may claim gigabytes; no more is made than the file contains.
+    A name and a few numbers may claim gigabytes; nothing larger than the file is made.
     """
     case = entry.case(**options)
     chunks = entry.chunks or schedule.chunks
@@ -277,9 +252,9 @@ def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) 
 
 
 def _rename_if_modified(schedule: Schedule) -> Schedule:
-    """The schedule, renamed when it says to be a published one and is not.
+    """Return the schedule, renamed when it has the name of a registered one and another order.
 
-    Orders that depend on costs keep their name where the file does not have these.
+    Schedules that depend on costs keep their name where the file has no costs.
     """
     entry = registry.entries().get(schedule.name)
     if entry is None:

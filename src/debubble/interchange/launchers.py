@@ -1,4 +1,4 @@
-"""What makes other programs run a schedule: torchtitan, NeMo Automodel and Megatron-LM."""
+"""Flags with which torchtitan, NeMo Automodel and Megatron-LM run a schedule."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ DEFAULT_CHUNKS = 2
 
 
 def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -> list[str]:
-    """The flags with which torchtitan runs a compute-only CSV, one per line.
+    """Return the flags with which torchtitan runs a compute-only CSV, one per line.
 
-    `path` is that of the CSV as the training job sees it, and `cut` says how many layers every
-    stage has; None leaves it to torchtitan.
+    `path` is that of the CSV as the training job sees it, and `cut` the number of layers of every
+    stage; None leaves it to torchtitan.
 
     Raises
     ------
     ParameterError
-        When torchtitan cannot place the stages like this; the message says why.
+        When torchtitan cannot place the stages like this; the message has the reason.
 
     Notes
     -----
@@ -59,7 +59,7 @@ def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) 
 
 
 def automodel(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -> list[str]:
-    """The flags with which NeMo Automodel runs a compute-only CSV, one per line.
+    """Return the flags with which NeMo Automodel runs a compute-only CSV, one per line.
 
     Parameters, errors and placement are those of :func:`torchtitan`.
     """
@@ -82,14 +82,14 @@ def automodel(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -
 
 
 def placing_name(placement: Placement) -> str | None:
-    """The name of a PyTorch schedule that places stages like this; None when there is none."""
+    """Return the name of a PyTorch schedule with this placement; None when there is none."""
     if in_loop(placement):
         return "PipelineScheduleSingle" if placement.chunks == 1 else "PipelineScheduleMulti"
     return V_SCHEDULE if in_v(placement) else None
 
 
 def _placing_name(schedule: Schedule, program: str) -> str:
-    """The name by which a program places stages as the schedule has them."""
+    """Return the name by which a program places stages as the schedule does."""
     placement = schedule.placement
     where = f"{program} cannot run '{schedule.name}':"
     if placement.copies > 1:
@@ -109,10 +109,10 @@ def _placing_name(schedule: Schedule, program: str) -> str:
 def megatron(
     schedule: Schedule, mode: P2PMode = "overlapped", cut: Sequence[int] | None = None
 ) -> list[str]:
-    """The arguments with which Megatron-LM runs a schedule, one per line.
+    """Return the arguments with which Megatron-LM runs a schedule, one per line.
 
-    What counts is its order, not its name. `cut` says how many layers every stage has; None is an
-    even cut.
+    The order of actions counts, not the name. `cut` has the number of layers of every stage; None
+    is an even cut.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def megatron(
 
 
 def _candidates(schedule: Schedule) -> Iterator[tuple[str, int | None]]:
-    """Megatron-LM schedules that an order could be: names and group sizes."""
+    """Yield names and group sizes of Megatron-LM schedules that could have the same order."""
     if schedule.chunks == 1:
         yield "1f1b", None
         return

@@ -1,4 +1,4 @@
-"""Which layers every stage has, as other programs write it.
+"""The layers of every stage, as other programs write them.
 
 Megatron-LM takes a string, ``--pipeline-model-parallel-layout``: a letter per layer (``E`` the
 embedding, ``t`` a decoder layer, ``m`` one of multi-token prediction, ``L`` the loss), a bar
@@ -24,18 +24,19 @@ LONGEST_GROUP = 8
 
 @dataclass(frozen=True)
 class ModuleNames:
-    """What a program calls the modules of a decoder model.
-
-    They are those of the first stage, a layer by number, those of the last, and those of every one.
-    """
+    """Names of the modules of a decoder model in a program."""
 
     first: tuple[str, ...]
+    """Modules of the first stage."""
     layer: str
+    """Name of a layer, with ``{}`` for its number."""
     last: tuple[str, ...]
+    """Modules of the last stage."""
     every: tuple[str, ...] = ()
+    """Modules of every stage."""
 
     def of(self, cut: Sequence[int]) -> list[list[str]]:
-        """The modules of every stage, for a cut that says how many layers each has.
+        """Return the modules of every stage; `cut` has the number of layers of each.
 
         Examples
         --------
@@ -62,7 +63,7 @@ PROGRAMS = {"torchtitan": TORCHTITAN, "torchtitan<=0.2.2": TORCHTITAN_0_2, "auto
 
 
 def layout_text(cut: Sequence[int], mtp: int = 0) -> str:
-    """Megatron-LM's layout string of a cut, with layers of multi-token prediction before the loss.
+    """Return the layout string of a cut for Megatron-LM; `mtp` are layers at its end.
 
     Examples
     --------
@@ -77,17 +78,17 @@ def layout_text(cut: Sequence[int], mtp: int = 0) -> str:
 
 
 def in_loop(placement: Placement) -> bool:
-    """Whether stage s is on rank s mod p, of one copy of the model."""
+    """Return whether stage s is on rank s mod p, in one copy of the model."""
     return placement.table == Placement.loop(placement.ranks, placement.chunks).table
 
 
 def in_v(placement: Placement) -> bool:
-    """Whether stages go down the ranks and back up, once, of one copy of the model."""
+    """Return whether stages go down the ranks and back up, once, in one copy of the model."""
     return placement.table == Placement.v(placement.ranks).table
 
 
 def megatron_layout(placement: Placement, cut: Sequence[int]) -> str:
-    """The layout string of a cut over a placement; one that Megatron-LM has not is refused."""
+    """Return the layout string of a cut; placements that Megatron-LM lacks are refused."""
     if not in_loop(placement):
         raise ParameterError(
             f"Megatron-LM places stage s on rank s mod {placement.ranks}; the placement "
@@ -97,7 +98,7 @@ def megatron_layout(placement: Placement, cut: Sequence[int]) -> str:
 
 
 def cut_text(placement: Placement, cut: Sequence[int]) -> str:
-    """The content of a file that says what the stages of a cut have, by program."""
+    """Return the text of a file with the modules of every stage, by program."""
     content: dict[str, object] = {"layers": list(cut)}
     content |= {program: names.of(cut) for program, names in PROGRAMS.items()}
     try:
@@ -108,7 +109,7 @@ def cut_text(placement: Placement, cut: Sequence[int]) -> str:
 
 
 def check_cut(schedule: Schedule, cut: Sequence[int]) -> None:
-    """Refuse a cut into another number of stages, or a stage without anything."""
+    """Refuse a cut into another number of stages, or with an empty stage."""
     shown = f"the cut {'/'.join(map(str, cut))} is not one of '{schedule.name}'; "
     if len(cut) != schedule.stages:
         raise ParameterError(
@@ -123,13 +124,13 @@ def check_cut(schedule: Schedule, cut: Sequence[int]) -> None:
 
 
 def _runs(stage: str) -> str:
-    """A stage's letters; three and more of a kind as ``t*3``."""
+    """Return a stage's letters; three and more of a kind as ``t*3``."""
     parts = [(letter, len(list(run))) for letter, run in groupby(stage)]
     return "".join(f"{letter}*{n}" if n > 2 else letter * n for letter, n in parts)
 
 
 def _groups(cells: Sequence[str]) -> str:
-    """Stages with their bars; repeated ones as ``(tt|)*3`` where that is shorter."""
+    """Return stages with their bars; repeated ones as ``(tt|)*3`` where that is shorter."""
     text, start = "", 0
     while start < len(cells):
         best, width, saved = cells[start], 1, 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from debubble.interchange.cost_files import CostFile
 
 SIZES = ("ranks", "microbatches", "chunks")
-"""Sizes that a cost file may say."""
+"""Sizes that a cost file may have."""
 
 
 @wraps(registry.make)
@@ -38,10 +38,10 @@ def make(name: str, **parameters: Any) -> Schedule:  # noqa: D103 - that of the 
 
 
 def question(target: str, asked: Question, file: CostFile | None = None) -> Question:
-    """The question about the schedule that a text names, with the sizes of a cost file.
+    """Return the question about the schedule that a text names, with the sizes of a cost file.
 
-    A registered schedule stays a name, whose order may depend on all that is asked; files,
-    functions and PyTorch's own are read, and agree with the sizes that are asked.
+    A registered schedule stays a name, as its order may depend on the whole question; files,
+    functions and PyTorch's own are read, and must agree with the sizes of the question.
     """
     defaults = {} if file is None else {key: getattr(file, key) for key in SIZES}
     if not is_foreign(target):
@@ -83,7 +83,7 @@ def compare(schedules: Iterable[comparing.Item], **parameters: Any) -> Compariso
 def made_for_each(
     items: Iterable[Any], chunks: Sequence[int | None], make: Callable[[str, int | None], Schedule]
 ) -> tuple[list[Any], list[tuple[str, str]]]:
-    """Items of a comparison, with schedules made for names that are not registered.
+    """Return the items of a comparison, with schedules made for names that are not registered.
 
     Each is made with every number of `chunks`; once where that changes nothing. Files have their
     own. All else stays. Returns the items in order, and names that cannot be made, with the reason.

@@ -1,6 +1,6 @@
 """Schedules from a function in a Python file that the user names: ``path/file.py:function``.
 
-This is the only place where something that is read is executed, and only on that request.
+This is the only module that executes what it reads, and only on that request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PARAMETERS = (*NEEDED, *UNSAID)
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Path and function of ``path/file.py:function``.
+    """Split ``path/file.py:function`` into path and function.
 
     Raises
     ------
@@ -59,24 +59,12 @@ def split_target(target: str) -> tuple[str, str]:
 def make_from_file(
     path: str, name: str, given: Mapping[str, Any], options: dict[str, Any]
 ) -> Schedule:
-    """Call a function of a Python file and make a schedule of what it returns.
+    """Call a function of a Python file and make a schedule of its result.
 
-    Parameters
-    ----------
-    path, name
-        The file, which is executed, and the function.
-    given
-        Values for those of :data:`PARAMETERS` that the function declares; None is left out.
-    options
-        Further parameters that it declares.
-
-    Returns
-    -------
-    Schedule
-        The function's own; or one made from the programs it yields, one per rank (packed actions
-        or lists of text such as ``"0F0"``), with stages placed round and round the ranks. A
-        function that the file registers with :func:`debubble.register` is made like any
-        registered schedule, with its placement and constraints.
+    The function gets those of :data:`PARAMETERS` that it declares from `given`, and `options`. It
+    returns a schedule, or yields programs, one per rank (packed actions or lists of text such as
+    ``"0F0"``), with stages placed round and round the ranks. A function that the file registers
+    with :func:`debubble.register` is made like any registered schedule.
 
     Raises
     ------
@@ -112,14 +100,14 @@ def make_from_file(
 
 
 def _remembering(made: Schedule, arguments: Mapping[str, Any]) -> Schedule:
-    """The schedule, with the costs that its function took."""
+    """Return the schedule with the costs that its function took."""
     if made.made_for is not None or arguments.get("costs") is None:
         return made
     return remembering(made, "order", arguments["costs"])
 
 
 def load_function(path: str, name: str) -> Callable[..., Any]:
-    """A function of a Python file, which is executed.
+    """Execute a Python file and return a function of it.
 
     Raises
     ------
@@ -155,9 +143,9 @@ def load_function(path: str, name: str) -> Callable[..., Any]:
 
 @contextmanager
 def user_code(label: str, path: str) -> Iterator[None]:
-    """A context in which code of the user runs: what it raises is said to be its own.
+    """Run code of the user in a context that turns its errors into a :class:`FormatError`.
 
-    The message names the function by its `label`, and the line in the file `path`.
+    The message has the `label` of the function, and the line in the file `path`.
 
     Raises
     ------
@@ -174,7 +162,7 @@ def user_code(label: str, path: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException, path: str) -> str:
-    """Class, message and line of an error that a user's code raised."""
+    """Return class, message and line of an error that a user's code raised."""
     try:
         text = plain(str(error))
     except Exception:
@@ -220,7 +208,7 @@ def _lacking(label: str, key: str) -> ParameterError:
 def _from_programs(
     programs: Iterable[Any], label: str, path: str, given: Mapping[str, Any]
 ) -> Schedule:
-    """The schedule of what a function yields, which may never end."""
+    """Make the schedule of the programs that a function yields, which may never end."""
     microbatches = given.get("microbatches")
     if microbatches is None:
         raise _lacking(label, "microbatches")

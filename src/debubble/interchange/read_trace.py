@@ -1,7 +1,7 @@
-"""Trace Event JSON in which slices are called like actions: their order and their times.
+"""Traces in Trace Event JSON whose slices are called like actions: their order and times.
 
-That is what :mod:`debubble.interchange.chrome_trace` and :mod:`debubble.interchange.run_trace`
-write, plain or compressed, and what other tools write that call their slices ``3F7``.
+:mod:`debubble.interchange.chrome_trace` and :mod:`debubble.interchange.run_trace` write such files,
+plain or compressed, and so do other tools that call their slices ``3F7``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.check import check
-from debubble.core.actions import COMPUTE_KINDS, MAX_MICROBATCHES, Action, Kind, pairs_of, unpack
+from debubble.core.actions import (
+    COMPUTE_KINDS,
+    MAX_MICROBATCHES,
+    Action,
+    Program,
+    kinds_of,
+    pairs_of,
+    stages_of,
+)
 from debubble.core.costs import Costs
 from debubble.core.errors import CostError, DebubbleError, FormatError
 from debubble.core.kind_relations import PASS_KINDS
@@ -47,36 +55,27 @@ MAX_VERSIONS = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """One group of a trace: a schedule and when its actions ran.
-
-    Parameters
-    ----------
-    group
-        Name in the trace, for instance ``"measured"``; empty where it has one group.
-    schedule
-        The order.
-    start, end
-        Start and end of every action from the first start on, shape ``(n,)``, in `time_unit`.
-    time_unit
-        ``"ms"``; empty in a trace of times without a unit.
-    """
+    """One group of a trace: a schedule and the times of its actions."""
 
     group: str
+    """Name in the trace, for instance ``"measured"``; empty where it has one group."""
     schedule: Schedule
     start: NDArray[np.float64]
+    """Start of every action from the first start on, shape ``(n,)``, in `time_unit`."""
     end: NDArray[np.float64]
     time_unit: str
+    """``"ms"``; empty in a trace of times without a unit."""
 
     @property
     def label(self) -> str:
-        """Label in pictures."""
+        """Name of the recording in pictures."""
         name = self.schedule.name
         return f"{name}, {self.group}" if self.group else f"{name} (trace)"
 
     def timeline(self, costs: Costs | None = None) -> Timeline:
-        """The recorded times as a timeline, called like the recording.
+        """Return the recorded times as a timeline, called like the recording.
 
-        `costs` say what activations take; those that do not fit the schedule are left out.
+        `costs` have the memory of activations; costs that do not fit the schedule are left out.
 
         Raises
         ------
@@ -90,40 +89,34 @@ class Recording:
             return measured_timeline(named, self.start, self.end)
 
     def mean_times(self) -> dict[str, float | list[float]]:
-        """Mean duration of every kind: one number where all stages agree, else one per stage."""
-        times: dict[tuple[Kind, int], list[float]] = defaultdict(list)
-        pairs = []
-        lane = pairs_of(self.schedule.actions)
-        for code, half, duration in zip(
-            self.schedule.actions, lane.tolist(), (self.end - self.start).tolist(), strict=True
-        ):
-            action = unpack(int(code))
-            if half == 1:
-                pairs.append(duration)
-            elif half == 0:
-                times[action.kind, action.stage].append(duration)
+        """Return the mean duration of every kind: one number, or one per stage that differ."""
+        actions, durations = self.schedule.actions, self.end - self.start
+        halves, kinds, stages = pairs_of(actions), kinds_of(actions), stages_of(actions)
         found: dict[str, float | list[float]] = {}
         for kind in PASS_KINDS:
-            known = [times.get((kind, stage)) for stage in range(self.schedule.stages)]
-            every = [value for values in known if values for value in values]
-            if not every:
+            mine = (kinds == kind) & (halves == 0)
+            if not mine.any():
                 continue
-            overall = sum(every) / len(every)
-            means = [_short(sum(v) / len(v) if v else overall) for v in known]
+            at, least = stages[mine], self.schedule.stages
+            counts = np.bincount(at, minlength=least)
+            sums = np.bincount(at, durations[mine], minlength=least)
+            # A stage without such an action gets the mean of all others.
+            usual = durations[mine].mean()
+            means = [_short(x) for x in np.where(counts, sums / np.maximum(counts, 1), usual)]
             found[kind.name] = means[0] if len(set(means)) == 1 else means
-        if pairs:
-            found["O"] = _short(sum(pairs) / len(pairs))
+        if np.any(halves == 1):
+            found["O"] = _short(durations[halves == 1].mean())
         return found
 
 
 def is_trace(text: str) -> bool:
-    """Whether a JSON text looks like a trace, told without reading all of it."""
+    """Return whether a JSON text looks like a trace, without reading all of it."""
     head = text[:4096].lstrip()
     return head.startswith("[") or '"traceEvents"' in head
 
 
 def is_trace_file(path: str) -> bool:
-    """Whether a path names a trace: packed JSON, which nothing else is, or JSON that begins so."""
+    """Return whether a path names a trace: packed JSON, or JSON that begins like one."""
     if path.lower().endswith(".json.gz"):
         return True
     if not path.lower().endswith(".json"):
@@ -154,7 +147,7 @@ def load_trace(path: str | Path) -> list[Recording]:
 
 
 def unpacked(content: bytes, where: str, limit: int = MAX_BYTES) -> bytes:
-    """The content of a gzip file, which may claim to be small and is not."""
+    """Unpack a gzip file, up to a limit of bytes."""
     reader = zlib.decompressobj(wbits=31)
     try:
         found = reader.decompress(content, limit + 1)
@@ -168,7 +161,7 @@ def unpacked(content: bytes, where: str, limit: int = MAX_BYTES) -> bytes:
 
 
 def read_trace(text: str, where: str) -> list[Recording]:
-    """The recordings in a trace, one for every group of processes, in their order.
+    """Return the recordings in a trace, one for every group of processes, in their order.
 
     Complete events that are called like actions, ``3F7``, count; their process is their rank, in
     groups of 10,000 where a trace has several. Two that begin together on two threads are an
@@ -201,8 +194,7 @@ def read_trace(text: str, where: str) -> list[Recording]:
     return found
 
 
-@dataclass(frozen=True)
-class _Slice:
+class _Slice(NamedTuple):
     process: int
     thread: Any
     start: float
@@ -210,6 +202,16 @@ class _Slice:
     action: Action
     part: int
     """Slice of the microbatch, −1 where the name has none."""
+
+    @property
+    def end(self) -> float:
+        """End of the slice."""
+        return self.start + self.duration
+
+    @property
+    def text(self) -> str:
+        """Cell of the action."""
+        return f"{self.action}" if self.part < 0 else f"{self.action}.{self.part}"
 
 
 def _recording(
@@ -225,20 +227,40 @@ def _recording(
             f"{MAX_STAGES_PER_RANK} stages a rank"
         )
     slices = 1 + max((slice_.part for slice_ in every), default=0) or 1
-    programs, begins, durations = [], [], []
+    programs, times = [], []
     for rank in range(len(ranks)):
-        cells, times = _program(ranks[rank])
+        cells, of_rank = _program(ranks[rank])
         programs.append(read_cells(cells, lambda _, rank=rank: f"{where}: rank {rank}", slices))  # type: ignore[misc]
-        begins += [start for start, _ in times]
-        durations += [duration for _, duration in times]
+        times += of_rank
     units = 1 + max(
         (s.action.microbatch for s in every if s.action.kind not in STEP_KINDS), default=0
     )
+    check_size(len(times), stages, units * slices, where)
+    schedule = _schedule(about, programs, stages, units, slices, where)
+    report = check(schedule)
+    if not report.ok:
+        raise FormatError(f"{where}: {report.problems[0]}; the trace lacks a part of the run")
+    written = about.get("time_unit")
+    measured = written is None or (isinstance(written, str) and written in MICROSECONDS)
+    start, duration = np.array(times).T
+    start -= start.min()
+    return Recording(
+        name, schedule, start / MILLISECOND, (start + duration) / MILLISECOND,
+        "ms" if measured else "",
+    )  # fmt: skip
+
+
+def _schedule(
+    about: Mapping[str, Any],
+    programs: list[Program],
+    stages: int,
+    units: int,
+    slices: int,
+    where: str,
+) -> Schedule:
+    """Make the schedule of programs; metadata that cannot be used is left out."""
     claimed: Any = about.get("iterations")
     iterations = claimed if _is_count(claimed, units) and units % claimed == 0 else 1
-    check_size(len(begins), stages, units * slices, where)
-    start = np.array(begins)
-    start -= start.min()
     fields: dict[str, Any] = {"iterations": iterations, "slices": slices}
     for key, known in (("vocabulary", VOCABULARIES), ("sync", SYNCS)):
         if about.get(key) in known:
@@ -249,7 +271,7 @@ def _recording(
     title = about.get("schedule")
     title = plain(title) if isinstance(title, str) and title else Path(where).name
     if "placement" in about:
-        placement = read_placement(about["placement"], len(ranks), where)
+        placement = read_placement(about["placement"], len(programs), where)
         if placement.stages != stages:
             raise FormatError(
                 f"{where}: placement has {placement.stages:,} stages, the actions {stages:,}"
@@ -257,17 +279,9 @@ def _recording(
     else:
         placement = placement_of(programs, stages, where)
     try:
-        schedule = Schedule.from_programs(title, placement, units // iterations, programs, **fields)
+        return Schedule.from_programs(title, placement, units // iterations, programs, **fields)
     except DebubbleError as error:
         raise FormatError(f"{where}: {error}") from None
-    report = check(schedule)
-    if not report.ok:
-        raise FormatError(f"{where}: {report.problems[0]}; the trace lacks a part of the run")
-    written = about.get("time_unit")
-    measured = written is None or (isinstance(written, str) and written in MICROSECONDS)
-    unit = "ms" if measured else ""
-    end = start + np.array(durations)
-    return Recording(name, schedule, start / MILLISECOND, end / MILLISECOND, unit)
 
 
 def _is_count(value: Any, most: int) -> bool:
@@ -275,42 +289,35 @@ def _is_count(value: Any, most: int) -> bool:
 
 
 def _program(slices: list[_Slice]) -> tuple[list[str], list[tuple[float, float]]]:
-    """Cells of one rank in order of time, and the times of their actions."""
-    ordered = sorted(slices, key=lambda s: (s.start, s.start + s.duration))
-    cells, times = [], []
-    at = 0
-    while at < len(ordered):
-        one = ordered[at]
-        two = ordered[at + 1] if at + 1 < len(ordered) else None
-        if two is not None and _are_pair(one, two):
-            if two.action.kind in FORWARD_KINDS:
-                one, two = two, one
-            cells.append(f"({_text(one)};{_text(two)})OVERLAP_F_B")
-            length = max(one.duration, two.duration)
-            times += [(one.start, length)] * 2
-            at += 2
-            continue
-        cells.append(_text(one))
-        times.append((one.start, one.duration))
-        at += 1
+    """Return the cells of one rank in order of time, and start and duration of every action."""
+    ordered = sorted(slices, key=lambda s: (s.start, s.end))
+    cells: list[str] = []
+    times: list[tuple[float, float]] = []
+    while len(times) < len(ordered):
+        one, *rest = ordered[len(times) : len(times) + 2]
+        if rest and _are_pair(one, rest[0]):
+            first, second = (
+                (rest[0], one) if rest[0].action.kind in FORWARD_KINDS else (one, rest[0])
+            )
+            cells.append(f"({first.text};{second.text})OVERLAP_F_B")
+            times += [(first.start, max(first.duration, second.duration))] * 2
+        else:
+            cells.append(one.text)
+            times.append((one.start, one.duration))
     return cells, times
 
 
 def _are_pair(one: _Slice, two: _Slice) -> bool:
     kinds = {one.action.kind, two.action.kind}
     # Halves that were measured begin a moment apart.
-    shared = min(one.start + one.duration, two.start + two.duration) - max(one.start, two.start)
+    shared = min(one.end, two.end) - max(one.start, two.start)
     together = 2 * shared > min(one.duration, two.duration) > 0
     kind_of_pair = not (kinds.isdisjoint(FORWARD_KINDS) or kinds.isdisjoint(GRADIENT_KINDS))
     return together and PAIRED in (one.thread, two.thread) and kind_of_pair
 
 
-def _text(slice_: _Slice) -> str:
-    return f"{slice_.action}" if slice_.part < 0 else f"{slice_.action}.{slice_.part}"
-
-
 def _slices(data: Any, where: str) -> Iterator[_Slice]:
-    """The events that count."""
+    """Yield the events that are called like actions."""
     events = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list):
         raise FormatError(f"{where}: traceEvents is no list of events")

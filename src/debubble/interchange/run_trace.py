@@ -5,7 +5,7 @@ each, with ``args.transfer`` for their number and ``args.from`` and ``args.to`` 
 
 * on the sender, ``0SEND_F1`` from when the send is posted to when it has been;
 * on the receiver, ``1RECV_F1`` from when the receive is posted to when the tensors are there;
-  ``args.waited`` is when somebody began to wait for them, in microseconds as ``ts``.
+  ``args.waited`` is the time when the rank began to wait for them, in microseconds as ``ts``.
 
 ``otherData.hosts`` has the host of every rank. Times of several hosts are on the clock of rank 0's.
 """
@@ -40,12 +40,12 @@ class Transfer(NamedTuple):
     source: int
     send_start: float
     send_end: float
-    """When it was posted; it goes on in the background."""
+    """End of posting; the send goes on in the background."""
     receive: str
     target: int
     posted: float
     waited: float
-    """When somebody began to wait for it."""
+    """Time when the receiver began to wait."""
     there: float
 
 
@@ -57,17 +57,7 @@ def save_run_trace(
     transfers: Iterable[Transfer] = (),
     hosts: Sequence[str] = (),
 ) -> None:
-    """Write a trace file; errors and compression as of :func:`write`.
-
-    Parameters
-    ----------
-    times
-        By name of the group: start and end of every action in seconds, shape ``(n,)``.
-    transfers
-        Messages of the last group.
-    hosts
-        Where each rank ran.
-    """
+    """Write a trace file: the pieces of :func:`run_trace` by :func:`write`."""
     write(run_trace(schedule, times, transfers=transfers, hosts=hosts), path)
 
 
@@ -78,9 +68,10 @@ def run_trace(
     transfers: Iterable[Transfer] = (),
     hosts: Sequence[str] = (),
 ) -> Iterator[str]:
-    """The trace as pieces of JSON text: what ranks compute, which results it waits for, messages.
+    """Return the trace as pieces of JSON text: computations, waits for results, and messages.
 
-    Parameters are those of :func:`save_run_trace`.
+    `times` are start and end of every action in seconds, shape ``(n,)``, by name of the group;
+    `transfers` the messages of the last group, and `hosts` the host of every rank.
     """
     about = {**described(schedule), "groups": list(times)}
     if hosts:
@@ -111,7 +102,7 @@ def _events(schedule: Schedule, times: Times, transfers: Iterable[Transfer]) -> 
 def _message(
     key: str, name: str, process: int, start: float, end: float, about: Mapping[str, float]
 ) -> Iterator[str]:
-    """An asynchronous slice: those of one rank may overlap."""
+    """Yield an asynchronous slice: those of one rank may overlap."""
     both = {"cat": "transfer", "id": key, "name": name, "pid": process, "tid": 0}
     yield json.dumps({"ph": "b", **both, "ts": _microseconds(start), "args": about})
     yield json.dumps({"ph": "e", **both, "ts": _microseconds(max(start, end))})

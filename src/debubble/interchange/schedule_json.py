@@ -1,4 +1,4 @@
-"""Schedules as JSON: everything a schedule is, checked key by key when read."""
+"""Schedules as JSON: all fields of a schedule, checked key by key when read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_COPIES = 16
 
 
 def to_json(schedule: Schedule) -> str:
-    """The text of a schedule file, one line per rank's program."""
+    """Return the text of a schedule file, one line per rank's program."""
     data = schedule.to_dict()
     programs = data.pop("programs")
     try:
@@ -48,8 +48,8 @@ def _number(value: Any) -> Any:
 def from_json(text: str, where: str) -> Schedule:
     """Read the text of a schedule file; messages call it `where`.
 
-    Anything that is not as :meth:`debubble.core.schedule.Schedule.to_dict` writes it is refused.
-    Orders that cannot run are read; :func:`debubble.check` says what is wrong with them.
+    Keys and values that :meth:`debubble.core.schedule.Schedule.to_dict` does not write are refused.
+    Schedules that cannot run are read; :func:`debubble.check` explains their faults.
     """
     data = parse_json(text, where)
     events = data.get("traceEvents") if isinstance(data, Mapping) else data
@@ -101,7 +101,7 @@ def from_json(text: str, where: str) -> Schedule:
 
 
 def read_fields(data: Mapping[str, Any], where: str) -> tuple[int, dict[str, Any]]:
-    """Ranks, and the fields of a schedule that a file has, by name; defaults for the others."""
+    """Return the ranks, and all fields of a schedule by name, with defaults for missing ones."""
     try:
         ranks = up_to(MAX_RANKS)("ranks", data["ranks"], Sizes(0, 0))
         found: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def read_fields(data: Mapping[str, Any], where: str) -> tuple[int, dict[str, Any
 
 
 def _default_of(name: str) -> Any:
-    """Value of a field that a file leaves out."""
+    """Return the value of a field that a file leaves out."""
     spec = next(spec for spec in fields(Schedule) if spec.name == name)
     if spec.default_factory is not MISSING:
         return spec.default_factory()
@@ -131,7 +131,7 @@ def _place(where: str, rank: int, index: int) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Strict JSON: no duplicate keys, no NaN or infinity, no endless nesting."""
+    """Parse strict JSON: no duplicate keys, no NaN or infinity, no endless nesting."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -162,7 +162,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def read_placement(data: Any, ranks: int, where: str) -> Placement:
-    """The placement that a file describes."""
+    """Read the placement of a file."""
     if not isinstance(data, Mapping):
         raise FormatError(f'{where}: placement is {shown(data)}; give {{"table": [[0, 1]]}}')
     check_keys(data, f"{where}: placement", ("name", "table"), ("table",))

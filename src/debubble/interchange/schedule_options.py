@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.options import read_whole
 from debubble.core.units import read_number
 from debubble.interchange.text import shown
 from debubble.schedules.registry import Option
@@ -19,7 +19,7 @@ _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
 def parse_options(pairs: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
-    """Options from texts such as ``group_size=4``, as values of the types that schedules declare.
+    """Parse options such as ``group_size=4`` to values of the types that schedules declare.
 
     Hyphens in a key count as underscores; `known` are the options that exist, by name.
 
@@ -64,12 +64,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"[-+]?[0-9]{1,40}", text):
-        raise ValueError
-    return int(text)
-
-
 _READERS: dict[str, Callable[[str], Any]] = {
-    "int": _whole, "float": _finite, "bool": lambda text: _WORDS[text.lower()], "str": str,
+    "int": lambda text: read_whole("", text), "float": _finite,
+    "bool": lambda text: _WORDS[text.lower()], "str": str,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""YAML, JSON and TOML as plain data: nothing executed, nothing said twice, nothing endless."""
+"""YAML, JSON and TOML as plain data: nothing executed, no key twice, bounded nesting."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ if TYPE_CHECKING:
 MAX_DEPTH = 20
 """Maximum nesting of lists and mappings."""
 
-_TOML_TOKEN = re.compile(
-    r"""(?P<part>[\w-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)|(?P<dot>\.)|[ \t]+|(?P<other>.)""",
-    re.DOTALL,
-)
+_LONG_KEY = re.compile(r"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*\.[ \t]*){20}""")
+"""The beginning of a key with more than :data:`MAX_DEPTH` parts."""
 
 
 def parse(text: str, where: str) -> Any:
-    """The data in a file; its ending says in which language.
+    """Parse the data in a file; the ending of its name gives the language.
 
     Raises
     ------
@@ -41,7 +39,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def yaml_text(data: Any) -> str:
-    """Plain data as YAML; lists of numbers stand on one line."""
+    """Return plain data as YAML; lists of numbers are on one line."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -60,7 +58,10 @@ def yaml_text(data: Any) -> str:
 def _parse_toml(text: str, where: str) -> Any:
     import tomllib
 
-    _refuse_long_keys(text, where)
+    # Thousands of parts take the parser more than quadratic time; costs need two.
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise FormatError(f"{where}, line {line}: a key has more than {MAX_DEPTH} parts")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -69,20 +70,6 @@ def _parse_toml(text: str, where: str) -> Any:
         raise FormatError(f"{where}: lists or mappings are nested too deeply") from None
     except ValueError:
         raise FormatError(f"{where}: a number has too many digits") from None
-
-
-def _refuse_long_keys(text: str, where: str) -> None:
-    """Keys with thousands of dots take the parser more than quadratic time; costs need one dot."""
-    parts, joined = 0, False
-    for token in _TOML_TOKEN.finditer(text):
-        if token.lastgroup == "part":
-            parts = parts + 1 if joined else 1
-            joined = False
-            if parts > MAX_DEPTH:
-                line = text.count("\n", 0, token.start()) + 1
-                raise FormatError(f"{where}, line {line}: a key has more than {MAX_DEPTH} parts")
-        elif token.lastgroup is not None:
-            joined = token.lastgroup == "dot"
 
 
 def _parse_yaml(text: str, where: str) -> Any:
@@ -104,7 +91,7 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 
 def _refuse_references(text: str, where: str) -> None:
-    """One pass over the parser's events, before anything is built from them."""
+    """Refuse anchors, tags and deep nesting in the parser's events, before data is made of them."""
     import yaml
 
     depth = 0
@@ -126,7 +113,7 @@ def _refuse_references(text: str, where: str) -> None:
 
 
 def _loader() -> Any:
-    """A safe loader with the scalars of YAML 1.2, where ``1e-3`` is a number and ``no`` a text."""
+    """Make a safe loader with the scalars of YAML 1.2: ``1e-3`` is a number and ``no`` a text."""
     import yaml
     from yaml.constructor import ConstructorError
 

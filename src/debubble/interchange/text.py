@@ -1,16 +1,15 @@
-"""Reading text that anybody may have written: bounded, UTF-8, and quoted safely in messages."""
+"""Text files of any origin: bounded, UTF-8, and quoted safely in messages."""
 
 from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from debubble.core.errors import FormatError, ParameterError, WrongValueError, did_you_mean
+from debubble.core.errors import FormatError, WrongValueError, did_you_mean
 from debubble.core.schedule_fields import label
 
 SHOWN = 60
@@ -26,7 +25,7 @@ _LISTED = 2000
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """A context in which a file is written: errors name it."""
+    """Name a file in the errors of writing it."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -35,7 +34,7 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def read_bytes(path: str | Path, limit: int) -> bytes:
-    """The bytes of a file; parameters and errors as of :func:`read_text`."""
+    """Return the bytes of a file; parameters and errors as of :func:`read_text`."""
     try:
         with open(path, "rb") as file:
             data = file.read(limit + 1)
@@ -50,7 +49,7 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
 
 
 def read_text(path: str | Path, limit: int) -> str:
-    """The text of a file without byte order mark.
+    """Return the text of a file without byte order mark.
 
     Raises
     ------
@@ -68,7 +67,7 @@ def read_text(path: str | Path, limit: int) -> str:
 
 
 def _neighbours(path: str | Path) -> str:
-    """A hint with the nearest file names beside a file that does not exist."""
+    """Return a hint with the nearest name in the folder of a file that does not exist."""
     folder, name = os.path.split(os.fspath(path))
     try:
         with os.scandir(folder or ".") as found:
@@ -80,7 +79,7 @@ def _neighbours(path: str | Path) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as messages quote it: short, on one line, without control characters.
+    """Quote a value for messages: short, on one line, without control characters.
 
     Examples
     --------
@@ -102,22 +101,8 @@ def shown(value: Any) -> str:
     return plain(repr(value))
 
 
-def read_count(name: str, text: str, least: int, most: int) -> int:
-    """The whole number from `least` to `most` in a text that has a name.
-
-    Raises
-    ------
-    ParameterError
-        When there is none.
-    """
-    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
-    if not least <= number <= most:
-        raise ParameterError(f"{name} is '{text}'; give a whole number from {least} to {most:,}")
-    return number
-
-
 def plain(text: str) -> str:
-    """Text cut to :data:`SHOWN` characters, with escapes for what does not print."""
+    """Cut text to :data:`SHOWN` characters, with escapes for characters that do not print."""
     cut = text if len(text) <= SHOWN else text[:SHOWN] + "…"
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut
@@ -142,7 +127,7 @@ def check_keys(
 
 
 def check_label(value: Any, where: str) -> str:
-    """A name or unit of a file: printable text on one line."""
+    """Check a name or unit of a file: printable text on one line."""
     try:
         return label(where, value)
     except WrongValueError as error:

@@ -1,4 +1,4 @@
-"""Schedules that PyTorch brings along, by name: ``torch:ZBVZeroBubble``."""
+"""Schedules of PyTorch by name: ``torch:ZBVZeroBubble``."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OPTIONS = (Option("transfers", "bool", False), Option("defer_recv", "bool", Fals
 
 
 def leaves_chunks(target: str) -> bool:
-    """Whether a schedule of PyTorch leaves a choice of chunks."""
+    """Return whether a schedule of PyTorch leaves a choice of chunks."""
     return target[len(PREFIX) :].lower() not in map(str.lower, SINGLE)
 
 
 def is_builtin(target: str) -> bool:
-    """Whether a text names a schedule of PyTorch, or tries to."""
+    """Return whether a text looks like the name of a schedule of PyTorch."""
     return target.lower().startswith(PREFIX)
 
 
@@ -42,7 +42,7 @@ def load_builtin(
     transfers: bool = False,
     defer_recv: bool = False,
 ) -> Schedule:
-    """The order that PyTorch's own generator makes, as it makes it, right or wrong.
+    """Return the schedule that PyTorch's own generator makes, right or wrong.
 
     `target` is ``torch:`` and a name of :data:`NAMES`, in upper or lower case; there are two chunks
     where the schedule leaves a choice. With `transfers` PyTorch lowers it, too: with sends and

@@ -2,10 +2,10 @@
 
 The compute-only form is what ``torch.distributed.pipelining`` and torchtitan load; empty cells are
 idle slots and mean nothing. The form with communication adds ``SEND_F``, ``RECV_F``, ``SEND_B`` and
-``RECV_B``, and what PyTorch needs beside them: ``REDUCE_GRAD``, where it divides gradients by the
-number of microbatches, ``UNSHARD`` and ``RESHARD`` of fully sharded models, and in versions that
-know them ``WAIT_`` actions. The last follow from the rest: they are written where PyTorch puts them
-and skipped when read. A CSV has no name, number of microbatches or placement, which follow from its
+``RECV_B``, and other actions of PyTorch: ``REDUCE_GRAD``, where it divides gradients by the number
+of microbatches, ``UNSHARD`` and ``RESHARD`` of fully sharded models, and in later versions
+``WAIT_`` actions. The last follow from the rest: they are written where PyTorch puts them and
+skipped when read. A CSV has no name, number of microbatches or placement, which follow from its
 actions, too.
 """
 
@@ -45,6 +45,8 @@ from debubble.core.sequence import as_kind
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.validate import has
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
+from debubble.lowering.sharding import add_sharding
+from debubble.lowering.transfers import add_transfers
 
 COMMUNICATING = (*PASS_KINDS, *TRANSFER_KINDS, *SHARDING_KINDS)
 
@@ -62,13 +64,12 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
     """Read the text of a CSV, compute-only or with communication.
 
     The last part of its path `where` names the schedule. There is one microbatch more than the
-    number of the largest in the file, unless `microbatches` says otherwise.
+    number of the largest in the file, unless `microbatches` is given.
 
     Raises
     ------
     FormatError
-        When a cell is not an action, a row is blank, or the actions do not say where each stage
-        lives.
+        When a cell is not an action, a row is blank, or a stage has no or several ranks.
     """
     rows = _rows(text, where)
     old = "BW" in text
@@ -79,7 +80,7 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
     programs = []
     for rank, row in enumerate(rows):
         texts = [cell.strip() for cell in row]
-        # Nearly every cell is neither, which is seen sooner than matched.
+        # Nearly all cells are neither, and looking for a substring is sooner done than matching.
         columns = [
             column
             for column, text in enumerate(texts)
@@ -120,7 +121,7 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
 
 
 def _halves_alone(programs: list[Program]) -> bool:
-    """Whether every backward is a B and a W of the same stage and microbatch: that B is an I."""
+    """Return whether every backward is a B and a W of one stage and microbatch: that B is an I."""
     actions = np.concatenate(programs)
     kinds = kinds_of(actions)
     if not np.any(kinds == Kind.W) or np.any(kinds == Kind.I):
@@ -171,7 +172,7 @@ def _without_blank_end(rows: list[list[str]]) -> list[list[str]]:
 
 
 def placement_of(programs: list[Program], stages: int, where: str) -> Placement:
-    """Placement of stages, from the ranks of their actions."""
+    """Return the placement of stages, from the ranks of their actions."""
     table: NDArray[np.int64] = np.full(stages, -1)
     for rank, program in enumerate(programs):
         here = np.unique(stages_of(program))
@@ -193,7 +194,7 @@ def placement_of(programs: list[Program], stages: int, where: str) -> Placement:
 
 
 def _named(table: tuple[int, ...], ranks: int) -> Placement:
-    """The placement with its usual name when it is one of the usual ones."""
+    """Return the placement of a table, with its usual name when it has one."""
     if len(table) % ranks == 0:
         chunks = len(table) // ranks
         for shape in (Placement.loop, Placement.wave, Placement.block):
@@ -204,21 +205,15 @@ def _named(table: tuple[int, ...], ranks: int) -> Placement:
 
 
 def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> str:
-    """The text of a CSV.
+    """Return the text of a CSV: compute-only, or with the communication of a schedule that has it.
 
-    Parameters
-    ----------
-    transfers
-        False for the compute-only form; True for the one with communication, for a schedule that
-        has it (see :func:`with_transfers`).
-    waits
-        Whether that form also has the ``WAIT_`` actions that PyTorch needs from the version on
-        that knows them. Older ones take ``0WAIT_SEND_F0`` for the action ``0W``.
+    `waits` adds the ``WAIT_`` actions that later versions of PyTorch need; older ones read
+    ``0WAIT_SEND_F0`` as the action ``0W``.
 
     Raises
     ------
     ParameterError
-        When the format cannot express the schedule; the message says why.
+        When the format cannot express the schedule; the message has the reason.
     """
     refuse_inexpressible(schedule, COMMUNICATING if transfers else PASS_KINDS)
     rows = rows_with_transfers(schedule, waits) if transfers else schedule.rows()
@@ -226,12 +221,12 @@ def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> 
 
 
 def rows_with_transfers(schedule: Schedule, waits: bool = False) -> list[list[str]]:
-    """Every rank's cells in the form with communication, see :func:`to_csv`."""
+    """Return every rank's cells in the form with communication, see :func:`to_csv`."""
     return [_lowered(schedule.program(rank), waits) for rank in range(schedule.ranks)]
 
 
 def _lowered(program: Program, waits: bool) -> list[str]:
-    """A program's cells as PyTorch writes them, with waits where PyTorch puts them.
+    """Return a program's cells as PyTorch writes them, with waits where PyTorch puts them.
 
     A forward send is waited for after the backward of its microbatch, a reduction at once, all else
     at the end.
@@ -263,50 +258,38 @@ def _lowered(program: Program, waits: bool) -> list[str]:
 
 
 def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
-    """Raise when a CSV cannot say what a schedule says."""
+    """Refuse a schedule with parts that a CSV cannot express."""
     present = {Kind(kind) for kind in np.unique(kinds_of(schedule.actions)).tolist()}
     extra = sorted(present.difference(allowed))
-    reasons: list[tuple[bool, str]] = [
-        (
-            schedule.placement.copies > 1,
-            f"has {schedule.placement.copies} copies of the model, and a CSV gives each stage to "
-            "one rank",
-        ),
-        (
-            schedule.iterations > 1,
-            f"has {schedule.iterations} iterations, and a CSV holds one without optimizer step; "
-            "leave iterations out",
-        ),
+    place = schedule.placement
+    reasons = [
+        (place.copies > 1,
+         f"has {place.copies} copies of the model, and a CSV gives each stage to one rank"),
+        (schedule.iterations > 1,
+         f"has {schedule.iterations} iterations, and a CSV holds one without optimizer step; leave "
+         "iterations out"),
         (schedule.slices > 1, "cuts sequences into slices, which a CSV cannot say"),
-        (
-            schedule.vocabulary > 0,
-            "shards the output layer over all ranks, and PyTorch's schedules keep it on the last "
-            "stage",
-        ),
+        (schedule.vocabulary > 0,
+         "shards the output layer over all ranks, and PyTorch's schedules keep it on the last "
+         "stage"),
         (not extra, ""),
-        (
-            set(extra) <= set(OFFLOAD_KINDS),
-            "moves activations to the host or to other ranks, and PyTorch's schedules keep every "
-            "activation on its rank",
-        ),
+        (set(extra) <= set(OFFLOAD_KINDS),
+         "moves activations to the host or to other ranks, and PyTorch's schedules keep every "
+         "activation on its rank"),
         (extra == [Kind.OPT], "has optimizer steps, which a CSV cannot say; leave iterations out"),
         (set(extra) <= set(COMMUNICATING), "has communication actions; use torch-csv-comms"),
-    ]
-    reason = next((reason for applies, reason in reasons if applies), None)
-    if reason is None:
-        reason = f"has {extra[-1].name} actions, which PyTorch's CSV does not know"
+        (True, f"has {extra[-1].name if extra else ''} actions, which PyTorch's CSV does not know"),
+    ]  # fmt: skip
+    reason = next(reason for applies, reason in reasons if applies)
     if reason:
         raise ParameterError(f"'{schedule.name}' {reason}; a JSON schedule file can say it")
 
 
 def with_transfers(schedule: Schedule, p2p_mode: P2PMode = "overlapped") -> Schedule:
-    """The schedule with sends, receives and reductions, itself when it has them already.
+    """Return the schedule with sends, receives and reductions; itself when it has them already.
 
     Receives stand where a simulation in the mode has them, early where that does not matter.
     """
-    from debubble.lowering.sharding import add_sharding
-    from debubble.lowering.transfers import add_transfers
-
     reduced = reduces(schedule)
     if not has(schedule, TRANSFER_KINDS):
         refuse_inexpressible(schedule, (*PASS_KINDS, *SHARDING_KINDS))

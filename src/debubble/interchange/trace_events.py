@@ -1,8 +1,8 @@
-"""Trace Event JSON: tracks, slices and arrows of actions, whatever their times come from.
+"""Trace Event JSON: tracks, slices and arrows of actions with simulated or measured times.
 
 A rank is a process. Its streams are threads, as the table of kinds names them; the second halves of
 overlapped pairs have one of their own, as slices of one thread may not overlap. An arrow leads from
-every action to what waits for it on another rank.
+every action to those that wait for it on other ranks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Tracks:
     """Actions of a schedule at some times, in a group of processes."""
 
     schedule: Schedule
-    """Whose actions."""
     start: NDArray[np.float64]
     """Start of every action in microseconds, shape ``(n,)``."""
     duration: NDArray[np.float64]
@@ -84,7 +83,7 @@ class Tracks:
         return np.arange(count) if self.shown is None else np.flatnonzero(self.shown)
 
     def in_whole_nanoseconds(self) -> Tracks:
-        """The same with times such that no slices of a thread overlap when they are rounded.
+        """Return the tracks with times such that no rounded slices of a thread overlap.
 
         Perfetto does so with starts and durations, and of two slices that then overlap it drops
         one.
@@ -101,13 +100,13 @@ class Tracks:
         return replace(self, start=begin, duration=end - begin)
 
     def events(self) -> Iterator[str]:
-        """All events: names, slices and arrows."""
+        """Yield all events: names, slices and arrows."""
         yield from self.names()
         yield from self.slices()
         yield from self.arrows()
 
     def names(self) -> Iterator[str]:
-        """Names and sort indices of processes and threads."""
+        """Yield names and sort indices of processes and threads."""
         schedule, here = self.schedule, self.positions
         used = np.unique(np.stack([self.process[here], self.thread[here]], axis=1), axis=0)
         by_process: dict[int, set[int]] = {}
@@ -127,7 +126,7 @@ class Tracks:
                 yield _named("thread_sort_index", process, thread, "sort_index", thread)
 
     def slices(self) -> Iterator[str]:
-        """A complete event for every action."""
+        """Yield a complete event for every action."""
         schedule, here = self.schedule, self.positions
         actions, slices = schedule.actions[here], schedule.slices
         columns = (
@@ -165,7 +164,7 @@ class Tracks:
         return self.first_arrow + len(self._crossings[0])
 
     def arrows(self) -> Iterator[str]:
-        """A flow for every wait between ranks, called after what the producer does."""
+        """Yield a flow for every wait between ranks, named after the producer's kind."""
         a, b = self._crossings
         # A flow belongs to the slice around its time: the producer's is not its end, where the
         # next slice begins.
@@ -187,7 +186,7 @@ class Tracks:
 
 
 def described(schedule: Schedule) -> dict[str, Any]:
-    """Metadata of a schedule that the names of a trace's slices lack."""
+    """Return metadata of a schedule that the names of a trace's slices lack."""
     about: dict[str, Any] = {
         "schedule": schedule.name,
         **sizes(schedule, "ranks", "stages", "microbatches", "iterations"),
@@ -202,7 +201,7 @@ def described(schedule: Schedule) -> dict[str, Any]:
 
 
 def document(about: dict[str, Any], events: Iterable[str]) -> Iterator[str]:
-    """A trace as pieces of JSON text."""
+    """Yield a trace as pieces of JSON text."""
     head = {"displayTimeUnit": "ms", "otherData": about}
     yield f'{json.dumps(head, ensure_ascii=False)[:-1]}, "traceEvents": [\n'
     for number, event in enumerate(events):

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.interchange.text import read_count
+from debubble.core.options import read_whole
 from debubble.planner.ask import LARGEST
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.cost.calibration_files import DEGREES, calibrate_from
@@ -42,7 +42,7 @@ def held(given: Texts, framework: str | None) -> Fixed:
             found[name] = text
         else:
             least, most = (0, 3) if name == "zero" else (1, LARGEST)
-            found[name] = read_count(flag, text, least, most)
+            found[name] = read_whole(flag, text, least, most)
     return Fixed(**found)
 
 

@@ -11,7 +11,7 @@ from debubble.core.schedule import Schedule
 from debubble.core.units import amount
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import CostFile, parse_costs
-from debubble.interchange.files import COST_ENDINGS, is_file_name, parse
+from debubble.interchange.files import COST_ENDINGS, is_file_name, parse_schedule
 from debubble.interchange.read_trace import Recording, is_trace, read_trace
 from debubble.interchange.schedule_json import parse_json
 from debubble.playground.limits import MAX_ACTIONS, MAX_RANKS, RefusedError
@@ -48,7 +48,7 @@ def read_schedule(file: File) -> Schedule:
     """Return the schedule in a file, within the limits of the page."""
     if not is_file_name(file.name):
         raise RefusedError(f"'{file.name}' is no schedule file; they end in .json or .csv", "file")
-    schedule = parse(file.text, file.name)
+    schedule = parse_schedule(file.text, file.name)
     _check_size(file, schedule)
     return schedule
 

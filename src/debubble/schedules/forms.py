@@ -26,7 +26,8 @@ from debubble.core.schedule import Schedule
 from debubble.core.units import number
 from debubble.engine.recompute import recompute_share
 from debubble.engine.validate import has
-from debubble.schedules._entry import ClosedForm, Entry, FormValue
+from debubble.schedules._entry import ClosedForm, Entry
+from debubble.schedules._entry import FormValue as FormValue  # part of what is returned here
 from debubble.schedules.registry import entries, find
 
 TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})

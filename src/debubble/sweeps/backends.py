@@ -1,4 +1,4 @@
-"""Where batches of points are computed: through the backends of joblib, no code of our own."""
+"""Backends that compute batches of points: those of joblib."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.sweeps.store import Result
+from debubble.sweeps.store import PointResult
 from debubble.sweeps.work import start_worker
 
-Task: TypeAlias = Callable[[], list[Result]]
+Task: TypeAlias = Callable[[], list[PointResult]]
 """A batch of points, ready to be computed anywhere."""
 
 ROUND = 4
@@ -24,7 +24,7 @@ ROUND = 4
 
 
 def cores() -> int:
-    """Number of processors that this process may use."""
+    """Return the number of processors that this process may use."""
     if has_joblib():
         import joblib
 
@@ -33,17 +33,17 @@ def cores() -> int:
 
 
 def has_joblib() -> bool:
-    """Whether joblib is installed."""
+    """Return whether joblib is installed."""
     return importlib.util.find_spec("joblib") is not None
 
 
 @contextmanager
 def _processes(jobs: int, address: str | None) -> Iterator[None]:
-    """Processes of this computer."""
+    """Run processes of this computer."""
     import joblib
 
     assert address is None, "refused before"
-    # Workers left alone would wait for ever: for work, or for a lock of the process that is gone.
+    # Workers of a killed process would wait for ever, for work or for a lock.
     with joblib.parallel_config(
         backend="loky", n_jobs=jobs, initializer=start_worker, initargs=(os.getpid(),)
     ):
@@ -52,7 +52,7 @@ def _processes(jobs: int, address: str | None) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            # Nobody wants what they are working on.
+            # Their results are not needed any more.
             get_reusable_executor(reuse=True).shutdown(wait=False, kill_workers=True)
             raise
         # Idle workers would stay for five minutes, each with all of its memory.
@@ -61,7 +61,7 @@ def _processes(jobs: int, address: str | None) -> Iterator[None]:
 
 @contextmanager
 def _dask(jobs: int, address: str | None) -> Iterator[None]:
-    """A cluster of dask; without an address, workers on this computer."""
+    """Connect to a cluster of dask; without an address, start workers on this computer."""
     import dask
     import joblib
     from distributed import Client
@@ -81,7 +81,7 @@ def _dask(jobs: int, address: str | None) -> Iterator[None]:
 
 @contextmanager
 def _ray(jobs: int, address: str | None) -> Iterator[None]:
-    """A cluster of Ray; without an address, workers on this computer."""
+    """Connect to a cluster of Ray; without an address, start workers on this computer."""
     import joblib
     import ray
     from ray.util.joblib import register_ray
@@ -102,7 +102,7 @@ def _ray(jobs: int, address: str | None) -> Iterator[None]:
 
 @contextmanager
 def _reaching(name: str, address: str | None) -> Iterator[None]:
-    """Say which cluster cannot be reached."""
+    """Name a cluster that cannot be reached."""
     try:
         yield
     except (OSError, ConnectionError, TimeoutError, RuntimeError) as error:
@@ -132,8 +132,8 @@ def check_backend(name: str) -> None:
 
 def results(
     tasks: Iterable[Task], backend: str, jobs: int, address: str | None
-) -> Iterator[list[Result]]:
-    """Results of tasks as they come, in any order; a task is cut when a worker is about to be free.
+) -> Iterator[list[PointResult]]:
+    """Yield results of tasks in any order; tasks are taken when a worker is about to be free.
 
     `backend` is the name of an entry of :data:`BACKENDS`, `jobs` the number of workers, -1 for all,
     and `address` that of the cluster.

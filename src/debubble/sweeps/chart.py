@@ -88,24 +88,24 @@ class Chart:
 
     @property
     def scattered(self) -> bool:
-        """Whether values are dots: random draws, hardly two at one place."""
+        """True where values are dots: random draws, hardly two at one place."""
         places = {place for line in self.lines for place in line.x}
         single = sum(len(values) == 1 for line in self.lines for values in line.y)
         return len(places) > MANY and single > 0.5 * sum(len(line.x) for line in self.lines)
 
     @property
     def spread(self) -> bool:
-        """Whether there are several values at a place."""
+        """True where a place has several values."""
         return any(len(values) > 1 for line in self.lines for values in line.y)
 
     @property
     def share(self) -> bool:
-        """Whether the result is a share, shown in percent."""
+        """True where the result is a share, shown in percent."""
         return any(m.key == self.y and m.unit == "share" for m in MEASURES)
 
     @property
     def whole(self) -> bool:
-        """Whether all values are whole numbers."""
+        """True where all values are whole numbers."""
         return all(v.is_integer() for line in self.lines for values in line.y for v in values)
 
     def text(self, value: float) -> str:

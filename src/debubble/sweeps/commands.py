@@ -10,9 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from debubble.analysis.compare import has_choice
+from debubble.analysis.measures import MEASURES
+from debubble.analysis.question import Question
+from debubble.analysis.results import keeps
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import ParameterError
+from debubble.interchange import named
+from debubble.interchange.files import is_foreign
 from debubble.lowering.chain import LOWERINGS
 from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
 from debubble.sweeps import plans
@@ -80,11 +86,6 @@ def costs_of(options: Options) -> tuple[Costs, Options]:
 
 def simulate(options: Options) -> list[Row]:
     """Simulate a schedule; return every measure that reports and comparisons have."""
-    from debubble.analysis.measures import MEASURES
-    from debubble.analysis.question import Question
-    from debubble.analysis.results import keeps
-    from debubble.interchange.named import question
-
     costs, filled = costs_of(options)
     given = {key: options[key] for key in (*SIZES, *SHARED) if key in options}
     given |= {"memory": filled["memory"]} if "memory" in filled else {}
@@ -92,7 +93,7 @@ def simulate(options: Options) -> list[Row]:
     asked = Question(
         "", costs=costs, lowerings=lowerings, options=family(options, "options"), **given
     )
-    timeline = question(options["schedule"], asked, options.get("costs")).timeline
+    timeline = named.question(options["schedule"], asked, options.get("costs")).timeline
     measures = {m.key: m.one(timeline) for m in MEASURES if m.reported or m.compared}
     sizes = {"chunks": timeline.schedule.chunks, "stages": timeline.schedule.stages}
     return [sizes | measures | {"fits": keeps(timeline, asked.memory)}]
@@ -104,17 +105,15 @@ SHARED = ("iterations", "sync", "p2p_mode")
 
 def compare(options: Options) -> list[Row]:
     """Compare schedules; return a row for each, best first, then those that cannot be made."""
-    from debubble.analysis.compare import has_choice
-    from debubble.interchange.files import is_foreign
-    from debubble.interchange.named import compare as run
-
     costs, filled = costs_of(options)
     known = (*SIZES, "memory", *SHARED, *(row.name for row in LOWERINGS))
     given = {key: filled[key] for key in known if key in filled}
     if not has_choice(name for name in options["schedules"] if not is_foreign(name)):
         # Results have the number of chunks that each schedule has.
         given.pop("chunks", None)
-    result = run(options["schedules"], costs=costs, options=family(options, "options"), **given)
+    result = named.compare(
+        options["schedules"], costs=costs, options=family(options, "options"), **given
+    )
     rows: list[Row] = [
         {"schedule": row.name, "place": place, "ratio": row.ratio, "fits": row.fits,
          "chunks": row.schedule.chunks, "stages": row.schedule.stages, **row.values}

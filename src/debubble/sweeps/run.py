@@ -1,4 +1,4 @@
-"""Run a sweep: what is not done yet, in batches, each kept as soon as it is there."""
+"""Run a sweep: the points without results, in batches, each kept as soon as it is done."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from debubble.sweeps import backends
 from debubble.sweeps.commands import COMMANDS
 from debubble.sweeps.points import Spec
 from debubble.sweeps.spec import read_spec
-from debubble.sweeps.store import ENDINGS, Result, Writer
+from debubble.sweeps.store import ENDINGS, PointResult, Writer
 from debubble.sweeps.work import compute
 
 BATCH_SECONDS = 0.5
-"""Work of a batch: enough to make sending it cheap, little enough to be lost."""
+"""Work of a batch: long next to sending it, and a small loss."""
 
 MOST_IN_BATCH = 1000
 
 RECENT, SLOWEST = 100, 3
-"""Points whose mean time says how many make a batch, without the slowest: kernels are compiled."""
+"""Points whose mean time sizes a batch, without the slowest: those compile kernels."""
 
 ALONE_SECONDS = 1.0
 """How long brief points are computed in this process before others are started."""
@@ -33,16 +33,18 @@ ALONE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sweep is: how many of `total` points are `done` and kept.
-
-    Of this run, points that are done `here`, those of them that `failed` in a row, and `seconds`.
-    """
+    """Progress of a sweep."""
 
     done: int
+    """Points with results in the file."""
     total: int
+    """Points of the spec."""
     failed: int
+    """Points of this run with an error."""
     here: int
+    """Points of this run."""
     seconds: float
+    """Duration of this run."""
 
 
 def run(
@@ -63,14 +65,14 @@ def run(
     spec
         The sweep, or the name of its file.
     output
-        SQLite file of the results, made where there is none. Whatever ends the process, what was
-        reported is there, and the next run goes on behind it.
+        SQLite file of the results, made where there is none. Whatever ends the process, reported
+        results are kept, and the next run goes on from there.
     jobs
         Workers; the default is all processors, or all of the cluster. With 1, points are computed
         in this process.
     backend, address
         ``"processes"`` of this computer, or a cluster of ``"dask"`` or ``"ray"`` and its address;
-        without an address the one that the environment names, or else workers on this computer.
+        without one, the cluster in the environment, or else workers on this computer.
     extend
         Whether a file of another sweep of the same command gets the points of this one, too.
     retry_failed
@@ -88,7 +90,7 @@ def run(
     DebubbleError
         When the spec or the file cannot be used, or a backend is not there.
     KeyboardInterrupt
-        After Ctrl-C, with everything kept that had come in.
+        After Ctrl-C, with all finished batches kept.
     """
     if not isinstance(spec, Spec):
         spec = read_spec(spec)
@@ -119,7 +121,7 @@ def run(
 
 
 class _State:
-    """Points of a sweep that are left, and how long one takes."""
+    """The points of a sweep that are left, and the time that one takes."""
 
     def __init__(
         self,
@@ -142,10 +144,10 @@ class _State:
 
     @property
     def left(self) -> int:
-        """Number of points whose results are not there."""
+        """Number of points without results."""
         return self.total - self.begin - self.count
 
-    def keep(self, results: list[Result]) -> None:
+    def keep(self, results: list[PointResult]) -> None:
         """Keep the results of a batch, then report."""
         self.writer.add(results)
         self.count += len(results)
@@ -154,7 +156,7 @@ class _State:
         self.report()
 
     def report(self) -> Progress:
-        """How far it is; also said to who wants to know."""
+        """Return the progress, and pass it to the callback."""
         seconds = time.monotonic() - self.began
         found = Progress(self.begin + self.count, self.total, self.failed, self.count, seconds)
         if self.progress is not None:
@@ -171,8 +173,8 @@ class _State:
 
     def tasks(
         self, workers: int, seconds: float = BATCH_SECONDS
-    ) -> Iterator[partial[list[Result]]]:
-        """Batches of the points that are left, as long as what is known of points says."""
+    ) -> Iterator[partial[list[PointResult]]]:
+        """Yield batches of the points that are left, sized by the time of recent points."""
         while batch := list(islice(self.points, self._size(workers, seconds))):
             yield partial(compute, self.spec.command, self.spec.files, batch)
 

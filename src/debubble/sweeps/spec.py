@@ -73,7 +73,7 @@ def spec_of(data: Any, folder: str | Path = ".") -> Spec:
     name = data["command"]
     if not isinstance(name, str) or name not in COMMANDS:
         raise FormatError(f"command is {shown(name)}; {did_you_mean(name, COMMANDS)}")
-    reader = _Reader(COMMANDS[name], Path(folder))
+    reader = _SpecReader(COMMANDS[name], Path(folder))
     options = reader.options(data.get("options"))
     grid = reader.grid(data.get("grid"))
     count, seed, draw = reader.samples(data.get("samples"))
@@ -86,7 +86,7 @@ def spec_of(data: Any, folder: str | Path = ".") -> Spec:
     return spec
 
 
-class _Reader:
+class _SpecReader:
     """A reader of the sections of a spec for one command, and of the files that they name."""
 
     def __init__(self, command: Command, folder: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from debubble.core.errors import FormatError, ParameterError
+from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.sweeps.points import Spec
 
 ENDINGS = (".sqlite", ".sqlite3", ".db")
@@ -34,7 +34,7 @@ OWN = ("point", "number", "item", "options", "error", "seconds")
 PATIENCE = 0.5
 """Seconds to wait for a process that holds the file for a moment."""
 
-_ERRORS = (
+_ERRORS: tuple[tuple[tuple[str, ...], type[DebubbleError], str], ...] = (
     (("locked", "busy"), ParameterError,
      "another sweep writes to '{}'; wait for it, or give another file"),
     (("not a database", "malformed", "no such", "UTF-8", "utf-8", "corrupt"), FormatError,
@@ -48,7 +48,7 @@ _ERRORS = (
 """Words in messages of SQLite, and the error to raise for them."""
 
 
-class Result(NamedTuple):
+class PointResult(NamedTuple):
     """Results of one point; ``error`` in a row is the reason why it has none."""
 
     number: int
@@ -60,7 +60,7 @@ class Result(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether a row has an error."""
+        """True where a row has an error."""
         return any(row.get("error") for row in self.rows)
 
 
@@ -99,7 +99,7 @@ class SpecData(msgspec.Struct, omit_defaults=True):
         raise AssertionError("specs differ in a section")
 
 
-def quoted(name: str) -> str:
+def sql_name(name: str) -> str:
     """Return a name as SQL."""
     return '"' + name.replace('"', '""') + '"'
 
@@ -165,27 +165,27 @@ class Writer:
         with reported(self.path):
             return {key for (key,) in self._file.execute(f"SELECT point FROM results{errors}")}
 
-    def add(self, results: Iterable[Result]) -> None:
+    def add(self, results: Iterable[PointResult]) -> None:
         """Keep results; they are safe when this returns."""
         with reported(self.path):
             for result in results:
                 self._add(result)
             self._commit()
 
-    def _add(self, result: Result) -> None:
+    def _add(self, result: PointResult) -> None:
         self._file.execute("DELETE FROM results WHERE point = ?", (result.key,))
         options = json.dumps(dict(result.options))
         for item, row in enumerate(result.rows):
             new = [name for name in row if name not in self._columns]
             for name in new:
-                self._file.execute(f"ALTER TABLE results ADD COLUMN {quoted(name)}")
+                self._file.execute(f"ALTER TABLE results ADD COLUMN {sql_name(name)}")
             if new:
                 self._columns += new
                 self._show()
             values = {"point": result.key, "number": result.number, "item": item,
                       "options": options, "seconds": result.seconds} | row  # fmt: skip
             self._file.execute(
-                f"INSERT INTO results ({', '.join(map(quoted, values))}) "
+                f"INSERT INTO results ({', '.join(map(sql_name, values))}) "
                 f"VALUES ({', '.join('?' * len(values))})",
                 [_plain(value) for value in values.values()],
             )
@@ -205,9 +205,9 @@ class Writer:
             value = f"json_extract(options, {path})"
             if name in results:
                 # A schedule's own value counts, not the one in the spec.
-                value = f"coalesce({quoted(name)}, {value})"
-            yield f"{value} AS {quoted(name)}"
-        yield from (quoted(name) for name in results if name not in self._options)
+                value = f"coalesce({sql_name(name)}, {value})"
+            yield f"{value} AS {sql_name(name)}"
+        yield from (sql_name(name) for name in results if name not in self._options)
         yield from ("error", "seconds")
 
     def _commit(self) -> None:

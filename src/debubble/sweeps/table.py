@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import msgspec
 
 from debubble.core.atomic_write import atomic_file
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
-from debubble.sweeps.store import columns_of, quoted, read_about, refuse_others, reported
+from debubble.sweeps.store import columns_of, read_about, refuse_others, reported, sql_name
 
 WRITTEN = (".csv", ".parquet")
 
@@ -75,7 +75,7 @@ class Results:
         for name in names:
             self.check_column(name)
         with _opened(self.path) as file:
-            chosen = ", ".join(map(quoted, names))
+            chosen = ", ".join(map(sql_name, names))
             return file.execute(f"SELECT {chosen} FROM sweep").fetchall()
 
     def save(self, path: str | Path) -> None:
@@ -130,7 +130,7 @@ def _uniform(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int} or kinds == {str}:
         return values
-    kind = float if kinds <= {int, float} else str
+    kind: Callable[[Any], Any] = float if kinds <= {int, float} else str
     return [None if value is None else kind(value) for value in values]
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from debubble.core.errors import DebubbleError
 from debubble.sweeps.commands import COMMANDS, Command, Row
 from debubble.sweeps.points import Point
-from debubble.sweeps.store import OWN, Result
+from debubble.sweeps.store import OWN, PointResult
 
 WATCH_SECONDS = 0.5
-"""How often a worker looks whether the process that started it is there."""
+"""Time between a worker's looks for the process that started it."""
 
 LONGEST_ERROR = 2000
 """Characters of an error message that are kept."""
@@ -36,15 +36,15 @@ def start_worker(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def compute(command: str, files: Mapping[str, Any], points: Sequence[Point]) -> list[Result]:
-    """Results of a batch of points; `files` is the content of files that options name."""
+def compute(command: str, files: Mapping[str, Any], points: Sequence[Point]) -> list[PointResult]:
+    """Compute a batch of points; `files` is the content of files that options name."""
     with warnings.catch_warnings():
-        # Thousands of the same; what matters is in the results.
+        # There would be thousands of the same.
         warnings.simplefilter("ignore")
         return [_compute(COMMANDS[command], files, point) for point in points]
 
 
-def _compute(command: Command, files: Mapping[str, Any], point: Point) -> Result:
+def _compute(command: Command, files: Mapping[str, Any], point: Point) -> PointResult:
     began = time.perf_counter()
     rows: list[Row]
     try:
@@ -56,11 +56,11 @@ def _compute(command: Command, files: Mapping[str, Any], point: Point) -> Result
     except Exception as error:
         # A bug at one point is no reason to lose the others.
         rows = [{"error": f"internal error: {type(error).__name__}: {error}"[:LONGEST_ERROR]}]
-    return Result(*point, rows, time.perf_counter() - began)
+    return PointResult(*point, rows, time.perf_counter() - began)
 
 
 def _filled(options: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the content of files in place of their names."""
+    """Return options with the content of files in place of their names."""
     if not files:
         return dict(options)
 
@@ -78,7 +78,7 @@ def _filled(options: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, A
 
 
 def _plain(row: Row) -> Row:
-    """A row without numpy's numbers, whose names are no columns of the file itself."""
+    """Return a row without numpy's numbers; its names are no columns of the file itself."""
     assert not (set(row) - {"error"}).intersection(OWN), f"results cannot be called {OWN}"
     return {
         name: value.item() if isinstance(value, np.generic) else value

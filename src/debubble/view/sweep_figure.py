@@ -34,7 +34,7 @@ WIDTH, HEIGHT = 7.0, 3.4
 
 COLORS = ("#0b72b5", "#c4501b", "#12806a", "#8e4fa8", "#b58900", "#5aa9e6", "#8e1c1b", "#5d6675")
 MARKERS = "os^Dv<P>Xph*"
-"""Signs of the lines, which tell them apart where colours do not."""
+"""Signs of the lines, which separate lines of like colors."""
 
 MOST_TICKS = 12
 MOST_MARKS = 40
@@ -114,7 +114,7 @@ def chart_figure(chart: Chart) -> Figure:
 
 
 def _look(index: int) -> tuple[str, str, Literal["-", "--"]]:
-    """Colour, sign and dashes of a line."""
+    """Return color, sign and dashes of a line."""
     dashes: Literal["-", "--"] = "-" if index < len(COLORS) else "--"
     return COLORS[index % len(COLORS)], MARKERS[index], dashes
 
@@ -182,24 +182,24 @@ def _decorate(ax: Axes, chart: Chart, size: float, tilted: bool) -> None:
 
 
 def _span(chart: Chart) -> tuple[float, float]:
-    """The smallest and the largest value."""
+    """Return the smallest and the largest value."""
     least = min(at[0] for line in chart.lines for at in line.y)
     return least, max(at[-1] for line in chart.lines for at in line.y)
 
 
 def _tick(chart: Chart, value: float) -> str:
-    """A number beside the axis."""
+    """Return a number next to the axis."""
     return f"{100 * value:.4g} %" if chart.share else number(value)
 
 
 def _tilted(chart: Chart, width: float, size: float) -> bool:
-    """Whether texts below the axis have no room side by side."""
+    """Return whether texts below the axis have no room side by side."""
     room = width / max(1, len(chart.texts))
     return any(text_width(text, size) > 0.9 * room for text in chart.texts)
 
 
 def _in_ratios(places: list[float]) -> bool:
-    """Whether places grow by ratios rather than by differences."""
+    """Return whether places grow by ratios rather than by differences."""
     if len(places) < 3 or places[0] <= 0 or places[-1] < 6 * places[0]:
         return False
     steps = np.diff(places)
