@@ -5,7 +5,7 @@
 Makes a trace of 200 MB with two ranks, of which a part of the events are kernels and their
 launches as on a GPU, another operators and Python frames, and reads it plain and compressed; and
 one in each of the other formats. In those nearly all that is written counts. They are read in
-as many processes as such a trace is read in otherwise, or in N beside the first one; 0 for none.
+as many processes as such a trace is read in otherwise, or in N, the first one included.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ def measure(path: Path, count: int | None) -> None:
     from debubble.diagnosis.readers import folder, pool
 
     if count is not None:
-        folder.workers_for = lambda _: pool.Workers(count)
+        pool.processes_for = lambda files: min(count, len(files))
     before = most_memory()
     begin, mine = time.perf_counter(), time.process_time()
     found = folder.read(path)

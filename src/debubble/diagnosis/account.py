@@ -1,4 +1,4 @@
-"""Where the time of a step went: on every rank the time it computed, and the rest by cause.
+"""Account of the time of a step: on every rank the time it computed, and the rest by cause.
 
 The time line of a rank is cut where something changes, and every piece has one cause, so that the
 pieces add up to the step. While a rank waits for what another one computes, the piece has the cause
@@ -49,7 +49,7 @@ MOST_ACTIONS = 60_000
 
 @dataclass(frozen=True)
 class RankAccount:
-    """Where one rank's time went, in seconds of a mean step.
+    """Time of one rank by cause, in seconds of a mean step.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def account(
 def causes_over_time(
     replay: Replay, row: int, excess: Mapping[str, Times], slow_link: Times
 ) -> dict[int, list[tuple[float, float, str]]]:
-    """The time line of every rank with a file in one row, in pieces with a cause each.
+    """Return the time line of every rank with a file in one row, in pieces with a cause each.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def _move(causes: dict[str, float], cause: str, length: float) -> None:
 
 
 def _chosen(rows: int, actions: int) -> np.ndarray:
-    """Rows that are gone through: all, or some at equal distances."""
+    """Return rows that are gone through: all, or some at equal distances."""
     count = max(1, min(rows, MOST_ACTIONS * rows // max(actions, 1)))
     return np.unique(np.linspace(0, rows - 1, count).astype(int))
 
@@ -174,7 +174,7 @@ def _chosen(rows: int, actions: int) -> np.ndarray:
 def _pieces(
     replay: Replay, row: int, excess: Mapping[str, Times], slow_link: Times
 ) -> dict[int, list[Piece]]:
-    """The time line of every rank with a file, from the row's first start to its last end."""
+    """Return the time line of every rank with a file, from the row's first start to its end."""
     run, transfers = replay.run, replay.transfers
     schedule = run.orders[run.order[row]]
     column = run.column(int(run.order[row]))
@@ -230,7 +230,7 @@ def _pieces(
 
 
 def _pauses(replay: Replay, row: int) -> dict[int, list[tuple[float, float, str]]]:
-    """Pauses of the hosts of a row's copy, by rank."""
+    """Return pauses of the hosts of a row's copy, by rank."""
     run = replay.run
     found: dict[int, list[tuple[float, float, str]]] = {}
     pauses = run.pauses
@@ -243,7 +243,7 @@ def _pauses(replay: Replay, row: int) -> dict[int, list[tuple[float, float, str]
 def _host(
     start: float, end: float, cause: str, pauses: list[tuple[float, float, str]] | tuple[()]
 ) -> Iterator[Piece]:
-    """A time in which a rank is free and does not begin, cut where its host stands still."""
+    """Yield a time in which a rank is free and does not begin, cut where its host stands still."""
     for begin, over, why in sorted(pauses):
         if begin < end and over > start:
             yield (start, max(begin, start), cause, -1)
@@ -255,7 +255,7 @@ def _host(
 def edges(
     ranks: int, rank: Indices, kind: Indices, start: Times, end: Times
 ) -> dict[int, tuple[float, float]]:
-    """Until when each rank waits for the pipeline to fill, and from when on for it to drain.
+    """Return until when each rank waits for the pipeline to fill, and from when on for it to drain.
 
     The start of its first backward and the end of its last forward, or of its first and last action
     where it has no backward or no forward. Ranks without a file, whose times are NaN, have none.
@@ -275,14 +275,14 @@ def edges(
 
 
 def plain_wait(start: float, end: float, filled: float, drained: float) -> str:
-    """The cause of a wait for plain computing, by the edges of its rank."""
+    """Return the cause of a wait for plain computing, by the edges of its rank."""
     return "fill" if end <= filled else "drain" if start >= drained else "peer"
 
 
 def _resolved(
     pieces: Mapping[int, list[Piece]], rank: int, filled: float, drained: float
 ) -> Iterator[tuple[float, float, str]]:
-    """Start, end and cause of every piece of a rank's time."""
+    """Yield start, end and cause of every piece of a rank's time."""
     line = pieces[rank]
     starts = {other: [piece[0] for piece in lines] for other, lines in pieces.items()}
     for start, end, cause, of in line:

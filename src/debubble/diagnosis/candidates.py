@@ -118,7 +118,7 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
 
 
 def _by_mode(replay: Replay, clean: Times) -> Iterator[Candidate]:
-    """What the p2p mode costs, where a trace tells of no message and another mode fits clearly."""
+    """Yield the p2p mode as a cause, if the trace has no messages and one mode clearly fits."""
     mode, off = replay.mode
     if mode == "overlapped" or off > FITS:
         return
@@ -136,7 +136,7 @@ FITS = 0.005
 
 
 def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
-    """Pairs of ranks between which messages take longer than between others, or in other copies."""
+    """Yield pairs of ranks with slower messages than other pairs have, or other copies."""
     run, by_copy = replay.run, replay.transfers.by_copy
     ranks = run.schedule.ranks
     pairs: dict[tuple[int, int], list[int]] = {}
@@ -172,14 +172,14 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
 
 
 def _most_behind(run: Run, behind: Times) -> Where:
-    """The link on which most of the time is lost, and the rank that it leads to."""
+    """Return the link on which most of the time is lost, and the rank that it leads to."""
     lost = np.bincount(np.maximum(run.link, 0), behind.sum(axis=0))
     source, target = divmod(int(lost.argmax()), run.schedule.ranks)
     return {"link": [source, target]}
 
 
 def saved_by_waits(replay: Replay, causes: Causes) -> dict[str, float]:
-    """What a mean step would be shorter without causes that only show in how ranks wait."""
+    """Return the time saved in a mean step without each cause that shows only in waits of ranks."""
     before = replay.run.slowest(replay.lengths())
     found: dict[str, float] = {}
     for one in causes.candidates:
@@ -190,7 +190,7 @@ def saved_by_waits(replay: Replay, causes: Causes) -> dict[str, float]:
 
 
 def worst_of_copies(causes: Causes, slowdown: Slowdown) -> dict[int, str]:
-    """Why each copy may be slower than others: what it is the only one to have, or has most of."""
+    """Return a cause for each copy to be slower than others: its own one, or one found anywhere."""
     found = {}
     anywhere = [
         cause for cause in ("sequence-length", "garbage-collection", "jitter")

@@ -49,7 +49,7 @@ USUAL = Costs(F=1, I=1, W=1).resolve(Placement.linear(1)).duration[list(WORK_KIN
 def carried(
     run: Run, times: Times, delays: Times, schedule: Schedule, slower: Sequence[Change] = ()
 ) -> tuple[Times, Times]:
-    """Times of the actions of a schedule, and delays of what they receive, as a run had them.
+    """Return a run's times of the actions of a schedule, and delays of what they receive.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def carried(
 
 
 def shares_in_groups(run: Run, times: Times) -> Times:
-    """The share of every action in its overlapped group, by what it and the others take alone.
+    """Return the share of each action in its overlapped group, by the times of actions alone.
 
     It is 1 for actions alone; shape ``(rows, actions)``, as `times`.
     """
@@ -95,7 +95,7 @@ def shares_in_groups(run: Run, times: Times) -> Times:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """What every kind of work takes on every stage, for every slice of every microbatch."""
+    """Time of every kind of work on every stage, for every slice of every microbatch."""
 
     run: Run
     alone: Times
@@ -125,7 +125,7 @@ class _Work:
         return cls(run, alone.reshape(shape), overlap)
 
     def under(self, schedule: Schedule, slower: Sequence[Change] = ()) -> Times:
-        """Time of every action of a schedule, some of whose ranks are slower."""
+        """Return time of every action of a schedule, some of whose ranks are slower."""
         own, alone = self.run.schedule, self.alone
         if schedule.stages != own.stages:
             cut = shares_of_cut(np.ones(own.stages), np.ones(schedule.stages))
@@ -149,7 +149,7 @@ class _Work:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """Where the actions of a schedule stand in arrays of work."""
+    """Cells of the actions of a schedule in arrays of work."""
 
     kind: Indices
     """Row of the kind of every action."""
@@ -160,7 +160,7 @@ class _Cells:
 
     @classmethod
     def of(cls, schedule: Schedule) -> _Cells:
-        """Find them.
+        """Return the cells of a schedule's actions.
 
         Raises ParameterError where one is no work of a stage for a microbatch.
         """
@@ -186,7 +186,7 @@ def _no_time_of(schedule: Schedule, row: int) -> str:
 
 
 def _sums(group: Indices, values: Times) -> Times:
-    """The sum over its group for every member, shape ``(rows, members)``."""
+    """Return the sum over its group for every member, shape ``(rows, members)``."""
     begins = np.flatnonzero(np.diff(group, prepend=-1))
     sums = np.add.reduceat(values, begins, axis=1)
     found: Times = np.repeat(sums, np.diff(begins, append=len(group)), axis=1)
@@ -194,7 +194,7 @@ def _sums(group: Indices, values: Times) -> Times:
 
 
 def _ratio(value: Times, of: Times) -> Times:
-    """Their quotient; 1 where that is nothing."""
+    """Return their quotient; 1 where that is nothing."""
     there = (of > 0) & (value > 0)
     return np.where(there, value / np.where(there, of, 1.0), 1.0)
 
@@ -202,7 +202,7 @@ def _ratio(value: Times, of: Times) -> Times:
 def _alone(
     cells: _Cells, schedule: Schedule, times: Times
 ) -> tuple[Times, Times, NDArray[np.bool_]]:
-    """Times of actions alone by kind, stage and slice of a microbatch, and as :func:`_usual`."""
+    """Return times of actions alone by kind, stage and slice, and the same as :func:`_usual`."""
     alone = np.full((len(times), len(ROW), schedule.stages, schedule.units), np.nan)
     lone = np.flatnonzero(cells.group < 0)
     alone[:, cells.kind[lone], cells.stage[lone], cells.unit[lone]] = times[:, lone]
@@ -210,7 +210,7 @@ def _alone(
 
 
 def _usual(alone: Times) -> tuple[Times, NDArray[np.bool_]]:
-    """What every kind usually takes on every stage of each row, shape ``(rows, kinds, stages)``.
+    """Return the usual time of every kind and stage of each row, shape ``(rows, kinds, stages)``.
 
     That is the median of what ran alone; of a kind that never did on a stage, of all stages; of one
     that never did at all, what its work is against that of the others. And whether anything did, so
@@ -245,7 +245,7 @@ def _complete(alone: Times, usual: Times) -> None:
 
 
 def _delays(run: Run, delays: Times, schedule: Schedule) -> Times:
-    """Delay of what every action of a schedule receives."""
+    """Return delay of what every action of a schedule receives."""
     mine, theirs = _in_turn(run.schedule), _in_turn(schedule)
     every = np.concatenate(list(mine.values())) if mine else np.zeros(0, dtype=np.int64)
     found = np.zeros((len(delays), len(schedule)))
@@ -259,7 +259,7 @@ def _delays(run: Run, delays: Times, schedule: Schedule) -> Times:
 
 
 def _in_turn(schedule: Schedule) -> dict[int, NDArray[np.int64]]:
-    """By link the actions that receive over it, microbatch by microbatch."""
+    """Return by link the actions that receive over it, microbatch by microbatch."""
     links, actions = links_of(schedule), schedule.actions
     forward = np.isin(kinds_of(actions), FORWARD_KINDS)
     turn = np.lexsort((stages_of(actions), forward, microbatches_of(actions)))

@@ -67,7 +67,7 @@ class Change:
 
     @classmethod
     def parse(cls, text: str) -> Change:
-        """Read a change.
+        """Parse a change.
 
         Raises
         ------
@@ -113,7 +113,7 @@ class Change:
             )
 
     def _columns(self, run: Run) -> np.ndarray:
-        """The actions, or those that receive the messages, that are changed."""
+        """Return the actions, or those that receive the messages, that are changed."""
         if self.what == "p2p":
             found = run.source >= 0
             if self.link:
@@ -132,7 +132,7 @@ class Change:
         return found
 
     def of_work(self, run: Run, times: Times, shares: Times) -> Times:
-        """Changed times of actions: an overlapped group is longer by what its members are.
+        """Return changed times of actions: an overlapped group is longer by what its members are.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class Change:
 
     @property
     def stays(self) -> bool:
-        """Whether it is of a rank that gets slower, with whatever it runs.
+        """Return whether the change is of a rank, and so holds under another schedule.
 
         A rank that gets faster had been slow with the layers it ran, and these may run elsewhere.
         """
@@ -158,7 +158,7 @@ class Change:
         return self.what == "rank" and self.value > least.get(self.how, math.inf)
 
     def of_rank(self, schedule: Schedule, times: Times) -> Times:
-        """Times of actions alone under another schedule, those of the rank changed."""
+        """Return times of actions alone under another schedule, those of the rank changed."""
         mine = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets)) == self.number
         if self.kind == "O":
             mine &= pairs_of(schedule.actions) > 0
@@ -168,7 +168,7 @@ class Change:
         return np.where(mine, other, times)
 
     def of(self, run: Run, values: Times) -> Times:
-        """Changed times, whatever else they are part of."""
+        """Return the times of actions after the change."""
         rows = run.copy == self.number if self.what == "copy" else np.ones(run.rows, dtype=bool)
         cells = rows[:, None] & self._columns(run)[None, :]
         value = self.value if self.how == "*=" else self.value / MILLISECONDS

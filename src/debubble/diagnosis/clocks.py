@@ -31,7 +31,7 @@ DUST = 1e-9
 
 @dataclass(frozen=True)
 class Interval:
-    """What clock b shows more than clock a, in seconds."""
+    """Bounds of the offset of clock b from clock a, in seconds."""
 
     ranks: tuple[int, int]
     """Both ranks; those of later data-parallel copies are numbered on."""
@@ -44,7 +44,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Drift:
-    """How much faster clock b runs than clock a, in seconds per second, and the bounds of that."""
+    """Drift of clock b against clock a, in seconds per second, with its bounds."""
 
     ranks: tuple[int, int]
     rate: float
@@ -54,7 +54,7 @@ class Drift:
 
 @dataclass(frozen=True, eq=False)
 class Clocks:
-    """What is known of the clocks of a run.
+    """Offsets and drifts of the clocks of a run.
 
     Intervals are those at the begin of a step, where clocks run apart so fast that one step shows.
     """
@@ -125,14 +125,14 @@ def _hosts_of(run: Run, row: int) -> tuple[str, ...]:
 
 
 def _pairs(run: Run) -> list[tuple[int, int]]:
-    """Pairs of ranks that exchange messages."""
+    """Return pairs of ranks that exchange messages."""
     links = np.unique(run.link[run.link >= 0]).tolist()
     ends = (divmod(link, run.schedule.ranks) for link in links)
     return sorted({(min(pair), max(pair)) for pair in ends})
 
 
 def _rates(run: Run, drifts: tuple[Drift, ...]) -> Times:
-    """How much faster every rank's clock runs than the first one's, shape ``(rows, ranks)``.
+    """Return the drift of every rank's clock against the first one's, shape ``(rows, ranks)``.
 
     The slowest drift that is possible: more would be said than is known.
     """
@@ -160,7 +160,7 @@ MOST_STEPS = 50
 
 
 def _drifts(run: Run) -> Iterator[Drift]:
-    """How all pairs of clocks run apart, by messages of all steps, or within single steps."""
+    """Return the drift of all pairs of clocks, by messages of all steps, or within single steps."""
     left, slack = _slack(run)
     ranks = run.schedule.ranks
     for copy in np.unique(run.copy).tolist():
@@ -191,7 +191,7 @@ NARROW = 1e-4
 def _tightest(
     rows: NDArray[np.int64], time: Times, slack: Times, columns: NDArray[np.bool_], rounding: float
 ) -> tuple[Times, Times, NDArray[np.int64]]:
-    """Time, slack and row of the tightest message in every part of every row."""
+    """Return time, slack and row of the tightest message in every part of every row."""
     here = np.flatnonzero(columns)
     found = []
     for row in rows.tolist():
@@ -213,7 +213,7 @@ Bounds = tuple[Times, Times, NDArray[np.int64]]
 
 
 def _slopes(upper: Bounds, lower: Bounds, *, together: bool) -> tuple[float, float]:
-    """The least and the steepest line below the upper and above the lower bounds.
+    """Return the least and the steepest line below the upper and above the lower bounds.
 
     One line for all rows, or parallel ones for each.
     """
@@ -228,14 +228,14 @@ def _slopes(upper: Bounds, lower: Bounds, *, together: bool) -> tuple[float, flo
 
 
 def _slack(run: Run) -> tuple[Times, Times]:
-    """When the message that each action receives left, and how much later it had arrived, or ∞."""
+    """Return when each received message left, and the time until it had arrived, or ∞."""
     left = np.fmax(run.produced, run.sent)
     there = np.fmin(run.start, np.fmin(run.arrived, run.waited))
     return left, np.where(np.isnan(there - left), np.inf, there - left)
 
 
 def _direct(run: Run) -> tuple[Times, NDArray[np.int64]]:
-    """The bound that messages from a to b give, and the action that receives the tightest.
+    """Return the bound that messages from a to b give, and the action that receives the tightest.
 
     Both of shape ``(rows, ranks, ranks)``; ∞ and −1 where there is no message.
     """
@@ -254,7 +254,7 @@ def _direct(run: Run) -> tuple[Times, NDArray[np.int64]]:
 
 
 def _closed(direct: Times) -> tuple[Times, NDArray[np.bool_]]:
-    """Shortest paths between all ranks, and the rows in which a cycle is negative."""
+    """Return shortest paths between all ranks, and the rows in which a cycle is negative."""
     bounds = direct.copy()
     for via in range(bounds.shape[1]):
         np.minimum(bounds, bounds[:, :, via, None] + bounds[:, None, via, :], out=bounds)
@@ -263,7 +263,7 @@ def _closed(direct: Times) -> tuple[Times, NDArray[np.bool_]]:
 
 
 def _offsets(direct: Times, bounds: Times, hosts: tuple[str, ...]) -> Times:
-    """What each rank's clock shows more than the first one's, 0 where that may well be."""
+    """Return the offset of each rank's clock from the first one's, 0 if the bounds allow that."""
     groups = [hosts.index(host) for host in hosts]
     if len(set(groups)) < len(groups):
         merged = direct.copy()
@@ -286,7 +286,7 @@ def _offsets(direct: Times, bounds: Times, hosts: tuple[str, ...]) -> Times:
 
 
 def _contradiction(run: Run, row: int, direct: Times, columns: NDArray[np.int64]) -> str:
-    """The messages of a shortest cycle that cannot be, in words."""
+    """Return the messages of a shortest cycle that cannot be, in words."""
     cycle = _negative_cycle(direct)
     parts = []
     for source, target in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
@@ -302,7 +302,7 @@ def _contradiction(run: Run, row: int, direct: Times, columns: NDArray[np.int64]
 
 
 def _negative_cycle(direct: Times) -> list[int]:
-    """Ranks of a negative cycle: two where two suffice."""
+    """Return ranks of a negative cycle: two where two suffice."""
     both = direct + direct.T
     a, b = np.unravel_index(int(both.argmin()), both.shape)
     if both[a, b] < 0:

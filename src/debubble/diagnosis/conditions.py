@@ -33,7 +33,7 @@ def _gain(data: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a condition can be about."""
+    """Measure of a diagnosis that a condition can compare."""
 
     unit: str
     """Of its values."""
@@ -76,7 +76,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """The condition that a text says.
+        """Parse a condition.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class Condition:
         return cls(text.strip(), match[1], float(match[3]), more, relative)
 
     def failed(self, data: Mapping[str, Any], baseline: Baseline | None) -> str:
-        """What is wrong where the condition holds of a diagnosis' data; empty where not."""
+        """Return a message if the condition holds for a diagnosis' data; empty if it does not."""
         measure = MEASURES[self.measure]
         value, limit, base = measure.read(data), self.limit, ""
         if self.more:
@@ -112,14 +112,14 @@ def _with_unit(value: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What ``debubble trace --json`` printed of another run."""
+    """Output of ``debubble trace --json`` for another run."""
 
     path: str
     data: Mapping[str, Any]
 
     @classmethod
     def read(cls, path: str) -> Baseline:
-        """Read one.
+        """Read the baseline in a file.
 
         Raises
         ------

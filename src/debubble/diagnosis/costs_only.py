@@ -13,12 +13,12 @@ KINDS = ("F", "B", "I", "W")
 
 
 def has_only_costs(observed: Observed) -> bool:
-    """Whether a format told what actions cost, and not when they ran."""
+    """Return whether a trace has the costs of actions, but not when they ran."""
     return observed.costs is not None and not len(observed.actions)
 
 
 def cost_file(observed: Observed) -> dict[str, Any]:
-    """The costs as data of a cost file."""
+    """Return the costs as data of a cost file."""
     assert observed.costs is not None
     data = costs_data(observed.costs)
     if not data.get("memory"):
@@ -27,7 +27,7 @@ def cost_file(observed: Observed) -> dict[str, Any]:
 
 
 def to_dict(observed: Observed) -> dict[str, Any]:
-    """The data of a diagnosis, as far as costs say it."""
+    """Return the data of a diagnosis, as far as costs say it."""
     return {
         "format": observed.format, "ranks": observed.ranks, "copies": observed.copies,
         "stages": None, "microbatches": None, "steps": 0,
@@ -38,7 +38,7 @@ def to_dict(observed: Observed) -> dict[str, Any]:
 
 
 def report(observed: Observed, width: int) -> str:
-    """What the costs are, in lines of a given width."""
+    """Return a report of the costs, in lines of a given width."""
     assert observed.costs is not None
     lines = wrap(
         f"{observed.format}: sums of times on {observed.ranks} ranks, which say what actions cost "

@@ -34,7 +34,7 @@ from debubble.engine.timeline import Timeline, simulate
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis:
-    """Why a run took as long as it did.
+    """Diagnosis of a run: its schedule, causes of lost time, and their gains.
 
     Parameters
     ----------
@@ -73,22 +73,22 @@ class Diagnosis:
 
     @cached_property
     def spreads(self) -> tuple[Spread, ...]:
-        """How far times of the same kind and stage are from each other."""
+        """Spread of the times of each kind and stage."""
         return spreads_of(self.run)
 
     @cached_property
     def slowdown(self) -> Slowdown:
-        """How much slower the run is than one in which all that should be alike is alike."""
+        """Slowdown against the same run without stragglers."""
         return slowdown(self.replay)
 
     @cached_property
     def causes(self) -> Causes:
-        """Every cause that was found, whatever it gains."""
+        """All causes that were found, with any gain."""
         return find_causes(self.replay, self.name.nearest)
 
     @cached_property
     def accounts(self) -> tuple[RankAccount, ...]:
-        """Where every rank's time went."""
+        """Time of every rank by cause."""
         causes = self.causes
         worst = worst_of_copies(causes, self.slowdown)
         saved = saved_by_waits(self.replay, causes)
@@ -100,7 +100,7 @@ class Diagnosis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What costs time, the one that gains most first."""
+        """Causes of lost time, the one with the largest gain first."""
         return self._found[0]
 
     @property
@@ -110,7 +110,7 @@ class Diagnosis:
 
     @property
     def replay_error(self) -> float:
-        """How far replayed steps are off, as a share; the median of all."""
+        """Median error of replayed step times, as a share."""
         return self.replay.error
 
     @property
@@ -134,7 +134,7 @@ class Diagnosis:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What was observed in the step of median length, on the slowest copy; milliseconds."""
+        """Observed timeline of the step of median length on its slowest copy, in milliseconds."""
         run, row = self.run, self.shown
         number = int(run.order[row])
         column = run.column(number)
@@ -146,15 +146,15 @@ class Diagnosis:
 
     @cached_property
     def predicted(self) -> Timeline:
-        """The same order with the median costs, simulated; milliseconds."""
+        """Simulated timeline of the observed schedule with median costs, in milliseconds."""
         return simulate(self.schedule, self.costs)
 
     def cost_file(self) -> dict[str, Any]:
-        """The costs as data of a cost file."""
+        """Return the costs as data of a cost file."""
         return cost_file(self.replay, self.spreads)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Return everything as plain data."""
         schedule, slow = self.schedule, self.slowdown
         return {
             "format": self.observed.format,

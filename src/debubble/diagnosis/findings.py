@@ -65,7 +65,7 @@ class Finding:
     advice: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the finding as plain data."""
         return {
             "cause": self.cause,
             "where": {key: self.where.get(key) for key in ("stage", "rank", "copy", "link")},
@@ -79,7 +79,7 @@ class Finding:
 def find(
     replay: Replay, causes: Causes, accounts: tuple[RankAccount, ...]
 ) -> tuple[tuple[Finding, ...], float]:
-    """Findings, the one that gains most first, and the largest gain of what is none.
+    """Return findings, the one that gains most first, and the largest gain of what is none.
 
     Where gains cannot be told, findings are what ranks lost most time to.
     """
@@ -112,7 +112,7 @@ def find(
 
 
 def _persistence(replay: Replay, one: Candidate, base: np.ndarray) -> float:
-    """The share of the steps and copies, as far as the cause is in one, that have it."""
+    """Return the share of the steps and copies, as far as the cause is in one, that have it."""
     saved = (base - one.without) / base
     copy = one.where.get("copy")
     if copy is not None:
@@ -237,6 +237,6 @@ _ADVICE = {
 
 
 def nothing(beyond: float, steps: int) -> str:
-    """What is said of a run without findings."""
+    """Return the report of a run without findings."""
     least = max(0.01, math.ceil(100 * beyond) / 100)
     return f"nothing to gain beyond {100 * least:.0f} % in {counted(steps, 'step')}"

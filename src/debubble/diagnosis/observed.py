@@ -1,4 +1,4 @@
-"""What a trace says of a run: actions, messages and pauses, whoever wrote it."""
+"""Content of a trace of any format: actions, messages and pauses of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Columns:
 
     @classmethod
     def of(cls: type[T], **columns: Sequence[Any] | NDArray[Any]) -> T:
-        """Rows from the columns that a format has; the others are unknown."""
+        """Return rows from the columns that a format has; the others are unknown."""
         count = len(next(iter(columns.values()))) if columns else 0
         made = {}
         for name, dtype in cls.types().items():
@@ -45,7 +45,7 @@ class Columns:
 
     @classmethod
     def types(cls) -> dict[str, np.dtype[Any]]:
-        """Every column and the type of its numbers: times are floats, all else is whole."""
+        """Return every column and the type of its numbers: times are floats, all else is whole."""
         whole = np.dtype(np.int32)
         times = np.dtype(np.float64)
         return {item.name: times if "float" in str(item.type) else whole for item in fields(cls)}
@@ -54,7 +54,7 @@ class Columns:
         return len(getattr(self, fields(self)[0].name))
 
     def take(self: T, rows: NDArray[Any]) -> T:
-        """Some of the rows: a mask, or positions. A column with one value for all keeps that."""
+        """Return some rows by a mask or positions. A column of one value for all stays one."""
         if rows.dtype == bool and rows.all():
             return self
         count = int(np.count_nonzero(rows)) if rows.dtype == bool else len(rows)
@@ -66,7 +66,7 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Actions(Columns):
-    """What ranks computed: one row for every action that the trace has.
+    """Actions that ranks computed, one row for each in the trace.
 
     Times are in seconds, of the rank's own clock where clocks differ. A row is the time that the
     action computes, without its wait for input, as far as the format tells (`waited`).
@@ -106,7 +106,7 @@ class Actions(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Messages(Columns):
-    """What went from rank to rank: one row for every message of which an end is known.
+    """Messages between ranks, one row for each of which an end is known.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Pauses(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """A run as its trace tells it.
+    """Content of the trace of a run.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What ran: the order of every rank in every step, rebuilt from when actions began."""
+"""Schedules that ran: the program of every rank in every step, rebuilt from start times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Orders:
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """What one copy did in one step: per rank the packed actions, and where they are observed."""
+    """One step of one copy: per rank the packed actions, and their rows in the trace."""
 
     step: int
     copy: int
@@ -55,7 +55,7 @@ class _Row:
 
 
 def reconstruct(observed: Observed) -> Orders:
-    """The orders in which a run went through its actions.
+    """Return the orders in which a run went through its actions.
 
     Steps in which actions are missing or double are left out, and counted.
 
@@ -116,7 +116,7 @@ def reconstruct(observed: Observed) -> Orders:
 
 
 def _rows(observed: Observed) -> list[_Row]:
-    """The actions of every step and copy, rank by rank in the order in which they began."""
+    """Return the actions of every step and copy, rank by rank in the order in which they began."""
     actions = observed.actions
     works = np.flatnonzero(np.isin(actions.kind, WORK_KINDS))
     if not len(works):
@@ -148,7 +148,7 @@ def _packed(actions: Actions, slices: int) -> Program:
 
 
 def _begins_together(actions: Actions, group: NDArray[np.int64]) -> NDArray[np.float64]:
-    """When every action began; the members of an overlapped group when the first of them did."""
+    """Return start times; of the members of an overlapped group that of the first."""
     start = actions.start.copy()
     paired = np.flatnonzero(actions.pair != ALONE)
     if len(paired):
@@ -161,7 +161,7 @@ def _begins_together(actions: Actions, group: NDArray[np.int64]) -> NDArray[np.f
 
 
 def _grouped(codes: Program, pair: NDArray[np.int32]) -> Program:
-    """A program in which overlapped groups are marked."""
+    """Return a program in which overlapped groups are marked."""
     if not len(codes) or (pair == ALONE).all():
         return codes
     same_before = np.concatenate([[False], (pair[1:] == pair[:-1]) & (pair[1:] != ALONE)])
@@ -173,7 +173,7 @@ def _grouped(codes: Program, pair: NDArray[np.int32]) -> Program:
 
 
 def _usual(rows: Sequence[_Row], ranks: int) -> list[Program]:
-    """The most frequent program of every rank among the longest; empty without a file."""
+    """Return the most frequent program of every rank among the longest; empty without a file."""
     usual = []
     for rank in range(ranks):
         seen = Counter(row.programs[rank].tobytes() for row in rows if len(row.programs[rank]))
@@ -184,7 +184,7 @@ def _usual(rows: Sequence[_Row], ranks: int) -> list[Program]:
 
 
 def _complete(rows: Sequence[_Row], usual: Sequence[Program]) -> list[_Row]:
-    """The rows that have the actions of the usual programs, in whatever order."""
+    """Return the rows that have the actions of the usual programs, in any order."""
     wanted = [_contents(program) for program in usual]
     # Most steps have the same few programs.
     contents: dict[bytes, bytes] = {}
@@ -202,12 +202,12 @@ def _complete(rows: Sequence[_Row], usual: Sequence[Program]) -> list[_Row]:
 
 
 def _contents(program: Program) -> bytes:
-    """The actions of a program in an order that is the same for all programs that have them."""
+    """Return the actions of a program in an order that depends on the set of them alone."""
     return np.sort(program & ~(3 << PAIR_SHIFT)).tobytes()
 
 
 def _filled(row: _Row, usual: Sequence[Program]) -> tuple[Program, ...]:
-    """The programs of a row, with the usual one where a rank has no file."""
+    """Return the programs of a row, with the usual one where a rank has no file."""
     pairs = zip(row.programs, usual, strict=True)
     return tuple(program if len(program) else wanted for program, wanted in pairs)
 
@@ -217,7 +217,7 @@ def _key(row: _Row, usual: Sequence[Program]) -> tuple[bytes, ...]:
 
 
 def _places(row: _Row, usual: Sequence[Program]) -> NDArray[np.int64]:
-    """Where the actions of a row are observed, −1 for those of a rank without a file."""
+    """Return the rows of the trace of the actions of a step, −1 on a rank without a file."""
     pairs = zip(row.places, usual, strict=True)
     parts = [place if len(place) else np.full(len(wanted), -1) for place, wanted in pairs]
     return np.concatenate(parts).astype(np.int64)
@@ -236,7 +236,7 @@ def _schedule(key: tuple[bytes, ...], observed: Observed) -> Schedule:
 
 
 def _placement(programs: Sequence[Program], slices: int, microbatches: int) -> Placement:
-    """Which rank has which stage; two copies of the model where a stage is on two ranks."""
+    """Return the placement of stages; of two copies of the model if a stage is on two ranks."""
     stage = np.concatenate([(p >> STAGE_SHIFT) & ((1 << 20) - 1) for p in programs])
     unit = np.concatenate([p >> MICROBATCH_SHIFT for p in programs]) // slices
     rank = np.repeat(np.arange(len(programs)), [len(p) for p in programs])
@@ -264,7 +264,7 @@ def _can_run(schedule: Schedule) -> bool:
 def _from_registry(
     observed: Observed, usual: list[Program], absent: Sequence[int]
 ) -> tuple[Name, list[Program]]:
-    """What ranks without a file ran: the schedule that all others followed says it."""
+    """Return programs of ranks without a file, from the registered schedule of all others."""
     known = [rank for rank in range(observed.ranks) if rank not in absent]
     microbatches = 1 + max(int((usual[r] >> MICROBATCH_SHIFT).max()) for r in known)
     chunks = max(len(np.unique((usual[r] >> STAGE_SHIFT) & ((1 << 20) - 1))) for r in known)

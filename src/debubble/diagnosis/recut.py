@@ -1,4 +1,4 @@
-"""The same model under a schedule that cuts it elsewhere: into other stages, or other slices."""
+"""Times of a model under a schedule that cuts it into other stages or slices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from debubble.diagnosis.run import Times
 
 
 def shares_of_cut(old: ArrayLike, new: ArrayLike) -> Times:
-    """The share of every old piece that lies in each new one, shape ``(new, old)``.
+    """Return the share of every old piece that lies in each new one, shape ``(new, old)``.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def shares_of_cut(old: ArrayLike, new: ArrayLike) -> Times:
 
 
 def recut(costs: Costs, schedule: Schedule, other: Schedule) -> Costs:
-    """Costs per action of the same model under a schedule with another number of stages.
+    """Return costs per action of the same model under a schedule with another number of stages.
 
     The model is cut at equal distances: a stage that is half as long takes half of the time and of
     the memory. A share of a stage is the mean of what it was made of, a pair takes the same share
@@ -63,7 +63,7 @@ def recut(costs: Costs, schedule: Schedule, other: Schedule) -> Costs:
 
 
 def _listed(value: Any, count: int) -> Times:
-    """One number for each of `count` stages."""
+    """Return one number for each of `count` stages."""
     if isinstance(value, Mapping):
         value = [value.get(place, value.get(DEFAULT, 0.0)) for place in range(count)]
     return np.broadcast_to(np.asarray(value, dtype=np.float64), count)
@@ -77,7 +77,7 @@ def _of_stages(spec: CostField, value: Any, shares: Times) -> Any:
 
 
 def _overlap(costs: Costs, value: Any, stages: int) -> float:
-    """The share of the sum of its parts that a pair takes, the median of those that are known."""
+    """Return the median time of a pair as a share of the sum of its parts."""
     time = replace(costs, O=None).resolve(Placement.loop(stages, 1)).duration
     named: dict[Any, float] = {}
     if isinstance(value, Mapping):

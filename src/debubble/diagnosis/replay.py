@@ -54,7 +54,7 @@ class Replay:
 
     @cached_property
     def sure(self) -> NDArray[np.bool_]:
-        """Whether it is known when the input of an action was there."""
+        """Return whether it is known when the input of an action was there."""
         run, transfers = self.run, self.transfers
         with np.errstate(invalid="ignore"):
             long_there = run.before > run.produced + transfers.delay + transfers.usual(run)
@@ -63,7 +63,7 @@ class Replay:
 
     @cached_property
     def under_way(self) -> Times:
-        """How long messages were under way since both ends were ready.
+        """Return how long messages were under way since both ends were ready.
 
         A message that a busy receiver held up counts from when that was free; any other from when
         it was made, as in the delays.
@@ -78,7 +78,7 @@ class Replay:
         return np.where(transfers.held_up, np.nan_to_num(left), transfers.delay)
 
     def split(self, under_way: Times) -> tuple[Times, Times]:
-        """Time of messages after their receivers were free, and their delay since they were made.
+        """Return the time of messages after their receivers were free, and since they were made.
 
         With the first added to the actions that receive them, both give what :attr:`under_way` is.
         """
@@ -101,7 +101,7 @@ class Replay:
         return np.where(np.isnan(late), 0.0, late)
 
     def lengths(self, times: Times | None = None, delays: Times | None = None) -> Times:
-        """Time of every row, shape ``(rows,)``, with other times of actions or of messages.
+        """Return time of every row, shape ``(rows,)``, with other times of actions or of messages.
 
         Times of actions contain that of the host before them; the default is what was observed.
         """
@@ -120,7 +120,7 @@ class Replay:
         return found
 
     def steps(self, times: Times | None = None, delays: Times | None = None) -> Times:
-        """Time of every step: that of its slowest copy."""
+        """Return time of every step: that of its slowest copy."""
         return self.run.slowest(self.lengths(times, delays))
 
     @cached_property
@@ -157,7 +157,7 @@ class Replay:
         return best, float(least)
 
     def starts_in(self, mode: P2PMode, rows: Indices) -> Times | None:
-        """When actions of some rows begin in a p2p mode; None where the order cannot run in it.
+        """Return start times of some rows in a p2p mode; None if the schedule cannot run in it.
 
         Every message takes what the quickest ones of its link take, and hosts are never late.
         """
@@ -180,13 +180,13 @@ class Replay:
         return found
 
     def lengths_in(self, mode: P2PMode) -> Times | None:
-        """Time of every row in a p2p mode, as :meth:`starts_in`."""
+        """Return time of every row in a p2p mode, as :meth:`starts_in`."""
         starts = self.starts_in(mode, np.arange(self.run.rows))
         return None if starts is None else np.asarray((starts + self.times).max(axis=1))
 
 
 def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:
-    """Some rows after the other, so many that a matrix of this width is not too large."""
+    """Yield some rows after the other, so many that a matrix of this width is not too large."""
     size = max(1, BLOCK // max(width, 1))
     for first in range(0, len(rows), size):
         check_cancelled()
@@ -194,13 +194,13 @@ def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:
 
 
 def walk(schedule: Schedule) -> tuple[EventGraph, Times]:
-    """A schedule whose actions and messages have times of their own, and all other costs: none."""
+    """Return the graph of a schedule whose only costs are times of actions and messages."""
     graph = with_action_times(compile_graph(schedule), delays=True)
     return graph, np.zeros(shared_costs(graph))
 
 
 def lengths_of(run: Run, rows: Indices, schedule: Schedule, times: Times, delays: Times) -> Times:
-    """Time of some rows of a run in the order of a schedule, shape ``(rows,)``.
+    """Return time of some rows of a run in the order of a schedule, shape ``(rows,)``.
 
     Parameters
     ----------
@@ -219,20 +219,20 @@ def lengths_of(run: Run, rows: Indices, schedule: Schedule, times: Times, delays
 
 
 def reordered(run: Run, times: Times, delays: Times, schedule: Schedule) -> Times:
-    """Time of every row had its actions run in the order of another schedule, shape ``(rows,)``."""
+    """Return the time of every row in the order of another schedule, shape ``(rows,)``."""
     column = run.columns_of(schedule)
     return lengths_of(run, np.arange(run.rows), schedule, times[:, column], delays[:, column])
 
 
 def as_matrix(links: Times) -> list[list[float]]:
-    """Times of all links as a matrix, 0 for those that nothing goes over."""
+    """Return times of all links as a matrix, 0 for those that nothing goes over."""
     ranks = math.isqrt(len(links))
     found: list[list[float]] = np.nan_to_num(links).reshape(ranks, ranks).tolist()
     return found
 
 
 def filled(run: Run) -> Times:
-    """Time of every action; of ranks without a file the mean of other copies, or other stages."""
+    """Return the time of each action; without a file the mean of other copies or stages."""
     times = np.where(run.known, run.duration, np.nan)
     if run.known.all():
         return times

@@ -34,7 +34,7 @@ Style = Callable[[str, str], str]
 
 
 def report(found: Diagnosis, width: int, style: Style | None = None) -> str:
-    """What a run took, why, and what there is to gain, in lines of a given width."""
+    """Return a report of a run, its causes and gains, in lines of a given width."""
     paint: Style = style or (lambda text, _: text)
     lines = [*_head(found, width, paint), ""]
     lines += [*_findings(found, width, paint), ""]
@@ -44,7 +44,7 @@ def report(found: Diagnosis, width: int, style: Style | None = None) -> str:
 
 
 def sentences(found: Diagnosis) -> Iterator[str]:
-    """What ran, and how long a step takes."""
+    """Return sentences on the schedule and the time of a step."""
     schedule, run = found.schedule, found.run
     copies = found.observed.copies
     sizes = [counted(schedule.ranks, "rank")]
@@ -95,7 +95,7 @@ def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
 
 
 def faster_schedules(found: Diagnosis, hint: bool = False) -> str:
-    """The schedules that would be faster, with a hint how to ask more; empty where none is."""
+    """Return lines on schedules that would be faster, with a hint; empty if none is."""
     others = faster(found.replay) if found.replay_error <= TRUSTED else []
     if not others:
         return ""
@@ -109,7 +109,7 @@ def faster_schedules(found: Diagnosis, hint: bool = False) -> str:
 
 
 def untrusted(found: Diagnosis) -> str:
-    """Why no gains are told."""
+    """Return why there are no gains in the report."""
     return (
         f"replayed steps are {100 * found.replay_error:.1f} % off: gains are not told above "
         f"{100 * TRUSTED:.0f} %"
@@ -117,7 +117,7 @@ def untrusted(found: Diagnosis) -> str:
 
 
 def gain_text(one: Finding) -> str:
-    """What there is to gain, in how much of the run."""
+    """Return the gain in words, and the share of the run that has it."""
     there = "everywhere" if one.persistence > 0.99 else f"in {100 * one.persistence:.0f} %"
     there += "" if one.persistence > 0.99 else " of steps and copies"
     if one.gain is None:
@@ -127,7 +127,7 @@ def gain_text(one: Finding) -> str:
 
 
 def account_columns(found: Diagnosis, most: int) -> list[Column]:
-    """A line for every rank, or for so many, and a column for every cause; milliseconds."""
+    """Return a line for every rank, or for so many, and a column for every cause; milliseconds."""
     accounts = found.accounts
     chosen = accounts
     if len(accounts) > most:
@@ -161,13 +161,13 @@ def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
 
 
 def _ms(seconds: float, step: float) -> str:
-    """Milliseconds to a tenth, or to a few thousandths of a step where that is less."""
+    """Return milliseconds to a tenth, or to a few thousandths of a step where that is less."""
     digits = max(1, 3 - math.floor(math.log10(step * 1e3))) if step > 0 else 1
     return f"{seconds * 1e3:.{digits}f}" if seconds > 0 else "–"
 
 
 def facts(found: Diagnosis) -> list[tuple[str, str]]:
-    """How sure all that is, and what it was read from."""
+    """Return how certain the report is, and what it was read from."""
     slow = found.slowdown
     share = ""
     if slow.last_stage is not None and slow.slowest_workers is not None:
@@ -223,7 +223,7 @@ def _clocks(found: Diagnosis) -> str:
 
 
 def what_if_text(one: WhatIf, width: int) -> list[str]:
-    """What a mean step would take, in a line or two."""
+    """Return the time of a mean step in a what-if, in a line or two."""
     word = "shorter" if one.gain >= 0 else "longer"
     text = (
         f"{one.text}: a mean step takes {_milliseconds(one.after)} ms, not "
@@ -240,7 +240,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _caution(one: WhatIf) -> str:
-    """How far a run is from its replay, or from its own schedule at median times; empty if near."""
+    """Return a warning if a run is far from its replay or its schedule at median times."""
     if one.after == one.before:
         return ""
     if one.error > TRUSTED:

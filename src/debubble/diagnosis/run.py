@@ -110,7 +110,7 @@ class Run:
         return np.where(alone, self.kind, PAIR)
 
     def in_groups(self, values: NDArray[Any], join: np.ufunc) -> NDArray[Any]:
-        """Values of actions, shape ``(rows, actions)``, joined over each overlapped group."""
+        """Return values of actions, shape ``(rows, actions)``, joined over overlapped groups."""
         opens = begins_group(self.schedule.actions)
         joined = join.reduceat(values, np.flatnonzero(opens), axis=1)
         return np.asarray(joined[:, np.cumsum(opens) - 1])
@@ -122,7 +122,7 @@ class Run:
 
     @cached_property
     def link(self) -> Indices:
-        """The directed link that each action receives through: source · ranks + target, or −1."""
+        """Directed link that each action receives through: source · ranks + target, or −1."""
         return links_of(self.schedule)
 
     @cached_property
@@ -139,17 +139,17 @@ class Run:
 
     @property
     def moment(self) -> float:
-        """Time below which nobody waits."""
+        """Time below which nothing counts as a wait."""
         return MOMENT * self.typical
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """Whether there is a file of the rank: shape ``(rows, actions)``."""
+        """Mask of actions of ranks with a file, shape ``(rows, actions)``."""
         return ~np.isnan(self.start)
 
     @cached_property
     def traced(self) -> NDArray[np.bool_]:
-        """Whether there is a file of each rank: shape ``(rows, ranks)``."""
+        """Mask of ranks with a file, shape ``(rows, ranks)``."""
         found = np.zeros((self.rows, self.schedule.ranks), dtype=bool)
         for rank in range(self.schedule.ranks):
             mine = slice(*self.schedule.offsets[rank : rank + 2])
@@ -166,18 +166,18 @@ class Run:
         return tuple(sorted(gone))
 
     def column(self, order: int) -> Indices:
-        """The column of every action of an order."""
+        """Return the column of every action of an order."""
         return self.columns_of(self.orders[order])
 
     def columns_of(self, schedule: Schedule) -> Indices:
-        """The column of every action of a schedule that has the same ones."""
+        """Return the column of every action of a schedule that has the same ones."""
         mine, base = schedule.actions & NO_PAIR, self.schedule.actions & NO_PAIR
         sort = np.argsort(base)
         return sort[np.searchsorted(base, mine, sorter=sort)]
 
     @cached_property
     def before(self) -> Times:
-        """When the rank was done with what it ran before: shape ``(rows, actions)``, −∞ if nothing.
+        """End of the action before on the rank, shape ``(rows, actions)``, −∞ if there is none.
 
         Members of an overlapped group wait for what ran before the group.
         """
@@ -194,7 +194,7 @@ class Run:
 
     @cached_property
     def produced(self) -> Times:
-        """When what each action receives was computed; NaN where it receives nothing."""
+        """End of the action that made the input of each action; NaN where it receives nothing."""
         return np.where(self.source >= 0, self.end[:, self.source], np.nan)
 
     @cached_property
@@ -228,14 +228,14 @@ class Run:
         return int(rows[self.length[rows].argmax()])
 
     def slowest(self, lengths: Times) -> Times:
-        """The largest of the rows of every step."""
+        """Return the largest of the rows of every step."""
         steps, place = self.step_of
         found = np.zeros(len(steps))
         np.maximum.at(found, place, lengths)
         return found
 
     def moved(self, offsets: Times, rates: Times) -> Run:
-        """The same run on one clock.
+        """Return the run on one clock.
 
         What is subtracted is `offsets`, and `rates` times the time since the row's first start,
         both of shape ``(rows, ranks)``.
@@ -250,14 +250,14 @@ class Run:
         return replace(self, **mine, sent=right(self.sent, there))
 
     def taken(self, rows: NDArray[np.bool_]) -> Run:
-        """The same run with some of its rows."""
+        """Return the run with some of its rows."""
         cut: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*OWN, "busy", "sent")}
         return replace(self, step=self.step[rows], copy=self.copy[rows], order=self.order[rows],
                        **cut)  # fmt: skip
 
     @cached_property
     def warm(self) -> NDArray[np.bool_]:
-        """Rows behind the warm-up: a first step that takes far longer than others is none of them.
+        """Mask of rows after the warm-up, which is a first step that takes far longer than others.
 
         Shape ``(rows,)``.
         """
@@ -277,7 +277,7 @@ OWN = ("start", "end", "issued", "waited", "posted", "began", "arrived")
 
 
 def sources_of(schedule: Schedule) -> Indices:
-    """The action of another rank that each action of a schedule waits for, −1 for none."""
+    """Return the action of another rank that each action of a schedule waits for, −1 for none."""
     waits, rank = waits_for(schedule), schedule.ranks_of_actions
     far = rank[waits.producer] != rank[waits.consumer]
     found = np.full(len(rank), -1, dtype=np.int64)
@@ -286,13 +286,13 @@ def sources_of(schedule: Schedule) -> Indices:
 
 
 def links_of(schedule: Schedule) -> Indices:
-    """The directed link that each action receives through: source · ranks + target, or −1."""
+    """Return the directed link of each action's input: source · ranks + target, or −1."""
     source, rank = sources_of(schedule), schedule.ranks_of_actions
     return np.where(source >= 0, rank[source] * schedule.ranks + rank, -1)
 
 
 def run_of(observed: Observed, orders: Orders) -> Run:
-    """The complete steps of what was observed."""
+    """Return the complete steps of what was observed."""
     schedule = orders.schedules[0]
     actions = observed.actions
     shape = (len(orders.step), len(schedule))
@@ -356,7 +356,7 @@ def _match(run: Run, messages: Messages, slices: int) -> None:
 
 
 def _keys(forward: NDArray[np.bool_], stage: Indices, unit: Indices) -> Indices:
-    """One number for every result that is sent."""
+    """Return one number for every result that is sent."""
     return (unit << 21) | (stage << 1) | forward
 
 

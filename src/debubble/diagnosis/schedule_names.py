@@ -1,4 +1,4 @@
-"""What an order is called: a registered schedule, one of PyTorch's own, or the nearest of them."""
+"""Names of schedules that ran: a registered one, one of PyTorch's own, or the nearest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_PAIR = ~(PAIR_MASK << PAIR_SHIFT)
 
 @dataclass(frozen=True, eq=False)
 class Name:
-    """What an order is called."""
+    """Name of a schedule that ran."""
 
     text: str
     """Name of the schedule that it is, or is nearest to; ``"custom"`` where there is none."""
@@ -40,7 +40,7 @@ class Name:
 
 
 def named(schedule: Schedule, *, torch: bool = False) -> Name:
-    """What the order of a schedule is called.
+    """Return the name of a schedule that ran.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def named(schedule: Schedule, *, torch: bool = False) -> Name:
 def like_none(
     ranks: int, microbatches: int, chunks: int, known: Mapping[int, Program]
 ) -> Schedule | None:
-    """The registered schedule with the given programs on some ranks; None where there is none."""
+    """Return the registered schedule with the given programs on some ranks, or None."""
     for entry, options in _entries(chunks):
         made = _made(entry, ranks, microbatches, chunks, options)
         if made is not None and all(
@@ -75,7 +75,7 @@ def like_none(
 
 
 def _candidates(schedule: Schedule, torch: bool) -> Iterator[Schedule]:
-    """Schedules with the same stages on the same ranks."""
+    """Yield schedules with the same stages on the same ranks."""
     ranks, microbatches = schedule.ranks, schedule.microbatches
     table = schedule.placement.table
     chunks = max(len(schedule.placement.stages_on(rank, 0)) for rank in range(ranks))
@@ -103,7 +103,7 @@ def _candidates(schedule: Schedule, torch: bool) -> Iterator[Schedule]:
 
 
 def _entries(chunks: int) -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """Entries that may have so many chunks, with the options they are commonly used with.
+    """Yield entries that may have so many chunks, with the options they are commonly used with.
 
     Those of just as many chunks, with one version of the weights and without costs, come first.
     """
@@ -135,7 +135,7 @@ def _table(entry: Entry, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]
 def _made(
     entry: Entry, ranks: int, microbatches: int, chunks: int, options: dict[str, Any]
 ) -> Schedule | None:
-    """A schedule of these sizes; None where there is none."""
+    """Return a schedule of these sizes; None where there is none."""
     try:
         return make(
             entry.name, ranks=ranks, microbatches=microbatches,
@@ -146,14 +146,14 @@ def _made(
 
 
 def _distance(one: Schedule, other: Schedule) -> int:
-    """The number of places at which the programs differ; all of them where their lengths do."""
+    """Return the number of places where programs differ; all if their lengths do."""
     if not np.array_equal(one.offsets, other.offsets):
         return len(one)
     return int(np.count_nonzero(one.actions != other.actions))
 
 
 def _differences(schedule: Schedule, other: Schedule) -> Iterator[str]:
-    """The first place at which every rank differs, in words."""
+    """Yield the first place at which every rank differs, in words."""
     for rank in range(schedule.ranks):
         mine, wanted = schedule.program(rank), other.program(rank)
         apart = np.flatnonzero(mine != wanted)

@@ -1,4 +1,4 @@
-"""How much slower a run is than one in which all that should be alike is alike.
+"""Slowdown of a run against the same run without stragglers.
 
 In the ideal run every action takes what its kind takes on average, over all microbatches, stages
 and copies of the step, and every message the median of all. The slowdown S is the time of the run,
@@ -48,7 +48,7 @@ class Slowdown:
 
     @property
     def total(self) -> float:
-        """S."""
+        """Total slowdown: step time over that of the same run without stragglers."""
         return float(self.actual.sum() / self.ideal.sum())
 
     @cached_property
@@ -62,7 +62,7 @@ class Slowdown:
         return self.share(self.without_slowest)
 
     def share(self, fixed: Times) -> float | None:
-        """The share of the slowdown that goes with a fix."""
+        """Return the share of the slowdown that goes with a fix."""
         lost = float((self.actual - self.ideal).sum())
         if lost < NOTHING * float(self.ideal.sum()):
             return None
@@ -78,7 +78,7 @@ def slowdown(replay: Replay) -> Slowdown:
     actual, best = replay.steps(times, delays), replay.steps(ideal, quick)
 
     def only(mask: Times | np.ndarray) -> Times:
-        """Every row with ideal times but for those in a mask of columns."""
+        """Return every row with ideal times but for those in a mask of columns."""
         return replay.lengths(np.where(mask, times, ideal), quick)
 
     schedule = run.schedule
@@ -114,7 +114,7 @@ def slowdown(replay: Replay) -> Slowdown:
 def _slowest(
     run: Run, times: Times, ranks: list[float], copies: list[float]
 ) -> list[tuple[int, int]]:
-    """The slowest workers as (copy, rank): slow with their rank alone, and with their copy alone.
+    """Return the slowest workers as (copy, rank): slow both by their rank and by their copy.
 
     Among equal ones those that computed longest.
     """
@@ -128,7 +128,7 @@ def _slowest(
 
 
 def ideal_times(run: Run, times: Times) -> Times:
-    """The mean of every class of actions in each step, for every action of it."""
+    """Return the mean of every class of actions in each step, for every action of it."""
     ideal = np.zeros_like(times)
     steps, place = run.step_of
     for step in range(len(steps)):
@@ -140,7 +140,7 @@ def ideal_times(run: Run, times: Times) -> Times:
 
 
 def ideal_delays(replay: Replay) -> Times:
-    """The median of all messages, for every action that receives one."""
+    """Return the median of all messages, for every action that receives one."""
     run, delay = replay.run, replay.transfers.delay
     receives = run.source >= 0
     if not receives.any():

@@ -1,4 +1,4 @@
-"""What actions cost: the median of every kind and stage, and how far single ones are from it."""
+"""Costs of actions: the median of every kind and stage, and the spread around it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Spread:
     outliers: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, times in milliseconds."""
+        """Return plain data, times in milliseconds."""
         times = ("median", "mean", "p10", "p90")
         plain = {name: getattr(self, name) for name in ("kind", "stage", "count")}
         plain |= {name: _short(getattr(self, name) * MILLISECONDS) for name in times}
@@ -60,7 +60,7 @@ class Spread:
 
 
 def spreads_of(run: Run) -> tuple[Spread, ...]:
-    """Times of every kind and stage, over all steps and copies."""
+    """Return times of every kind and stage, over all steps and copies."""
     found = []
     known = np.where(run.known, run.duration, np.nan)
     for cls in np.unique(run.cls).tolist():
@@ -82,7 +82,7 @@ def spreads_of(run: Run) -> tuple[Spread, ...]:
 
 
 def _drift(run: Run, values: Times) -> float:
-    """Rise of a straight line through the medians of all steps, over the first of its values."""
+    """Return the rise of a line through the medians of all steps, over its first value."""
     steps, place = run.step_of
     if len(steps) < 3:
         return 0.0
@@ -99,7 +99,7 @@ def _drift(run: Run, values: Times) -> float:
 
 
 def costs_of(replay: Replay, times: Times | None = None, typical: Times | None = None) -> Costs:
-    """The medians as costs per action of a whole microbatch, in milliseconds.
+    """Return the medians as costs per action of a whole microbatch, in milliseconds.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def costs_of(replay: Replay, times: Times | None = None, typical: Times | None =
 
 
 def _median(run: Run, times: Times, columns: np.ndarray) -> float:
-    """Median of some actions of one kind and stage: of every slice apart, all slices together."""
+    """Return the median of actions of one kind and stage: of each slice, summed over slices."""
     slices = run.schedule.slices
     parts = [times[:, columns & (run.unit % slices == part)] for part in range(slices)]
     if not all(part.size for part in parts):
@@ -148,13 +148,13 @@ def _median(run: Run, times: Times, columns: np.ndarray) -> float:
 
 
 def _filled(medians: list[float]) -> float | list[float]:
-    """One number for each stage; a stage without any has the mean of the others."""
+    """Return one number for each stage; a stage without any has the mean of the others."""
     mean = float(np.nanmean(medians))
     return [_short(mean if value != value else value) for value in medians]
 
 
 def cost_file(replay: Replay, spreads: tuple[Spread, ...]) -> dict[str, Any]:
-    """The data of a cost file: medians, and their spread under ``measured``."""
+    """Return the data of a cost file: medians, and their spread under ``measured``."""
     run = replay.run
     data = costs_data(costs_of(replay))
     sizes = {"ranks": run.schedule.ranks, "microbatches": run.schedule.microbatches}

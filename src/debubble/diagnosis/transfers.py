@@ -1,4 +1,4 @@
-"""How long messages took: until the data was there, and how long behind other messages.
+"""Times of messages: until the data was there, and their wait for other messages.
 
 What a trace shows of a message is when the rank that receives it had it. Where the rank waited for
 it, that is when it arrived; where the rank was busy, nobody saw it arrive, and it is taken to have
@@ -51,7 +51,7 @@ class Transfers:
     says when it was received and not how long it was under way."""
 
     def usual(self, run: Run) -> Times:
-        """What the link of every action typically takes, 0 where it receives nothing."""
+        """Return typical time of the link of every action, 0 where it receives nothing."""
         return _of_links(run, self.by_copy)
 
 
@@ -108,7 +108,7 @@ def transfers_of(run: Run) -> Transfers:
 
 
 def _from_starts(run: Run, busy_until: Times) -> Times:
-    """Delays as far as actions began late for them, where a trace says nothing of messages."""
+    """Return delays by which actions began late, for a trace without messages."""
     with np.errstate(invalid="ignore"):
         waits = (run.start > busy_until + run.moment) & (run.produced >= busy_until - run.moment)
         late = run.issued > run.produced + run.moment
@@ -116,7 +116,7 @@ def _from_starts(run: Run, busy_until: Times) -> Times:
 
 
 def _queued_by_starts(run: Run, busy_until: Times, usual: Times) -> NDArray[np.bool_]:
-    """Messages that were queued behind others, where a trace says nothing of messages.
+    """Return times that messages queued for others, for a trace without messages.
 
     An action that was to begin sooner, and begins just one transfer after another message came to
     its sender, or after the message before it came the same way. If most of what actions are late
@@ -148,7 +148,7 @@ def _queued_by_starts(run: Run, busy_until: Times, usual: Times) -> NDArray[np.b
 
 
 def _one_by_one(links: Indices, made: Times, there: Times, usual: Times) -> Times:
-    """When messages came at the earliest if none overtakes another on its link."""
+    """Return the earliest arrivals of messages if none overtakes another on its link."""
     came = there.copy()
     for link in np.unique(links).tolist():
         mine = np.flatnonzero(links == link)
@@ -159,7 +159,7 @@ def _one_by_one(links: Indices, made: Times, there: Times, usual: Times) -> Time
 
 
 def _typical(run: Run, sample: Times, share: float) -> Times:
-    """A quantile of every link of every copy, shape ``(copies, ranks * ranks)``.
+    """Return a quantile of every link of every copy, shape ``(copies, ranks * ranks)``.
 
     Of all copies for a link that is not known in one, of all links for one known in none.
     """
@@ -180,12 +180,12 @@ def _typical(run: Run, sample: Times, share: float) -> Times:
 
 
 def _of_links(run: Run, typical: Times) -> Times:
-    """Times of links for every action of every row, 0 where it receives nothing."""
+    """Return times of links for every action of every row, 0 where it receives nothing."""
     return np.where(run.link >= 0, typical[run.copy[:, None], run.link[None, :]], 0.0)
 
 
 def _behind(run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there: Times) -> Times:
-    """Time that messages which were held up stood behind others, in front of them in a queue.
+    """Return the time that held-up messages waited for those in front of them in a queue.
 
     A queue is a rank's: a receive that was posted before the message was sent, or before it was to
     be received, holds it up until its own data is there; and so does a message sent before.

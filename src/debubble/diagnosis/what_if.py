@@ -1,4 +1,4 @@
-"""What a run would take if something were different: other times, another schedule, or both.
+"""Predictions of a run with other times, another schedule, or both.
 
 One function says what a run takes under a schedule and with changes, :func:`predict`. What it took
 "before" is the same with nothing changed, so that a change of nothing changes nothing.
@@ -32,7 +32,7 @@ another schedule would take needs no word of caution."""
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
-    """What a mean step would take.
+    """Prediction of a mean step.
 
     Parameters
     ----------
@@ -63,17 +63,17 @@ class WhatIf:
 
     @property
     def apart(self) -> float:
-        """How much longer than the run its plan is, as a share of the run."""
+        """Difference of the plan from the run, as a share of the run."""
         return self.plan / self.before - 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the prediction as plain data."""
         return {"change": self.text, "before": self.before, "after": self.after,
                 "gain": self.gain, "plan": self.plan}  # fmt: skip
 
 
 def predict(replay: Replay, schedule: Schedule, changes: Sequence[Change] = ()) -> float:
-    """Seconds of a mean step, had a run used a schedule, and with changes of its times.
+    """Return seconds of a mean step, had a run used a schedule, and with changes of its times.
 
     Every step of every copy is walked through with its own times, see
     :mod:`debubble.diagnosis.carried`, and a step is its slowest copy. With the schedule of the run
@@ -85,7 +85,7 @@ def predict(replay: Replay, schedule: Schedule, changes: Sequence[Change] = ()) 
 def _predicted(
     replay: Replay, schedule: Schedule, changes: Sequence[Change]
 ) -> tuple[Times, Times]:
-    """Time of every row, and of the work of its busiest rank; shape ``(rows,)``."""
+    """Return time of every row, and of the work of its busiest rank; shape ``(rows,)``."""
     run = replay.run
     slower = _staying(replay, schedule, changes)
     times, delays = _to_walk(replay, [one for one in changes if one not in slower])
@@ -103,7 +103,7 @@ def _predicted(
 def _staying(
     replay: Replay, schedule: Schedule, changes: Sequence[Change]
 ) -> list[Change]:  # fmt: skip
-    """The changes that stay with their ranks where another schedule runs other layers there."""
+    """Return the changes that stay with their ranks under another schedule."""
     for change in changes:
         change.check(replay.run)
     return [] if schedule is replay.run.schedule else [one for one in changes if one.stays]
@@ -119,7 +119,7 @@ def _busiest(schedule: Schedule, times: Times) -> Times:
 def _changed(
     replay: Replay, changes: Sequence[Change], messages: Times
 ) -> tuple[Times, Times, Times]:
-    """Times of actions, of hosts that are late with them, and of messages, with changes."""
+    """Return times of actions, of hosts that are late with them, and of messages, with changes."""
     run = replay.run
     times, gaps = replay.times, replay.gaps
     for change in changes:
@@ -134,7 +134,7 @@ def _changed(
 
 
 def _to_walk(replay: Replay, changes: Sequence[Change]) -> tuple[Times, Times]:
-    """Times of actions and delays of messages, with changes, for a walk through the run."""
+    """Return times of actions and delays of messages, with changes, for a walk through the run."""
     times, gaps, messages = _changed(replay, changes, replay.under_way)
     late, delays = replay.split(messages)
     return times + gaps + late, delays
@@ -165,7 +165,7 @@ def with_schedule(
 def _named(
     replay: Replay, name: str, changes: Sequence[Change], chunks: int | None
 ) -> tuple[str, Schedule]:
-    """A schedule for the sizes of a run and what it is called; what ran, where that has the name.
+    """Return a schedule of a run's sizes and its name; the one that ran, if it has the name.
 
     One that is made for costs is made for the median times with the changes.
     """
@@ -184,7 +184,7 @@ def _named(
 
 
 def _alike(one: Schedule, other: Schedule) -> bool:
-    """Whether two schedules run the same actions in the same order on the same ranks."""
+    """Return whether two schedules run the same actions in the same order on the same ranks."""
     return (
         one.placement.table == other.placement.table
         and np.array_equal(one.offsets, other.offsets)
@@ -193,7 +193,7 @@ def _alike(one: Schedule, other: Schedule) -> bool:
 
 
 def _costs(replay: Replay, changes: Sequence[Change]) -> Costs:
-    """Median times of a run with changes, in milliseconds."""
+    """Return median times of a run with changes, in milliseconds."""
     run, typical = replay.run, replay.transfers.typical
     usual = np.where(run.link >= 0, typical[run.link], 0.0)
     times, _, messages = _changed(replay, changes, np.broadcast_to(usual, run.start.shape))
@@ -222,7 +222,7 @@ def _asked(
 
 
 def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Timeline:
-    """The step that is shown, in the order of a schedule; milliseconds."""
+    """Return the step that is shown, in the order of a schedule; milliseconds."""
     run, row = replay.run, replay.run.shown
     slower = _staying(replay, schedule, changes)
     times, delays = _to_walk(replay, [one for one in changes if one not in slower])
@@ -243,7 +243,7 @@ SUGGESTED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v")
 
 
 def faster(replay: Replay) -> list[WhatIf]:
-    """Schedules that would be faster with the times of a run, the fastest first."""
+    """Return schedules that would be faster with the times of a run, the fastest first."""
     found = []
     for name in SUGGESTED:
         if name == replay.run.schedule.name or replay.run.schedule.slices > 1:

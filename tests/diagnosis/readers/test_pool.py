@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from debubble.core.errors import FormatError
 from debubble.diagnosis.cancellation import cancelled_by
 from debubble.diagnosis.observed import Columns, Observed
 from debubble.diagnosis.readers import folder, pool
-from debubble.diagnosis.readers.pool import Workers
+from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import CHUNK, LeftOut
 from tests.diagnosis.readers import made, made_kineto, made_nsys
 from tests.diagnosis.readers.test_hostile import damaged
@@ -46,7 +46,7 @@ def split(write: Callable[[made.MadeRun, Path], None], pattern: str) -> Callable
 
 
 def many_victarry(to: Path) -> None:
-    for step in range(folder.GROUP):
+    for step in range(130):
         made.write_victarry(made.run("1f1b", ranks=4, steps=1), to / f"step{step}")
 
 
@@ -73,26 +73,11 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-class Kept(Workers):
-    """Processes that go on after a trace."""
-
-    def __exit__(self, *raised: object) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def kept() -> Iterator[Workers]:
-    workers = Kept(2)
-    yield workers
-    assert workers._count == 2, "none has died"
-    Workers.__exit__(workers)
-
-
-def both(path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What one process reads and what several do, or why they refuse."""
+def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What one process reads and what two do, or why they refuse."""
     found = []
-    for each in (Workers(), workers):
-        monkeypatch.setattr(folder, "workers_for", lambda _, each=each: each)
+    for count in (1, 2):
+        monkeypatch.setattr(pool, "processes_for", lambda _, count=count: count)
         try:
             found.append(content(folder.read(path)))
         except FormatError as error:
@@ -113,41 +98,40 @@ def content(found: Observed) -> list[Any]:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_same_as_one_process(
-    tmp_path: Path, name: str, kept: Workers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     WRITERS[name](tmp_path)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     if "large" in name:
         assert max(map(len, files.values())) > 2 * CHUNK
-    one, several = both(tmp_path, kept, monkeypatch)
+    one, several = both(tmp_path, monkeypatch)
     assert one == several
     assert not isinstance(one, str)
     source = random.Random(name)
-    for _ in range(CASES):
+    for _ in range(CASES if len(files) > 1 else 0):
         for path, text in files.items():
             path.write_bytes(text)
         for path in source.sample(sorted(files), min(len(files), 2)):
             path.write_bytes(damaged(damaged(path.read_bytes(), source) or b"x", source))
-        one, several = both(tmp_path, kept, monkeypatch)
+        one, several = both(tmp_path, monkeypatch)
         assert one == several
-    assert kept._started or len(files) == 1
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_rows_that_are_not_lines(
-    tmp_path: Path, suffix: str, kept: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_are_not_lines(tmp_path: Path, suffix: str) -> None:
     """A cell in the middle has a line break; compressed, the end is missing as well."""
     made.write_table(LONG, tmp_path / "run.csv")
     text = (tmp_path / "run.csv").read_bytes()
+    plain = content(folder.read(tmp_path))
     half = text.index(b"\n", len(text) // 2)
     text = text[:half] + b'\n0,0,0,"SEN\nD",1.0,2.0' + text[half:]
     (tmp_path / "run.csv").unlink()
     packed = gzip.compress(text, 1)[:-1000] if suffix else text
     (tmp_path / f"run.csv{suffix}").write_bytes(packed)
-    one, several = both(tmp_path, kept, monkeypatch)
-    assert one == several
-    assert not isinstance(one, str)
+    found = folder.read(tmp_path)
+    assert found.left_out["lines that are no action with a rank and times"] >= 1
+    if not suffix:
+        assert content(dataclasses.replace(found, left_out={})) == plain
 
 
 def doubled(task: int, left_out: LeftOut) -> int:
@@ -163,57 +147,67 @@ def dies_elsewhere(task: tuple[int, int], _: LeftOut) -> int:
     return number
 
 
-def raises(task: int, left_out: LeftOut) -> np.ndarray[Any, Any]:
+def raises(task: tuple[int, int], left_out: LeftOut) -> np.ndarray[Any, Any]:
+    number, last = task
     left_out["tried"] += 1
-    if task == 7:
-        raise FormatError("seven")
-    print("this is not for the pipe")
-    return np.full(100_000, task)
+    if number == last:
+        raise FormatError("the last")
+    print("this is not for the results")
+    return np.full(100_000, number)
 
 
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes read, whatever there is to read."""
+    monkeypatch.setattr(pool, "processes_for", lambda _: 2)
+
+
+@pytest.mark.usefixtures("two")
 def test_order_and_counts() -> None:
     left_out = LeftOut()
-    with Workers(2) as workers:
-        found = list(workers.each(doubled, range(20), left_out))
-        assert workers._started
+    found = list(read_each(doubled, range(20), left_out))
     assert found == [(task, task * 2) for task in range(20)]
     assert list(left_out.items()) == [("0", 7), ("1", 7), ("2", 6)]
-    assert all(worker.process.returncode is not None for worker in workers._started)
 
 
+@pytest.mark.usefixtures("two")
+def test_nothing_to_read() -> None:
+    assert not list(read_each(doubled, [], LeftOut()))
+
+
+@pytest.mark.usefixtures("two")
 def test_one_that_dies() -> None:
     tasks = [(number, os.getpid()) for number in range(30)]
-    with Workers(2) as workers:
-        found = [number for _, number in workers.each(dies_elsewhere, tasks, LeftOut())]
-        assert workers._count == 0
+    found = [number for _, number in read_each(dies_elsewhere, tasks, LeftOut())]
     assert found == list(range(30))
 
 
-def test_what_one_raises_is_raised_here() -> None:
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize("last", [7, 8])
+def test_what_one_raises_is_raised_here(last: int) -> None:
     left_out = LeftOut()
-    with Workers(2) as workers:
-        each = workers.each(raises, range(20), left_out)
-        for task in range(7):
-            number, values = next(each)
-            values[0] = -1
-            assert (number, values[1]) == (task, task)
-        with pytest.raises(FormatError, match="seven"):
-            next(each)
-    assert left_out == {"tried": 8}
-    assert all(worker.process.returncode is not None for worker in workers._started)
+    each = read_each(raises, [(task, last) for task in range(20)], left_out)
+    for task in range(last):
+        (number, _), values = next(each)
+        values[0] = -1
+        assert (number, values[1]) == (task, task)
+    with pytest.raises(FormatError, match="the last"):
+        next(each)
+    assert left_out == {"tried": last + 1}
 
 
+@pytest.mark.usefixtures("two")
 def test_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none can be started, or what starts is something else, this one reads."""
     for command in ("/nowhere", sys.executable):
         monkeypatch.setattr(sys, "executable", command)
         monkeypatch.setattr(sys, "path", ["/nowhere"])
-        with Workers(2) as workers:
-            found = list(workers.each(doubled, range(5), LeftOut()))
+        found = list(read_each(doubled, range(5), LeftOut()))
         assert found == [(task, task * 2) for task in range(5)]
 
 
-def test_nobody_wants_it_any_more() -> None:
+@pytest.mark.usefixtures("two")
+def test_nobody_wants_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     class EndedError(Exception):
         pass
 
@@ -223,26 +217,35 @@ def test_nobody_wants_it_any_more() -> None:
         if next(asked) == 7:
             raise EndedError
 
-    with pytest.raises(EndedError), cancelled_by(ask), Workers(2) as workers:
-        list(workers.each(doubled, range(1000), LeftOut()))
-    assert all(worker.process.returncode is not None for worker in workers._started)
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Process(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **others: Any) -> None:
+            super().__init__(*args, **others)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    with pytest.raises(EndedError), cancelled_by(ask):
+        list(read_each(doubled, range(1000), LeftOut()))
+    assert [process.returncode is not None for process in started] == [True]
 
 
 def test_few_bytes_are_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "processors", lambda: 4)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0, 0), raising=False)
-    path = tmp_path / "run.csv"
-    for size, expected in ((1000, 0), (pool.FEWEST_BYTES, 4)):
-        with open(path, "wb") as file:
-            file.truncate(size)
-        assert pool.workers_for([path])._count == expected
-    for load, expected in ((4.0, 2), (6.5, 0), (50.0, 0)):
+    paths = [tmp_path / f"rank{rank}.json" for rank in range(5)]
+    for size, expected in ((1000, 1), (pool.FEWEST_BYTES // 5, 4)):
+        for path in paths:
+            with open(path, "wb") as file:
+                file.truncate(size)
+        assert pool.processes_for(paths) == expected
+    for load, expected in ((4.0, 2), (6.5, 1), (50.0, 1)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0), raising=False)
-        assert pool.workers_for([path])._count == expected
+        assert pool.processes_for(paths) == expected
     monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0, 0), raising=False)
     monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
-    assert pool.workers_for([path])._count == 0
+    assert pool.processes_for(paths) == 1
 
 
 def test_any_program_may_read(tmp_path: Path) -> None:
@@ -253,7 +256,7 @@ def test_any_program_may_read(tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text(
         "from debubble.diagnosis.readers import folder, pool\n"
-        "folder.workers_for = lambda files: pool.Workers(2)\n"
+        "pool.processes_for = lambda files: 2\n"
         "print('here')\n"
         "print(len(folder.read('trace').actions))\n"
     )
@@ -276,7 +279,7 @@ def test_threads_that_cannot_start(tmp_path: Path) -> None:
 import threading, time
 import debubble as db
 from debubble.diagnosis.readers import folder, pool
-folder.workers_for = lambda _: pool.Workers(2)
+pool.processes_for = lambda _: 2
 def late():
     threading.main_thread().join()
     print(db.read_trace({str(tmp_path / "run")!r}).schedule.name)

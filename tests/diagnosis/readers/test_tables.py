@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -130,3 +132,35 @@ def test_a_cell_with_a_line_break_where_two_pieces_of_a_file_meet(tmp_path: Path
     found = read(path)
     assert found.actions.start.tolist() == [0, 2]
     assert found.left_out == {"lines that are no action with a rank and times": 1}
+
+
+def some_number(random: Random) -> str:
+    """A number as writers have it, also one that lies between two floats or has many digits."""
+    sort = random.randrange(4)
+    if sort == 0:
+        return repr(random.random() * 10 ** random.randint(-5, 9))
+    if sort == 1:
+        return str(random.randrange(10 ** random.randint(1, 19)))
+    if sort == 2:
+        halves = (2 * random.randrange(1 << 26) + 1) / 2 ** random.randint(0, 20)
+        return repr(halves + 2 ** random.randint(30, 52))
+    digits = "".join(random.choice("0123456789") for _ in range(random.randint(1, 14)))
+    return f"{random.randrange(10**9)}.{digits}"
+
+
+@pytest.mark.parametrize(
+    "zero", ["1790857026123456789", "1790857026.25", "3.5", "0.1234567890123", "0"]
+)
+def test_differences_of_long_numbers_are_exact(tmp_path: Path, zero: str) -> None:
+    """Times count from the first start, and are rounded once."""
+    random = Random(2)
+    near = [Decimal(zero) + random.randrange(10**9) for _ in range(50)]
+    texts = [f"{each:f}" for each in near] + [some_number(random) for _ in range(200)]
+    texts = [zero, *(text for text in texts if Decimal(text) > Decimal(zero))]
+    path = tmp_path / "run.csv"
+    rows = [f"0,0F{unit},{text},{Decimal(text) * 2 + 1}" for unit, text in enumerate(texts)]
+    path.write_text("\n".join(["rank,action,start,end", *rows]))
+    found = read(path)
+    assert found.actions.start.tolist() == sorted(
+        float(Decimal(text) - Decimal(zero)) for text in texts
+    )

@@ -1,4 +1,4 @@
-"""What is not as it should be: causes found in the times of actions, one after the other.
+"""Causes that are found in the times of actions, one after the other in what is left over.
 
 Each cause is looked for in what those before it leave over: pauses of hosts, lengths of sequences,
 a slow data-parallel copy, a slow worker (one rank of one copy), a heavy stage, single actions that
@@ -26,7 +26,7 @@ CAUSES = (
 
 
 def find_faults(run: Run, times: Times, gaps: Times) -> list[Fault]:
-    """Causes of lost time in the actions of a run, in the order in which they are looked for.
+    """Return causes of lost time in actions, in the order in which they are looked for.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Hosts that stand still, as the trace says, or launch too late."""
+"""Pauses of hosts that the trace has, and launches that come too late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from debubble.diagnosis.run import Times
 
 
 def pauses(left: Unexplained) -> Iterator[Fault]:
-    """Times in which a host is known to have stood still."""
+    """Yield times in which a host is known to have stood still."""
     run = left.run
     for cause, name in enumerate(PAUSES):
         inside = np.minimum(_stood(left, cause, run.start, run.end), left.times)
@@ -22,7 +22,7 @@ def pauses(left: Unexplained) -> Iterator[Fault]:
 
 
 def launch_gaps(left: Unexplained) -> Iterator[Fault]:
-    """Times inside actions in which the device did nothing, and hosts that are late."""
+    """Yield times inside actions in which the device did nothing, and hosts that are late."""
     idle = np.clip(left.run.duration - left.run.busy, 0.0, left.times)
     idle = np.where(np.isnan(idle), 0.0, idle)
     if idle.any() or left.gaps.any():
@@ -30,7 +30,7 @@ def launch_gaps(left: Unexplained) -> Iterator[Fault]:
 
 
 def _stood(left: Unexplained, cause: int, start: Times, end: Times) -> Times:
-    """How long hosts stood still for a cause between two times of every action."""
+    """Return how long hosts paused for a cause between two times of every action."""
     run, pauses = left.run, left.run.pauses
     stood = np.zeros_like(left.times)
     for at in np.flatnonzero(pauses.cause == cause).tolist():

@@ -17,7 +17,7 @@ long together: all times of a step have some noise in common, so that their r al
 
 
 def lengths(left: Unexplained) -> Iterator[Fault]:
-    """Microbatches that take longer than others on all of their stages."""
+    """Yield microbatches that take longer than others on all of their stages."""
     length = _relative_lengths(left)
     if length is None:
         return
@@ -26,7 +26,7 @@ def lengths(left: Unexplained) -> Iterator[Fault]:
 
 
 def _relative_lengths(left: Unexplained) -> Times | None:
-    """How much longer than the mean of its step every action is for the length of its sequence.
+    """Return the length of each action's sequence, relative to the mean of its step.
 
     Of every kind apart: attention makes backwards depend more on it than forwards. None where
     microbatches are alike.
@@ -68,7 +68,7 @@ def _relative_lengths(left: Unexplained) -> Times | None:
 
 
 def _by_unit(left: Unexplained, columns: NDArray[np.bool_], units: int) -> Times | None:
-    """Time of every microbatch in these columns against the mean of its row."""
+    """Return time of every microbatch in these columns against the mean of its row."""
     here = np.flatnonzero(columns)
     if len(here) < units:
         return None

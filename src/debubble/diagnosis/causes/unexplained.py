@@ -1,4 +1,4 @@
-"""What is left of the times of actions when some causes are known, and what all causes need."""
+"""Times of actions that the causes found so far leave unexplained, and helpers of all causes."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class Unexplained:
     """As `times`, shape ``(rows, actions)``."""
 
     def less(self, fault: Fault) -> Unexplained:
-        """What is left when a fault is known, too."""
+        """Return the times without what another fault explains."""
         return Unexplained(self.run, self.times - fault.excess, self.gaps - fault.late)
 
     def fault(
         self, cause: str, excess: Times, where: dict[str, int], size: float = math.nan
     ) -> Fault:
-        """A fault inside actions."""
+        """Return a fault inside actions."""
         return Fault(cause, excess, np.zeros_like(excess), where, float(size))
 
     def level(self) -> Times:
-        """Mean time of every (copy, stage, class), for every action."""
+        """Return mean time of every (copy, stage, class), for every action."""
         run = self.run
         level = np.ones_like(self.times)
         for copy in np.unique(run.copy).tolist():
@@ -83,14 +83,14 @@ class Unexplained:
         return np.where(level > 0, level, 1.0)
 
     def cells(self) -> Iterator[NDArray[np.int64]]:
-        """The actions of every (stage, class)."""
+        """Yield the actions of every (stage, class)."""
         run = self.run
         keys = run.stage * 64 + run.cls
         for key in np.unique(keys).tolist():
             yield np.flatnonzero(keys == key)
 
     def medians(self) -> Times:
-        """What every (stage, class) usually takes in each row, for every action.
+        """Return the median of each action's stage and class in each row.
 
         That is the median; where up to half of the forwards take far longer than the others, and
         no backwards do, as when a host collects garbage, it is what the others take.
@@ -115,7 +115,7 @@ class Unexplained:
         return found
 
     def only_rank(self, excess: Times) -> dict[str, int]:
-        """The rank that has most of it, if one has."""
+        """Return the rank that has most of it, if one has."""
         run = self.run
         total = np.bincount(run.rank, np.where(run.counted, excess, 0.0).sum(axis=0),
                             run.schedule.ranks)  # fmt: skip
@@ -125,7 +125,7 @@ class Unexplained:
 
 
 def is_slow(ratio: Times) -> bool:
-    """Whether ratios, one for each step, are above 1 by more than chance, or far above in some."""
+    """Return whether ratios of steps are above 1 by more than chance, or far above it in some."""
     mean = float(ratio.mean())
     error = float(ratio.std() / np.sqrt(len(ratio)))
     return mean > LEAST and (mean - 1 > SURE * error or float((ratio > FAR).mean()) > SOME)

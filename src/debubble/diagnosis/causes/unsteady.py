@@ -27,7 +27,7 @@ UNSTEADY = 0.05
 
 
 def outliers(left: Unexplained) -> Iterator[Fault]:
-    """Single actions that take far longer than others: collection of garbage, if forwards.
+    """Yield single actions that take far longer than others: collection of garbage, if forwards.
 
     Few of them say so too, where they are forwards of one rank alone.
     """
@@ -48,7 +48,7 @@ def outliers(left: Unexplained) -> Iterator[Fault]:
 
 
 def _stands_still(left: Unexplained, far: NDArray[np.bool_], ratio: Times) -> bool:
-    """Whether outliers are what a pause makes: forwards of one rank that take far longer."""
+    """Return whether outliers look like pauses: forwards of one rank that take far longer."""
     _, columns = np.nonzero(far)
     one = len(set(left.run.rank[columns].tolist())) == 1
     forwards = bool(np.isin(left.run.kind[columns], FORWARD_KINDS).all())
@@ -56,7 +56,7 @@ def _stands_still(left: Unexplained, far: NDArray[np.bool_], ratio: Times) -> bo
 
 
 def jitter(left: Unexplained) -> Iterator[Fault]:
-    """Workers whose times are unsteady, and all of them where all are."""
+    """Yield workers whose times are unsteady, and all of them where all are."""
     run = left.run
     expected = np.maximum(_expected(left), 1e-30)
     apart = left.times - expected
@@ -74,7 +74,7 @@ def jitter(left: Unexplained) -> Iterator[Fault]:
 
 
 def _expected(left: Unexplained) -> Times:
-    """Median of every (row, stage, class), drawn towards that of all rows, for every action."""
+    """Return for each action its median by row, stage and class, drawn to that of all rows."""
     run = left.run
     found = left.medians()
     for columns in left.cells():

@@ -13,7 +13,7 @@ LIMIT = 1 << 20
 
 
 class Named(NamedTuple):
-    """One action that a name tells of."""
+    """One action in a name."""
 
     kind: Kind
     stage: int
@@ -30,7 +30,7 @@ _PAIR = re.compile(r"\(([^()]{1,200})\)OVERLAP_F_B")
 
 @functools.lru_cache(maxsize=1 << 16)
 def actions_named(text: str) -> tuple[Named, ...]:
-    """What a range of this name does: one action, several for an overlapped pair, or none known.
+    """Parse the name of a range: one action, several for an overlapped pair, or none.
 
     Examples
     --------

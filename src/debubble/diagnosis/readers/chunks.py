@@ -1,4 +1,4 @@
-"""Which stage a chunk of a rank is, where a format counts chunks and not stages."""
+"""Stages of the chunks of ranks, for formats that count chunks and not stages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Times = NDArray[np.float64]
 
 
 class Calls(NamedTuple):
-    """Actions as formats tell them that count chunks: columns of one length."""
+    """Actions of a format that counts chunks: columns of one length."""
 
     step: Whole
     rank: Whole
@@ -30,12 +30,12 @@ class Calls(NamedTuple):
     end: Times
 
     def taken(self, rows: NDArray[Any]) -> Calls:
-        """Some of them."""
+        """Return some of the calls."""
         return Calls(*(column[rows] for column in self))
 
 
 def first_units(parts: Iterable[Calls], ranks: int) -> Calls:
-    """The forwards of the first microbatch on the first and last rank, which show a V."""
+    """Return the forwards of the first microbatch on the first and last rank, which show a V."""
     found = []
     for calls in parts:
         shows = (calls.microbatch == 0) & (calls.chunk < 2) & np.isin(calls.kind, FORWARD_KINDS)
@@ -45,7 +45,7 @@ def first_units(parts: Iterable[Calls], ranks: int) -> Calls:
 
 
 def is_v_shaped(calls: Calls, ranks: int) -> bool:
-    """Whether the second chunks lie on the ranks in reverse order, by their :func:`first_units`.
+    """Return whether second chunks lie on the ranks in reverse, by their :func:`first_units`.
 
     Then the last rank's second chunk comes right after its first, and rank 0's after the way to
     the last rank and back. Else the way from one chunk to the next is as long on every rank.
@@ -66,12 +66,12 @@ def is_v_shaped(calls: Calls, ranks: int) -> bool:
 
 
 def stage_of(rank: Whole, chunk: Whole, ranks: int, v_shaped: bool) -> Whole:
-    """The stage of a chunk: rounds over the ranks, there and back where they are V-shaped."""
+    """Return the stage of a chunk: rounds over the ranks, there and back if V-shaped."""
     return chunk * ranks + _placed_at(rank, chunk, ranks, v_shaped)
 
 
 def rank_of(stage: Whole, ranks: int, v_shaped: bool) -> Whole:
-    """The rank of a stage."""
+    """Return the rank of a stage."""
     return _placed_at(stage % ranks, stage // ranks, ranks, v_shaped)
 
 
@@ -80,12 +80,12 @@ def _placed_at(place: Whole, chunk: Whole, ranks: int, v_shaped: bool) -> Whole:
 
 
 def placed(v_shaped: bool) -> str:
-    """What was taken for the stage, in words."""
+    """Return in words how chunks were placed."""
     return "placed in a V" if v_shaped else "placed round by round"
 
 
 def kth_call(k: T, ranks: int, chunks: int, backward: bool) -> tuple[T, T]:
-    """Chunk and microbatch of a rank's k-th call as Megatron's interleaved schedule numbers them.
+    """Return chunk and microbatch of a rank's k-th call in Megatron's interleaved schedule.
 
     `k` may be an array of many.
 

@@ -1,4 +1,4 @@
-"""What a reader finds, row by row, made into an :class:`~debubble.diagnosis.observed.Observed`.
+"""Rows that a reader finds, made into an :class:`~debubble.diagnosis.observed.Observed`.
 
 What holds for every format is here: steps that are not whole are left out, rows that occur twice
 count once, a drawing is no measurement, and both ends of a message find each other.
@@ -7,19 +7,18 @@ count once, a drawing is no measurement, and both ends of a message find each ot
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
-from debubble.core.kinds import FORWARD_KINDS, KINDS, Kind
-from debubble.diagnosis.observed import ALONE, Actions, Clocks, Columns, Observed, Pauses
+from debubble.core.kinds import Kind
+from debubble.diagnosis.observed import Actions, Clocks, Columns, Observed, Pauses
 from debubble.diagnosis.readers.messages import BLOCK, Receives, Sends, packed, paired
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.whole_steps import whole_steps
@@ -30,9 +29,6 @@ NAN = math.nan
 
 MAX_ROWS = 1 << 24
 """Actions, sends or receives of one trace."""
-
-GROWTH = 16
-"""Times of the rows so far for which there is room; what is not written to takes no memory."""
 
 MAX_RANKS = 1 << 16
 MAX_PLACES = 1 << 20
@@ -45,50 +41,40 @@ LIMITS = {
 }  # fmt: skip
 """Least number of each column that is refused."""
 
-ROWS: Mapping[str, type[Columns]] = {"actions": Actions, "sends": Sends, "receives": Receives}
-"""What is collected, and its columns."""
+Name = Literal["actions", "sends", "receives", "pauses"]
+
+ROWS: Mapping[Name, type[Columns]] = {
+    "actions": Actions, "sends": Sends, "receives": Receives, "pauses": Pauses,
+}  # fmt: skip
+"""Columns of the rows that are collected."""
 
 BACKWARDS_IN_TIME = "actions whose end is before their start"
 TWICE = "actions that occur twice with the same times"
 NO_ACTION = "sends and receives of no action of the trace"
 
 
-class _Grown:
-    """Columns to which rows are added.
-
-    They are written where they stay, with room for more behind them: to be given memory takes
-    longer than to fill it. A column that has one value for all rows is that value.
-    """
+class _Parts:
+    """Columns in parts; a column that has one value for all rows is that value."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._columns: dict[str, NDArray[Any]] = {}
+        self._parts: dict[str, list[tuple[int, NDArray[Any]]]] = defaultdict(list)
 
-    def add(
-        self, count: int, rows: Mapping[str, NDArray[Any]], types: Mapping[str, np.dtype[Any]]
-    ) -> None:
-        """Add rows by their columns, each of which may be one value for all."""
-        before, self.count = self.count, self.count + count
-        for name, values in rows.items():
-            kept = self._columns.get(name)
-            if not values.ndim:
-                values = values.astype(types[name])
-                if kept is None or (not kept.ndim and kept.tobytes() == values.tobytes()):
-                    self._columns[name] = values
-                    continue
-            if kept is None or not kept.ndim or len(kept) < self.count:
-                room = max(self.count, min(GROWTH * before, MAX_ROWS))
-                self._columns[name] = np.empty(room, types[name])
-                if kept is not None:
-                    self._columns[name][:before] = kept[:before] if kept.ndim else kept
-            self._columns[name][before : self.count] = values
+    def add(self, name: str, count: int, values: NDArray[Any]) -> None:
+        """Add rows of a column, or the one value of all of them."""
+        self._parts[name].append((count, values))
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """All rows by their columns."""
-        return {
-            name: each[: self.count] if each.ndim else np.broadcast_to(each, self.count)
-            for name, each in self._columns.items()
-        }
+        """Return all rows by their columns; the parts are kept no longer."""
+        found = {}
+        for name in list(self._parts):
+            parts = self._parts.pop(name)
+            first = parts[0][1]
+            if all(not each.ndim and each.tobytes() == first.tobytes() for _, each in parts):
+                found[name] = np.broadcast_to(first, self.count)
+            else:
+                found[name] = np.concatenate([np.broadcast_to(each, n) for n, each in parts])
+        return found
 
 
 @dataclass(eq=False)
@@ -105,83 +91,37 @@ class Collected:
 
     where: str
     left_out: LeftOut = field(default_factory=Counter)
-    actions: array[float] = field(default_factory=lambda: array("d"))
-    sends: array[float] = field(default_factory=lambda: array("d"))
-    receives: array[float] = field(default_factory=lambda: array("d"))
-    pauses: array[float] = field(default_factory=lambda: array("d"))
-    _grown: dict[str, _Grown] = field(default_factory=lambda: defaultdict(_Grown))
+    _parts: dict[str, _Parts] = field(default_factory=lambda: defaultdict(_Parts))
     _most: Counter[str] = field(default_factory=Counter)
 
-    def action(
-        self, step: int, copy: int, rank: int, kind: int, stage: int, microbatch: int,
-        start: float, end: float, *, slice: int = 0, pair: int = ALONE, issued: float = NAN,
-        waited: float = NAN, busy: float = NAN,
-    ) -> None:  # fmt: skip
-        """Add an action; `step` is the number that the run gave it."""
-        self._append(
-            self.actions, step, copy, rank, kind, stage, microbatch, slice, pair, start, end,
-            issued, waited, busy,
-        )  # fmt: skip
+    def many(self, name: Name, *columns: ArrayLike) -> None:
+        """Add many rows, column by column in the order of :data:`ROWS`.
 
-    def transfer(
-        self, step: int, copy: int, rank: int, kind: Kind, stage: int, microbatch: int,
-        *, slice: int = 0, sent: float = NAN, posted: float = NAN, waited: float = NAN,
-        arrived: float = NAN,
-    ) -> None:  # fmt: skip
-        """Add one end of a message as PyTorch names it: ``0SEND_F1``, or ``1RECV_F1``."""
-        spec = KINDS[kind]
-        forward = kind in FORWARD_KINDS
-        if spec.sends:
-            self._append(self.sends, step, copy, forward, stage, microbatch, slice, rank, sent)
-            return
-        assert spec.receives, "a message has two ends"
-        self._append(
-            self.receives, step, copy, forward, stage + spec.away, microbatch, slice, rank, posted,
-            waited, arrived,
-        )  # fmt: skip
-
-    def many(self, name: Literal["actions", "sends", "receives"], *columns: ArrayLike) -> None:
-        """Add many rows at once, column by column in the order in which one has its values.
-
-        A column may be one value for all.
+        A column may be one value for all. Steps have the numbers that the run gave them.
         """
         (count,) = np.broadcast_shapes(*map(np.shape, columns))
         if not count:
             return
-        grown = self._grown[name]
-        if grown.count + count > MAX_ROWS:
-            self._full()
-        rows: dict[str, NDArray[Any]] = {}
-        for key, column in zip(ROWS[name].types(), columns, strict=True):
-            rows[key] = np.asarray(column)
+        parts = self._parts[name]
+        parts.count += count
+        if parts.count > MAX_ROWS:
+            raise FormatError(
+                f"{self.where}: more than {MAX_ROWS:,} actions, the limit; give fewer steps"
+            )
+        for (key, dtype), column in zip(ROWS[name].types().items(), columns, strict=True):
+            values = np.asarray(column)
             if name == "actions" and key in LIMITS:
-                self._most[key] = max(self._most[key], int(rows[key].max()))
-        grown.add(count, rows, ROWS[name].types())
+                self._most[key] = max(self._most[key], int(values.max()))
+            parts.add(key, count, values.astype(dtype))
 
-    def _rows(self, name: Literal["actions", "sends", "receives"], columns: type[T]) -> T:
-        """All rows of a kind, which are kept no longer; those that came one by one come first."""
-        ones = np.frombuffer(getattr(self, name), np.float64)
-        setattr(self, name, array("d"))
-        if len(ones):
-            later = self._grown.pop(name, None)
-            self.many(name, *ones.reshape(-1, len(columns.types())).T)
-            if later:
-                self.many(name, *later.columns().values())
-        return columns(**self._grown.pop(name).columns()) if name in self._grown else columns.of()
+    def each(self, name: Name, rows: Sequence[Sequence[float]]) -> None:
+        """Add rows, each with a value for every column."""
+        if rows:
+            self.many(name, *np.array(rows, np.float64).T)
 
-    def _append(self, rows: array[float], *row: float) -> None:
-        if len(rows) >= MAX_ROWS * len(row):
-            self._full()
-        rows.extend(row)
-
-    def _full(self) -> NoReturn:
-        raise FormatError(
-            f"{self.where}: more than {MAX_ROWS:,} actions, the limit; give fewer steps"
-        )
-
-    def pause(self, copy: int, rank: int, cause: int, start: float, end: float) -> None:
-        """Add a time in which the host stood still."""
-        self._append(self.pauses, copy, rank, cause, start, end)
+    def _rows(self, name: Name, columns: type[T]) -> T:
+        """Return all rows of a kind, which are kept no longer."""
+        return columns(**self._parts.pop(name).columns()) if name in self._parts else columns.of()
 
     def observed(
         self,
@@ -195,7 +135,7 @@ class Collected:
         clocks: Clocks = "one",
         **others: Any,
     ) -> Observed:
-        """All of it as columns, from the earliest event on.
+        """Return all of it as columns, from the earliest event on.
 
         Parameters
         ----------
@@ -236,7 +176,7 @@ class Collected:
         sends, receives = self._rows("sends", Sends), self._rows("receives", Receives)
         messages, stray = paired(actions, steps, sends, receives)
         self._count(NO_ACTION, stray)
-        pauses = table(Pauses, self.pauses)
+        pauses = self._rows("pauses", Pauses)
         zero = float(min(
             np.nanmin(column, initial=np.inf) for rows in (actions, messages, pauses)
             for column in times_of(rows).values()
@@ -267,7 +207,7 @@ class Collected:
             self.left_out[reason] += count
 
     def _once(self, actions: Actions) -> Actions:
-        """Actions in order of step, copy, rank and time, without what was written twice."""
+        """Return actions in order of step, copy, rank and time, without what was written twice."""
         place = packed([actions.step, actions.copy, actions.rank])
         later = actions.start[1:] > actions.start[:-1]
         if ((place[1:] > place[:-1]) | ((place[1:] == place[:-1]) & later)).all():
@@ -287,26 +227,19 @@ class Collected:
         return actions.take(order[keep[order]])
 
 
-def table(columns: type[T], rows: array[float]) -> T:
-    """Columns of rows that have a value for each of them."""
-    names = list(columns.types())
-    values = np.asarray(rows, dtype=np.float64).reshape(-1, len(names))
-    return columns.of(**dict(zip(names, values.T, strict=True)))
-
-
 def _spans(actions: Actions) -> Iterator[NDArray[np.float64]]:
-    """How long actions take, of some at a time."""
+    """Yield the durations of actions, some at a time."""
     for at in range(0, len(actions), BLOCK):
         yield actions.end[at : at + BLOCK] - actions.start[at : at + BLOCK]
 
 
 def _all_take(unit: float, actions: Actions) -> bool:
-    """Whether all actions take one unit of time; in most traces the first does not."""
+    """Return whether all actions take one unit of time; in most traces the first does not."""
     return all(np.allclose(span, unit, rtol=1e-6, atol=0) for span in _spans(actions))
 
 
 def _like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows are equal to the one before."""
+    """Return a mask of the rows that are equal to the one before."""
     same = np.ones(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
         same &= column[1:] == column[:-1]
@@ -314,7 +247,7 @@ def _like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def times_of(rows: Columns) -> dict[str, NDArray[np.float64]]:
-    """The columns that are points in time."""
+    """Return the columns that are points in time."""
     return {
         name: getattr(rows, name) for name, dtype in rows.types().items()
         if dtype == np.float64 and name != "busy"
@@ -322,7 +255,7 @@ def times_of(rows: Columns) -> dict[str, NDArray[np.float64]]:
 
 
 def since(zero: float, rows: T) -> T:
-    """Rows with their times counted from `zero`, which are written in place where they can be."""
+    """Return rows with times counted from `zero`, written in place if they can be."""
     columns = dict(vars(rows))
     for name, times in times_of(rows).items():
         columns[name] = np.subtract(times, zero, out=times if times.flags.writeable else None)

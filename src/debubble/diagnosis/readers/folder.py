@@ -1,4 +1,4 @@
-"""Files and folders of a run, whatever wrote them: recognize the format and read it."""
+"""Files and folders of a run in any format: recognize it and read them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from debubble.core.errors import FormatError
 from debubble.core.units import counted
+from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers import (
     kineto,
@@ -22,8 +23,7 @@ from debubble.diagnosis.readers import (
     table,
     victarry,
 )
-from debubble.diagnosis.readers.pool import Workers, workers_for
-from debubble.diagnosis.readers.stream import LeftOut, head, keep_freed_memory
+from debubble.diagnosis.readers.stream import LeftOut, head
 from debubble.interchange.text import plain, shown
 
 MAX_FILES = 20_000
@@ -31,9 +31,6 @@ MAX_FILES = 20_000
 
 MAX_DEPTH = 6
 """Folders in folders that are looked into."""
-
-GROUP = 64
-"""Files whose formats are told at a time."""
 
 NAMED = 3
 """Reasons that a refusal names."""
@@ -53,15 +50,13 @@ class Reader(Protocol):
 
     @property
     def NAME(self) -> str:
-        """What the format is called."""
+        """Name of the format."""
 
     def recognizes(self, head: bytes) -> bool:
-        """Whether a file is of this format, by its first bytes, unpacked."""
+        """Return whether a file is of this format, by its first bytes, unpacked."""
 
-    def read(
-        self, where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers
-    ) -> Observed:
-        """What the files of one run tell; `where` is their folder, for messages."""
+    def read(self, where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+        """Read the files of one run; `where` is their folder, for messages."""
 
 
 READERS: tuple[Reader, ...] = (
@@ -98,34 +93,32 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     known = {reader.NAME: reader for reader in READERS}
     if format is not None and format not in known:
         raise FormatError(f"there is no format {shown(format)}; known: {', '.join(known)}")
-    keep_freed_memory()
     left_out: LeftOut = Counter()
     files = _files(Path(path), where, left_out)
-    with workers_for(files) as workers:
-        found: dict[str, list[Path]] = {}
-        groups = [files[at : at + GROUP] for at in range(0, len(files), GROUP)]
-        for _, group in workers.each(_by_format, groups, left_out):
-            for name, some in group.items():
-                found.setdefault(name, []).extend(some)
-        if format is not None and files and format not in found:
-            found, left_out = {format: files}, Counter()
-        if not found:
-            raise FormatError(_nothing(where, files, left_out, list(known)))
-        refusals = []
-        for name in filter(found.__contains__, known if format is None else [format]):
-            counted = left_out.copy()
-            for other, some in found.items():
-                if other != name:
-                    counted[f"files of the format {other} beside those of {name}"] += len(some)
-            try:
-                return known[name].read(where, found[name], counted, workers)
-            except FormatError as error:
-                refusals.append(_with_reasons(str(error), counted))
-        raise FormatError(refusals[0])
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        check_cancelled()
+        if name := _format(file, left_out):
+            found.setdefault(name, []).append(file)
+    if format is not None and files and format not in found:
+        found, left_out = {format: files}, Counter()
+    if not found:
+        raise FormatError(_nothing(where, files, left_out, list(known)))
+    refusals = []
+    for name in filter(found.__contains__, known if format is None else [format]):
+        counts = left_out.copy()
+        for other, some in found.items():
+            if other != name:
+                counts[f"files of the format {other} beside those of {name}"] += len(some)
+        try:
+            return known[name].read(where, found[name], counts)
+        except FormatError as error:
+            refusals.append(_with_reasons(str(error), counts))
+    raise FormatError(refusals[0])
 
 
 def _with_reasons(text: str, left_out: LeftOut) -> str:
-    """A refusal with what could not be used, as far as it does not say that."""
+    """Return a refusal with what could not be used, as far as it does not say that."""
     more = [f"{count:,} × {reason}" for reason, count in left_out.items() if reason not in text]
     if not more:
         return text
@@ -133,17 +126,8 @@ def _with_reasons(text: str, left_out: LeftOut) -> str:
     return f"{text}; not used: {', '.join(more[:NAMED])}{rest}"
 
 
-def _by_format(paths: Sequence[Path], left_out: LeftOut) -> dict[str, list[Path]]:
-    """Files by the names of their formats, without those of none."""
-    found: dict[str, list[Path]] = {}
-    for path in paths:
-        if name := _format(path, left_out):
-            found.setdefault(name, []).append(path)
-    return found
-
-
 def _format(path: Path, left_out: LeftOut) -> str:
-    """The name of a file's format; empty, and counted, where it is none."""
+    """Return the name of a file's format; empty, and counted, where it is none."""
     try:
         begin = head(path)
     except FormatError:
@@ -163,7 +147,7 @@ def _format(path: Path, left_out: LeftOut) -> str:
 
 
 def _files(path: Path, where: str, left_out: LeftOut) -> list[Path]:
-    """The file, or those of the folder and its folders, in order of the numbers in their names."""
+    """Return the files of a file or folder, in order of the numbers in their names."""
     try:
         if path.is_file():
             return [path]
@@ -195,7 +179,7 @@ def _files(path: Path, where: str, left_out: LeftOut) -> list[Path]:
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
-    """A key that sorts rank2 before rank10."""
+    """Return a key that sorts rank2 before rank10."""
     parts = _NUMBERS.split(path)
     return [(-1, part) if place % 2 == 0 else (int(part), "") for place, part in enumerate(parts)]
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
+from debubble.core.kinds import FORWARD_KINDS, KINDS
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.collected import MAX_RANKS, NAN, Collected
 from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recognizes
@@ -27,7 +29,7 @@ from debubble.diagnosis.readers.kineto_unnamed import (
     microbatches_of,
     runs_of,
 )
-from debubble.diagnosis.readers.pool import Workers
+from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 
 __all__ = ["NAME", "read", "recognizes"]
@@ -51,7 +53,7 @@ REPEATED = "files of a rank and time of which there is another file"
 NO_DEVICE = "files of an NCCL run without kernels: ranges of the host are no durations"
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the files of all ranks; several files of a rank are several windows of one run.
 
     Raises
@@ -61,14 +63,14 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
     """
     traces: dict[int, list[RankTrace]] = defaultdict(list)
     unnamed: dict[Path, list[Run]] = {}
-    for path, told in workers.each(_read_file, files, left_out):
+    for path, told in read_each(_read_file, files, left_out):
         if isinstance(told, RankTrace):
             traces[told.file.rank].append(told)
         elif told is not None:
             unnamed[path] = told
     microbatches = 0 if traces else microbatches_of(unnamed.values())
     again = [(path, runs, microbatches) for path, runs in unnamed.items()]
-    for _, trace in workers.each(_read_unnamed, again, left_out):
+    for _, trace in read_each(_read_unnamed, again, left_out, [*unnamed]):
         if trace is not None:
             traces[trace.file.rank].append(trace)
     assumed = "1f1b" if microbatches else ""
@@ -93,12 +95,12 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
                 if cause == ALLOCATES and end - start < brief:
                     continue
                 begin, last = (base + start) * NANOSECONDS, (base + end) * NANOSECONDS
-                collected.pause(place.copy, place.rank, cause, begin, last)
+                collected.each("pauses", [(place.copy, place.rank, cause, begin, last)])
     return _observed(collected, traces, found, assumed)
 
 
 def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[Run] | None:
-    """What a file tells, or its forwards and backwards where nothing is called like an action."""
+    """Read a file: its trace, or its forwards and backwards if no range has an action's name."""
     file = read_file(path, left_out)
     if file.rank < 0:
         left_out[NO_RANK] += 1
@@ -112,7 +114,7 @@ def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[Run] | None:
 
 
 def _read_unnamed(task: tuple[Path, list[Run], int], left_out: LeftOut) -> RankTrace | None:
-    """What a file tells whose forwards and backwards are those of so many microbatches."""
+    """Read a file whose forwards and backwards are those of so many microbatches."""
     path, runs, microbatches = task
     file = read_file(path, Counter()) if microbatches else KinetoFile(path)
     if microbatches:
@@ -121,7 +123,7 @@ def _read_unnamed(task: tuple[Path, list[Run], int], left_out: LeftOut) -> RankT
 
 
 def _kept(file: KinetoFile, left_out: LeftOut) -> RankTrace | None:
-    """What a file tells, if it tells of a pipeline."""
+    """Return the trace of a file; None if it has no pipeline."""
     trace = trace_of(file, left_out)
     if not any(computed for computed, _ in trace.steps):
         left_out[NO_ACTIONS] += 1
@@ -179,30 +181,39 @@ def _add(
     def seconds(time: int) -> float:
         return NAN if time == UNKNOWN else (base + time) * NANOSECONDS
 
+    rows: dict[Literal["actions", "sends", "receives"], list[tuple[float, ...]]] = {
+        "actions": [], "sends": [], "receives": [],
+    }  # fmt: skip
     for one in computed:
         together = len(one.parts) > 1
         pair += together
         for part in one.parts:
-            collected.action(
+            rows["actions"].append((
                 number, *place, part.kind, place.rank if part.stage == UNKNOWN else part.stage,
-                part.microbatch, seconds(one.start), seconds(one.end), slice=part.slice,
-                pair=pair if together else ALONE, issued=seconds(one.issued),
-                waited=seconds(one.waited),
-                busy=NAN if one.busy == UNKNOWN else one.busy * NANOSECONDS,
-            )  # fmt: skip
+                part.microbatch, part.slice, pair if together else ALONE, seconds(one.start),
+                seconds(one.end), seconds(one.issued), seconds(one.waited),
+                NAN if one.busy == UNKNOWN else one.busy * NANOSECONDS,
+            ))  # fmt: skip
     for each in moved:
-        part = each.end
-        collected.transfer(
-            number, *place, part.kind, place.rank if part.stage == UNKNOWN else part.stage,
-            part.microbatch, slice=part.slice, sent=seconds(each.sent),
-            posted=seconds(each.posted), waited=seconds(each.waited),
-            arrived=seconds(each.arrived),
+        part, spec = each.end, KINDS[each.end.kind]
+        stage = place.rank if part.stage == UNKNOWN else part.stage
+        # A message is of the stage that made it.
+        carried = (
+            number, place.copy, part.kind in FORWARD_KINDS, stage + spec.away * spec.receives,
+            part.microbatch, part.slice, place.rank,
         )  # fmt: skip
+        if spec.sends:
+            rows["sends"].append((*carried, seconds(each.sent)))
+        else:
+            times = each.posted, each.waited, each.arrived
+            rows["receives"].append((*carried, *map(seconds, times)))
+    for name, some in rows.items():
+        collected.each(name, some)
     return pair
 
 
 def _numbered(traces: dict[int, list[RankTrace]]) -> dict[int, list[list[int]]]:
-    """The number of every step of every file: the profiler's, else the order of steps.
+    """Return the number of every step of every file: the profiler's, else the order of steps.
 
     Where ranks have different numbers of steps, those go together that lie beside each other.
     """
@@ -226,7 +237,7 @@ def _numbered(traces: dict[int, list[RankTrace]]) -> dict[int, list[list[int]]]:
 
 
 def _beside(mine: NDArray[np.float64], others: NDArray[np.float64]) -> list[int]:
-    """For each of some steps the other one with which it shares most time."""
+    """Return for each step the other rank's step with which it shares most time."""
     end = np.minimum.outer(mine[:, 1], others[:, 1])
     shared = end - np.maximum.outer(mine[:, 0], others[:, 0])
     # Steps follow each other, whatever was cut off of one.
@@ -236,7 +247,7 @@ def _beside(mine: NDArray[np.float64], others: NDArray[np.float64]) -> list[int]
 
 
 def _apart(traces: Sequence[RankTrace], left_out: LeftOut) -> list[RankTrace]:
-    """The windows of a rank in order of time, without those that repeat a part of another."""
+    """Return the windows of a rank by time, without those that repeat a part of another."""
     found: list[RankTrace] = []
     end = -1
     for trace in sorted(traces, key=_begin):

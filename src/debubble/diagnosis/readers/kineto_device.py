@@ -1,4 +1,4 @@
-"""When the device worked on what the host launched in a range.
+"""Times in which the device worked on the launches of a range of the host.
 
 The host runs ahead of the device, so its ranges are no durations. It blocks within one action,
 though: a kernel belongs to the range in which it was *launched*, by whatever thread of the process
@@ -48,7 +48,7 @@ class Kernels:
         return len(self.owner)
 
     def of(self, owner: int) -> slice:
-        """Where the kernels of a range are."""
+        """Return the rows of the kernels of a range."""
         first, last = np.searchsorted(self.owner, [owner, owner + 1])
         return slice(int(first), int(last))
 
@@ -83,7 +83,7 @@ class Kernels:
 
 
 def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
-    """The kernels of a file by the ranges in which they were launched.
+    """Return the kernels of a file by the ranges in which they were launched.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
 
 
 def _found(values: Times, among: Times) -> tuple[NDArray[np.bool_], Times]:
-    """Which values are among some sorted ones, and where."""
+    """Return a mask of the values that are among some sorted ones, and their places."""
     at = np.searchsorted(among, values)
     known = at < len(among)
     known[known] = among[at[known]] == values[known]
@@ -115,7 +115,7 @@ def _found(values: Times, among: Times) -> tuple[NDArray[np.bool_], Times]:
 
 
 def _owners(ranges: Times, times: Times) -> Times:
-    """The range that each time lies in, or −1."""
+    """Return the range that each time lies in, or −1."""
     if not ranges.shape[1]:
         return np.full(len(times), -1)
     owner = np.searchsorted(ranges[0], times, side="right") - 1
@@ -123,7 +123,7 @@ def _owners(ranges: Times, times: Times) -> Times:
 
 
 def transfer_spans(kernels: Kernels, owner: int) -> list[tuple[int, int]]:
-    """Starts and ends of the p2p kernels that a range launched, in order."""
+    """Return starts and ends of the p2p kernels that a range launched, in order."""
     here = kernels.of(owner)
     p2p = kernels.sort[here] == P2P
     return list(

@@ -1,12 +1,13 @@
 """One file of PyTorch's profiler (Kineto): the events that tell of a pipeline, as columns.
 
-Times stay whole nanoseconds: a float of microseconds since 1970 has a grain of 0.2 µs. What is
-wanted of an event is found in its text by patterns, which is several times as fast as JSON and
-does not mind a quote that a kernel's name forgot to escape.
+Times stay whole nanoseconds: a float of microseconds since 1970 has a grain of 0.2 µs. Some
+profilers forget to escape a quote in a kernel's name; a block with such an event is no JSON, and
+its events are read by patterns.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from array import array
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.diagnosis.observed import PAUSES
 from debubble.diagnosis.readers.action_names import actions_named
-from debubble.diagnosis.readers.scan import Scan, whole
+from debubble.diagnosis.readers.events import EventFile, whole
 from debubble.diagnosis.readers.stream import LeftOut
 
 Times = NDArray[np.int64]
@@ -33,37 +35,125 @@ WHOLE_NANOSECONDS = 10**17
 LATEST = 1 << 62
 """Nanoseconds that no time reaches: in the year 2116."""
 
+MOST = 10**18
+"""Least correlation, stream or sequence number that is none."""
+
 NO_TIME = "events without a time"
 TOO_MANY = f"files with more than {MAX_EVENTS:,} kernels or launches (the rest of them)"
 
 CPU, GPU, LAUNCH = range(3)
-_CATEGORIES = {
-    b"cpu_op": CPU, b"user_annotation": CPU, b"Operator": CPU, b"python_function": CPU,
-    b"kernel": GPU, b"Kernel": GPU, b"gpu_memcpy": GPU, b"Memcpy": GPU, b"gpu_memset": GPU,
-    b"Memset": GPU, b"cuda_runtime": LAUNCH, b"cuda_driver": LAUNCH, b"Runtime": LAUNCH,
-    b"async_gpu": GPU,
+CATEGORIES = {
+    "cpu_op": CPU, "user_annotation": CPU, "Operator": CPU, "python_function": CPU,
+    "kernel": GPU, "Kernel": GPU, "gpu_memcpy": GPU, "Memcpy": GPU, "gpu_memset": GPU,
+    "Memset": GPU, "cuda_runtime": LAUNCH, "cuda_driver": LAUNCH, "Runtime": LAUNCH,
+    "async_gpu": GPU,
 }  # fmt: skip
-_CATEGORY = re.compile(rb'"cat"\s*:\s*"(' + b"|".join(_CATEGORIES) + rb')"', re.ASCII)
-_NAME = re.compile(
-    rb'"name"\s*:\s*"((?:[A-Z]+:[\d(]|(?:Forward|Backward) \d|ProfilerStep#|gloo:recv|c10d::send'
-    rb'|c10d::recv_|<built-in function collect>|Python GC)[^"]{0,200})"'
-)
-_TIME = re.compile(rb'"ts"\s*:\s*(\d{1,20})(?:\.(\d*))?')
-_LENGTH = re.compile(rb'"dur"\s*:\s*(\d{1,20})(?:\.(\d*))?')
-_USUAL = re.compile(
-    rb'"tid": (\d{1,18}),\s*"ts": (\d{1,15})\.(\d{3}), "dur": (\d{1,15})\.(\d{3}),', re.ASCII
-)
-"""Thread, time and length as the profiler writes them, which is faster than one by one."""
 
-_THREAD = re.compile(rb'"tid"\s*:\s*(?:"stream )?(\d{1,18})')
-_CORRELATION = re.compile(rb'"correlation"\s*:\s*(\d{1,18})')
-_ALLOCATES = re.compile(rb'"name"\s*:\s*"(?:cuda|hip|cu)(?:Malloc|Free|Mem(?:Alloc|Free|Create))')
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"(' + "|".join(CATEGORIES).encode() + rb')"')
+_HOST_NAME = re.compile(
+    r"(?:[A-Z]+:[\d(]|(?:Forward|Backward) \d|ProfilerStep#|gloo:recv|c10d::send|c10d::recv_"
+    r'|<built-in function collect>|Python GC)[^"]{0,200}', re.ASCII
+)  # fmt: skip
+_ALLOCATES = re.compile(r"(?:cuda|hip|cu)(?:Malloc|Free|Mem(?:Alloc|Free|Create))")
+_TIME = re.compile(rb"(\d{1,20})(?:\.(\d*))?")
+_STREAM = re.compile(r"stream (\d{1,18})", re.ASCII)
 _RANK = re.compile(r"rank[-_ ]?(\d{1,7})", re.IGNORECASE | re.ASCII)
 _MICROBATCH = re.compile(r"(Forward|Backward) (\d{1,7})", re.ASCII)
 
+NOTHING = msgspec.Raw()
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """Arguments of an event, as far as they are used."""
+
+    correlation: Any = None
+    sequence: Any = msgspec.field(default=None, name="Sequence number")
+
+
+class Event(msgspec.Struct, gc=False):
+    """An event of the profiler; times as text."""
+
+    cat: str = ""
+    name: str = ""
+    tid: Any = None
+    ts: msgspec.Raw = NOTHING
+    dur: msgspec.Raw = NOTHING
+    args: Arguments | None = None
+
+    @property
+    def correlation(self) -> int:
+        """The number that a kernel and its launch have in common; −1 for none."""
+        return -1 if self.args is None else whole(self.args.correlation, MOST)
+
+    @property
+    def sequence(self) -> int:
+        """Autograd's sequence number; −1 for none."""
+        return -1 if self.args is None else whole(self.args.sequence, MOST)
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """Start and end in nanoseconds; −1 for none."""
+        text = bytes(self.ts)
+        start, lasts = _nanoseconds(text), _nanoseconds(bytes(self.dur))
+        if lasts is None or start is None:
+            return -1, -1
+        if start >= 0 and len(text.partition(b".")[0]) > 17:
+            # The duration is in nanoseconds, too.
+            lasts = int(bytes(self.dur).partition(b".")[0])
+        return start, min(start + max(lasts, 0), LATEST)
+
+
+def events_of(path: Path, left_out: LeftOut) -> EventFile[Event]:
+    """Return the events of a file."""
+    return EventFile(path, Event, left_out, by_pattern=_by_pattern)
+
+
+_PATTERNS = {
+    "name": re.compile(rb'"name"\s*:\s*"(.*?)"\s*[,}]', re.DOTALL),
+    "stream": re.compile(rb'"tid"\s*:\s*(?:"stream )?(\d{1,18})'),
+    "ts": re.compile(rb'"ts"\s*:\s*(\d{1,20}(?:\.\d*)?)'),
+    "dur": re.compile(rb'"dur"\s*:\s*(\d{1,20}(?:\.\d*)?)'),
+    "correlation": re.compile(rb'"correlation"\s*:\s*(\d{1,18})'),
+    "sequence": re.compile(rb'"Sequence number"\s*:\s*(\d{1,18})'),
+}
+
+
+def _by_pattern(text: bytes) -> Event:
+    """Return the event of a text that is no JSON; empty if its category is of no use."""
+    category = _CATEGORY.search(text)
+    if category is None:
+        return Event()
+    found = {key: pattern.search(text) for key, pattern in _PATTERNS.items()}
+    texts = {key: match[1] if match else b"" for key, match in found.items()}
+    stream, correlation, sequence = (
+        int(texts[key]) if texts[key] else None for key in ("stream", "correlation", "sequence")
+    )
+    return Event(
+        category[1].decode(), texts["name"].decode("utf-8", "replace"), stream,
+        msgspec.Raw(texts["ts"]), msgspec.Raw(texts["dur"]), Arguments(correlation, sequence),
+    )  # fmt: skip
+
+
+def _nanoseconds(text: bytes) -> int | None:
+    """Return whole nanoseconds of microseconds as text; of 18 digits and more, of nanoseconds.
+
+    None for what is no number, −1 for a time that no run has.
+    """
+    # The profiler writes three digits behind the point.
+    digits = text[:-4] + text[-3:]
+    if text[-4:-3] == b"." and digits.isdigit() and len(digits) < 19:
+        return int(digits)
+    match = _TIME.match(text)
+    if match is None:
+        return None
+    value = int(match[1])
+    if value < WHOLE_NANOSECONDS:
+        value = value * 1000 + int(((match[2] or b"") + b"000")[:3])
+    return value if value < LATEST else -1
+
 
 @dataclass(eq=False)
-class Rows:
+class IntRows:
     """Numbers of many events: rows of as many values each."""
 
     width: int
@@ -75,18 +165,18 @@ class Rows:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for more."""
+        """Return whether there is no room for more."""
         return len(self.values) >= MAX_EVENTS * self.width
 
     def sorted(self) -> Times:
-        """The rows as columns, sorted by the first; shape ``(width, n)``."""
+        """Return the rows as columns, sorted by the first; shape ``(width, n)``."""
         rows = np.frombuffer(self.values, np.int64).reshape(-1, self.width)
         return rows[np.argsort(rows[:, 0], kind="stable")].T if len(rows) else rows.T
 
 
 @dataclass(eq=False)
 class KinetoFile:
-    """What one file tells; times in nanoseconds.
+    """Events of one file that tell of a pipeline; times in nanoseconds.
 
     Attributes
     ----------
@@ -118,32 +208,28 @@ class KinetoFile:
     host: str = ""
     groups: Sequence[tuple[str, tuple[int, ...]]] = ()
     numbers: dict[str, int] = field(default_factory=dict)
-    ranges: Rows = field(default_factory=lambda: Rows(3))
-    steps: Rows = field(default_factory=lambda: Rows(3))
-    sends: Rows = field(default_factory=lambda: Rows(1))
-    receives: Rows = field(default_factory=lambda: Rows(1))
-    arrivals: Rows = field(default_factory=lambda: Rows(2))
-    launches: Rows = field(default_factory=lambda: Rows(3))
-    kernels: Rows = field(default_factory=lambda: Rows(5))
-    pauses: Rows = field(default_factory=lambda: Rows(3))
+    ranges: IntRows = field(default_factory=lambda: IntRows(3))
+    steps: IntRows = field(default_factory=lambda: IntRows(3))
+    sends: IntRows = field(default_factory=lambda: IntRows(1))
+    receives: IntRows = field(default_factory=lambda: IntRows(1))
+    arrivals: IntRows = field(default_factory=lambda: IntRows(2))
+    launches: IntRows = field(default_factory=lambda: IntRows(3))
+    kernels: IntRows = field(default_factory=lambda: IntRows(5))
+    pauses: IntRows = field(default_factory=lambda: IntRows(3))
     base: int = 0
 
-    def _note(self, name: str, start: int, end: int) -> None:
-        """Sort an event of the host by its name."""
-        if name.startswith("gloo:recv"):
-            self.arrivals.add(start, end)
-        elif name.startswith("c10d::send"):
-            self.sends.add(start)
-        elif name.startswith("c10d::recv_"):
-            self.receives.add(start)
-        elif name.startswith("ProfilerStep#"):
-            number = name[13:].strip()
-            if number.isdecimal() and len(number) < 10:
-                self.steps.add(start, end, int(number))
-        elif name.startswith(("<built-in", "Python GC")):
-            self.pauses.add(start, end, PAUSES.index("garbage-collection"))
-        elif actions_named(name) or _MICROBATCH.fullmatch(name):
+    def add_on_host(self, use: str, name: str, start: int, end: int) -> None:
+        """Add an event of the host to the columns that :func:`use_of` names."""
+        if use == "ranges":
             self.add_range(name, start, end)
+        elif use == "arrivals":
+            self.arrivals.add(start, end)
+        elif use == "steps":
+            self.steps.add(start, end, int(name[len(STEP) :]))
+        elif use == "pauses":
+            self.pauses.add(start, end, PAUSES.index("garbage-collection"))
+        elif use:
+            getattr(self, use).add(start)
 
     def add_range(self, name: str, start: int, end: int) -> None:
         """Add a range that is called like an action."""
@@ -151,17 +237,17 @@ class KinetoFile:
 
     @property
     def names(self) -> list[str]:
-        """What ranges are called, by their numbers."""
+        """Names of ranges by their numbers."""
         return list(self.numbers)
 
     def forget(self) -> None:
         """Drop all events, of which there may be millions."""
         for name in ("ranges", "steps", "sends", "receives", "arrivals", "launches", "kernels"):
-            setattr(self, name, Rows(getattr(self, name).width))
+            setattr(self, name, IntRows(getattr(self, name).width))
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its beginning."""
+    """Return whether a file begins like one of this format."""
     if b'"otherData"' in head:
         return False
     marks = (b'"schemaVersion"', b'"baseTimeNanoseconds"', b'"distributedInfo"')
@@ -170,95 +256,80 @@ def recognizes(head: bytes) -> bool:
 
 
 def read_file(path: Path, left_out: LeftOut) -> KinetoFile:
-    """Scan a file."""
-    scan = Scan(path, left_out)
+    """Read the events of a file that tell of a pipeline."""
+    events = events_of(path, left_out)
     found = KinetoFile(path)
-    for texts in scan.events():
+    for block in events.blocks():
         if found.kernels.full or found.launches.full or found.ranges.full:
             left_out[TOO_MANY] += 1
             break
-        for text in texts:
-            category = _CATEGORY.search(text)
-            if category is None:
-                continue
-            kind = _CATEGORIES[category[1]]
+        for event in block:
+            kind = CATEGORIES.get(event.cat)
             if kind == CPU:
-                name = _NAME.search(text)
-                if name is not None:
-                    start, end = times(text)
+                use = use_of(event.name)
+                if use is not None:
+                    start, end = event.times
                     if start < 0:
                         left_out[NO_TIME] += 1
                     else:
-                        found._note(name[1].decode("utf-8", "replace"), start, end)
+                        found.add_on_host(use, event.name, start, end)
             elif kind == LAUNCH:
-                _launch(found, text)
-            else:
-                _kernel(found, text, left_out)
-    _about(found, scan)
+                _add_launch(found, event)
+            elif kind == GPU:
+                _add_kernel(found, event, left_out)
+    _describe(found, events)
     return found
 
 
-def _launch(found: KinetoFile, text: bytes) -> None:
-    correlation, time = _CORRELATION.search(text), _TIME.search(text)
-    if correlation is None or time is None:
-        return
-    launches = b"LaunchKernel" in text
-    found.launches.add(int(correlation[1]), _nanoseconds(time), launches)
-    if _ALLOCATES.search(text) is not None:
-        start, end = times(text)
-        found.pauses.add(start, end, PAUSES.index("memory"))
+STEP = "ProfilerStep#"
 
 
-def _kernel(found: KinetoFile, text: bytes, left_out: LeftOut) -> None:
-    correlation = _CORRELATION.search(text)
-    if correlation is None:
+@functools.lru_cache(maxsize=1 << 16)
+def use_of(name: str) -> str | None:
+    """Return the columns that an event of the host belongs to by its name; None for no such name.
+
+    Empty for names that only look like one.
+    """
+    if _HOST_NAME.fullmatch(name) is None:
+        return None
+    for begin, use in (("gloo:recv", "arrivals"), ("c10d::send", "sends"),
+                       ("c10d::recv_", "receives"), ("<built-in", "pauses"),
+                       ("Python GC", "pauses")):  # fmt: skip
+        if name.startswith(begin):
+            return use
+    if name.startswith(STEP):
+        number = name[len(STEP) :].strip()
+        return "steps" if number.isdecimal() and len(number) < 10 else ""
+    return "ranges" if actions_named(name) or _MICROBATCH.fullmatch(name) else ""
+
+
+def _add_launch(found: KinetoFile, event: Event) -> None:
+    correlation, time = event.correlation, _nanoseconds(bytes(event.ts))
+    if correlation < 0 or time is None:
         return
-    usual = _USUAL.search(text)
-    if usual is not None:
-        thread, time, part, length, rest = usual.groups()
-        start = int(time + part)
-        end = start + int(length + rest)
-    else:
-        stream = _THREAD.search(text)
-        if stream is None:
-            return
-        thread = stream[1]
-        start, end = times(text)
-    # The profiler writes 0 where the device told it no time.
+    found.launches.add(correlation, time, "LaunchKernel" in event.name)
+    if _ALLOCATES.match(event.name) is not None:
+        found.pauses.add(*event.times, PAUSES.index("memory"))
+
+
+def _add_kernel(found: KinetoFile, event: Event, left_out: LeftOut) -> None:
+    correlation, stream, name = event.correlation, event.tid, event.name
+    if isinstance(stream, str) and (match := _STREAM.match(stream)):
+        stream = int(match[1])
+    if correlation < 0 or whole(stream, MOST) < 0:
+        return
+    start, end = event.times
+    # The profiler writes 0 where the device gave no time.
     if start <= 0:
         left_out[NO_TIME] += 1
         return
-    sort = (2 if b"SendRecv" in text else 1) if b"nccl" in text else 0
-    found.kernels.add(int(correlation[1]), start, end, int(thread), sort)
+    sort = (2 if "SendRecv" in name else 1) if "nccl" in name else 0
+    found.kernels.add(correlation, start, end, stream, sort)
 
 
-def times(text: bytes) -> tuple[int, int]:
-    """Start and end of an event's text in nanoseconds, −1 where it has none."""
-    time, length = _TIME.search(text), _LENGTH.search(text)
-    if time is None or length is None:
-        return -1, -1
-    start = _nanoseconds(time)
-    lasts = int(length[1]) if len(time[1]) > 17 else max(_nanoseconds(length), 0)
-    return start, min(start + lasts, LATEST)
-
-
-def _nanoseconds(match: re.Match[bytes]) -> int:
-    """Whole nanoseconds of microseconds as text; 18 digits and more are nanoseconds already.
-
-    −1 for a time that is no time.
-    """
-    value = int(match[1])
-    if value < WHOLE_NANOSECONDS:
-        fraction = match[2]
-        value *= 1000
-        if fraction:
-            value += int(fraction if len(fraction) == 3 else (fraction + b"000")[:3])
-    return value if value < LATEST else -1
-
-
-def _about(found: KinetoFile, scan: Scan) -> None:
-    """What the file says of itself: rank, host, groups, and what its times count from."""
-    info = scan.about("distributedInfo")
+def _describe(found: KinetoFile, events: EventFile[Event]) -> None:
+    """Set rank, host, groups and the zero of times from what the file says of itself."""
+    info = events.about("distributedInfo")
     info = info if isinstance(info, dict) else {}
     found.rank, found.named_by = whole(info.get("rank"), 1 << 24), "distributedInfo.rank"
     if found.rank < 0:
@@ -267,9 +338,9 @@ def _about(found: KinetoFile, scan: Scan) -> None:
             found.rank, found.named_by = int(numbers[-1]), "number in the file's name"
     found.world = max(whole(info.get("world_size"), 1 << 24), 0)
     found.backend = str(info.get("backend", ""))[:100]
-    host = scan.about("host_name")
+    host = events.about("host_name")
     found.host = host[:200] if isinstance(host, str) else ""
-    base = scan.about("baseTimeNanoseconds")
+    base = events.about("baseTimeNanoseconds")
     found.base = base if type(base) is int and 0 <= base < 1 << 62 else 0
     config = info.get("pg_config")
     found.groups = [
@@ -280,7 +351,7 @@ def _about(found: KinetoFile, scan: Scan) -> None:
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    """Ranks of a group: a list, or its text."""
+    """Return ranks of a group: a list, or its text."""
     if isinstance(value, str):
         return tuple(int(number) for number in re.findall(r"\d{1,7}", value))
     return tuple(v for v in value if type(v) is int) if isinstance(value, list) else ()

@@ -1,4 +1,4 @@
-"""Which copy of the pipeline, and which rank of it, the ranks of a job are."""
+"""Places of the ranks of a job: copy of the pipeline, and rank in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 def places(
     stages: Mapping[int, frozenset[int]], groups: Mapping[int, Sequence[Group]], left_out: LeftOut
 ) -> dict[int, Place]:
-    """The place of every rank of the job.
+    """Return the place of every rank of the job.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def places(
 
 
 def _numbers(classes: Mapping[frozenset[int], Sequence[int]]) -> dict[frozenset[int], int]:
-    """The pipeline rank of every set of stages: its first stage, where that numbers all ranks."""
+    """Return the pipeline rank of each set of stages: its first one if that numbers all."""
     every = {stage for mine in classes for stage in mine}
     chunks = max(len(mine) for mine in classes)
     ranks = -(-(max(every) + 1) // chunks)
@@ -72,7 +72,7 @@ def _numbers(classes: Mapping[frozenset[int], Sequence[int]]) -> dict[frozenset[
 
 
 def _by_group(pipelines: Mapping[int, tuple[int, ...]]) -> dict[int, Place]:
-    """Places by the ranks of pipeline groups; without one all ranks are one pipeline."""
+    """Return places by the ranks of pipeline groups; without one all ranks are one pipeline."""
     copies = {group: copy for copy, group in enumerate(sorted(set(pipelines.values())))}
     return {
         rank: Place(copies[group], group.index(rank) if group else rank)
@@ -81,7 +81,7 @@ def _by_group(pipelines: Mapping[int, tuple[int, ...]]) -> dict[int, Place]:
 
 
 def pipeline_of(rank: int, groups: Sequence[Group]) -> tuple[int, ...]:
-    """The ranks of the pipeline that a rank is in; none where no group is called so."""
+    """Return the ranks of the pipeline that a rank is in; none where no group is called so."""
     for words, ranks in groups:
         tokens = re.split(r"[^a-z]+", words)
         if rank in ranks and any(t == "pp" or t.startswith("pipe") for t in tokens):

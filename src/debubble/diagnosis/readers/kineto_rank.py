@@ -1,4 +1,4 @@
-"""From the events of one rank to what it computed, sent and received, step by step."""
+"""Steps of one rank from its events: the actions it computed, and its messages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Step = tuple[list[Computed], list[Moved]]
 
 @dataclass(eq=False)
 class RankTrace:
-    """What one file tells of one rank, without its step numbers.
+    """Steps of one rank in one file.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class RankTrace:
 
 
 def parts_of(name: str) -> tuple[Named, ...]:
-    """The actions of a range; those of GPipe's say no stage."""
+    """Return the actions of a range; those of GPipe's say no stage."""
     match = _MICROBATCH.fullmatch(name)
     if match is None:
         return actions_named(name)
@@ -112,7 +112,7 @@ def parts_of(name: str) -> tuple[Named, ...]:
 
 
 def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
-    """What the ranges of a file tell."""
+    """Return the trace of the ranges of a file."""
     ranges = file.ranges.sorted()
     kernels = launched_in(ranges, file, left_out)
     host = _Host(file)
@@ -167,7 +167,7 @@ _Key = tuple[bool, int, int, int]
 
 
 def _key(part: Named) -> _Key:
-    """What an action makes or needs: an activation or a gradient of a stage and microbatch."""
+    """Return the key of an activation or gradient that an action makes or needs."""
     return part.kind in FORWARD_KINDS, part.stage, part.microbatch, part.slice
 
 
@@ -179,7 +179,7 @@ class _Host:
         self.arrivals = file.arrivals.sorted()
 
     def arrivals_in(self, start: int, end: int) -> list[int]:
-        """When receives were there that were posted in a range."""
+        """Return the arrivals of receives that were posted in a range."""
         if not self.arrivals.size:
             return []
         first, last = np.searchsorted(self.arrivals[0], [start, end])
@@ -187,7 +187,7 @@ class _Host:
 
     @staticmethod
     def first_in(times: Times, start: int, end: int) -> int:
-        """The first of some times that lies in a range, or UNKNOWN."""
+        """Return the first of some times that lies in a range, or UNKNOWN."""
         at = int(np.searchsorted(times, start))
         return int(times[at]) if at < len(times) and times[at] <= end else UNKNOWN
 
@@ -195,7 +195,7 @@ class _Host:
 def _on_host(
     parts: tuple[Named, ...], start: int, end: int, waited: int, host: _Host
 ) -> Computed:  # fmt: skip
-    """What a host computes itself; GPipe's ranges also contain the send that follows."""
+    """Return an action of the host; GPipe's ranges also contain the send that follows."""
     begin = min(max(start, waited), end)
     if parts[0].stage == UNKNOWN:
         sent = host.first_in(host.sends, begin, end)
@@ -212,7 +212,7 @@ def _on_device(parts: tuple[Named, ...], kernels: Kernels, at: int) -> Computed 
 
 
 def _end(part: Named, start: int, end: int, at: int, kernels: Kernels | None, host: _Host) -> Moved:
-    """One end of a message with a range of its own."""
+    """Return one end of a message with a range of its own."""
     sends = part.kind in SEND_KINDS
     if kernels is not None:
         spans = transfer_spans(kernels, at)
@@ -231,7 +231,7 @@ def _end(part: Named, start: int, end: int, at: int, kernels: Kernels | None, ho
 def _within(
     one: Computed, start: int, end: int, at: int, kernels: Kernels, host: _Host
 ) -> list[Moved]:
-    """Both messages of a range of GPipe, which receives first and sends last."""
+    """Return both messages of a range of GPipe, which receives first and sends last."""
     part = one.parts[0]
     send, receive = (part._replace(kind=kind) for kind in transfer_of(part.kind))
     found = []
@@ -271,7 +271,7 @@ def _split(found: RankTrace, computed: Sequence[Computed], moved: Sequence[_Plac
 
 
 def _waits(computed: list[Computed]) -> list[Computed]:
-    """Actions of a device with what they waited for.
+    """Return actions of a device with what they waited for.
 
     What was launched before the previous action ended could have begun then, so it began when its
     input was there. What was launched later waited for the host.
@@ -283,7 +283,7 @@ def _waits(computed: list[Computed]) -> list[Computed]:
 
 
 def cuts_of(keys: Sequence[tuple[Named, ...]]) -> list[int]:
-    """Where steps begin after the first: where an action comes again.
+    """Return where steps after the first begin: where an action comes again.
 
     A window that opened within a step has a part of it first, which must not be taken for the
     begin of the next: within a step every forward stands before its backward.
@@ -306,7 +306,7 @@ def _repeats(keys: Sequence[tuple[Named, ...]], begin: int) -> list[int]:
 
 
 def _begin(keys: Sequence[tuple[Named, ...]]) -> int:
-    """Where in a cycle of actions a step begins: at a forward with no backward before its own."""
+    """Return where in a cycle a step begins: at a forward with no backward before its own."""
     forwards: dict[tuple[int, int, int], int] = {}
     backwards: dict[tuple[int, int, int], int] = {}
     for at, parts in enumerate(keys):

@@ -1,4 +1,4 @@
-"""Ranges for PyTorch's 1F1B, which gives its actions no names: told by autograd's own events.
+"""Ranges of PyTorch's 1F1B, which names no actions, from autograd's own events.
 
 A backward is a run of autograd's evaluations; its first has the greatest sequence number of all,
 so a greater one begins the next. A forward is what recorded the numbers that a backward evaluates.
@@ -7,20 +7,23 @@ The order of microbatches is that of 1F1B, and assumed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from debubble.diagnosis.readers.kineto_file import TOO_MANY, KinetoFile, Rows, Times, times
-from debubble.diagnosis.readers.scan import Scan
+from debubble.diagnosis.readers.kineto_file import (
+    TOO_MANY,
+    IntRows,
+    KinetoFile,
+    Times,
+    events_of,
+)
 from debubble.diagnosis.readers.stream import LeftOut
 
-_NUMBER = re.compile(rb'"Sequence number"\s*:\s*(\d{1,18})')
-_EVALUATION = re.compile(rb'"name"\s*:\s*"autograd::engine::evaluate_function: ')
-_OP = re.compile(rb'"cat"\s*:\s*"(?:cpu_op|Operator)"')
+EVALUATION = "autograd::engine::evaluate_function: "
+OPERATORS = ("cpu_op", "Operator")
 
 FORWARD, BACKWARD = range(2)
 NAMES = ("Forward", "Backward")
@@ -35,19 +38,16 @@ class Run(NamedTuple):
 
 
 def runs_of(path: Path, left_out: LeftOut) -> list[Run]:
-    """The forwards and backwards of a file, in order of time."""
-    recorded, evaluated = Rows(3), Rows(3)
-    for texts in Scan(path, left_out).events():
-        for text in texts:
-            if _OP.search(text) is None:
+    """Return the forwards and backwards of a file, in order of time."""
+    recorded, evaluated = IntRows(3), IntRows(3)
+    for block in events_of(path, left_out).blocks():
+        for event in block:
+            if event.cat not in OPERATORS:
                 continue
-            number = _NUMBER.search(text)
-            evaluates = _EVALUATION.search(text) is not None
-            if number is None and not evaluates:
-                continue
-            start, end = times(text)
-            rows = evaluated if evaluates else recorded
-            rows.add(start, end, int(number[1]) if number else -1)
+            number = event.sequence
+            evaluates = event.name.startswith(EVALUATION)
+            if number >= 0 or evaluates:
+                (evaluated if evaluates else recorded).add(*event.times, number)
         if recorded.full or evaluated.full:
             left_out[TOO_MANY] += 1
             break
@@ -83,7 +83,7 @@ def _runs(evaluated: Times, recorded: Times) -> list[Run]:
 
 
 def _outer(events: Times) -> Times:
-    """For every event the one that it lies in, or itself; they are sorted by their start."""
+    """Return for each event, sorted by start, the one that it lies in, or itself."""
     start, end = events[0], events[1]
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])[: len(start)]
     here = np.arange(len(start))
@@ -91,7 +91,7 @@ def _outer(events: Times) -> Times:
 
 
 def microbatches_of(orders: Iterable[Sequence[Run]]) -> int:
-    """How many microbatches a step has: until nothing is in flight, where most was; 0 for none."""
+    """Return the microbatches of a step: backwards until nothing is in flight; 0 for none."""
     most, found = 0, 0
     for runs in orders:
         flying, highest, done, first = 0, 0, 0, 0

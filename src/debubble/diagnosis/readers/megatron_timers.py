@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +21,7 @@ from numpy.typing import NDArray
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Actions, Observed
-from debubble.diagnosis.readers.layouts import Number, layouts, numbered
 from debubble.diagnosis.readers.messages import Whole
-from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut, lines
 
 Times = NDArray[np.float64]
@@ -41,19 +38,6 @@ _TIMER = re.compile(
 )
 _RANK = re.compile(r"rank\s+(\d{1,6}): (\d{1,12}\.\d+)", re.ASCII)
 _RANKS = re.compile(r"(?:[ \t]*rank +\d{1,6}: \d{1,12}\.\d++[ \t\r]*(?:\n|\Z))++", re.ASCII)
-_NUMBERED = re.compile(r"[ \t]*rank +(\d+): (\d+)\.(\d+)[ \t\r]*", re.ASCII)
-"""A line of a rank as a layout has it."""
-
-_DIGIT = re.compile(r"\d", re.ASCII)
-RANK_DIGITS, TIME_DIGITS = 6, 12
-"""Digits of a rank, and of its milliseconds before the point, at most."""
-
-TIMER = b":\n"
-"""Ends the name of a timer that the times of ranks follow."""
-
-FEW = 2
-"""Sections of a layout that are sooner read line by line."""
-
 ALL = -1
 """Rank of a time that is the slowest's."""
 
@@ -64,12 +48,12 @@ TOO_MANY = f"iterations beyond the first {MAX_ITERATIONS:,}"
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a log, by its beginning: times, or Megatron's list of arguments."""
+    """Return whether a log begins like Megatron's, with times or its list of arguments."""
     text = head.decode("utf-8", "replace")
     return any(words in text for words in _HEADS) or "pipeline_model_parallel_size ..." in text
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the logs of one run.
 
     Raises
@@ -77,8 +61,6 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
     FormatError
         When no forwards and backwards are summed, or nothing says how many microbatches there are.
     """
-    # A log is read in order.
-    del workers
     log = _Log(left_out)
     for path in files:
         log.read(path)
@@ -120,7 +102,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
 
 
 class _Log:
-    """What logs of one run say.
+    """Content of the logs of one run.
 
     Attributes
     ----------
@@ -138,51 +120,12 @@ class _Log:
         self._inside, self._timer = False, ""
 
     def read(self, path: Path) -> None:
-        """Read a log."""
+        """Read a log line by line."""
         self._inside, self._timer = False, ""
         for text in lines(path, self._left_out):
-            if not self._read(text):
+            if not self._lines(text.decode("utf-8", "replace")):
                 self._left_out[TOO_MANY] += 1
                 return
-
-    def _read(self, text: bytes) -> bool:
-        """Read some lines; False where an iteration is one too many.
-
-        They are cut behind the names of timers: the times of all ranks have one layout.
-        """
-        found, odd = layouts(text, _sections, few=FEW, strict=False)
-        plans = [_plan(layout.text) for layout in found]
-        which = np.full(sum(len(layout.at) for layout in found) + len(odd), -1)
-        for number, (layout, plan) in enumerate(zip(found, plans, strict=True)):
-            if plan is not None and layout.rows.fit(plan.limits):
-                which[layout.at] = number
-        wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
-        seen: Counter[int] = Counter()
-        sections = _sections(text) if (which < 0).any() else []
-        last = len(which) - 1
-
-        def told(at: int, number: int) -> bool:
-            """Take what a section tells; False where an iteration is one too many."""
-            plan = plans[number] if number >= 0 else None
-            if plan is None:
-                section = sections[at] + (b"" if at == last else TIMER)
-                return self._lines(section.decode("utf-8", "replace"))
-            rows, place = found[number].rows, seen[number]
-            seen[number] += 1
-            if plan.ranks and self._told:
-                wanted[number, self._told].append(place)
-            rest = rows.text(place, plan.rest) if plan.differs else plan.rest
-            lines = (rest if at == last else rest + ":").split("\n")
-            return all(self._line(line.rstrip("\r")) for line in lines if line or at < last)
-
-        enough = all(told(at, number) for at, number in enumerate(which.tolist()))
-        for (number, kind), rows in wanted.items():
-            layout, plan = found[number], plans[number]
-            assert plan is not None, "it was read by its layout"
-            some = layout.rows.taken(np.array(rows))
-            times = some.numbers(plan.times).ravel()
-            self._found[kind].append((some.runs(plan.ranks).ravel(), times))
-        return enough
 
     @property
     def _told(self) -> str:
@@ -229,7 +172,7 @@ class _Log:
         return True
 
     def sums(self) -> dict[str, dict[int, Times]]:
-        """Sums of times by kind and rank, in milliseconds."""
+        """Return sums of times by kind and rank, in milliseconds."""
         found: dict[str, dict[int, Times]] = {}
         for kind in TIMERS.values():
             parts = [(np.zeros(0, int), np.zeros(0)), *self._found[kind]]
@@ -242,7 +185,7 @@ class _Log:
 
 
 class _Line(NamedTuple):
-    """What a line tells that is no rank's."""
+    """Content of a line that is no rank's."""
 
     argument: tuple[str, int] | None
     iteration: int | None
@@ -254,7 +197,7 @@ class _Line(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 10)
 def _told_by(line: str) -> _Line:
-    """What a line tells; most are names of timers, which come again and again."""
+    """Parse a line; most are names of timers, which come again and again."""
     argument, timer = _ARGUMENT.fullmatch(line), _TIMER.fullmatch(line)
     iteration = _ITERATION.search(line)
     return _Line(
@@ -266,43 +209,10 @@ def _told_by(line: str) -> _Line:
     )
 
 
-class _Plan(NamedTuple):
-    """Lines of ranks in a section of a log, and what comes behind them."""
-
-    ranks: tuple[int, ...]
-    times: tuple[Number, ...]
-    rest: str
-    differs: bool
-    """Whether the rest has numbers."""
-
-    @property
-    def limits(self) -> list[tuple[int, int]]:
-        """Runs of digits, and how many there may be."""
-        wholes = ((each.whole, TIME_DIGITS) for each in self.times)
-        return [*((rank, RANK_DIGITS) for rank in self.ranks), *wholes]
-
-
-@functools.lru_cache(maxsize=256)
-def _plan(text: bytes) -> _Plan | None:
-    """What sections of one layout say; None for those that are read line by line."""
-    each = numbered(text).decode("utf-8", "replace").split("\n")
-    found = [_NUMBERED.fullmatch(line) for line in each]
-    rows = [tuple(map(int, match.groups())) for match in takewhile(bool, found) if match]
-    if any(found[len(rows) :]):
-        return None
-    rest = "\n".join(each[len(rows) :])
-    times = tuple(Number("", whole, fraction) for _, whole, fraction in rows)
-    return _Plan(tuple(rank for rank, *_ in rows), times, rest, _DIGIT.search(rest) is not None)
-
-
-def _sections(text: bytes) -> list[bytes]:
-    return text.split(TIMER)
-
-
 def _per_stage(
     sums: Mapping[int, Times], ranks: int, chunks: int, peers: int, microbatches: int
 ) -> float | list[float]:
-    """The cost of an action of every stage: the median iteration's, of the slowest peer."""
+    """Return the cost of an action of every stage: the median iteration's, of the slowest peer."""
     share = microbatches * chunks
     if ALL in sums:
         return float(np.median(sums[ALL])) / share

@@ -68,7 +68,7 @@ R = TypeVar("R", Actions, Sends, Receives)
 
 
 def packed(columns: Sequence[Whole]) -> Whole:
-    """A number for every row, equal where all columns are."""
+    """Return a number for every row, equal where all columns are."""
     if not len(columns[0]):
         return np.zeros(0, np.int64)
     lows = [int(column.min()) for column in columns]
@@ -89,7 +89,7 @@ def packed(columns: Sequence[Whole]) -> Whole:
 
 
 def some_of_each(code: Whole) -> Whole:
-    """A row of each group of rows that have one number."""
+    """Return a row of each group of rows that have one number."""
     size = int(code.max(initial=-1)) + 1
     if size > SPARSE * len(code):
         return np.unique(code, return_index=True)[1]
@@ -99,7 +99,7 @@ def some_of_each(code: Whole) -> Whole:
 
 
 def grouped(columns: Sequence[Whole]) -> tuple[Whole, Whole]:
-    """A row of every group of rows that are equal, and the group of every row."""
+    """Return a row of every group of rows that are equal, and the group of every row."""
     code = packed(columns)
     size = int(code.max(initial=-1)) + 1
     if size > SPARSE * len(code):
@@ -114,7 +114,7 @@ def grouped(columns: Sequence[Whole]) -> tuple[Whole, Whole]:
 def paired(
     actions: Actions, steps: Sequence[int], sends: Sends, receives: Receives
 ) -> tuple[Messages, int]:
-    """Messages with what is known of both ends, and how many belong to no action.
+    """Return messages with what is known of both ends, and how many belong to no action.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def paired(
 
 
 def _some_steps(step: Whole) -> Iterator[tuple[int, int]]:
-    """First step, and the one behind the last, of at least :data:`BLOCK` sorted rows at a time."""
+    """Yield ranges of steps with at least :data:`BLOCK` sorted rows each."""
     at = 0
     while at < len(step):
         behind = int(step[min(at + BLOCK, len(step)) - 1]) + 1
@@ -153,13 +153,13 @@ def _some_steps(step: Whole) -> Iterator[tuple[int, int]]:
 
 
 def _first_of(steps: Whole, step: int) -> int:
-    """The first row of a step, or of a later one."""
+    """Return the first row of a step, or of a later one."""
     # A number of another type would have all rows converted to that.
     return int(np.searchsorted(steps, steps.dtype.type(step)))
 
 
 def _between(rows: R, first: int, behind: int) -> R:
-    """Rows of these of sorted steps."""
+    """Return rows of these of sorted steps."""
     part = slice(_first_of(rows.step, first), _first_of(rows.step, behind))
     return type(rows)(**{name: column[part] for name, column in vars(rows).items()})
 
@@ -202,7 +202,7 @@ def _paired(actions: Actions, sends: Sends, receives: Receives) -> tuple[Message
 
 
 def _of_steps(rows: T, steps: Sequence[int]) -> T:
-    """Rows of these steps, in order of the indices of those, which they have in place of them."""
+    """Return rows of these steps, sorted, with the index of the step in place of its number."""
     numbers = np.array(steps, dtype=np.int32)
     rows = rows.take(np.isin(rows.step, numbers))
     index = np.searchsorted(numbers, rows.step).astype(np.int32)

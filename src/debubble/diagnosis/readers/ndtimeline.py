@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,9 +30,9 @@ from debubble.diagnosis.readers.chunks import (
     stage_of,
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
+from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
 from debubble.diagnosis.readers.messages import grouped
-from debubble.diagnosis.readers.pool import Workers
-from debubble.diagnosis.readers.scan import Scan, decode_all, events_of, number, whole
+from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "ndtimeline"
@@ -40,8 +41,8 @@ Whole = NDArray[np.integer[Any]]
 MICROSECONDS = 1e-6
 
 _WORDS = (
-    b"forward-compute", b"backward-compute", b"forward-send", b"forward-recv", b"backward-send",
-    b"backward-recv", b"gc",
+    "forward-compute", "backward-compute", "forward-send", "forward-recv", "backward-send",
+    "backward-recv", "gc",
 )  # fmt: skip
 NAMES = {name: place for place, name in enumerate(_WORDS)}
 """Numbers of the names of events."""
@@ -50,39 +51,11 @@ WORK = {0: Kind.F, 1: Kind.B}
 TRANSFERS = {2: Kind.SEND_F, 3: Kind.RECV_F, 4: Kind.SEND_B, 5: Kind.RECV_B}
 GC = 6
 
-_LETTERS = np.full(1 << 16, GC, np.int8)
-"""Names by their ninth and tenth letter, which are the same in no two."""
-for _word, _number in NAMES.items():
-    _LETTERS[int.from_bytes(_word[8:10], "big")] = _number
-
-WANTED = re.compile(rb'"name"\s*:\s*"(?:' + b"|".join(_WORDS) + rb')"')
-_NAME = b'"thread_name"'
-
-
-def _usual(comma: bytes, colon: bytes) -> re.Pattern[bytes]:
-    """An event as the writer has it, from its name to its microbatch.
-
-    That is several times as fast as JSON. Of an event written in another way it has the name alone.
-    """
-    texts = [rb'"cat":"[^"]*+"', rb'"pid":\d++', rb'"tid":\d++', rb'"ts":\d++\.\d++',
-             rb'"dur":\d++\.\d++', rb'"ph":"X"', rb'"args":\{"step":\d++', rb'"model_chunk":-?\d++',
-             rb'"mb_id":-?\d++']  # fmt: skip
-    rest = comma.join(text.replace(b'":', b'"' + colon) for text in texts)
-    names = b"|".join(_WORDS)
-    return re.compile(rb'"name"\s*:\s*"((?:' + names + rb')"(?:' + comma + rest + rb"[,}])?)")
-
-
-_USUAL = _usual(b",", b":"), _usual(b", ", b": ")
-
-MOST = np.array([1 << 31, 1 << 50, *4 * [np.inf], 1 << 31, 1 << 31, 1 << 31])[:, None]
-"""Least numbers that no usual event has: process, thread, start and its fraction, length and its
-fraction, step, chunk, microbatch."""
-
-MOST_DIGITS = 18
-_POWERS = 10.0 ** np.arange(MOST_DIGITS + 1)
+WANTED = re.compile(rb'"name"\s*:\s*"(?:' + "|".join((*_WORDS, "thread_name")).encode() + rb')"')
+MOST_THREAD = 1 << 50
+NO_THREAD = -MOST_THREAD
 
 _THREAD = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6}), ([\w-]{1,40})", re.ASCII)
-
 _COMPUTE = re.compile(rb"PP rank \d{1,6}, TP rank \d{1,6}, compute")
 
 NO_WORKER = "events of threads that are not called 'PP rank 0, TP rank 0, …'"
@@ -92,10 +65,30 @@ NO_TIME = "events without numbers as ts and dur"
 MORE_CALLS = "steps of a worker with another number of transfers than its actions need"
 
 
+class _Arguments(msgspec.Struct, gc=False):
+    """Arguments of an event; `name` is that of a thread."""
+
+    step: Any = None
+    model_chunk: Any = None
+    mb_id: Any = None
+    name: Any = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    """An event as written; times in microseconds."""
+
+    name: str = ""
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = None
+    args: _Arguments | None = None
+
+
 class _Events(NamedTuple):
     """Columns of events; times in seconds.
 
-    `name` indexes :data:`NAMES`; `worker` is where a thread has been read, and what that is.
+    `name` indexes :data:`NAMES`; `worker` is the number of a process and thread.
     """
 
     name: Whole
@@ -106,30 +99,29 @@ class _Events(NamedTuple):
     start: Times
     end: Times
 
-    @classmethod
-    def of(cls, columns: Sequence[Times], worker: Whole) -> _Events:
-        """From name, process, thread, start, length, step, chunk and microbatch."""
-        name, _, _, start, length, *numbers = columns
-        step, chunk, unit = (column.astype(np.int32) for column in numbers)
-        end = (start + length) * MICROSECONDS
-        return cls(name.astype(np.int8), worker, step, chunk, unit, start * MICROSECONDS, end)
-
     def taken(self, rows: NDArray[Any]) -> _Events:
-        """Some of the events."""
+        """Return some of the events."""
         return _Events(*(column[rows] for column in self))
 
+    @classmethod
+    def joined(cls, parts: Sequence[_Events]) -> _Events:
+        """Return the events of several."""
+        whole, times = np.zeros(0, np.int32), np.zeros(0)
+        none = cls(whole, whole, whole, whole, whole, times, times)
+        return cls(*map(np.concatenate, zip(none, *parts, strict=True)))
 
-_ByThread = tuple[list[tuple[int, int]], _Events]
-"""Processes and threads, and events of which `worker` tells which of those."""
+
+Named = tuple[int, int, int]
+"""Copy, rank and tensor-parallel rank of a worker."""
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its beginning."""
+    """Return whether a file begins like one of this format."""
     work = b'-compute"' in head and b'"mb_id"' in head
     return work or _COMPUTE.search(head) is not None
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read one file, or several with some of the workers each.
 
     Raises
@@ -137,7 +129,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
     FormatError
         When no event tells of an action.
     """
-    named, events = _read_files(files, left_out, workers)
+    named, events = _read_files(files, left_out)
     events = _first_tensor_ranks(named, events, left_out)
     if not len(events.name):
         raise FormatError(f"{where}: no thread is called 'PP rank 0, TP rank 0, compute'")
@@ -162,16 +154,15 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
     )  # fmt: skip
 
 
-def _read_files(
-    files: Sequence[Path], left_out: LeftOut, workers: Workers
-) -> tuple[Whole, _Events]:
-    """Copy, rank and tensor-parallel rank of all that work, and the events of those."""
-    named: list[tuple[int, int, int]] = []
+def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, _Events]:
+    """Return copy, rank and tensor-parallel rank of all workers, and their events."""
+    named: list[Named] = []
     found: list[_Events] = []
-    for path in files:
-        _read_file(path, named, found, left_out, workers)
-    found = found or [_Events.of(list(np.zeros((8, 0))), np.zeros(0, np.int32))]
-    events = _Events(*map(np.concatenate, zip(*found, strict=True)))
+    for _, (workers, events) in read_each(_read_file, files, left_out):
+        number = np.where(events.worker >= 0, events.worker + len(named), -1)
+        found.append(events._replace(worker=number))
+        named += workers
+    events = _Events.joined(found)
     known = events.worker >= 0
     if spare := len(known) - int(np.count_nonzero(known)):
         left_out[NO_WORKER] += spare
@@ -179,109 +170,74 @@ def _read_files(
     return np.array(named, np.int64).reshape(-1, 3), events
 
 
-def _read_file(
-    path: Path, named: list[tuple[int, int, int]], found: list[_Events], left_out: LeftOut,
-    workers: Workers,
-) -> None:  # fmt: skip
-    """Add the events of a file, and who works by its names; the worker of others is -1."""
-    # It runs ahead of what is counted here.
-    scan = Scan(path, LeftOut())
+def _read_file(path: Path, left_out: LeftOut) -> tuple[list[Named], _Events]:
+    """Return the workers of a file by the names of its threads, and its events.
+
+    The worker of an event is its place among these, −1 for a thread without such a name.
+    """
     threads: dict[tuple[int, int], re.Match[str]] = {}
-    names: dict[Any, int] = {}
+    names: dict[str, int] = {}
     places: dict[tuple[int, int], int] = {}
-    first = len(found)
-    for block, told in workers.each(_read_block, scan.blocks(), left_out):
-        pairs, events = told or _by_thread(_decoded(block, names, left_out))
-        place = np.array([places.setdefault(pair, len(places)) for pair in pairs], np.int32)
-        found.append(events._replace(worker=place[events.worker]))
-        if _NAME in block:
-            texts = [text for text in events_of(block) if _NAME in text]
-            for event in decode_all(texts, left_out):
-                process, thread = whole(event.get("pid")), _thread(event.get("tid"), names)
-                args = event.get("args")
-                match = _THREAD.match(str(args.get("name"))) if isinstance(args, dict) else None
-                if match and thread is not None:
-                    threads[process, thread] = match
+    found: list[_Events] = []
+    for block in EventFile(path, _Event, left_out, wanted=WANTED).blocks():
+        found.append(_columns(block, names, places, left_out))
+        for event in block:
+            if event.name == "thread_name" and event.args is not None:
+                match = _THREAD.match(str(event.args.name))
+                thread = _thread(event.tid, names)
+                if match and thread != NO_THREAD:
+                    threads[whole(event.pid), thread] = match
+    named: list[Named] = []
     number = np.full(len(places), -1, np.int32)
-    for (process, thread), place_of in places.items():
+    for (process, thread), place in places.items():
         if (match := threads.get((process, thread))) is not None:
-            number[place_of] = len(named)
+            number[place] = len(named)
             named.append((process, int(match[1]), int(match[2])))
-    found[first:] = [each._replace(worker=number[each.worker]) for each in found[first:]]
-    left_out.update(scan.left_out)
+    events = _Events.joined(found)
+    return named, events._replace(worker=number[events.worker])
 
 
-def _read_block(block: bytes, _: LeftOut) -> _ByThread | None:
-    """What a text of whole events tells; None where some are written in another way."""
-    columns = _columns(block)
-    return None if columns is None else _by_thread(columns)
+def _columns(
+    block: Sequence[_Event], names: dict[str, int], places: dict[tuple[int, int], int],
+    left_out: LeftOut,
+) -> _Events:  # fmt: skip
+    """Return the events of a block that are of use; `places` numbers processes and threads."""
+    rows = [(event, event.args) for event in block if event.name in NAMES and event.args]
+    events = [event for event, _ in rows]
+    process = wholes([event.pid for event in events])
+    thread = np.array([_thread(event.tid, names) for event in events], np.int64)
+    start, length = numbers([e.ts for e in events]), numbers([e.dur for e in events])
+    place, timed = (process >= 0) & (thread != NO_THREAD), ~np.isnan(start + length)
+    if untimed := int(np.count_nonzero(place & ~timed)):
+        left_out[NO_TIME] += untimed
+    sound = place & timed
+    process, thread = process[sound], thread[sound]
+    first, group = grouped([process, thread])
+    workers = zip(process[first].tolist(), thread[first].tolist(), strict=True)
+    number = np.array([places.setdefault(each, len(places)) for each in workers], np.int32)
+    columns = (
+        np.array([NAMES[event.name] for event in events], np.int32),
+        wholes([args.step for _, args in rows]),
+        wholes([args.model_chunk for _, args in rows]),
+        wholes([args.mb_id for _, args in rows]),
+    )
+    name, step, chunk, unit = (column[sound].astype(np.int32) for column in columns)
+    start, end = start[sound], (start + length)[sound]
+    return _Events(
+        name.astype(np.int8), number[group], step, chunk, unit, start * MICROSECONDS,
+        end * MICROSECONDS,
+    )  # fmt: skip
 
 
-def _by_thread(columns: Sequence[Times]) -> _ByThread:
-    rows, group = grouped([column.astype(np.int64) for column in columns[1:3]])
-    threads = (columns[place][rows].astype(int).tolist() for place in (1, 2))
-    return list(zip(*threads, strict=True)), _Events.of(columns, group.astype(np.int32))
-
-
-def _columns(block: bytes) -> Sequence[Times] | None:
-    """Columns of events as the writer has them; None where some are written in another way."""
-    for pattern in _USUAL:
-        texts = pattern.findall(block)
-        if not texts:
-            return list(np.zeros((8, 0)))
-        letters = np.frombuffer(b" " + b" ".join(texts), np.uint8)
-        values, digits = _numbers(letters)
-        if len(values) == len(MOST) * len(texts):
-            break
-    else:
-        return None
-    values, digits = values.reshape(-1, len(MOST)).T, digits.reshape(-1, len(MOST)).T
-    if (values >= MOST).any() or digits.max() > MOST_DIGITS:
-        return None
-    start, length = (values[at] + values[at + 1] / _POWERS[digits[at + 1]] for at in (2, 4))
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    begin = np.cumsum(lengths + 1) - lengths
-    names = _LETTERS[(letters[begin + 8].astype(int) << 8) + letters[begin + 9]]
-    return names, *values[:2], start, length, *values[6:]
-
-
-def _numbers(text: NDArray[np.uint8]) -> tuple[Times, Whole]:
-    """All whole numbers of a text that begins with none, and how many digits each has."""
-    digit = text - ord("0")
-    place = np.flatnonzero(digit < 10)
-    first = np.flatnonzero(np.diff(place, prepend=-1) > 1)
-    begin, lengths = place[first], np.diff(first, append=len(place))
-    power = np.repeat(begin + lengths - 1, lengths) - place
-    values = np.add.reduceat(digit[place] * _POWERS.take(power, mode="clip"), first)
-    return np.where(text[begin - 1] == ord("-"), -values, values), lengths
-
-
-def _decoded(block: bytes, names: dict[Any, int], left_out: LeftOut) -> Sequence[Times]:
-    """The same of events written in another way, one by one."""
-    rows = []
-    for event in decode_all([text for text in events_of(block) if WANTED.search(text)], left_out):
-        process, thread = whole(event.get("pid")), _thread(event.get("tid"), names)
-        name, args = NAMES.get(str(event.get("name")).encode()), event.get("args")
-        if process < 0 or thread is None or name is None or not isinstance(args, dict):
-            continue
-        start, length = number(event.get("ts")), number(event.get("dur"))
-        if start != start or length != length:
-            left_out[NO_TIME] += 1
-            continue
-        numbers = (whole(args.get(key)) for key in ("step", "model_chunk", "mb_id"))
-        rows.append((name, process, thread, start, length, *numbers))
-    return list(np.array(rows, dtype=np.float64).reshape(-1, 8).T)
-
-
-def _thread(value: Any, names: dict[Any, int]) -> int | None:
-    """A number for a thread, negative where it has a name; None for what is none."""
+def _thread(value: Any, names: dict[str, int]) -> int:
+    """Return a number for a thread, negative if it has a name; NO_THREAD for anything else."""
     if isinstance(value, str):
         return names.setdefault(value, -1 - len(names))
-    return value if type(value) is int and abs(value) < 1 << 50 else None
+    return value if type(value) is int and abs(value) < MOST_THREAD else NO_THREAD
 
 
 def _first_tensor_ranks(named: Whole, events: _Events, left_out: LeftOut) -> _Events:
-    """Events of the first tensor-parallel rank of each worker: all of them do the same."""
+    """Return events of the first tensor-parallel rank of each worker: all of them do the same."""
     here = np.unique(events.worker)
     first: dict[tuple[int, int], int] = {}
     for copy, rank, tensor in named[here].tolist():
@@ -295,7 +251,7 @@ def _first_tensor_ranks(named: Whole, events: _Events, left_out: LeftOut) -> _Ev
 
 
 def _works(events: _Events, left_out: LeftOut) -> Whole:
-    """The rows that are actions with all of their numbers."""
+    """Return the rows that are actions with all of their numbers."""
     works = np.flatnonzero(np.isin(events.name, list(WORK)))
     sound = np.minimum.reduce([events.step, events.chunk, events.unit])[works] >= 0
     if spare := len(works) - int(np.count_nonzero(sound)):
@@ -305,7 +261,7 @@ def _works(events: _Events, left_out: LeftOut) -> Whole:
 
 
 def _first_copy(named: Whole, events: _Events, works: Whole, ranks: int) -> Calls:
-    """Actions of the first copy that show whether chunks are placed in a V."""
+    """Return actions of the first copy that show whether chunks are placed in a V."""
     works = works[events.unit[works] == 0]
     copy, rank, _ = named[events.worker[works]].T
     works, rank = works[copy == 0], rank[copy == 0]
@@ -361,5 +317,4 @@ def _add(
             collected.many("receives", *key, start[which], start[which], end[which])
     gc = np.flatnonzero((events.name == GC) & (end > start))
     cause = PAUSES.index("garbage-collection")
-    for at in gc.tolist():
-        collected.pause(int(copy[at]), int(rank[at]), cause, float(start[at]), float(end[at]))
+    collected.many("pauses", copy[gc], rank[gc], cause, start[gc], end[gc])

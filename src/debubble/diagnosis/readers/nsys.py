@@ -32,7 +32,7 @@ from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
 from debubble.diagnosis.readers.messages import packed
-from debubble.diagnosis.readers.pool import Workers
+from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "nsys"
@@ -56,11 +56,11 @@ NO_KERNELS = "processes whose ranges launched no kernel"
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its beginning."""
+    """Return whether a file begins like one of this format."""
     return head.startswith(MAGIC)
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the reports of all ranks; one may have several processes.
 
     Raises
@@ -69,7 +69,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
         When no process has a rank, ranges called like actions, and kernels.
     """
     ranks: dict[int, _Rank] = {}
-    for _, found in workers.each(_read_file, files, left_out):
+    for _, found in read_each(_read_file, files, left_out):
         for each in found:
             ranks.setdefault(each.rank, each)
     if not ranks:
@@ -84,7 +84,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
 
 
 class _Rank(NamedTuple):
-    """What a process did; times in nanoseconds since `base`."""
+    """Actions of a process; times in nanoseconds since `base`."""
 
     rank: int
     base: int
@@ -94,7 +94,7 @@ class _Rank(NamedTuple):
 
     @classmethod
     def of(cls, trace: RankTrace) -> _Rank:
-        """What a trace tells."""
+        """Return the actions of a trace."""
         rows = [
             (step, *part, one.start, one.end, one.issued, one.busy)
             for step, (computed, _) in zip(
@@ -106,7 +106,7 @@ class _Rank(NamedTuple):
 
 
 def _read_file(path: Path, left_out: LeftOut) -> list[_Rank]:
-    """What the processes of a report did; of a damaged one, those before the damage."""
+    """Read the processes of a report; of a damaged one, those before the damage."""
     found = []
     try:
         for file in _processes(path, left_out):
@@ -122,7 +122,7 @@ def _read_file(path: Path, left_out: LeftOut) -> list[_Rank]:
 
 
 def _stride(ranks: Sequence[int]) -> int:
-    """How many ranks of the job lie between two of the pipeline.
+    """Return the distance in the job between two ranks of the pipeline.
 
     Ranges tell the rank in the job. With tensor or data parallelism every eighth or so is of one
     pipeline, and a folder has the reports of one.
@@ -171,7 +171,7 @@ def _observed(where: str, found: dict[int, _Rank], stride: int, left_out: LeftOu
 
 
 def _processes(path: Path, left_out: LeftOut) -> Iterator[KinetoFile]:
-    """What every process of a report did."""
+    """Yield the events of every process of a report."""
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     base = sqlite3.connect(uri, uri=True)
     base.text_factory = lambda text: text.decode("utf-8", "replace")
@@ -199,7 +199,7 @@ def _processes(path: Path, left_out: LeftOut) -> Iterator[KinetoFile]:
 def _ranges(
     base: sqlite3.Connection, path: Path, tables: set[str], left_out: LeftOut
 ) -> dict[int, KinetoFile]:
-    """Ranges by process: what is called like an action, and iterations, which tell the rank."""
+    """Return ranges by process: those called like actions, and iterations, which have the rank."""
     columns = _columns(base, NVTX)
     text = "e.text" if "text" in columns else "NULL"
     join = ""
@@ -235,7 +235,7 @@ def _ranges(
 
 @functools.lru_cache(maxsize=1 << 16)
 def _told(name: str) -> tuple[int, int] | str | None:
-    """What a range is: rank and number of an iteration, an action, or why it is left out."""
+    """Parse a name: rank and number of an iteration, an action, or why it is left out."""
     iteration = _ITERATION.fullmatch(name)
     if iteration is not None:
         return int(iteration[1]), int(iteration[2])
@@ -251,7 +251,7 @@ def _told(name: str) -> tuple[int, int] | str | None:
 
 
 def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
-    """Launches and kernels by process; names tell which are NCCL's."""
+    """Return launches and kernels by process; names tell which are NCCL's."""
     columns = _columns(base, KERNELS)
     name = "shortName" if "shortName" in columns else "demangledName"
     if not files:
@@ -272,7 +272,7 @@ def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
 
 
 def _names(base: sqlite3.Connection, column: str) -> str:
-    """Which names are those of NCCL's kernels, in SQL."""
+    """Return the conditions, in SQL, that tell NCCL's kernels by name."""
     found = base.execute(
         "SELECT id, instr(value, 'SendRecv') FROM StringIds "
         "WHERE typeof(value) = 'text' AND instr(value, 'nccl') AND typeof(id) = 'integer'"
@@ -315,14 +315,14 @@ class _Query(NamedTuple):
 
 
 def _are_fine(*columns: str) -> str:
-    """That columns hold whole numbers that fit, in SQL."""
+    """Return that columns hold whole numbers that fit, in SQL."""
     return " AND ".join(
         f"typeof({each}) = 'integer' AND {each} BETWEEN 0 AND {LATEST - 1}" for each in columns
     )
 
 
 def _session(base: sqlite3.Connection, tables: set[str]) -> tuple[int, str]:
-    """When times begin, in nanoseconds since 1970, and the host."""
+    """Return the zero of times, in nanoseconds since 1970, and the host."""
     zero, host = 0, ""
     began = "TARGET_INFO_SESSION_START_TIME"
     if began in tables and "utcEpochNs" in _columns(base, began):
@@ -341,5 +341,5 @@ def _columns(base: sqlite3.Connection, table: str) -> set[str]:
 
 
 def _are_times(*values: Any) -> bool:
-    """Whether all values are whole numbers that fit."""
+    """Return whether all values are whole numbers that fit."""
     return all(type(value) is int and 0 <= value < LATEST for value in values)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,12 +28,11 @@ from debubble.core.kinds import (
     Kind,
 )
 from debubble.diagnosis.observed import ALONE, Observed
-from debubble.diagnosis.readers.action_names import LIMIT, actions_named
+from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import NAN, Collected
-from debubble.diagnosis.readers.layouts import Layout, Number, decoded, in_order, layouts, numbered
+from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
 from debubble.diagnosis.readers.messages import Whole, grouped
-from debubble.diagnosis.readers.pool import Workers
-from debubble.diagnosis.readers.scan import FINITE, Scan, decode_all, events_of, number, whole
+from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.run_trace import GROUP
 from debubble.interchange.trace_events import PAIRED
@@ -48,45 +49,36 @@ NO_TIME = "events without numbers as pid, ts and dur"
 OPEN = "transfers without a beginning or an end"
 
 
-FEW = 16
-"""Events of a layout that are sooner read one by one."""
-
-LONGEST_NAMED = 7
-"""Digits of a number in the name of an action."""
-
 ACTION, BEGIN, END, OTHER = range(4)
-"""What an event is: an action, the beginning or end of a transfer, or of no use here."""
+"""Sorts of events: an action, the beginning or end of a transfer, or of no use here."""
 
 _AWAY = np.array([KINDS[kind].away if KINDS[kind].receives else 0 for kind in Kind])
 """Stages between the one in a transfer's name and the one that made what it moves."""
 
-MOST_PROCESS = 1 << 31
-TIMED = 3
-"""Columns of events that are times."""
-
-_DIGITS = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
-
 Times = NDArray[np.float64]
 
 
-class _Plan(NamedTuple):
-    """What events of one layout tell; of events that are read one by one, what they tell."""
+class _Arguments(msgspec.Struct, gc=False):
+    """Arguments of an event: when an action or a receive was waited for, in microseconds."""
 
-    sort: int
-    kind: int
-    named: tuple[int, ...]
-    """Stage, microbatch and slice."""
-    process: Any
-    thread: Any
-    times: tuple[Any, Any, Any]
-    """Beginning and length in microseconds, and when it was waited for."""
-    key: str
-    """The id with a mark in place of its number."""
-    number: int
+    waited: Any = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    """An event as written; times in microseconds."""
+
+    name: str = ""
+    ph: Any = None
+    pid: Any = None
+    tid: Any = None
+    id: Any = None
+    ts: Any = None
+    dur: Any = 0
+    args: _Arguments | None = None
 
 
 class _Events(NamedTuple):
-    """Columns of the events of a group; times in microseconds."""
+    """Columns of events; times in microseconds."""
 
     sort: Whole
     kind: Whole
@@ -96,24 +88,24 @@ class _Events(NamedTuple):
     slice: Whole
     thread: Whole
     key: Whole
-    number: Whole
+    """Number of the id of a transfer."""
     start: Times
     length: Times
     waited: Times
 
     def taken(self, rows: NDArray[Any]) -> _Events:
-        """Some of the events."""
+        """Return some of the events."""
         return _Events(*(column[rows] for column in self))
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its beginning."""
+    """Return whether a file begins like one of this format."""
     if b'"otherData"' in head and b'"schedule"' in head and b'"traceEvents"' in head:
         return True
     return _DRAWN.search(head) is not None and b'"cpu_op"' not in head
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read one file, or one for each step.
 
     Raises
@@ -125,7 +117,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
     hosts: tuple[str, ...] = ()
     ranks = 0
     at, acted = 0.0, False
-    told = workers.each(_read_file, files, left_out)
+    told = read_each(_read_file, files, left_out)
     for number_of_step, (_, (events, about)) in enumerate(told):
         if "time_unit" in about:
             left_out[SIMULATED] += 1
@@ -159,146 +151,57 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
 
 
 def _read_file(path: Path, left_out: LeftOut) -> tuple[_Events | None, Mapping[str, Any]]:
-    """The last group of a file, None where there is none; and what the file says of itself."""
-    scan = Scan(path, left_out)
-    events = _events(scan)
-    about = scan.about("otherData")
-    return events, about if isinstance(about, dict) else {}
-
-
-def _events(scan: Scan) -> _Events | None:
-    """The last group of a file; None where there is none."""
-    keys: dict[str, int] = {}
-    plans: dict[bytes, _Plan | None] = {}
-    found = []
-    for text in scan.blocks():
-        layouts_of, odd = layouts(text, events_of, few=FEW)
-        blocks: list[tuple[Any, ...]] = []
-        for layout in layouts_of:
-            if not _NAMED.search(numbered(layout.text)):
-                continue
-            try:
-                plan = plans[layout.text] = plans.get(layout.text) or _plan_of(layout.text)
-            except (ValueError, RecursionError):
-                odd += layout.at.tolist()
-                continue
-            if plan is not None:
-                blocks.append(_of_layout(layout, plan, keys))
-        if odd:
-            blocks.append(_one_by_one(scan, text, sorted(odd), keys))
-        if blocks:
-            found.append(in_order(blocks)[1:])
+    """Return the last group of a file, None if there is none; and its ``otherData``."""
+    file = EventFile(path, _Event, left_out, wanted=_NAMED)
+    keys: dict[Any, int] = {}
+    found = [columns for block in file.blocks() if (columns := _columns(block, keys)) is not None]
+    about = file.about("otherData")
+    about = about if isinstance(about, dict) else {}
     if not found:
-        return None
-    events = _Events(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+        return None, about
+    events = _Events(*map(np.concatenate, zip(*found, strict=True)))
     sound = (events.rank >= 0) & ~np.isnan(events.start)
     if wrong := len(sound) - int(np.count_nonzero(sound)):
-        scan.left_out[NO_TIME] += wrong
+        left_out[NO_TIME] += wrong
         events = events.taken(sound)
     group, rank = np.divmod(events.rank, GROUP)
     last = group == group.max(initial=0)
-    predicted = int(np.count_nonzero(~last & (events.sort == ACTION)))
-    if predicted:
-        scan.left_out[PREDICTED] += predicted
-    return events._replace(rank=rank).taken(last)
+    if predicted := int(np.count_nonzero(~last & (events.sort == ACTION))):
+        left_out[PREDICTED] += predicted
+    return events._replace(rank=rank).taken(last), about
 
 
-def _plan(event: Mapping[str, Any]) -> _Plan | None:
-    """What an event tells; None for one of no action.
+def _columns(block: Sequence[_Event], keys: dict[Any, int]) -> _Events | None:
+    """Return the events of a block whose names are those of actions; None if it has none.
 
-    Its numbers may be those of a layout, and then what is told are runs of that.
+    `keys` numbers the ids of transfers.
     """
-    named = actions_named(str(event.get("name"))[:200])
-    if len(named) != 1:
+    events = [event for event in block if event.name[:1].isdigit()]
+    named = [actions_named(event.name[:200]) for event in events]
+    events = [event for event, one in zip(events, named, strict=True) if len(one) == 1]
+    if not events:
         return None
-    kind, *numbers = named[0]
-    phase, args = event.get("ph"), event.get("args")
-    sort = OTHER
-    if phase == "X" and kind in COMPUTE_KINDS:
-        sort = ACTION
-    elif phase == "b" and kind in TRANSFER_KINDS:
-        sort = BEGIN
-    elif phase == "e":
-        sort = END
-    waited = args.get("waited") if isinstance(args, dict) else None
-    key, digits = "", 0
-    if sort in (BEGIN, END):
-        key, digits = _key(event.get("id"))
-    times = event.get("ts"), event.get("dur", 0), waited
-    return _Plan(sort, kind, tuple(numbers), event.get("pid"), event.get("tid"), times, key, digits)
+    actions = [one[0] for one in named if len(one) == 1]
+    kind, stage, microbatch, slice = np.array(list(chain(*actions)), np.int64).reshape(-1, 4).T
+    phases = np.array([_PHASES.get(str(event.ph), OTHER) for event in events])
+    sort = np.select(
+        [(phases == ACTION) & _IS_COMPUTE[kind], (phases == BEGIN) & _IS_TRANSFER[kind],
+         phases == END],
+        [ACTION, BEGIN, END], OTHER,
+    )  # fmt: skip
+    key = [keys.setdefault(str(event.id), len(keys)) for event in events]
+    waited = [event.args and event.args.waited for event in events]
+    return _Events(
+        sort, kind, wholes([event.pid for event in events]), stage, microbatch, slice,
+        wholes([event.tid for event in events]), np.array(key),
+        numbers([event.ts for event in events]), numbers([event.dur for event in events]),
+        numbers(waited),
+    )  # fmt: skip
 
 
-def _key(key: Any) -> tuple[str, int]:
-    """A transfer's id with a mark in place of its number, and that; all of it where it has none."""
-    if isinstance(key, Number):
-        if key.fraction or key.exponent:
-            raise ValueError("an id has a point")
-        return f"{key.sign}#", key.whole
-    text = str(key)
-    found = _DIGITS.findall(text)
-    if len(found) == 1:
-        return _DIGITS.sub("#", text), int(found[0])
-    return text, 0
-
-
-def _plan_of(text: bytes) -> _Plan | None:
-    """What events of a layout tell.
-
-    Raises
-    ------
-    ValueError
-        When they are no JSON, or have ids of several numbers.
-    """
-    event = decoded(b"{" + text + b"}")
-    plan = _plan(event)
-    if plan is not None and not plan.number and any(map(str.isdecimal, plan.key)):
-        raise ValueError("an id has several numbers")
-    return plan
-
-
-def _of_layout(layout: Layout, plan: _Plan, keys: dict[str, int]) -> tuple[Any, ...]:
-    """Places and columns of the events of a layout."""
-    rows = layout.rows
-    places = [each for each in (plan.process, plan.thread) if isinstance(each, Number)]
-    read = iter(rows.wholes(places).T)
-    process, thread = (
-        next(read) if isinstance(each, Number) else np.asarray(whole(each))
-        for each in (plan.process, plan.thread)
-    )
-    points = [each for each in plan.times if isinstance(each, Number)]
-    seen = iter(rows.numbers(points).T)
-    times = [next(seen) if isinstance(each, Number) else number(each) for each in plan.times]
-    times = [np.where(np.abs(each) < FINITE, each, NAN) for each in times]
-    named = rows.runs(plan.named, LONGEST_NAMED)
-    (digits,) = rows.runs([plan.number]).T
-    process = np.where(process < MOST_PROCESS, process, -1)
-    key = keys.setdefault(plan.key, len(keys))
-    at = layout.at
-    columns = plan.sort, plan.kind, process, *named.T, thread, key, digits, *times
-    keep = (named < LIMIT).all(axis=1)
-    if keep.all():
-        return at, *columns
-    return at[keep], *(column[keep] if np.ndim(column) else column for column in columns)
-
-
-def _one_by_one(
-    scan: Scan, text: bytes, places: Sequence[int], keys: dict[str, int]
-) -> tuple[Any, ...]:
-    """Places and columns of events of a text that are decoded each."""
-    texts = events_of(text)
-    places = [at for at in places if _NAMED.search(texts[at])]
-    rows = []
-    events = decode_all([texts[at] for at in places], scan.left_out)
-    for at, event in zip(places, events, strict=True):
-        plan = _plan(event)
-        if plan is not None:
-            key = keys.setdefault(plan.key, len(keys))
-            rows.append((
-                at, plan.sort, plan.kind, whole(plan.process), *plan.named, whole(plan.thread),
-                key, plan.number, *map(number, plan.times),
-            ))  # fmt: skip
-    columns = np.array(rows, np.float64).reshape(-1, 1 + len(_Events._fields)).T
-    return *columns[:-TIMED].astype(np.int64), *columns[-TIMED:]
+_PHASES = {"X": ACTION, "b": BEGIN, "e": END}
+_IS_COMPUTE = np.isin(list(Kind), COMPUTE_KINDS)
+_IS_TRANSFER = np.isin(list(Kind), TRANSFER_KINDS)
 
 
 def _add(collected: Collected, number_of_step: int, events: _Events, at: float) -> float:
@@ -335,12 +238,12 @@ def _add(collected: Collected, number_of_step: int, events: _Events, at: float) 
 
 
 def _transfers(events: _Events) -> tuple[_Events, Times]:
-    """Transfers that begin, and when they end; NaN where that is not told."""
+    """Return transfers that begin, and when they end; NaN if the trace has no end."""
     rows = np.flatnonzero((events.sort == BEGIN) | (events.sort == END))
     begins = events.sort[rows] == BEGIN
     if not begins.any():
         return events.taken(rows[:0]), np.zeros(0)
-    first, group = grouped([each[rows] for each in (events.rank, events.key, events.number)])
+    first, group = grouped([events.rank[rows], events.key[rows]])
     last, end = np.full(len(first), -1), np.full(len(first), np.nan)
     last[group[begins]] = rows[begins]
     end[group[~begins]] = events.start[rows[~begins]]
@@ -350,7 +253,7 @@ def _transfers(events: _Events) -> tuple[_Events, Times]:
 
 
 def _arrivals(actions: _Events, receives: _Events, end: Times) -> Times:
-    """When the input of each action was received; NaN where that is not told."""
+    """Return when the input of each action was received; NaN if the trace does not say."""
     if not len(end):
         return np.full(len(actions.rank), np.nan)
     columns = []
@@ -365,7 +268,7 @@ def _arrivals(actions: _Events, receives: _Events, end: Times) -> Times:
 
 
 def _pairs(actions: _Events, over: Times) -> Whole:
-    """The pair of every action in one: that of its first half.
+    """Return the pair of every action in one: that of its first half.
 
     The other halves stand on a thread of their own, and began a moment later where that was
     measured. They go with the action on the first thread that they share most of their time with.

@@ -1,60 +1,51 @@
-"""Large traces are read in several processes, with what one process would find.
+"""Read the files of a large trace in several processes, each of them a share of the files.
 
-How it works: a reader cuts its work into tasks, such as the files of ranks or pieces of a file, and
-gives them to :meth:`Workers.each` with a function that does one. That hands them out to processes
-and yields what they return, in order of the tasks. Few bytes, or a single task, it does itself, and
-everything where others keep the processors busy.
+A reader calls :func:`read_each` with a function that reads one file. For few bytes or a single
+file, and where others keep the processors busy, everything is read in this process. Otherwise new
+Python processes (``python -m debubble.diagnosis.readers.pool``) read a share each while this one
+reads its own. They are started, not forked, so that threads do no harm; and unlike those of
+:mod:`multiprocessing` they never import the program's ``__main__``, which need not have a guard.
 
-The processes are Python's own (``python -m debubble.diagnosis.readers.worker``) and talk through
-pipes. Nothing is forked, so that threads do no harm, and no module of the user's is imported. A
-thread for each waits for its replies. One that dies, for instance for want of memory, or raises
-anything, has not happened: this process does that task itself, and after a death all that follow.
-All are ended when the reading is; if this process is killed, they find their pipes closed.
-
-Memory: so many tasks and replies are on their way at a time as there are processes, and
-:data:`AHEAD` more.
+Tasks and results travel in temporary files. A process that dies or raises has not happened: this
+one reads its files itself. All are killed when the reading ends, by whatever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import pickle
+import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from itertools import chain, islice
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.readers.stream import LeftOut
-from debubble.diagnosis.readers.worker import GREETING, receive, send
 
 A = TypeVar("A")
 R = TypeVar("R")
 
 FEWEST_BYTES = 100_000_000
-"""Bytes of files from which on processes save more time than it takes to start them."""
+"""Bytes of files from which on several processes save more time than it takes to start them."""
 
 PACKED = 8
-"""Times of its packed bytes that a trace has."""
+"""Unpacked bytes to one of a compressed trace, about."""
 
 MOST = 8
-"""Processes at most: more would wait for this one, which puts together what they find."""
-
-AHEAD = 2
-"""Tasks that are handed out while all processes are busy."""
+"""Processes at most: more would wait for this one, which puts their results together."""
 
 PATIENCE = 0.1
-"""Seconds after which it is asked whether anybody still wants the trace."""
+"""Seconds between two checks whether the reading is cancelled."""
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "process_cpu_count"):
         return int(os.process_cpu_count() or 1)
     if hasattr(os, "sched_getaffinity"):
@@ -62,161 +53,129 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def workers_for(files: Sequence[Path]) -> Workers:
-    """As many workers as reading these files is worth."""
+def processes_for(files: Sequence[Path]) -> int:
+    """Return the number of processes that reading these files is worth, this one included."""
     size = 0
     for path in files:
         with suppress(OSError):
             size += path.stat().st_size * (PACKED if path.suffix == ".gz" else 1)
-    # Where a program has Python inside, its name is that of the program.
+    # In a program with an embedded Python, sys.executable is that program.
     is_python = "python" in Path(sys.executable or "").name.lower()
-    several = size >= FEWEST_BYTES and is_python and not getattr(sys, "frozen", False)
-    count = min(_idle_processors(), MOST) if several else 1
-    return Workers(count if count > 1 else 0)
-
-
-def _idle_processors() -> int:
-    """How many processors this process may use that others leave alone, if only in part."""
+    if size < FEWEST_BYTES or not is_python or getattr(sys, "frozen", False):
+        return 1
     busy = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
-    return math.ceil(processors() * max(1 - busy, 0.0))
+    idle = math.ceil(processors() * max(1 - busy, 0.0))
+    return max(min(idle, MOST, len(files)), 1)
 
 
-class Workers:
-    """Processes that do tasks while a ``with`` is open; they start when there are two.
+def read_each(
+    read: Callable[[A, LeftOut], R],
+    tasks: Sequence[A],
+    left_out: LeftOut,
+    files: Sequence[Path] | None = None,
+) -> Iterator[tuple[A, R]]:
+    """Yield the tasks in their order with what `read` returns for each.
 
     Parameters
     ----------
-    count
-        How many; 0 to do everything in this process.
+    read
+        A function of a module; it changes nothing but the counts that it is given.
+    tasks
+        Files, or whatever `read` takes.
+    left_out
+        Where the counts of each task are added when it is yielded.
+    files
+        The files that all tasks read; the tasks themselves by default.
     """
-
-    def __init__(self, count: int = 0) -> None:
-        self._count = count
-        self._started: list[_Worker] = []
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._threads = ThreadPoolExecutor(max(count, 1))
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._count = 0
-        for worker in self._started:
-            worker.process.kill()
-        # Threads that wait for a reply now find that there comes none.
-        self._threads.shutdown(cancel_futures=True)
-        for worker in self._started:
-            worker.close()
-
-    def each(
-        self, do: Callable[[A, LeftOut], R], tasks: Iterable[A], left_out: LeftOut
-    ) -> Iterator[tuple[A, R]]:
-        """The tasks in their order, and what a function returns for each.
-
-        Parameters
-        ----------
-        do
-            A function of a module. It changes nothing but the counts that it is given.
-        tasks
-            They are made as they are needed, which is before those before them are done.
-        left_out
-            Where what the function counts is added, task by task.
-        """
-        tasks = iter(tasks)
-        first = list(islice(tasks, 2))
-        tasks = chain(first, tasks)
-        if len(first) > 1 and self._count and not self._started:
-            self._start()
-        waiting: deque[tuple[A, Future[tuple[R, LeftOut] | None]]] = deque()
-        while len(first) > 1:
-            room = self._count + AHEAD - len(waiting) if self._count else 0
-            for task in islice(tasks, max(room, 0)):
-                waiting.append((task, self._handed_out(do, task)))
-            if not waiting:
-                break
-            task, future = waiting.popleft()
-            reply = _result(future)
-            if reply is None:
-                yield task, do(task, left_out)
-            else:
-                left_out.update(reply[1])
-                yield task, reply[0]
-        for task in tasks:
+    count = processes_for(files if files is not None else [Path(str(task)) for task in tasks])
+    count = min(count, len(tasks))
+    with ExitStack() as stack:
+        others = [
+            stack.enter_context(_Process(read, tasks[first::count])) for first in range(1, count)
+        ]
+        # While this process reads its share, the others read theirs.
+        mine = [_attempt(read, task) for task in tasks[::count]] if others else []
+        shares = [mine, *(other.results() for other in others)]
+    for at, task in enumerate(tasks):
+        share = shares[at % max(count, 1)]
+        found = share[at // count] if share else None
+        if found is None:
             check_cancelled()
-            yield task, do(task, left_out)
-
-    def _handed_out(
-        self, do: Callable[[A, LeftOut], R], task: A
-    ) -> Future[tuple[R, LeftOut] | None]:
-        """What is to come of a task."""
-        try:
-            return self._threads.submit(self._ask, do, task)
-        except RuntimeError:
-            # There may be no more threads, and there are none once the main one is over.
-            self._count = 0
-            nothing: Future[tuple[R, LeftOut] | None] = Future()
-            nothing.set_result(None)
-            return nothing
-
-    def _start(self) -> None:
-        try:
-            for _ in range(self._count):
-                self._started.append(_Worker())
-                self._idle.put(self._started[-1])
-        except OSError:
-            self._count = 0
-
-    def _ask(self, do: Callable[[A, LeftOut], R], task: A) -> tuple[R, LeftOut] | None:
-        """What a worker finds; None where this process has to do it."""
-        worker = self._idle.get()
-        try:
-            reply: tuple[R, LeftOut] | None = worker.ask((do, task))
-        except Exception:
-            # Of one that died in the middle of a reply the rest must not be taken for the next.
-            worker.process.kill()
-            self._count = 0
-            return None
-        finally:
-            self._idle.put(worker)
-        return reply
+            yield task, read(task, left_out)
+        else:
+            left_out.update(found[1])
+            yield task, found[0]
 
 
-class _Worker:
-    """A process that does tasks."""
+def _attempt(read: Callable[[A, LeftOut], R], task: A) -> tuple[R, LeftOut] | None:
+    """Return what a task gives and counts; None where it raises, which it will do again."""
+    check_cancelled()
+    counts = LeftOut()
+    try:
+        return read(task, counts), counts
+    except Exception:
+        return None
 
-    def __init__(self) -> None:
+
+class _Process:
+    """A process that reads a share of the tasks while a ``with`` is open."""
+
+    def __init__(self, read: Callable[[A, LeftOut], R], tasks: Sequence[A]) -> None:
+        self._files = ExitStack()
+        self._work = (read, tasks)
+        self._replies: IO[bytes]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> _Process:
         # It imports what this process would, and nothing from the folder that it is in.
         path = os.pathsep.join(os.path.abspath(each) for each in sys.path if each)
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "debubble.diagnosis.readers.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )  # fmt: skip
-        assert self.process.stdin is not None, "it is a pipe"
-        assert self.process.stdout is not None, "it is a pipe"
-        self._questions, self._replies = self.process.stdin, self.process.stdout
-        self._greeted = False
+        environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+        with suppress(OSError):
+            questions = self._files.enter_context(tempfile.TemporaryFile())
+            self._replies = self._files.enter_context(tempfile.TemporaryFile())
+            pickle.dump(self._work, questions)
+            questions.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__],
+                stdin=questions, stdout=self._replies, stderr=subprocess.DEVNULL, env=environment,
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            )  # fmt: skip
+        return self
 
-    def ask(self, question: Any) -> Any:
-        """The reply to a question."""
-        if not self._greeted and self._replies.read(len(GREETING)) != GREETING:
-            raise EOFError
-        self._greeted = True
-        send(self._questions, question)
-        return receive(self._replies)
+    def results(self) -> list[tuple[Any, LeftOut] | None]:
+        """Wait for the results; None for each task that was not done, empty if none was."""
+        if self._process is None:
+            return []
+        while True:
+            check_cancelled()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE)
+                break
+        self._replies.seek(0)
+        try:
+            found: list[tuple[Any, LeftOut] | None] = pickle.load(self._replies)
+        except (pickle.UnpicklingError, EOFError, ValueError):
+            # It died, or is no Python that has debubble.
+            return []
+        return found
 
-    def close(self) -> None:
-        """Leave nothing of a process that was killed."""
-        self.process.wait()
-        for pipe in (self._questions, self._replies):
-            with suppress(OSError):
-                pipe.close()
+    def __exit__(self, *raised: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._files.close()
 
 
-def _result(future: Future[R]) -> R:
-    """What comes of a future, unless meanwhile nobody wants it any more."""
-    while True:
-        check_cancelled()
-        with suppress(TimeoutError):
-            return future.result(PATIENCE)
+def work() -> None:
+    """Do the tasks from standard input and write their results to standard output."""
+    # Ctrl-C means the process that started this one, which kills it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What anything prints must not get among the results.
+    with contextlib.redirect_stdout(sys.stderr):
+        read, tasks = pickle.load(sys.stdin.buffer)
+        found = [_attempt(read, task) for task in tasks]
+    pickle.dump(found, sys.__stdout__.buffer, protocol=5)  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    work()

@@ -1,4 +1,4 @@
-"""Primus's ``--dump_pp_data``: ``pp_rank_0.json`` …, and ``config.json`` beside them.
+"""Primus's ``--dump_pp_data``: ``pp_rank_0.json`` …, and ``config.json`` next to them.
 
 A file has, for every iteration, starts and ends of forwards, backwards and backwards for weights
 in milliseconds from when that rank began the iteration: every rank has its own zero. Only
@@ -8,7 +8,6 @@ schedules; there the k-th call counts.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,40 +28,35 @@ from debubble.diagnosis.readers.chunks import (
     stage_of,
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
-from debubble.diagnosis.readers.layouts import Layout, Number, decoded, layouts
 from debubble.diagnosis.readers.messages import packed
-from debubble.diagnosis.readers.pool import Workers
-from debubble.diagnosis.readers.stream import LeftOut, as_object, blocks, whole
+from debubble.diagnosis.readers.pool import read_each
+from debubble.diagnosis.readers.stream import LeftOut, as_object, whole
 from debubble.interchange.text import shown
 
 NAME = "primus"
 MAX_BYTES = 1 << 28
 MILLISECONDS = 1e-3
 
-BLOCK = 1 << 19
-"""Bytes of iterations that are read at a time."""
-
-NO_ITERATION = b"-"
-
+CONFIG = "config.json"
 MOST_CHUNKS = 64
-MOST_STEP = 10**8
+MOST_DIGITS = 9
+"""Least digits that no number of an iteration has."""
+
 LATEST = 1 << 62
-UNNUMBERED = -1
+UNNUMBERED, NO_CALL = -1, -2
+"""Chunks of a call that the file does not number, and of one with a negative number."""
+
 
 _FILE = re.compile(r"pp_rank_(\d{1,6})\.json(\.gz)?", re.ASCII)
-_BEGIN = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"')
-_BETWEEN = re.compile(rb'\}[ \t\r\n]*,[ \t\r\n]*"')
-_END = re.compile(rb"\}[ \t\r\n]*\}[ \t\r\n]*\Z")
 KINDS = {"fwd": Kind.F, "bwd": Kind.B, "wgrad": Kind.W}
 
 NO_STEP = "iterations without lists of starts and ends of the same length"
 
 
 class _Run(NamedTuple):
-    """What one rank's file tells; times in milliseconds from the beginning of the iteration."""
+    """Iterations in one rank's file; times in milliseconds from the beginning of each."""
 
-    parts: Sequence[Calls]
-    """The calls of some iterations each."""
+    calls: Calls
     longest: Mapping[int, float]
     """How long every iteration took at least."""
     named: bool = True
@@ -72,11 +66,11 @@ class _Run(NamedTuple):
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its beginning."""
+    """Return whether a file begins like one of this format."""
     return b'"fwd_start"' in head or (b'"pp_size"' in head and b'"num_mbs"' in head)
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the files of all ranks.
 
     Raises
@@ -86,9 +80,9 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
     """
     config: Mapping[str, Any] = {}
     runs: dict[int, _Run] = {}
-    for path, (run, other) in workers.each(_read_file, files, left_out):
+    for path, (run, other) in read_each(_read_file, files, left_out):
         name = _FILE.fullmatch(path.name)
-        if path.name == "config.json":
+        if path.name == CONFIG:
             config = other
         elif name is None:
             left_out["files without a rank in their name, as pp_rank_0.json has it"] += 1
@@ -105,17 +99,14 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
 
 
 def _read_file(path: Path, left_out: LeftOut) -> tuple[_Run | None, Mapping[str, Any]]:
-    """What a rank's file tells, None for nothing; and the object of another file."""
-    is_ranks = _FILE.fullmatch(path.name) is not None
-    found = _by_layout(path) if is_ranks else None
-    data = {} if found else as_object(whole(path, MAX_BYTES, left_out), left_out)
-    if is_ranks and data:
-        found = _one_by_one(data)
-    return found, data
+    """Return the run of a rank's file, None for another or an empty one; and its object."""
+    data = as_object(whole(path, MAX_BYTES, left_out), left_out)
+    is_ranks = data and _FILE.fullmatch(path.name) is not None
+    return _run(data) if is_ranks else None, data if path.name == CONFIG else {}
 
 
 def _together(runs: Mapping[int, _Run], ranks: int, chunks: int) -> Iterator[Calls]:
-    """The calls of all ranks, with iterations laid one behind the other."""
+    """Yield the calls of all ranks, with iterations laid one after the other."""
     longest: dict[int, float] = {}
     for run in runs.values():
         for step, length in run.longest.items():
@@ -123,17 +114,15 @@ def _together(runs: Mapping[int, _Run], ranks: int, chunks: int) -> Iterator[Cal
     steps = np.array(sorted(longest))
     zeros = np.cumsum([0.0, *(longest[step] for step in steps.tolist())])
     for rank, run in runs.items():
-        for part in run.parts:
-            calls = _numbered(part, ranks, chunks)
-            zero = zeros[np.searchsorted(steps, calls.step)]
-            yield calls._replace(
-                rank=np.full(len(zero), rank, np.int32), start=zero + calls.start,
-                end=zero + calls.end,
-            )  # fmt: skip
+        calls = _numbered(run.calls, ranks, chunks)
+        zero = zeros[np.searchsorted(steps, calls.step)]
+        yield calls._replace(
+            rank=np.full(len(zero), rank), start=zero + calls.start, end=zero + calls.end
+        )
 
 
 def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
-    """Calls with chunks and microbatches also where the file does not number them."""
+    """Return calls with chunks and microbatches also where the file does not number them."""
     without = calls.chunk == UNNUMBERED
     if not without.any():
         return calls
@@ -178,7 +167,7 @@ def _observed(
 
 
 def _kinds(calls: Calls) -> Whole:
-    """Kinds of calls: a backward of which there is one for weights, too, is one for the input."""
+    """Return kinds of calls: a backward with one for weights, too, is one for the input."""
     if not (calls.kind == Kind.W).any():
         return calls.kind
     action = packed([calls.step, calls.rank, calls.chunk, calls.microbatch])
@@ -187,7 +176,7 @@ def _kinds(calls: Calls) -> Whole:
 
 
 def _pairs(calls: Calls) -> Whole | int:
-    """The pair of every call: forward and backward that ran together have one interval."""
+    """Return the pair of every call: forward and backward that ran together have one interval."""
     starts = np.sort(calls.start)
     if not (starts[1:] == starts[:-1]).any():
         return ALONE
@@ -207,186 +196,86 @@ def _pairs(calls: Calls) -> Whole | int:
     return pair
 
 
-def _by_layout(path: Path) -> _Run | None:
-    """What a file tells that is written as Primus does it; None for others."""
-    parts: list[Calls] = []
+def _run(data: Mapping[str, Any]) -> _Run:
+    """Return the iterations of a file."""
+    lists = {name: _Lists() for name in KINDS}
+    steps: list[int] = []
     longest: dict[int, float] = {}
-    size = iterations = without = 0
-    named = True
-    for text in _texts(path):
-        size += len(text)
-        found, odd = layouts(text, _BETWEEN.split)
-        if odd or size > MAX_BYTES:
-            return None
-        for layout in found:
-            plan = _plan(layout.text)
-            part = plan and _columns(layout, plan)
-            if not plan or not part:
-                return None
-            calls, lengths = part
-            parts.append(calls)
-            longest |= lengths
-            iterations += len(layout.at)
-            named &= plan.named
-            without += 0 if plan.starts else len(layout.at)
-    if len(longest) < iterations:
-        return None
-    return _Run(parts, longest, named, without)
-
-
-def _texts(path: Path) -> Iterator[bytes]:
-    """A file as texts of whole iterations without the braces around them.
-
-    Of a file that is not one object of such there is something that is no iteration.
-    """
-    before: bytes | None = None
-    for text in blocks(path, LeftOut(), _BETWEEN, BLOCK):
-        if before is not None:
-            yield before
-            before = text
-            continue
-        begin = _BEGIN.match(text)
-        before = text[begin.end() :] if begin else NO_ITERATION
-    end = _END.search(before or b"")
-    yield before[: end.start()] if before and end else NO_ITERATION
-
-
-class _Plan(NamedTuple):
-    """Where iterations of one layout have their numbers, call by call."""
-
-    step: int
-    total: tuple[Number, ...]
-    kinds: tuple[int, ...]
-    starts: tuple[Number, ...]
-    ends: tuple[Number, ...]
-    numbers: tuple[tuple[Number, Number] | None, ...]
-    """Chunk and microbatch of every call, as far as the file numbers it."""
-    places: tuple[int, ...]
-    """Which of its kind every call is."""
-
-    @property
-    def named(self) -> bool:
-        """Whether all calls are numbered."""
-        return None not in self.numbers
-
-
-@functools.lru_cache(maxsize=256)
-def _plan(text: bytes) -> _Plan | None:
-    """What an iteration's layout tells; None where it is another than Primus writes."""
-    try:
-        ((key, one),) = decoded(b'{"' + text + b"}}").items()
-    except (ValueError, RecursionError):
-        return None
-    total = one.get("total")
-    lists = {
-        name: [_list(one.get(f"{name}_{key}")) for key in ("start", "end", "minibatch", "chunk")]
-        for name in KINDS
-    }
-    usual = (
-        key == "1"
-        and isinstance(total, Number | None)
-        and all(isinstance(each, Number) for four in lists.values() for found in four
-                for each in found)
-        and all(len(starts) == len(ends) for starts, ends, *_ in lists.values())
-    )  # fmt: skip
-    if not usual:
-        return None
-    rows: list[tuple[int, Number, Number, tuple[Number, Number] | None, int]] = []
-    for name, (starts, ends, units, parts) in lists.items():
-        given = len(units) == len(parts) == len(starts)
-        numbers = list(zip(parts, units, strict=True)) if given else [None] * len(starts)
-        for place, times in enumerate(zip(starts, ends, strict=True)):
-            rows.append((KINDS[name], *times, numbers[place], place))
-    columns = tuple(zip(*rows, strict=True)) or ((),) * 5
-    return _Plan(1, () if total is None else (total,), *columns)
-
-
-def _columns(layout: Layout, plan: _Plan) -> tuple[Calls, dict[int, float]] | None:
-    """Calls of iterations, and how long these took; None for numbers that Primus does not write."""
-    rows, count = layout.rows, len(plan.starts)
-    step = rows.runs([plan.step])
-    times = rows.numbers([*plan.starts, *plan.ends, *plan.total])
-    numbered = [each for each in plan.numbers if each is not None]
-    numbers = rows.wholes([each for two in zip(*numbered, strict=True) for each in two])
-    chunk, microbatch = np.split(numbers, 2, axis=1)
-    if step.max() >= MOST_STEP or numbers.min(initial=0) < 0:
-        return None
-    if chunk.max(initial=0) >= MOST_CHUNKS:
-        return None
-    small = numbers.max(initial=0) < 1 << 31
-    every = np.full((2, len(rows), count), UNNUMBERED, np.int32 if small else np.int64)
-    every[1] = plan.places
-    every[:, :, [each is not None for each in plan.numbers]] = chunk, microbatch
-    shape = len(rows), count
-    starts, ends = times[:, :count], times[:, count : 2 * count]
-    kind = np.array(plan.kinds, np.int32)
-    columns = step.astype(np.int32), UNNUMBERED, kind, *every, starts, ends
-    longest = times[:, count:].max(axis=1, initial=0.0)
-    return (
-        Calls(*(np.broadcast_to(column, shape).ravel() for column in columns)),
-        dict(zip(step[:, 0].tolist(), longest.tolist(), strict=True)),
-    )
-
-
-def _one_by_one(data: Mapping[str, Any]) -> _Run:
-    """What a file tells that is written in another way."""
-    rows: list[tuple[Any, ...]] = []
-    longest: dict[int, float] = {}
-    named, without = True, 0
-    for step, one in _iterations(data):
-        found = list(_calls(one))
-        named &= all(chunk != UNNUMBERED for _, chunk, *_ in found)
-        without += not found
-        rows += [(step, UNNUMBERED, *call) for call in found]
-        ends = [max(_numbers(one.get(f"{name}_end")), default=0.0) for name in KINDS]
-        ends += _numbers([one.get("total")])
-        longest[step] = max(longest.get(step, 0.0), *ends)
-    columns = list(zip(*rows, strict=True)) or [()] * len(Calls._fields)
-    numbers = [np.array(each, np.int64) for each in columns[:5]]
-    start, end = (np.array(each, np.float64) for each in columns[5:])
-    calls = Calls._make([*numbers, start, end])
-    return _Run([calls], longest, named, without)
-
-
-def _calls(one: Mapping[str, Any]) -> Iterator[tuple[Kind, int, int, float, float]]:
-    """Kind, chunk, microbatch, start and end of every call.
-
-    Of those that the file does not number it is UNNUMBERED, and which of its kind it is.
-    """
-    lists = {
-        name: [_numbers(one.get(f"{name}_{edge}")) for edge in ("start", "end")] for name in KINDS
-    }
-    if any(len(starts) != len(ends) for starts, ends in lists.values()):
-        return
-    for name, kind in KINDS.items():
-        starts, ends = lists[name]
-        units, parts = (_list(one.get(f"{name}_{key}")) for key in ("minibatch", "chunk"))
-        given = len(units) == len(parts) == len(starts)
-        for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            given = (
-                given and type(units[k]) is int and type(parts[k]) is int
-                and parts[k] < MOST_CHUNKS
-            )  # fmt: skip
-            chunk, microbatch = (parts[k], min(units[k], LATEST)) if given else (UNNUMBERED, k)
-            if not given or min(chunk, microbatch) >= 0:
-                yield kind, chunk, microbatch, start, end
-
-
-def _iterations(data: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    without = 0
     for key, one in data.items():
-        if key.isdecimal() and len(key) < 9 and isinstance(one, dict):
-            yield int(key), one
+        if not (key.isdecimal() and len(key) < MOST_DIGITS and isinstance(one, dict)):
+            continue
+        step = int(key)
+        steps.append(step)
+        times = {
+            name: [_numbers(one.get(f"{name}_{edge}")) for edge in ("start", "end")]
+            for name in KINDS
+        }
+        sound = all(len(starts) == len(ends) for starts, ends in times.values())
+        for name, (starts, ends) in times.items():
+            numbered = (one.get(f"{name}_chunk"), one.get(f"{name}_minibatch")) if sound else ()
+            lists[name].add(starts if sound else [], ends if sound else [], *numbered)
+        without += not sound or not any(starts for starts, _ in times.values())
+        last = [max(ends, default=0.0) for _, ends in times.values()]
+        longest[step] = max(longest.get(step, 0.0), *last, *_numbers([one.get("total")]))
+    parts = [lists[name].calls(steps, kind) for name, kind in KINDS.items()]
+    calls = Calls(*map(np.concatenate, zip(*parts, strict=True)))
+    return _Run(calls, longest, not (calls.chunk == UNNUMBERED).any(), without)
 
 
-def _list(values: Any) -> list[Any]:
-    return values if isinstance(values, list) else []
+class _Lists:
+    """The calls of one kind in all iterations of a file."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+        self._chunks: list[int] = []
+        self._units: list[int] = []
+
+    def add(
+        self, starts: Sequence[float], ends: Sequence[float], chunks: Any = None, units: Any = None
+    ) -> None:
+        """Add an iteration; a call is numbered if all calls of its kind are."""
+        count = len(starts)
+        self._counts.append(count)
+        self._starts += starts
+        self._ends += ends
+        both = [each if isinstance(each, list) and len(each) == count else [] for each in
+                (chunks, units)]  # fmt: skip
+        are_whole = all(both) and {type(one) for each in both for one in each} == {int}
+        if are_whole and max(both[0]) < MOST_CHUNKS:
+            chunks, units = both
+            if min(map(min, both)) < 0:
+                pairs = zip(chunks, units, strict=True)
+                chunks = [chunk if min(chunk, unit) >= 0 else NO_CALL for chunk, unit in pairs]
+            self._chunks += chunks
+            self._units += units
+        else:
+            self._chunks += [UNNUMBERED] * count
+            self._units += range(count)
+
+    def calls(self, steps: Sequence[int], kind: Kind) -> Calls:
+        """Return the calls."""
+        step = np.repeat(np.array(steps, np.int64), self._counts)
+        try:
+            unit = np.array(self._units, np.int64)
+        except OverflowError:
+            unit = np.array([max(min(unit, LATEST), 0) for unit in self._units], np.int64)
+        start, end = np.array(self._starts, np.float64), np.array(self._ends, np.float64)
+        rank = np.full(len(step), UNNUMBERED)
+        kinds = np.full(len(step), int(kind))
+        chunk = np.array(self._chunks, np.int64)
+        calls = Calls(step, rank, kinds, chunk, unit, start, end)
+        return calls.taken(chunk != NO_CALL) if NO_CALL in self._chunks else calls
 
 
 def _numbers(values: Any) -> list[float]:
-    if not isinstance(values, list) or not all(type(v) in (int, float) for v in values):
+    """Return a list of numbers; empty for anything else."""
+    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
         return []
     try:
-        return [float(value) for value in values]
+        return list(map(float, values))
     except OverflowError:
         return []
 

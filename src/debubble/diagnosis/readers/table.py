@@ -1,4 +1,4 @@
-"""A plain table: CSV with one action a line, for whatever writes no format that is known here.
+"""A plain table: CSV with one action a line, for writers of no other known format.
 
 Columns, in any order; the first line names them:
 
@@ -23,89 +23,85 @@ when somebody began to wait for it and ends when it was there. A line whose acti
 from __future__ import annotations
 
 import csv
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from decimal import Decimal
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
-from debubble.diagnosis.observed import Observed
+from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, KINDS, Kind
+from debubble.core.units import read_number
+from debubble.diagnosis.cancellation import check_cancelled
+from debubble.diagnosis.observed import ALONE, PAUSES, Observed
+from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import Collected
-from debubble.diagnosis.readers.pool import Workers
-from debubble.diagnosis.readers.stream import LeftOut, lines
-from debubble.diagnosis.readers.table_lines import (
-    TIMES,
-    Batch,
-    Lines,
-    Piece,
-    lines_of,
-    read_lines,
-    records,
-)
+from debubble.diagnosis.readers.csv_cells import Cells, cells_of, lines_of
+from debubble.diagnosis.readers.messages import packed, some_of_each
+from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.text import shown
 
 NAME = "table"
 UNITS = {"": 1.0, "_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
+PLACE = ("step", "copy", "rank")
+TIMES = ("start", "end", "waited", "issued", "busy")
 REQUIRED = ("rank", "action", "start", "end")
 OPTIONAL = ("step", "copy", "waited", "issued", "busy", "host")
 
 _UNIT = re.compile(f"({'|'.join(TIMES)})(_m?s|_us|_ns)?")
+_WHOLE = re.compile(r"\d{1,9}", re.ASCII)
+MOST_NAMES = 1 << 16
+"""Names that are kept; with more than that all are looked up again."""
 
-BATCH = 10_000
-"""Rows that are read at a time where they are not lines."""
+FINE = 10**9
+"""Parts of a unit of time of which most numbers are multiples."""
+
+EXACT = 1 << 50
+"""Parts up to which a float times :data:`FINE` rounds to the multiple that is written."""
+
+SHORT = 16
+"""Length of a number that has at most 15 digits, all of which a float keeps."""
 
 WRONG = "lines that are no action with a rank and times"
 
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
 
 def recognizes(head: bytes) -> bool:
-    """Whether this is such a file, by its first line."""
+    """Return whether a file begins like one of this format, by its first line."""
     first = head.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
     names = {name.strip().lower() for name in first.split(",")}
     return {"rank", "action"} <= names and any(_UNIT.fullmatch(name) for name in names)
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the lines of all files.
 
     Raises
     ------
     FormatError
-        When a column is missing or unknown, or no line tells of an action.
+        When a column is missing or unknown, or no line is an action.
     """
-    collected = Collected(where, left_out)
-    hosts: dict[tuple[int, int], str] = {}
-    zero: Decimal | None = None
-    pairs = wrong = 0
+    table = _Table(Collected(where, left_out))
+    scale = 1.0
     for path in files:
-        # A file cut by a full disk may have null bytes.
-        pieces = (
-            piece.replace(b"\0", b"") if b"\0" in piece else piece
-            for piece in lines(path, left_out)
-        )
-        header, _, first = next(pieces, b"").partition(b"\n")
-        columns, scale = _columns(path, _cells(path, header), left_out)
-        known = lines_of(tuple(columns.items()))
-        each = workers.each(
-            read_lines, _pieces(chain([first], pieces), known, zero, scale), left_out
-        )
-        for piece, found in each:
-            zero = piece.zero
-            if found is not None:
-                pairs = found.add_to(collected, hosts, pairs)
-                wrong += found.wrong
-                continue
-            # From the first cell that has a line break on, rows are not lines.
-            zero = zero or Decimal()
-            rows = records(chain([piece.text], (more.text for more, _ in each)))
-            while some := list(islice(rows, BATCH)):
-                batch = Batch(known, zero, scale)
-                batch.add_rows((at, known.named(row)) for at, row in enumerate(some) if row)
-                pairs = batch.found().add_to(collected, hosts, pairs)
-                wrong += batch.wrong + some.count(None)
-    if wrong:
-        left_out[WRONG] += wrong
-    return collected.observed(
+        texts = lines_of(path, left_out)
+        header, *first = next(texts, [""])
+        columns, scale = _columns(path, _header(path, header), left_out)
+        for cells in cells_of(chain([first] if first else [], texts), columns):
+            check_cancelled()
+            table.add(cells, scale)
+    if table.wrong:
+        left_out[WRONG] += table.wrong
+    hosts = table.hosts
+    return table.collected.observed(
         NAME,
         {
             "rank": "column rank",
@@ -118,26 +114,235 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
     )  # fmt: skip
 
 
-def _pieces(
-    texts: Iterable[bytes], known: Lines, zero: Decimal | None, scale: float
-) -> Iterator[Piece]:
-    """Texts of whole lines, each with the first start of all."""
-    for text in texts:
-        if zero is None:
-            zero = known.first_start(text)
-        yield Piece(text, known.columns, zero, scale)
+ACTION, SEND, RECEIVE, PAUSE, NOTHING = range(5)
+"""Sorts of things that a name stands for."""
+
+_Thing = tuple[int, int, int, int, int]
+"""Sort, kind or cause of a pause, stage, microbatch and slice."""
 
 
-def _cells(path: Path, line: bytes) -> list[str]:
-    """The cells of a file's first line."""
+class _Names:
+    """Numbers of the names of actions, and the things that they stand for.
+
+    Attributes
+    ----------
+    things
+        Shape ``(names, things of a name, fields of a thing)``.
+    counts
+        Things that each name stands for: none, one, or the actions of a pair.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._named: list[list[_Thing]] = []
+        self.things = np.zeros((0, 0, 5), np.int64)
+        self.counts = np.zeros(0, np.int64)
+
+    def codes(self, texts: Sequence[str]) -> Whole:
+        """Return the number of each name; numbers hold until the next call."""
+        if len(self._numbers) > MOST_NAMES:
+            self.__init__()  # type: ignore[misc]
+        new = [text for text in dict.fromkeys(texts) if text not in self._numbers]
+        if new:
+            self._numbers |= {text: len(self._numbers) + at for at, text in enumerate(new)}
+            self._named += map(_things, new)
+            counts = list(map(len, self._named))
+            most = max(counts)
+            nothing: _Thing = (NOTHING, 0, 0, 0, 0)
+            every = [one + [nothing] * (most - len(one)) for one in self._named]
+            self.things = np.array(every, np.int64).reshape(len(every), most, len(nothing))
+            self.counts = np.array(counts)
+        return np.fromiter(map(self._numbers.__getitem__, texts), np.int64, len(texts))
+
+
+def _things(name: str) -> list[_Thing]:
+    """Return the things that a name stands for."""
+    if name in PAUSES:
+        return [(PAUSE, PAUSES.index(name), 0, 0, 0)]
+    named = actions_named(name)
+    if len(named) > 1:
+        return [(ACTION, *one) for one in named]
+    return [_thing(*one) for one in named]
+
+
+def _thing(kind: Kind, stage: int, microbatch: int, slice: int) -> _Thing:
+    spec = KINDS[kind]
+    if spec.sends:
+        return SEND, kind, stage, microbatch, slice
+    if spec.receives:
+        # The stage that made what is received.
+        return RECEIVE, kind, stage + spec.away, microbatch, slice
+    return ACTION if kind in COMPUTE_KINDS else NOTHING, kind, stage, microbatch, slice
+
+
+class _Things(NamedTuple):
+    """Things of one sort by their columns; times in seconds."""
+
+    step: Whole
+    copy: Whole
+    rank: Whole
+    kind: Whole
+    stage: Whole
+    microbatch: Whole
+    slice: Whole
+    pair: Whole
+    start: Floats
+    end: Floats
+    waited: Floats
+    issued: Floats
+    busy: Floats
+
+
+class _Table:
+    """Lines in the making.
+
+    Attributes
+    ----------
+    hosts
+        Host by copy and rank.
+    wrong
+        Lines that are no action.
+    """
+
+    def __init__(self, collected: Collected) -> None:
+        self.collected = collected
+        self.hosts: dict[tuple[int, int], str] = {}
+        self.wrong = 0
+        self._names = _Names()
+        self._lines = 0
+        self._zero: Decimal | None = None
+
+    def add(self, cells: Cells, scale: float) -> None:
+        """Add some lines; `scale` is the seconds of the file's unit."""
+        count = len(cells["rank"])
+        if self._zero is None:
+            starts = map(_decimal, cells["start"])
+            self._zero = next((start for start in starts if start is not None), None)
+        zero = self._zero or Decimal()
+        place = [_numbers(name, cells.get(name), count) for name in PLACE]
+        times = [
+            _times(cells[name], Decimal() if name == "busy" else zero) * scale
+            if name in cells else np.full(count, np.nan)
+            for name in TIMES
+        ]  # fmt: skip
+        placed = (np.minimum.reduce(place) >= 0) & ~np.isnan(times[0])
+        self._add_hosts(cells.get("host"), place[1], place[2], placed)
+        code = self._names.codes(cells["action"])
+        things, things_of = self._names.things, self._names.counts[code]
+        sound = placed & (things_of > 0)
+        self.wrong += count - int(np.count_nonzero(sound))
+        # All parts of a pair have the number of their line.
+        pair = np.where(things_of > 1, np.arange(self._lines, self._lines + count), ALONE)
+        self._lines += count
+        for part in range(things.shape[1]):
+            every = things[code, part]
+            for sort in (ACTION, SEND, RECEIVE, PAUSE):
+                rows = np.flatnonzero(sound & (every[:, 0] == sort))
+                if len(rows):
+                    columns = (*place, *every.T[1:], pair, *times)
+                    self._add_things(sort, _Things(*(column[rows] for column in columns)))
+
+    def _add_things(self, sort: int, things: _Things) -> None:
+        """Add things of one sort."""
+        step, copy, rank, kind, stage, microbatch, slice, _, start, end, waited, *_ = things
+        carried = step, copy, np.isin(kind, FORWARD_KINDS), stage, microbatch, slice, rank, start
+        if sort == ACTION:
+            self.collected.many(
+                "actions", *things[: things._fields.index("waited")], things.issued, waited,
+                things.busy,
+            )  # fmt: skip
+        elif sort == SEND:
+            self.collected.many("sends", *carried)
+        elif sort == RECEIVE:
+            self.collected.many("receives", *carried, waited, end)
+        else:
+            with np.errstate(invalid="ignore"):
+                self.wrong += int(np.count_nonzero(~(end >= start)))
+            self.collected.many("pauses", copy, rank, kind, start, end)
+
+    def _add_hosts(
+        self, hosts: list[str] | None, copy: Whole, rank: Whole, placed: NDArray[np.bool_]
+    ) -> None:
+        if hosts is None:
+            return
+        code, texts = _coded(hosts)
+        rows = np.flatnonzero(placed & (np.array(texts) != "")[code])
+        # The last line counts, as it would line by line.
+        for at in np.sort(
+            rows[some_of_each(packed([copy[rows], rank[rows], code[rows]]))]
+        ).tolist():
+            self.hosts[int(copy[at]), int(rank[at])] = hosts[at]
+
+
+def _coded(texts: Sequence[str]) -> tuple[Whole, list[str]]:
+    """Return a number for each text, and the different texts by their numbers."""
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    if len(numbers) == 1:
+        return np.zeros(len(texts), np.int64), list(numbers)
+    return np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts)), list(numbers)
+
+
+def _numbers(name: str, texts: Sequence[str] | None, count: int) -> Whole:
+    """Return steps, copies or ranks; −1 for what is none."""
+    missing = -1 if name == "rank" else 0
+    if texts is None:
+        return np.full(count, missing)
+    code, different = _coded(texts)
+    values = [
+        int(text) if _WHOLE.fullmatch(text) else missing if not text else -1 for text in different
+    ]
+    return np.array(values, np.int64)[code]
+
+
+def _times(texts: Sequence[str], zero: Decimal) -> Floats:
+    """Return numbers less `zero`, correctly rounded; NaN for what is none."""
+    count, base = len(texts), zero * FINE
+    found, exact = np.full(count, np.nan), np.zeros(count, bool)
+    joined = "".join(texts)
+    if joined.isascii() and "_" not in joined and base == int(base) and abs(base) < EXACT:
+        with suppress(ValueError):
+            parts = _floats(texts) * FINE
+            whole = np.rint(parts)
+            # The product of a multiple is off by less than this, that of any other short number
+            # by more. Whole numbers are subtracted exactly, so that only the quotient is rounded.
+            with np.errstate(invalid="ignore"):
+                exact = (np.abs(parts - whole) <= np.abs(whole) * 2.0**-52) | np.isnan(parts)
+            exact &= ~(np.abs(whole) >= EXACT)
+            if max(map(len, texts), default=0) > SHORT:
+                exact &= np.array([len(text) <= SHORT for text in texts])
+            found = (whole - float(base)) / FINE
+    for at in np.flatnonzero(~exact).tolist():
+        number = _decimal(texts[at])
+        found[at] = math.nan if number is None else float(number - zero)
+    return found
+
+
+def _floats(texts: Sequence[str]) -> Floats:
+    """Return numbers; NaN for an empty text."""
     try:
-        return next(csv.reader([line.decode("utf-8", "replace")]), [])
+        return np.fromiter(map(float, texts), np.float64, len(texts))
+    except ValueError:
+        return np.array([float(text or "nan") for text in texts])
+
+
+def _decimal(text: str) -> Decimal | None:
+    """Return a finite number; None for what is none, or has an exponent too large for decimals."""
+    try:
+        return Decimal(text) if math.isfinite(read_number(text)) else None
+    except ArithmeticError:
+        return None
+
+
+def _header(path: Path, line: str) -> list[str]:
+    """Return the cells of a file's first line."""
+    try:
+        return next(csv.reader([line]), [])
     except csv.Error as error:
         raise FormatError(f"{path}: the first line is none of a CSV: {error}") from None
 
 
 def _columns(path: Path, header: Sequence[str], left_out: LeftOut) -> tuple[dict[str, int], float]:
-    """Where each column is, and the seconds of the file's unit."""
+    """Return where each column is, and the seconds of the file's unit."""
     found: dict[str, int] = {}
     units: set[str] = set()
     for at, cell in enumerate(header):

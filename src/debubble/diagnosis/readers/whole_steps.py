@@ -1,11 +1,14 @@
-"""Which steps of a trace are whole: every rank has all of its actions in them, each once."""
+"""Whole steps of a trace: those in which every rank has all of its actions, each once."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
@@ -27,7 +30,7 @@ ACTION = ("kind", "stage", "microbatch", "slice")
 def whole_steps(
     where: str, actions: Actions, count: Callable[[str, int], None]
 ) -> tuple[Actions, tuple[int, ...]]:
-    """The actions of complete steps, and the numbers of those steps.
+    """Return the actions of complete steps, and the numbers of those steps.
 
     What a rank usually has is what most of its steps have; a rank that lacks something even so is
     left out as a whole.
@@ -39,46 +42,24 @@ def whole_steps(
     actions
         All that was read, in order of step, copy and rank.
     count
-        Told why how many ranks or steps are left out.
+        Called with a reason, and how many ranks or steps are left out for it.
 
     Raises
     ------
     FormatError
         When nothing is left.
     """
-    code = packed([getattr(actions, name) for name in ACTION])
-    group = packed([actions.copy, actions.rank, actions.step])
-    first = np.append(0, np.flatnonzero(group[1:] != group[:-1]) + 1)
-    bounds = [*first.tolist(), len(code)]
-    groups = list(zip(
-        *(getattr(actions, name)[first].tolist() for name in ("copy", "rank", "step")), strict=True
-    ))  # fmt: skip
-    found: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
-    shown: dict[bytes, int] = {}
-    twice = set()
-    # Most steps have the same actions in the same order.
-    sets: dict[bytes, tuple[bytes, bool]] = {}
-    for at, (copy, rank, step) in enumerate(groups):
-        order = code[bounds[at] : bounds[at + 1]].tobytes()
-        if order not in sets:
-            done = np.sort(np.frombuffer(order, code.dtype))
-            new = np.append(True, done[1:] != done[:-1])
-            sets[order] = done[new].tobytes(), not new.all()
-        key, again = sets[order]
-        if again:
-            twice.add(step)
-        found[copy, rank][step] = key
-        shown.setdefault(key, at)
+    first, groups = _groups(actions)
+    bounds = np.append(first, len(actions))
+    found, twice = _sets(actions, bounds, groups)
     steps = {step for *_, step in groups}
-    wrong: dict[tuple[int, int], set[int]] = {}
-    usual: dict[tuple[int, int], frozenset[tuple[int, ...]]] = {}
+    wrong: dict[_Place, set[int]] = {}
+    usual: dict[_Place, frozenset[tuple[int, ...]]] = {}
     for place, by_step in found.items():
-        counts = Counter(by_step.values())
-        most = max(counts, key=lambda done: (counts[done], len(done)))
-        here = slice(*bounds[shown[most] :][:2])
-        columns = (getattr(actions, name)[here].tolist() for name in ACTION)
-        usual[place] = frozenset(zip(*columns, strict=True))
-        wrong[place] = {step for step in steps if by_step.get(step) != most}
+        counts = Counter(done.key for done in by_step.values())
+        most = max(counts, key=lambda key: (counts[key], len(key)))
+        usual[place] = next(done.actions for done in by_step.values() if done.key == most)
+        wrong[place] = {step for step in steps if step not in by_step or by_step[step].key != most}
     parts = _parts(usual)
     if len(parts) == len(usual):
         raise FormatError(
@@ -87,13 +68,7 @@ def whole_steps(
         )
     if parts:
         count(PARTS + _lacks(usual, parts), len(parts))
-    units = {action[2] for done in usual.values() for action in done}
-    absent = sorted(set(range(max(units))) - units)
-    if absent:
-        raise FormatError(
-            f"{where}: microbatch {', '.join(map(str, absent[:NAMED]))} is in no action, "
-            f"and {max(units)} is; begin the trace before a step, or count microbatches from 0"
-        )
+    _refuse_gaps(where, usual)
     cut = {step for place, found in wrong.items() if place not in parts for step in found}
     cut -= twice
     count(TWO_TIMES, len(twice))
@@ -112,10 +87,73 @@ def whole_steps(
     return Actions(**{**vars(actions), "step": number}), tuple(kept)
 
 
+_Place = tuple[int, int]
+"""Copy and rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Set:
+    """Actions of a rank in a step.
+
+    Attributes
+    ----------
+    key
+        Equal for equal sets.
+    again
+        Whether an action occurs twice.
+    """
+
+    key: bytes
+    again: bool
+    actions: frozenset[tuple[int, ...]]
+
+
+def _groups(actions: Actions) -> tuple[NDArray[np.int64], list[tuple[int, int, int]]]:
+    """Return the first action of each rank in each step, and its copy, rank and step."""
+    group = packed([actions.copy, actions.rank, actions.step])
+    first = np.append(0, np.flatnonzero(group[1:] != group[:-1]) + 1)
+    columns = (getattr(actions, name)[first].tolist() for name in ("copy", "rank", "step"))
+    return first, list(zip(*columns, strict=True))
+
+
+def _sets(
+    actions: Actions, bounds: NDArray[np.int64], groups: Sequence[tuple[int, int, int]]
+) -> tuple[dict[_Place, dict[int, _Set]], set[int]]:
+    """Return the actions of every place in every step, and steps in which one occurs twice."""
+    code = packed([getattr(actions, name) for name in ACTION])
+    found: dict[_Place, dict[int, _Set]] = defaultdict(dict)
+    twice = set()
+    # Most steps have the same actions in the same order.
+    sets: dict[bytes, _Set] = {}
+    for (copy, rank, step), (begin, end) in zip(groups, pairwise(bounds.tolist()), strict=True):
+        order = code[begin:end].tobytes()
+        if order not in sets:
+            done = np.sort(code[begin:end])
+            new = np.append(True, done[1:] != done[:-1])
+            columns = (getattr(actions, name)[begin:end].tolist() for name in ACTION)
+            every = frozenset(zip(*columns, strict=True))
+            sets[order] = _Set(done[new].tobytes(), not new.all(), every)
+        if sets[order].again:
+            twice.add(step)
+        found[copy, rank][step] = sets[order]
+    return found, twice
+
+
+def _refuse_gaps(where: str, usual: Mapping[_Place, frozenset[tuple[int, ...]]]) -> None:
+    """Refuse a trace that lacks a microbatch on all ranks."""
+    units = {action[2] for done in usual.values() for action in done}
+    absent = sorted(set(range(max(units))) - units)
+    if absent:
+        raise FormatError(
+            f"{where}: microbatch {', '.join(map(str, absent[:NAMED]))} is in no action, "
+            f"and {max(units)} is; begin the trace before a step, or count microbatches from 0"
+        )
+
+
 def _parts(
     usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]],
 ) -> set[tuple[int, int]]:
-    """The copies and ranks that never have all microbatches, or not the backward of each."""
+    """Return the copies and ranks that never have all microbatches, or not the backward of each."""
     forwards = {
         at: {one[1:] for one in done if one[0] in FORWARD_KINDS} for at, done in usual.items()
     }
@@ -134,7 +172,7 @@ def _parts(
 def _lacks(
     usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]], parts: set[tuple[int, int]]
 ) -> str:
-    """What these copies and ranks lack."""
+    """Return in words the actions that these copies and ranks lack."""
     several = any(copy for copy, _ in usual)
     done = [{one[0] for one in actions} for actions in usual.values()]
     learns = any(kinds & set(GRADIENT_KINDS) for kinds in done)
@@ -155,7 +193,7 @@ def _lacks(
 def _absent(
     done: frozenset[tuple[int, ...]], units: set[tuple[int, ...]], backward: str
 ) -> list[str]:
-    """Actions that a rank does not have: of these units, or to go with another of its actions."""
+    """Return names of missing actions: of these units, or to go with another action."""
     forwards = {one[1:] for one in done if one[0] in FORWARD_KINDS}
     backwards = {one[1:] for one in done if one[0] in GRADIENT_KINDS}
     wanted = forwards | backwards | {(one[1], *unit) for one in done for unit in units}

@@ -1,0 +1,206 @@
+"""Events of a Trace Event JSON file, decoded block by block into typed records.
+
+A file is cut into blocks of whole events: between two events stand a closing and an opening brace
+and a quote, which a string would have to escape. So a file may be larger than the memory, and one
+that ends early, because the run was killed, is read as far as it goes. Text around the list of
+events is kept for :meth:`EventFile.about`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.diagnosis.readers.stream import CUT, DAMAGED, LeftOut, chunks
+
+E = TypeVar("E", bound=msgspec.Struct)
+
+LONGEST = 1 << 24
+"""Bytes of an event from which on it is skipped."""
+
+KEPT = 1 << 20
+"""Bytes before the first event, and of the file's end, that are kept."""
+
+WINDOW = 1 << 14
+"""Bytes at a text's end in which the last event is looked for first."""
+
+FINITE = 1e21
+"""Least number that is no time."""
+
+TOO_LONG = f"events of more than {LONGEST >> 20} MiB"
+ENDS_EARLY = "files that end within an event (read as far as they go)"
+NO_JSON = "events that are no JSON"
+
+_BETWEEN = re.compile(rb'\}\s*,\s*\{\s*(?=")')
+_BEGIN = re.compile(rb'(?:\A\s*|"traceEvents"\s*:\s*)\[\s*(?:\{\s*(?=")|\])')
+_DECODER = json.JSONDecoder(strict=False)
+"""Python's decoder takes NaN, Infinity and control characters, which msgspec does not."""
+
+
+class EventFile(Generic[E]):
+    """The events of one file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    type
+        Record of an event; a missing or null ``args`` is None in it.
+    left_out
+        Where to count what cannot be used.
+    by_pattern
+        Reads an event from text that is no JSON; None to count and skip those.
+    wanted
+        Pattern of the events that are decoded one by one where a block as a whole is no JSON.
+    """
+
+    def __init__(
+        self, path: Path, type: type[E], left_out: LeftOut, *,
+        by_pattern: Callable[[bytes], E] | None = None, wanted: re.Pattern[bytes] | None = None,
+    ) -> None:  # fmt: skip
+        self._path, self._type, self.left_out = path, type, left_out
+        self._by_pattern, self._wanted = by_pattern, wanted
+        self._block = msgspec.json.Decoder(list[type])  # type: ignore[valid-type]
+        self._head = self._tail = b""
+
+    def blocks(self) -> Iterator[list[E]]:
+        """Yield the events of the file, some at a time."""
+        for text in self._texts():
+            try:
+                yield self._block.decode(b"[{%b}]" % text)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                yield list(self._leniently(text))
+
+    def about(self, key: str) -> Any:
+        """Return the value of a key next to the list of events, when all are read; or None."""
+        pattern = re.compile(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*')
+        for text in (self._head, self._tail):
+            for match in pattern.finditer(text):
+                value = _first_value(text[match.end() :])
+                if value is not None:
+                    return value
+        return None
+
+    def _texts(self) -> Iterator[bytes]:
+        """Yield texts of whole events, without the outer braces of the first and the last."""
+        rest = b""
+        begun = False
+        torn = self.left_out[CUT] + self.left_out[DAMAGED]
+        for chunk in chunks(self._path, self.left_out):
+            self._tail = chunk[-KEPT:] if len(chunk) >= KEPT else (self._tail + chunk)[-KEPT:]
+            rest += chunk
+            if not begun:
+                begin = _BEGIN.search(rest)
+                if begin is None and len(rest) < KEPT:
+                    continue
+                begun = True
+                self._head = rest[: begin.start() if begin else KEPT]
+                rest = rest[begin.end() if begin else KEPT :]
+            last = _last_gap(rest)
+            if last is not None:
+                yield rest[: last.start()]
+                rest = rest[last.end() :]
+            if len(rest) > LONGEST:
+                self.left_out[TOO_LONG] += 1
+                rest = b""
+        complete = self._tail.rstrip().removesuffix(b",").endswith((b"}", b"]"))
+        if not complete and torn == self.left_out[CUT] + self.left_out[DAMAGED]:
+            self.left_out[ENDS_EARLY] += 1
+        if begun and rest:
+            yield rest
+        elif not begun:
+            self._head = rest[:KEPT]
+
+    def _leniently(self, text: bytes) -> Iterator[E]:
+        """Yield the events of a text that msgspec refuses.
+
+        The last text of a file has what follows the list; others have NaN, or some damage.
+        """
+        texts = _BETWEEN.split(text)
+        values = _first_value(b"[{%b}]" % text)
+        if not isinstance(values, list) or len(values) != len(texts):
+            texts = [one for one in texts if self._wanted is None or self._wanted.search(one)]
+            values = [_first_value(b"{%b}" % one) for one in texts]
+        for one, value in zip(texts, values, strict=True):
+            event = self._typed(value)
+            if event is None and self._by_pattern is not None:
+                event = self._by_pattern(one)
+            if event is not None:
+                yield event
+            else:
+                self.left_out[NO_JSON] += 1
+
+    def _typed(self, value: Any) -> E | None:
+        if not isinstance(value, dict):
+            return None
+        if not isinstance(value.get("args"), dict):
+            value["args"] = None
+        if not isinstance(value.get("name"), str):
+            value["name"] = ""
+        try:
+            return msgspec.convert(value, self._type)
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+
+
+def _first_value(text: bytes) -> Any:
+    """Return the JSON value that a text begins with; None for none."""
+    try:
+        return _DECODER.raw_decode(text.decode("utf-8", "replace"))[0]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _last_gap(text: bytes) -> re.Match[bytes] | None:
+    """Return the last gap between two events."""
+    window = WINDOW
+    while True:
+        begin = max(len(text) - window, 0)
+        found = list(_BETWEEN.finditer(text, begin))
+        if found or not begin:
+            return found[-1] if found else None
+        window *= 8
+
+
+def number(value: Any) -> float:
+    """Return a finite number of an event, or NaN."""
+    if type(value) in (int, float) and abs(value) < FINITE:
+        return float(value)
+    return math.nan
+
+
+def whole(value: Any, most: int = 1 << 31) -> int:
+    """Return a whole number of an event that is not negative, or −1."""
+    return value if type(value) is int and 0 <= value < most else -1
+
+
+def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
+    """Return :func:`number` of each value."""
+    if {*map(type, values)} <= {int, float}:
+        try:
+            found = np.array(values, np.float64)
+        except OverflowError:
+            pass
+        else:
+            return np.where(np.abs(found) < FINITE, found, np.nan)
+    return np.array([number(value) for value in values], np.float64)
+
+
+def wholes(values: Sequence[Any], most: int = 1 << 31) -> NDArray[np.int64]:
+    """Return :func:`whole` of each value."""
+    if {*map(type, values)} == {int}:
+        try:
+            found = np.array(values, np.int64)
+        except OverflowError:
+            pass
+        else:
+            return np.where((found >= 0) & (found < most), found, -1)
+    return np.array([whole(value, most) for value in values], np.int64)
