@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 import debubble as db
-from debubble.engine.own_times import with_own_times
+from debubble.engine.action_times import with_own_times
 
 CASES = [("1f1b", 12, 500, None), ("zb-h1", 8, 500, None), ("interleaved-1f1b", 8, 192, 4)]
 COSTS = db.Costs.per_rank(F=10, I=11, W=7, p2p=0.5)

@@ -13,10 +13,10 @@ for name in (
     "debubble.cli.optimize",
     "debubble.optimize.search",
     "ortools.sat.python",
-    "debubble.planner.sweeps.commands",
-    "tests.planner.sweeps.sweeper",
+    "debubble.sweeps.commands",
+    "tests.sweeps.sweeper",
     "debubble.cli.run",
-    "debubble.torch.run",
+    "debubble.torch.run.run",
     "tests.torch.loop",
 ):
     # Where something is not installed the tests that need it are skipped.

@@ -23,7 +23,7 @@ ASSERTING = {
     "assert_named",  # diagnosis/test_planted.py
     "in_ranks",  # torch/world.py: what ranks assert fails the test
     "check_timeline", "check_drawn", "check_mode",  # engine/agreement.py
-    "compare",  # gradients in torch/test_verify.py
+    "compare",  # gradients in torch/run/test_verify.py
     "equals_the_oracle",  # engine/test_laws.py
     "the_same",  # laws/test_self.py
     "never_longer",  # laws/test_monotone_in_plans.py

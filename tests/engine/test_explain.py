@@ -23,7 +23,7 @@ from debubble.core.actions import (
 )
 from debubble.core.kinds import COMPUTE_KINDS, KINDS
 from debubble.core.waits import waits_for
-from debubble.engine.explain.form import first_fault
+from debubble.engine.explain.action_faults import first_fault
 from debubble.engine.explain.waits import cycle_of
 from debubble.engine.graph import P2P_MODES, compile_graph
 from debubble.engine.modes import MODE

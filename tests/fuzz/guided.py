@@ -27,9 +27,9 @@ def main() -> None:
         import debubble.interchange.read_trace
         import debubble.planner.constraints
         import debubble.planner.cost.calibration_files
-        import debubble.planner.sweeps
         import debubble.playground.app
-        import debubble.playground.traces  # noqa: F401
+        import debubble.playground.traces
+        import debubble.sweeps  # noqa: F401
     from tests.fuzz.readers import at_home
     from tests.fuzz.run_readers import Board, Watch
 

@@ -144,7 +144,7 @@ def plain_memory(content: bytes) -> object:
 
 def option(content: bytes) -> object:
     from debubble.interchange.files import declared_options
-    from debubble.interchange.options import parse_options
+    from debubble.interchange.schedule_options import parse_options
 
     pairs = typed(content).split("|")
     return parse_options(pairs, declared_options(seeds.names(), pairs))
@@ -196,7 +196,7 @@ def plan_memory(content: bytes) -> object:
 
 
 def plotted(content: bytes) -> object:
-    from debubble.view.sweep import Chart
+    from debubble.sweeps.chart import Chart
 
     return Chart.read(seeds.results(), typed(content))
 
@@ -229,7 +229,7 @@ def cell(content: bytes) -> object:
 
 
 def named(content: bytes) -> object:
-    from debubble.diagnosis.readers.names import actions_named
+    from debubble.diagnosis.readers.action_names import actions_named
 
     return actions_named(typed(content))
 
@@ -298,15 +298,15 @@ def baseline(content: bytes) -> object:
 
 
 def spec(content: bytes) -> object:
-    from debubble.planner.sweeps import read_spec
+    from debubble.sweeps import read_spec
 
     found = read_spec(written("sweep.yaml", content))
     return found.describe(), [point for point, _ in zip(found.points(), range(3), strict=False)]
 
 
 def sweep(content: bytes) -> object:
-    from debubble.planner.sweeps import Results
-    from debubble.view.sweep import Chart
+    from debubble.sweeps import Results
+    from debubble.sweeps.chart import Chart
 
     path = written("results.sqlite", content)
     for more in ("-wal", "-shm", "-journal"):
@@ -319,7 +319,7 @@ def sweep(content: bytes) -> object:
 
 def resumed(content: bytes) -> object:
     """A sweep that goes on in a damaged file."""
-    from debubble.planner.sweeps import run, spec_of
+    from debubble.sweeps import run, spec_of
 
     path = written("resumed.sqlite", content)
     for more in ("-wal", "-shm", "-journal"):
@@ -329,7 +329,7 @@ def resumed(content: bytes) -> object:
 
 def measured(content: bytes) -> object:
     from debubble import Jitter
-    from debubble.interchange.measured_times import read_times
+    from debubble.interchange.jitter import read_times
 
     return Jitter(read_times(written("times.txt", content)))
 

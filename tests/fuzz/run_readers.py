@@ -159,7 +159,7 @@ def load() -> None:
     import debubble.diagnosis.diagnose
     import debubble.planner.cost.calibration_files
     import debubble.playground.app
-    import debubble.view.sweep  # noqa: F401
+    import debubble.sweeps.chart  # noqa: F401
 
 
 def forked(name: str, board: Path, kept: Path, seed: int, until: float, count: int) -> int:

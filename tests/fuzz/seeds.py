@@ -243,7 +243,7 @@ SPEC = {
 
 @cache
 def _sweep(folder: str) -> bytes:
-    from debubble.planner.sweeps import run, spec_of
+    from debubble.sweeps import run, spec_of
 
     path = Path(folder, "swept.sqlite")
     run(spec_of(SPEC), path, jobs=1)
@@ -261,7 +261,7 @@ def sweeps() -> list[bytes]:
 @cache
 def results() -> Any:
     """Results of a small sweep, which stay in their file."""
-    from debubble.planner.sweeps import Results
+    from debubble.sweeps import Results
     from tests.fuzz.readers import written
 
     return Results.read(written("plotted.sqlite", sweeps()[0]))

@@ -12,7 +12,7 @@ import debubble as db
 from debubble.core.actions import unpack
 from debubble.core.runtimes import RUNTIMES
 from debubble.engine.graph import P2P_MODES
-from debubble.optimize.asked import Asked
+from debubble.optimize.request import Asked
 
 BUDGET: dict[str, Any] = {"effort": 0.01, "workers": 1, "cache": False, "published": False}
 

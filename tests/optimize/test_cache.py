@@ -10,8 +10,8 @@ import pytest
 
 import debubble as db
 from debubble.optimize import cache, strategies, variants
-from debubble.optimize.asked import problems_of
 from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.request import problems_of
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import problem
 

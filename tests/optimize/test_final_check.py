@@ -15,10 +15,10 @@ from debubble.core.errors import DebubbleError
 from debubble.lowering.offload import add_offload
 from debubble.lowering.recompute import add_recompute
 from debubble.optimize import search
-from debubble.optimize.asked import Asked, Budget, Found
-from debubble.optimize.belongs import outside
-from debubble.optimize.choices import OFFLOAD, RECOMPUTE, with_choice
 from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.programs.belongs import outside
+from debubble.optimize.request import Asked, Budget, Found
+from debubble.optimize.stage_choices.choices import OFFLOAD, RECOMPUTE, with_choice
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import problem
 

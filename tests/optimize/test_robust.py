@@ -8,7 +8,7 @@ import pytest
 
 import debubble as db
 from debubble.core.kinds import COPY_KINDS
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 
 COSTS = db.Costs(F=10, I=11, W=8, p2p=1)
 SIZES: dict[str, Any] = {"ranks": 3, "microbatches": 6, "cache": False, "effort": 0.1,

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 import debubble.torch as dt
-from debubble.torch.models import WIDTH, Attention
+from debubble.torch.models.build import WIDTH, Attention
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 import debubble.torch as dt
+from debubble.torch.ranks.process_group import by_nccl
 from debubble.torch.setup import find_modules
-from debubble.torch.team import by_nccl
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 

@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import debubble as db
 import debubble.torch as dt
-from debubble.torch.batch import counts_of, rows_of, shares_of
-from debubble.torch.batches import Batches
-from debubble.torch.models import Model
+from debubble.torch.data.batch import counts_of, rows_of, shares_of
+from debubble.torch.models.build import Model
+from debubble.torch.run.run_data import Batches
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import in_ranks
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError
-from debubble.torch.layers import layers_of
-from debubble.torch.losses import added_losses
-from debubble.torch.split import split
+from debubble.torch.data.losses import added_losses
+from debubble.torch.models.layers import layers_of
+from debubble.torch.models.split import split
 
 pytestmark = pytest.mark.slow
 

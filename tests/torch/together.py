@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-import debubble.torch.pytorch_engine  # noqa: F401 - before ranks are forked
+import debubble.torch.pytorch.engine  # noqa: F401 - before ranks are forked
 from debubble import Schedule
-from debubble.torch.batches import Batches
-from debubble.torch.job import Job
-from debubble.torch.models import build
-from debubble.torch.plan import Plan
-from debubble.torch.verify import Verification, verify
-from debubble.torch.world import World, run_local
+from debubble.torch.engine.plan import Plan
+from debubble.torch.models.build import build
+from debubble.torch.ranks.world import World, run_local
+from debubble.torch.run.job import Job
+from debubble.torch.run.run_data import Batches
+from debubble.torch.run.verify import Verification, verify
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Case:
     runtime: str = "debubble"
 
     def job(self) -> Job:
-        """The job that :func:`debubble.torch.run.run` makes to verify."""
+        """The job that :func:`debubble.torch.run.run.run` makes to verify."""
         batches = Batches(build(self.model, self.schedule.stages), self.schedule)
         theirs = self.runtime == "torch"
         return Job(Plan.of(self.schedule), batches, theirs, torch.float64, verifies=True)

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import debubble.torch.pytorch_engine  # noqa: F401 - loaded once, and not in every process again
+import debubble.torch.pytorch.engine  # noqa: F401 - loaded once, and not in every process again
 
 LIMIT = 300.0
 """Seconds after which processes are ended."""

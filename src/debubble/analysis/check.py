@@ -27,12 +27,12 @@ from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has, survey_of
 from debubble.engine.explain import explain
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import ROUNDING, Limit, MemoryUse, memory_limits
 from debubble.engine.modes import MODE, QUEUES, check_mode
 from debubble.engine.timeline import Timeline, memory_use
+from debubble.engine.validate import has, survey_of
 from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]

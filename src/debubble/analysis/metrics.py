@@ -17,10 +17,10 @@ from debubble.core.runtimes import I_FREES_NOTHING, RUNTIMES, has_rule
 from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale, number, percent
 from debubble.engine import modes
-from debubble.engine.exist import has
 from debubble.engine.memory import ROUNDING, Limit, memory_limits
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
+from debubble.engine.validate import has
 
 SYNCS = {
     "global": "a step waits for the gradients of all ranks: the norm is handed from rank to rank, "

@@ -15,9 +15,9 @@ from debubble.core.actions import code_text
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import amount, counted
-from debubble.engine.exist import strays_of
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import memory_use
+from debubble.engine.validate import strays_of
 
 _NUMBER = re.compile("[0-9]+")
 

@@ -10,7 +10,7 @@ from debubble.analysis.structure import Columns, period_of
 from debubble.core.actions import Action, Kind, unpack
 from debubble.core.kinds import WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 
 Positions = NDArray[np.int64]
 

@@ -13,7 +13,7 @@ from debubble.core.costs import COMPUTE_TIMES, COST_FIELDS, Costs
 from debubble.core.kind_relations import FUSED_KIND, RECOMPUTE_KINDS, SPLIT_KINDS
 from debubble.core.kinds import FORWARD_KINDS, STEP_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,20 @@ from debubble.analysis.layout import definitions, line_width
 from debubble.cli.app import command
 from debubble.cli.options import AsJson
 from debubble.cli.output import note, print_json
-from debubble.diagnosis.readers.processes import processors
+from debubble.diagnosis.readers.pool import processors
 from debubble.engine.jit import load_compiler
 
-REQUIRED = ("numpy", "numba", "matplotlib", "typer", "rich", "pydantic", "PyYAML", "ortools")
+REQUIRED = (
+    "numpy",
+    "numba",
+    "matplotlib",
+    "typer",
+    "rich",
+    "pydantic",
+    "PyYAML",
+    "msgspec",
+    "ortools",
+)
 """Packages that every install has."""
 
 EXTRAS = {

@@ -43,7 +43,7 @@ def _times(text: str | None) -> Any:
     if text is None or text.partition(":")[0].strip() in DISTRIBUTIONS:
         return text
     from debubble.interchange.files import is_file_name
-    from debubble.interchange.measured_times import read_times
+    from debubble.interchange.jitter import read_times
 
     looks_like_a_file = "/" in text or "." in text or is_file_name(text)
     return read_times(text) if looks_like_a_file else text

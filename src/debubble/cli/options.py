@@ -217,7 +217,7 @@ class Inputs:
         if not self.pairs:
             return {}
         from debubble.interchange.files import declared_options
-        from debubble.interchange.options import parse_options
+        from debubble.interchange.schedule_options import parse_options
 
         return parse_options(self.pairs, declared_options(targets, self.pairs))
 

@@ -13,7 +13,7 @@ from debubble.cli.progress import phases as progress
 from debubble.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from debubble.torch.profile import Profile
+    from debubble.torch.measure.profile import Profile
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -79,19 +79,19 @@ def _measured(
     from debubble.interchange.python_file import load_function, split_target, user_code
 
     require_torch()
-    from debubble.torch.profile import profile as measure
+    from debubble.torch.measure.profile import profile as measure
 
     options: dict[str, Any] = {
         "steps": steps, "device": _device(device), "layers": layers, "report": step,
     }  # fmt: skip
     if model.lower().endswith(".json"):
-        from debubble.torch.from_config import from_config
+        from debubble.torch.models.from_config import from_config
 
         made = from_config(model, stages, **of_config)
         return measure(made.stages, made.loss, made.x, made.y, **options), made.name
     if not is_function(model):
         raise ParameterError(f"--model is '{model}'; give file.py:function, or a config.json")
-    from debubble.torch.models import build
+    from debubble.torch.models.build import build
 
     path, name = split_target(model)
     with user_code(model, path):

@@ -25,8 +25,8 @@ from debubble.core.units import read_number
 from debubble.interchange.text import read_count
 
 if TYPE_CHECKING:
-    from debubble.torch.report import RunReport
-    from debubble.torch.run import Settings
+    from debubble.torch.run.report import RunReport
+    from debubble.torch.run.run import Settings
 
 NOT_EQUAL = 1
 
@@ -69,8 +69,8 @@ def run(
     Exits with 1 when a gradient differs.
     """
     require_torch()
-    from debubble.torch.run import Settings
-    from debubble.torch.run import run as execute
+    from debubble.torch.run.run import Settings
+    from debubble.torch.run.run import run as execute
 
     inputs = setup.read()
     settings = Settings(
@@ -172,7 +172,7 @@ def _write_costs(report: RunReport, path: str) -> None:
     if report.overhead:
         # In milliseconds. It was calibrated with the way from rank to rank in it.
         times = {name: time for name, time in costs["times"].items() if name != "p2p"}
-        costs["times"] = times | {"overhead": round(report.overhead * 1e3, 6)}
+        costs["times"] = times | {"launch": round(report.overhead * 1e3, 6)}
     save_costs(labels | costs, path)
 
 

@@ -19,7 +19,7 @@ from debubble.cli.output import check_writable, note, print_json
 from debubble.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from debubble.planner.sweeps import Progress, Results, Spec
+    from debubble.sweeps import Progress, Results, Spec
 
 MOST_ERRORS = 3
 """Different errors that are shown in the end."""
@@ -56,7 +56,7 @@ def sweep(
     Results are kept as they come: whatever ends a sweep, the same command goes on behind it. Given
     a file of results, say what is in it, write it as a table, or draw it.
     """
-    from debubble.planner.sweeps.store import ENDINGS
+    from debubble.sweeps.store import ENDINGS
 
     if source.lower().endswith(ENDINGS):
         running = {"--dry-run": dry_run, "--jobs": jobs, "--address": address, "--extend": extend,
@@ -65,7 +65,7 @@ def sweep(
         _look(source, output, to, plot, title, as_json)
         return
     _refuse({"--to": to, "--plot": plot, "--title": title}, "{} is for a file of results")
-    from debubble.planner.sweeps import read_spec
+    from debubble.sweeps import read_spec
 
     spec = read_spec(source)
     if output is None and not dry_run:
@@ -101,8 +101,8 @@ def _dry_run(spec: Spec, source: str, as_json: bool) -> None:
 
 
 def _run(spec: Spec, source: str, output: str, options: dict[str, Any], as_json: bool) -> None:
-    from debubble.planner.sweeps import Results, run
-    from debubble.planner.sweeps.backends import has_joblib
+    from debubble.sweeps import Results, run
+    from debubble.sweeps.backends import has_joblib
 
     alone = options["backend"] == "processes" and options["jobs"] is None and not has_joblib()
     last: list[Progress] = []
@@ -172,7 +172,7 @@ def _look(
     as_json: bool,
 ) -> None:
     """What is in a file of results: as numbers, a table, or a picture."""
-    from debubble.planner.sweeps import Results
+    from debubble.sweeps import Results
 
     if plot is None:
         _refuse({"-o": output, "--title": title}, "{} is for pictures; add --plot x=ranks y=…")
@@ -185,10 +185,11 @@ def _look(
         results.save(to)
         note(f"wrote {results.rows:,} rows to {to}")
     if plot is not None and output is not None:
-        from debubble.view.sweep import Chart, save
+        from debubble.sweeps.chart import Chart
+        from debubble.view.sweep_figure import save_chart
 
         check_writable(output)
-        save(Chart.read(results, plot, title), output)
+        save_chart(Chart.read(results, plot, title), output)
         note(f"wrote {output}")
     if as_json:
         print_json(_data(results))

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from debubble.core.cost_fields import DEFAULT
+from debubble.core.cost_fields import DEFAULT, current_name
 from debubble.core.costs import COST_FIELDS, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import CostError, WrongValueError, did_you_mean
@@ -52,6 +52,7 @@ def parse_times(text: str, flag: str) -> Costs:
         name, equals, value = (word.strip() for word in piece.partition("="))
         if not equals:
             raise CostError(f"{flag}: '{piece}' has no value; write {flag} F=1,I=1,W=1")
+        name = current_name(name, f"{flag} {{}}=")
         indexed = _INDEXED.fullmatch(name)
         base = indexed[1] if indexed and indexed[1] in SPREAD else name
         if base not in NAMES:

@@ -18,8 +18,8 @@ from debubble.cli.output import (
     print_json,
     styled,
 )
+from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import ParameterError
-from debubble.core.replacing import write_whole
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
@@ -202,7 +202,7 @@ def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
     from debubble.view.trace_page import trace_page
 
     try:
-        write_whole(path, trace_page(found, answers).encode())
+        write_atomically(path, trace_page(found, answers).encode())
     except OSError as error:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 

@@ -2,8 +2,9 @@
 
 A row is a :class:`KindSpec`. Everything that asks what an action waits for, where it runs, what it
 costs, what it is called or what it does to memory reads this table, the kernels through
-:mod:`debubble.engine.columns`. A new kind of action is a member of :class:`Kind`, a row here, the
-field of its cost in :class:`debubble.Costs` and, to run it for real, one handler of the runtime.
+:mod:`debubble.engine.kind_columns`. A new kind of action is a member of :class:`Kind`, a row here,
+the field of its cost in :class:`debubble.Costs` and, to run it for real, one handler of the
+runtime.
 
 :func:`debubble.core.waits.waits_for` applies the table to a schedule.
 """

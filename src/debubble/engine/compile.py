@@ -21,14 +21,14 @@ from debubble.core.kinds import (
     kind_bits,
 )
 from debubble.core.schedule import SYNCS, Schedule
-from debubble.engine.columns import columns
 from debubble.engine.event_graph import ARRAYS, EventGraph, link_times_of
-from debubble.engine.exist import survey_of
 from debubble.engine.explain import explain as explain_refusal
 from debubble.engine.kernels import layout, sweep
 from debubble.engine.kernels.queues import ROW
+from debubble.engine.kind_columns import columns
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
+from debubble.engine.validate import survey_of
 
 UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
 """Costs of simulations that settle an order: whole numbers, and none of them zero."""

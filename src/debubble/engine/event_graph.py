@@ -37,11 +37,11 @@ from debubble.core.kinds import (
     kind_bits,
 )
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import survey_of
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.kernels import layout
 from debubble.engine.modes import P2PMode
 from debubble.engine.recompute import recompute_share
+from debubble.engine.validate import survey_of
 
 LINK, SUM, FORWARDS = layout.LINK, layout.SUM, layout.FORWARDS
 """``dynamic_kind`` of a link, of two costs that are added, and of a pair of two forwards; other
@@ -103,7 +103,7 @@ class EventGraph:
     """Number of ranks that share one link to the host."""
     base: EventGraph | None = None
     """Where actions have times of their own, the graph in which those of a kind and stage share a
-    cost, see :mod:`debubble.engine.own_times`; else None."""
+    cost, see :mod:`debubble.engine.action_times`; else None."""
 
     def __len__(self) -> int:
         return len(self.first) - 1

@@ -14,12 +14,12 @@ from debubble.core.kinds import (
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
 from debubble.engine.event_graph import ARRAYS, LINK, SUM, EventGraph
-from debubble.engine.exist import (
+from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode, check_mode
+from debubble.engine.transfers import insert_transfers
+from debubble.engine.validate import (
     refuse_strays,
     survey_of,
 )
-from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode, check_mode
-from debubble.engine.transfers import insert_transfers
 
 __all__ = [
     "LINK", "MEETING", "P2P_MODES", "QUEUES", "SUM", "EventGraph", "P2PMode", "compile_graph",

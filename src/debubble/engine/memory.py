@@ -18,9 +18,9 @@ from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale
-from debubble.engine.exist import refuse_outside, survey_of
 from debubble.engine.kernels.memory import peak_memory
 from debubble.engine.recompute import recompute_share, recomputed_forwards
+from debubble.engine.validate import refuse_outside, survey_of
 
 Limit: TypeAlias = float | Sequence[float]
 """A memory limit of every rank, or one for each."""

@@ -20,9 +20,9 @@ from debubble.core.actions import (
 from debubble.core.cost_table import CostTable
 from debubble.core.kinds import COPY_KINDS, FORWARD_KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.columns import columns
 from debubble.engine.event_graph import EventGraph
 from debubble.engine.kernels import layout
+from debubble.engine.kind_columns import columns
 from debubble.engine.recompute import recompute_share
 
 Floats = NDArray[np.float64]

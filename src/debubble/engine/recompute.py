@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import STAGE_SHIFT, Kind, Program, among, kinds_of, stages_of
 from debubble.core.kind_relations import ACTIVATION_KINDS, RECOMPUTE_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 
 SHARE = "recompute_share"
 """Key under which a schedule remembers its shares."""

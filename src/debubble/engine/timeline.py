@@ -20,16 +20,16 @@ from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.core.schedule import Schedule
-from debubble.engine import made_for, memory_over_time
+from debubble.engine import cost_mismatch, memory_over_time
 from debubble.engine.action_table import ActionTable
+from debubble.engine.action_times import checked, with_times
 from debubble.engine.critical_path import CriticalAction, critical_actions, times_paid
 from debubble.engine.ensembles import Spread, spread_of
-from debubble.engine.exist import has
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph
 from debubble.engine.jitter import Jitter, Times
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
-from debubble.engine.own_times import checked, with_times
+from debubble.engine.validate import has
 
 LACKING = "the order lacks backwards, so that its time is that of a part; debubble.check says which"
 
@@ -75,7 +75,7 @@ class Timeline:
     def notes(self) -> tuple[str, ...]:
         """Caveats of the times: the order lacks actions, or was computed for other costs."""
         notes = [] if self.graph.complete or self.measured else [LACKING]
-        notes.append(made_for.unfit(self.schedule, self.table))
+        notes.append(cost_mismatch.unfit(self.schedule, self.table))
         if self.schedule.explicit_reduction and not has(self.schedule, (Kind.REDUCE_GRAD,)):
             notes.append(
                 "no REDUCE_GRAD, as in listings of older PyTorch: today's neither divides its "
@@ -371,7 +371,7 @@ def simulate(
     check_costs(costs)
     given = None if durations is None else checked(durations, len(schedule))
     timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs(), given)
-    if made_for.unaware(schedule) and timeline.notes:
+    if cost_mismatch.unaware(schedule) and timeline.notes:
         warnings.warn(f"{schedule.name}: {timeline.notes[-1]}", stacklevel=2)
     return timeline
 

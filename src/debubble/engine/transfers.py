@@ -63,9 +63,9 @@ from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.kinds import OFFLOAD_KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.slicing import Slicing
-from debubble.engine.columns import columns
 from debubble.engine.compile import UNIT_COSTS, compile_programs
 from debubble.engine.kernels import transfers as kernels
+from debubble.engine.kind_columns import columns
 from debubble.engine.modes import RECEIVE_POLICIES, ReceivePolicy
 
 __all__ = [

@@ -23,7 +23,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.engine.made_for import remembering
+from debubble.engine.cost_mismatch import remembering
 from debubble.interchange.cells import MAX_ACTIONS, MAX_RANKS, SPARE, read_cells
 from debubble.interchange.text import plain, read_text, shown
 from debubble.schedules import registry

@@ -24,7 +24,7 @@ from debubble.core.errors import CostError, DebubbleError, FormatError
 from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, STEP_KINDS
 from debubble.core.schedule import SYNCS, VOCABULARIES, Schedule
-from debubble.engine.recorded import recorded
+from debubble.engine.measured_timeline import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cells import check_size, read_cells
 from debubble.interchange.chrome_trace import MICROSECONDS

@@ -42,8 +42,8 @@ from debubble.core.kinds import GRADIENT_KINDS, OFFLOAD_KINDS, SEND_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind
-from debubble.engine.exist import has
 from debubble.engine.modes import MODE, P2PMode
+from debubble.engine.validate import has
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 
 COMMUNICATING = (*PASS_KINDS, *TRANSFER_KINDS, *SHARDING_KINDS)

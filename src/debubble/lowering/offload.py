@@ -31,11 +31,11 @@ from debubble.core.errors import ParameterError
 from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind
-from debubble.engine.exist import has
+from debubble.engine.cost_mismatch import remembering
 from debubble.engine.graph import P2PMode
-from debubble.engine.made_for import remembering
 from debubble.engine.memory import memory_limits
 from debubble.engine.recompute import recompute_share
+from debubble.engine.validate import has
 from debubble.lowering.offload_waits import without_and_with_waits
 from debubble.lowering.recompute import Stages, chosen_stages
 from debubble.lowering.ways import Setting

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from debubble.core.actions import SHARDING_KINDS, among, group_bounds, kinds_of
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
-from debubble.engine.exist import has
-from debubble.engine.kernels.rounds import defer_receives, write_rounds
+from debubble.engine.kernels.pytorch_order import defer_receives, write_rounds
 from debubble.engine.transfers import consumers_of, without
+from debubble.engine.validate import has
 from debubble.lowering.sharding import MAX_ACTIVE, add_sharding
 
 

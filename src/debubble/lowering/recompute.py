@@ -38,8 +38,8 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.runtimes import RECOMPUTES_LATE, RUNTIMES, has_rule
 from debubble.core.schedule import Schedule
+from debubble.engine.cost_mismatch import remembering
 from debubble.engine.graph import P2PMode
-from debubble.engine.made_for import remembering
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.transfers import first_transfer
 from debubble.lowering.bubbles import in_bubbles

@@ -7,7 +7,7 @@ from itertools import islice
 from debubble.core.errors import ScheduleError
 from debubble.core.kinds import TRANSFER_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.explain.form import Form, stray
+from debubble.engine.explain.action_faults import Form, stray
 
 
 def matched(schedule: Schedule, *, limit: int = 100) -> list[ScheduleError]:

@@ -25,8 +25,8 @@ from debubble.core.actions import (
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.kinds import COMPUTE_KINDS, SEND_KINDS, WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import refuse_strays
 from debubble.engine.kernels import sharding as kernels
+from debubble.engine.validate import refuse_strays
 
 ShardingMode: TypeAlias = Literal["ddp", "fsdp"]
 SHARDING_MODES = ("ddp", "fsdp")

@@ -6,16 +6,16 @@ import numpy as np
 
 from debubble.core.kinds import COPY_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
 from debubble.engine.timeline import simulate
+from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
-from debubble.optimize.asked import Asked
-from debubble.optimize.belongs import outside
-from debubble.optimize.choices import OFFLOAD, choice_in
-from debubble.optimize.cutting import Cutting
-from debubble.optimize.offload import schedules, without_copies
+from debubble.optimize.layer_split.cutting import Cutting
 from debubble.optimize.problem import Problem
+from debubble.optimize.programs.belongs import outside
+from debubble.optimize.programs.offload import schedules, without_copies
+from debubble.optimize.request import Asked
 from debubble.optimize.result import Result
+from debubble.optimize.stage_choices.choices import OFFLOAD, choice_in
 
 
 def checked(asked: Asked, result: Result) -> Result:

@@ -11,21 +11,21 @@ import numpy as np
 
 from debubble.analysis.layout import table
 from debubble.core import hooks
+from debubble.core.atomic_write import write_atomically
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.replacing import write_whole
 from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
 from debubble.listing import TOLERANCE
-from debubble.optimize.asked import problems_of
-from debubble.optimize.backward import relaxed
-from debubble.optimize.bounds import lower_bound
-from debubble.optimize.cut_bound import bound_of_cuts
-from debubble.optimize.cutting import Cutting, smallest_limit
-from debubble.optimize.layers import layers_of
-from debubble.optimize.offload import eased
+from debubble.optimize.bounds.paths import lower_bound
+from debubble.optimize.layer_split.cut_bound import bound_of_cuts
+from debubble.optimize.layer_split.cutting import Cutting, smallest_limit
+from debubble.optimize.layer_split.layers import layers_of
 from debubble.optimize.problem import Problem
-from debubble.optimize.published import compare_with_published
+from debubble.optimize.programs.backward import relaxed
+from debubble.optimize.programs.offload import eased
+from debubble.optimize.programs.published import compare_with_published
+from debubble.optimize.request import problems_of
 from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
 
@@ -114,7 +114,7 @@ class Frontier:
             raise ParameterError(f"'{path}' is no picture of a frontier; use .png, .svg or .pdf")
         drawing = self.plot().figure
         data: bytes = hooks.render_figure(drawing, ending)
-        write_whole(path, data)
+        write_atomically(path, data)
 
 
 def sweep(

@@ -14,18 +14,18 @@ from debubble.core.actions import COPY_KINDS
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
 from debubble.engine.graph import compile_graph
 from debubble.engine.jitter import Jitter
 from debubble.engine.memory import memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
+from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
-from debubble.optimize.asked import Asked, Budget
-from debubble.optimize.belongs import outside
-from debubble.optimize.choices import choice_in
+from debubble.optimize.anneal.simulated_moves import moved
 from debubble.optimize.final_check import not_offloaded, problem_of
-from debubble.optimize.moving import moved
+from debubble.optimize.programs.belongs import outside
+from debubble.optimize.request import Asked, Budget
 from debubble.optimize.result import Result
+from debubble.optimize.stage_choices.choices import choice_in
 from debubble.optimize.stop import Stop, run_heard, time_left
 
 MOVES = 1500

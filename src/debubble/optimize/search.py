@@ -15,21 +15,21 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.jitter import Jitter
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
-from debubble.optimize.asked import Asked, Budget, Found, Shape
-from debubble.optimize.bounding import reason
+from debubble.optimize.bounds.strategies import reason
 from debubble.optimize.cache import Entry, read_entry, write_entry
-from debubble.optimize.choices import Recompute
-from debubble.optimize.cuts import Cuts
 from debubble.optimize.final_check import checked
-from debubble.optimize.layers import Given
-from debubble.optimize.lengths import entering, search_lengths, without_equal_lengths
-from debubble.optimize.listed import listed
-from debubble.optimize.offload import Offload, is_none, schedules, tighter
+from debubble.optimize.layer_split.layers import Given
+from debubble.optimize.layer_split.space import Cuts
+from debubble.optimize.lengths.search import entering, search_lengths, without_equal_lengths
 from debubble.optimize.problem import Backward, Problem
-from debubble.optimize.published import compare_with_published
+from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.offload import Offload, is_none, schedules, tighter
+from debubble.optimize.programs.published import compare_with_published
+from debubble.optimize.request import Asked, Budget, Found, Shape
 from debubble.optimize.result import Result
 from debubble.optimize.robust import optimize_robust
-from debubble.optimize.stage_choices import Choices
+from debubble.optimize.stage_choices.choices import Recompute
+from debubble.optimize.stage_choices.space import Choices
 from debubble.optimize.stop import Stop, Work, run_heard
 from debubble.optimize.strategies import solver_name
 from debubble.optimize.variants import Report, Space, Variants

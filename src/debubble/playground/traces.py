@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from debubble.core.errors import DebubbleError
-from debubble.diagnosis.ending import ended_by
+from debubble.diagnosis.cancellation import cancelled_by
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
@@ -76,7 +76,7 @@ def trace(body: bytes, running: Search) -> dict[str, Any]:
         tops = {names[0] for names, _ in parts}
         root = folder / tops.pop() if len(tops) == 1 else folder
         try:
-            with ended_by(partial(_go_on, running)):
+            with cancelled_by(partial(_go_on, running)):
                 return _view(root, [folder.joinpath(*names) for names, _ in parts], running)
         except DebubbleError as error:
             # Nobody asked where the server keeps them.

@@ -12,8 +12,8 @@ from debubble.core.actions import STAGE_SHIFT, Kind, kinds_of, pairs_of
 from debubble.core.cost_table import CostTable
 from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
 from debubble.engine.recompute import recompute_share
+from debubble.engine.validate import has
 from debubble.schedules._entry import ClosedForm, Entry
 
 _WEAKER = {"exact": "upper bound", "upper bound": "upper bound"}

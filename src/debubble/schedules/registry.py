@@ -31,10 +31,10 @@ from debubble.core.kinds import COPY_KINDS
 from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
 from debubble.core.schedule import FROM_COSTS, Schedule
-from debubble.engine.exist import has
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.modes import check_mode
 from debubble.engine.recompute import recompute_share
+from debubble.engine.validate import has
 from debubble.schedules._entry import (
     OPTIONS,
     ClosedForm,

@@ -17,20 +17,26 @@ from torch import Tensor, nn
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.engine.recorded import recorded
+from debubble.engine.measured_timeline import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
 from debubble.interchange.run_trace import save_run_trace
-from debubble.torch.batch import Forwarded, mean_loss, merged, tell_losses, weighted
-from debubble.torch.engine import OwnEngine
-from debubble.torch.feed import Feed
-from debubble.torch.gradients import Gradients
-from debubble.torch.losses import Loss
-from debubble.torch.modules import evaluating
+from debubble.torch.autograd.gradients import Gradients
+from debubble.torch.autograd.tied_weights import Homes, find_shared
+from debubble.torch.data.batch import Forwarded, mean_loss, merged, tell_losses, weighted
+from debubble.torch.data.inputs import Feed
+from debubble.torch.data.losses import Loss
+from debubble.torch.engine.own_engine import OwnEngine
+from debubble.torch.engine.plan import Plan
+from debubble.torch.engine.recorder import Recorded, costs_of, makespans
+from debubble.torch.engine.vocabulary import Shard
+from debubble.torch.engine.wire import Wire
+from debubble.torch.models.modules import evaluating
+from debubble.torch.models.shard_output_layer import take_rows
+from debubble.torch.models.state import load_state, named_parameters, state_of
 from debubble.torch.options import SCALES, check_options
-from debubble.torch.plan import Plan
-from debubble.torch.recorder import Recorded, costs_of, makespans
-from debubble.torch.rows import take_rows
+from debubble.torch.ranks.process_group import Team
+from debubble.torch.ranks.watch import Watch
 from debubble.torch.setup import (
     Setup,
     check_replicas,
@@ -43,15 +49,9 @@ from debubble.torch.setup import (
     teller,
     together,
 )
-from debubble.torch.state import load_state, named_parameters, state_of
-from debubble.torch.team import Team
-from debubble.torch.vocabulary import Shard
-from debubble.torch.watch import Watch
-from debubble.torch.weights import Homes, find_shared
-from debubble.torch.wire import Wire
 
 if TYPE_CHECKING:
-    from debubble.torch.pytorch_engine import PyTorchEngine
+    from debubble.torch.pytorch.engine import PyTorchEngine
 
 
 class Pipeline:
@@ -145,7 +145,7 @@ class Pipeline:
             self._watch = self._watched()
             self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
             self._after_step: Callable[[], None] | None = None
-            """What :func:`debubble.torch.tune` does once, after a step."""
+            """What :func:`debubble.torch.measure.tune` does once, after a step."""
             self._engine = self._made()
 
     def step(
@@ -387,7 +387,7 @@ class Pipeline:
         )
         setup = Setup(self._team, self.schedule, self._modules, self._loss, fuses, self._tell)
         if self._kind == "torch":
-            from debubble.torch.pytorch_engine import PyTorchEngine
+            from debubble.torch.pytorch.engine import PyTorchEngine
 
             return PyTorchEngine(setup, self._watch, self._pace)
         parts = (self._gradients, self._watch, self._wire, self._shard)

@@ -25,14 +25,14 @@ from debubble.core.errors import DebubbleError, ParameterError, ScheduleError
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import has
+from debubble.engine.validate import has
 from debubble.interchange import files
 from debubble.interchange.named import make
 from debubble.torch.errors import RunError
-from debubble.torch.modules import bare, ties_of, why_whole
-from debubble.torch.sharded import is_sharded, is_spread
-from debubble.torch.team import Team
-from debubble.torch.watch import reason
+from debubble.torch.models.modules import bare, ties_of, why_whole
+from debubble.torch.models.sharded import is_sharded, is_spread
+from debubble.torch.ranks.process_group import Team
+from debubble.torch.ranks.watch import reason
 
 log = logging.getLogger("debubble")
 

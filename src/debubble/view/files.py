@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.replacing import write_whole
 from debubble.engine.timeline import Timeline
 from debubble.view.options import option_names
 from debubble.view.provenance import metadata
@@ -67,7 +67,7 @@ def save(
     write: Callable[..., bytes] = _WRITERS.get(ending, _picture)
     content = write(list(timelines), ending, **options)
     try:
-        write_whole(target, content)
+        write_atomically(target, content)
     except OSError as error:
         raise ParameterError(f"cannot write '{target}': {error.strerror or error}") from None
 

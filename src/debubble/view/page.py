@@ -10,11 +10,11 @@ from functools import partial
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-import debubble
+from debubble._version import __version__
 from debubble.analysis.layout import html_table
 from debubble.analysis.measures import meanings
-from debubble.analysis.ranking import differences
 from debubble.analysis.results import result_columns
+from debubble.analysis.same_work import differences
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import component, provenance, words
@@ -80,7 +80,7 @@ def page(
         else _large(timelines, "a browser that runs scripts shows it")
     )
     return _asset("page.html").substitute(
-        version=html.escape(debubble.__version__),
+        version=html.escape(__version__),
         title=html.escape(heading),
         style=_asset("page.css").template,
         above=f"{above_html}\n" if above_html else "",

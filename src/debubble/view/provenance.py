@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from debubble._version import __version__
 from debubble.core.command import command
 
 if TYPE_CHECKING:
@@ -22,11 +23,7 @@ def versions() -> str:
 
     import numpy as np
 
-    import debubble
-
-    return f"debubble {debubble.__version__}, Python {platform.python_version()}, NumPy " + (
-        np.__version__
-    )
+    return f"debubble {__version__}, Python {platform.python_version()}, NumPy " + (np.__version__)
 
 
 def facts(costs: Iterable[Costs]) -> list[tuple[str, str]]:
@@ -74,8 +71,6 @@ def metadata(ending: str, costs: Sequence[Costs] | None = None) -> dict[str, str
 
     Without the date and the version of the drawing library, equal pictures are equal files.
     """
-    import debubble
-
     names = {
         ".png": ("Software", "Description"), ".svg": ("Creator", "Description"),
         ".pdf": ("Creator", "Subject"),
@@ -86,5 +81,5 @@ def metadata(ending: str, costs: Sequence[Costs] | None = None) -> dict[str, str
         found[_DATES[ending]] = None
     if command() and costs is not None:
         texts = [command(), *(f"costs: {text}" for text in dict.fromkeys(map(costs_text, costs)))]
-        found |= {creator: f"debubble {debubble.__version__}", about: "\n".join(texts)}
+        found |= {creator: f"debubble {__version__}", about: "\n".join(texts)}
     return found

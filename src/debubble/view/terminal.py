@@ -20,8 +20,8 @@ from debubble.analysis.layout import takes_color, wrap
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import STEP_KINDS, TRANSFER_KINDS
 from debubble.core.units import number
-from debubble.engine.exist import has
 from debubble.engine.timeline import Timeline
+from debubble.engine.validate import has
 from debubble.view import text_transfers, words
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
 from debubble.view.colors import NAMES, rgb, shade, text_color, xterm, xterm_rgb

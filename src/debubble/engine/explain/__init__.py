@@ -1,16 +1,16 @@
 """Why an order cannot run, in words.
 
-Either something is wrong with the actions themselves (:mod:`~debubble.engine.explain.form`), which
-is so in every p2p mode, or actions wait for each other in a cycle
-(:mod:`~debubble.engine.explain.waits`). All of it is said over the schedule alone: what stopped a
-compiler, and where, is not asked.
+Either something is wrong with the actions themselves
+(:mod:`~debubble.engine.explain.action_faults`), which is so in every p2p mode, or actions wait for
+each other in a cycle (:mod:`~debubble.engine.explain.waits`). All of it is said over the schedule
+alone: what stopped a compiler, and where, is not asked.
 """
 
 from __future__ import annotations
 
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
-from debubble.engine.explain.form import first_fault
+from debubble.engine.explain.action_faults import first_fault
 from debubble.engine.explain.waits import deadlock
 from debubble.engine.modes import P2PMode
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.engine.kernels.settle import settle
+from debubble.engine.kernels.reachable import settle
 
 Numbers = NDArray[np.int64]
 

@@ -1,9 +1,9 @@
 """Who waits for whom in a p2p mode, and the shortest cycle of it.
 
 What actions of one rank need of each other stands in front of them, as
-:mod:`debubble.engine.explain.form` has seen, and so do copies and collectives, which nothing else
-waits for. What is left are the results of other ranks, the order in which a rank computes, and
-where its transfers stand.
+:mod:`debubble.engine.explain.action_faults` has seen, and so do copies and collectives, which
+nothing else waits for. What is left are the results of other ranks, the order in which a rank
+computes, and where its transfers stand.
 
 An action has two nodes where several run together: one for who waits for it, and one, its *own*,
 for what holds it up on its rank. Between them stands all that runs together with it: the other end

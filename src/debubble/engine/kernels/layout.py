@@ -34,7 +34,7 @@ GLOBAL, LOCAL, POST_VALIDATION = range(3)
 # Sorts of kinds: what they have in common here. Those up to SHARD belong to a stage and microbatch.
 WORK, TRANSFER, COPY, WAIT, SHARD, STEP, COLLECTIVE, UNKNOWN = range(8)
 
-# Columns of a kind, from kinds[kind * WIDTH] on, see `debubble.engine.columns`.
+# Columns of a kind, from kinds[kind * WIDTH] on, see `debubble.engine.kind_columns`.
 (
     SORT, BIT, NEVER, BEFORE, NOT, TOWARDS, RESULT, THROUGH, SLICE, SLICE_BITS, GIVES, COST,
     COMPLETES, HALF, SENDS, EDGE, GIVEN, AWAY, BACK, WEIGHTS, REDUCES, WIDTH,

@@ -6,9 +6,9 @@ overlaps. A rank that cannot go on leaves its number where what it waits for is 
 comes back when that is there.
 
 What an action of each kind waits for comes as columns of the table of kinds, see
-:mod:`debubble.engine.columns`; what transfers do, as the columns of a row of
+:mod:`debubble.engine.kind_columns`; what transfers do, as the columns of a row of
 :data:`debubble.engine.modes.MODES`. Every action exists and is on its rank, see
-:mod:`debubble.engine.exist`.
+:mod:`debubble.engine.validate`.
 
 * :mod:`debubble.engine.kernels.layout` has the arrays and numbers that all parts share,
 * this module the loop over the ranks' turns,
@@ -17,7 +17,7 @@ What an action of each kind waits for comes as columns of the table of kinds, se
 * :mod:`debubble.engine.kernels.steps` optimizer steps,
 * :mod:`debubble.engine.kernels.link` sends and receives that are actions, and
   :mod:`debubble.engine.kernels.queues` those that ranks queue,
-* :mod:`debubble.engine.kernels.beside` copies, collectives and shards of the output layer.
+* :mod:`debubble.engine.kernels.side_streams` copies, collectives and shards of the output layer.
 
 Compiled code is made for every combination of what schedules have (groups, transfers, what is
 beside computing), without what belongs to the others: their arrays are None, and tests for that
@@ -29,15 +29,6 @@ from __future__ import annotations
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
 from debubble.engine.jit import Array, kernel, unsigned
 from debubble.engine.kernels import layout as at
-from debubble.engine.kernels.beside import (
-    Beside,
-    all_passes_done,
-    collective,
-    copy,
-    more_joined,
-    shard,
-    wait,
-)
 from debubble.engine.kernels.groups import ALONE, MOST_MEMBERS, Group, group_cost, members_of
 from debubble.engine.kernels.layout import (
     BAD_GROUP,
@@ -67,6 +58,15 @@ from debubble.engine.kernels.layout import (
 )
 from debubble.engine.kernels.link import Ends, leave_group, transfer
 from debubble.engine.kernels.queues import Queues
+from debubble.engine.kernels.side_streams import (
+    Beside,
+    all_passes_done,
+    collective,
+    copy,
+    more_joined,
+    shard,
+    wait,
+)
 from debubble.engine.kernels.steps import Steps, add_step, hand_on_norm, step_of_all
 from debubble.engine.kernels.work import begin_work, end_work, readiness
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, STAGE_MASK, STAGE_SHIFT
 from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
-from debubble.engine.kernels.beside import wake
 from debubble.engine.kernels.layout import (
     DONE,
     DUPLICATE,
@@ -24,6 +23,7 @@ from debubble.engine.kernels.layout import (
     give,
     link_cost,
 )
+from debubble.engine.kernels.side_streams import wake
 
 
 @helper

@@ -12,7 +12,7 @@ from debubble.analysis.layout import Column, text_table, wrap
 from debubble.core.units import number, percent
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
-from debubble.interchange.cost_syntax import yaml_text
+from debubble.interchange.syntax import yaml_text
 from debubble.planner.candidate import Candidate
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.search.evaluate import (

@@ -15,7 +15,7 @@ from debubble.core.errors import FormatError, ParameterError, did_you_mean
 from debubble.core.kinds import Kind
 from debubble.core.placement import Placement
 from debubble.core.units import read_number
-from debubble.interchange import cost_syntax
+from debubble.interchange import syntax
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import read_text, shown
 from debubble.planner.candidate import Candidate, Degrees, Training
@@ -98,7 +98,7 @@ def calibrate_from(
         seconds = log_seconds(text, path, training.batch)
         run = _needed(candidate, path, missing)
         return calibrated(factors, model, cluster, training, run, seconds)
-    data = cost_syntax.parse(text, path)
+    data = syntax.parse(text, path)
     if isinstance(data, Mapping) and "times" in data:
         run = _needed(candidate, path, missing)
         return _from_profile(parse_costs(text, path), path, factors, model, cluster, training, run)

@@ -11,7 +11,7 @@ from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
 from debubble.core.units import factor, read_number
-from debubble.interchange import cost_syntax
+from debubble.interchange import syntax
 from debubble.interchange.text import read_text, shown
 from debubble.planner.hardware.gpus import GPUS, Gpu
 
@@ -71,7 +71,7 @@ _KEYS = {spec.name: spec.type for spec in fields(Gpu)}
 
 
 def _read(text: str, where: str) -> Gpu:
-    data = cost_syntax.parse(text, where)
+    data = syntax.parse(text, where)
     if not isinstance(data, dict):
         raise FormatError(f"{where}: a GPU is a mapping such as {{base: h100, nic: 25e9}}")
     base = data.pop("base", None)

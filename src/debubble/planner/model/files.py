@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from debubble.core.errors import FormatError, did_you_mean
-from debubble.interchange.cost_syntax import parse
+from debubble.interchange.syntax import parse
 from debubble.interchange.text import read_text, shown
 from debubble.planner.model.config_keys import MOST_LAYERS, Keys
 from debubble.planner.model.hugging_face import check_attention, check_experts, hugging_face_model

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kind_relations import SPLIT_KINDS
-from debubble.engine.exist import has
 from debubble.engine.timeline import simulate
+from debubble.engine.validate import has
 from debubble.planner.candidate import Candidate, recomputed_layers, whole_backwards
 from debubble.planner.cost.stage_costs import stage_times, times_by_stage
 from debubble.planner.memory.activations import stage_activation, stage_activations

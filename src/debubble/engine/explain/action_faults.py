@@ -1,0 +1,297 @@
+"""What is wrong with the actions themselves: twice, misplaced, or without what they need.
+
+Every fault of these stops a schedule, in every p2p mode; only transfers may overtake each other
+where they do not have to meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import (
+    Action,
+    group_bounds,
+    kinds_of,
+    microbatches_of,
+    pairs_of,
+    stages_of,
+    unpack,
+)
+from debubble.core.embedding_and_head import first_stages
+from debubble.core.errors import ScheduleError
+from debubble.core.kind_relations import ranks_stepped_with
+from debubble.core.kinds import (
+    COPY_KINDS,
+    KINDS,
+    STEP_KINDS,
+    TRANSFER_KINDS,
+    UNIT_KINDS,
+    VOCABULARY_KINDS,
+    WORK_KINDS,
+    Kind,
+    Of,
+)
+from debubble.core.schedule import Schedule
+from debubble.core.waits import unmet, waits_for
+from debubble.engine.explain import words
+from debubble.engine.kernels.sweep import MOST_MEMBERS
+from debubble.engine.modes import MODE, P2PMode
+from debubble.engine.recompute import recompute_share
+from debubble.engine.validate import refuse_strays, strays_of
+
+Positions = NDArray[np.int64]
+
+_AWAY = np.array([spec.away for spec in KINDS])
+_RECEIVES = np.array([spec.receives for spec in KINDS])
+_ONCE = (*UNIT_KINDS, *VOCABULARY_KINDS)
+
+
+def first_fault(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
+    """The first fault of a schedule, None where there is none; it is looked through once."""
+    if Form not in schedule.derived:
+        found = stray(schedule) or next(Form(schedule).faults(), None)
+        # Not the error: what it is raised through would keep the schedule alive.
+        schedule.derived[Form] = None if found is None else (str(found), found.chain)
+    told = schedule.derived[Form]
+    if told is not None:
+        return ScheduleError(*told)
+    return next(Form(schedule).crossed(), None) if MODE[mode].receives is not None else None
+
+
+def stray(schedule: Schedule) -> ScheduleError | None:
+    """The error for an action that does not exist, or is on the wrong rank."""
+    try:
+        refuse_strays(schedule)
+    except ScheduleError as error:
+        position = next(at for at in strays_of(schedule) if at is not None)
+        return ScheduleError(str(error), (words.text(schedule, position),))
+    return None
+
+
+class Form:
+    """The actions of a schedule as columns; all of them exist, on their ranks."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        actions = schedule.actions
+        self.kind, self.stage = kinds_of(actions), stages_of(actions)
+        self.unit = microbatches_of(actions)
+        self.rank = schedule.ranks_of_actions
+        self.units = int(self.unit.max(initial=0)) + 1
+        self.cell = self.stage * self.units + self.unit
+
+    def of(self, *kinds: Kind) -> Positions:
+        """Positions of the actions of some kinds."""
+        return np.flatnonzero(np.isin(self.kind, kinds))
+
+    @cached_property
+    def transfers(self) -> tuple[Positions, Positions]:
+        """Positions of sends and of their receives, by receive."""
+        waits = waits_for(self.schedule)
+        ends = _RECEIVES[self.kind[waits.consumer]]
+        return waits.producer[ends], waits.consumer[ends]
+
+    def faults(self) -> Iterator[ScheduleError]:
+        """Everything but the order of transfers."""
+        yield from self.bad_groups()
+        yield from self.twice(_ONCE)
+        yield from self.instead()
+        yield from self.misplaced_shards()
+        yield from self.nowhere()
+        yield from self.steps()
+        yield from self.missing()
+        yield from self.alone()
+        yield from self.half_done_shards()
+        yield from self.mixed_copies()
+        yield from self.late()
+
+    def bad_groups(self) -> Iterator[ScheduleError]:
+        """Groups without their first or last member, too large, or of what cannot run together."""
+        pair = pairs_of(self.schedule.actions)
+        if not pair.any():
+            return
+        same_rank = self.rank[1:] == self.rank[:-1]
+        goes_on, led = np.zeros((2, len(pair)), dtype=bool)
+        goes_on[:-1] = same_rank & (pair[1:] >= 2)
+        led[1:] = same_rank & (pair[:-1] % 2 == 1)
+        bad = ((pair % 2 == 1) & ~goes_on) | ((pair >= 2) & ~led)
+        bad |= (pair > 0) & ~np.isin(self.kind, WORK_KINDS)
+        begin, stop = group_bounds(self.schedule.actions)
+        bad |= stop - begin > MOST_MEMBERS
+        members = np.flatnonzero(pair)
+        order = members[np.lexsort((self.cell[members], begin[members]))]
+        again = (begin[order][1:] == begin[order][:-1]) & (
+            self.cell[order][1:] == self.cell[order][:-1]
+        )
+        bad[begin[order[1:][again]]] = True
+        for position in np.flatnonzero(bad).tolist():
+            yield words.fault(
+                self.schedule,
+                position,
+                f"is in a bad overlapped group; its members are two to {MOST_MEMBERS} of F, I, W, "
+                "B and R of different stages or microbatches: (0F1;0B0)OVERLAP_F_B",
+            )
+
+    def twice(self, kinds: tuple[Kind, ...]) -> Iterator[ScheduleError]:
+        """Actions of some kinds that are there more than once."""
+        here = self.of(*kinds)
+        key = self.cell[here] * len(Kind) + self.kind[here]
+        again = np.ones(len(here), dtype=bool)
+        again[np.unique(key, return_index=True)[1]] = False
+        for position in here[again].tolist():
+            yield words.fault(self.schedule, position, "runs twice; remove one")
+
+    def instead(self) -> Iterator[ScheduleError]:
+        """Two kinds of which a stage and microbatch has one or the other."""
+        for spec in KINDS:
+            for other in spec.instead_of:
+                here, there = self.of(spec.kind), self.of(other)
+                _, one, two = np.intersect1d(self.cell[here], self.cell[there], return_indices=True)
+                for pair in zip(here[one].tolist(), there[two].tolist(), strict=True):
+                    first, last = sorted(pair)
+                    beside = words.text(self.schedule, first)
+                    reason = f"runs beside {beside} of the same microbatch; remove one"
+                    yield words.fault(self.schedule, last, reason, beside)
+
+    def nowhere(self) -> Iterator[ScheduleError]:
+        """Sends and receives of what moves between no two ranks."""
+        schedule = self.schedule
+        here = self.of(*TRANSFER_KINDS)
+        other = self.stage[here] + _AWAY[self.kind[here]]
+        inside = (other >= 0) & (other < schedule.stages)
+        place = schedule.copies_of(self.unit[here]) * schedule.stages + np.where(inside, other, 0)
+        near = schedule.placement.ranks_of_stages[place] == self.rank[here]
+        for index in np.flatnonzero(~inside | near).tolist():
+            position, end = int(here[index]), int(other[index])
+            stage, rank = int(self.stage[position]), int(self.rank[position])
+            reason = f"stage {stage} is the {'first' if end < 0 else 'last'}"
+            if inside[index]:
+                reason = f"stages {stage} and {end} both live on rank {rank}"
+            yield words.fault(schedule, position, f"has no other end: {reason}; remove it")
+
+    def missing(self) -> Iterator[ScheduleError]:
+        """Actions that wait for one that is not there."""
+        for position, wanted in unmet(self.schedule):
+            if wanted.kind != KINDS[self.kind[position]].other_end:
+                yield words.missing(self.schedule, position, wanted)
+
+    def alone(self) -> Iterator[ScheduleError]:
+        """Sends without their receive, and receives without their send."""
+        for kind in TRANSFER_KINDS:
+            other = KINDS[kind].other_end
+            assert other is not None
+            here, there = self.of(kind), self.of(other)
+            ends = self.cell[here] + KINDS[kind].away * self.units
+            for position in here[~np.isin(ends, self.cell[there])].tolist():
+                stage, _, unit = unpack(int(self.schedule.actions[position]))
+                wanted = Action(stage + KINDS[kind].away, other, unit)
+                text, rank = self.schedule.text(wanted), words.home_of(self.schedule, wanted)
+                reason = f"has no other end; add {text} on rank {rank}"
+                yield words.fault(self.schedule, position, reason, text)
+
+    def steps(self) -> Iterator[ScheduleError]:
+        """Optimizer steps that another rank waits for and that are not there, or too many."""
+        schedule, here = self.schedule, self.of(*STEP_KINDS)
+        rule = ranks_stepped_with(schedule)
+        if not len(here) or rule is None:
+            return
+        rank = self.rank[here]
+        number = np.arange(len(here)) - np.searchsorted(rank, rank)
+        counts = np.bincount(rank, minlength=schedule.ranks)
+        if rule is Of.EVERY_RANK:
+            again = self.unit[here] < number
+            needed = np.full(len(here), counts.argmin())
+        else:
+            again = number >= schedule.iterations
+            needed = np.maximum(rank - 1, 0)
+        for position in here[again].tolist():
+            reason = "steps an iteration that was stepped before; remove one"
+            yield words.fault(schedule, position, reason)
+        for index in np.flatnonzero(number >= counts[needed]).tolist():
+            position, lacking = int(here[index]), int(needed[index])
+            stage = (*schedule.placement.stages_on(lacking), 0)[0]
+            action = unpack(int(schedule.actions[position]))
+            yield words.missing(schedule, position, action._replace(stage=stage), lacking)
+
+    def misplaced_shards(self) -> Iterator[ScheduleError]:
+        """Passes of an output layer that is not sharded, or on other stages than a rank's first."""
+        here = self.of(*VOCABULARY_KINDS)
+        first = first_stages(self.schedule.placement)
+        wrong = here[(self.schedule.vocabulary == 0) | (first[self.rank[here]] != self.stage[here])]
+        for position in wrong.tolist():
+            action = words.named(self.schedule, position)
+            reason = (
+                "is a pass of a sharded output layer, and the schedule's vocabulary is 0; set it "
+                "to 1 or 2"
+            )
+            if self.schedule.vocabulary:
+                stage = int(first[self.rank[position]])
+                reason = (
+                    f"is not on the rank's first stage, {stage}, which stands for its shard of the "
+                    f"output layer; write stage {stage}"
+                )
+            yield ScheduleError(f"{action} {reason}", (words.text(self.schedule, position),))
+
+    def half_done_shards(self) -> Iterator[ScheduleError]:
+        """Microbatches that begin on the last stage, or on a shard, without both passes on all."""
+        schedule = self.schedule
+        if not schedule.vocabulary:
+            return
+        last = (self.stage == schedule.stages - 1) & np.isin(self.kind, WORK_KINDS)
+        begun = np.flatnonzero(last | np.isin(self.kind, VOCABULARY_KINDS))
+        units, index = np.unique(self.unit[begun], return_index=True)
+        for kind in VOCABULARY_KINDS:
+            there = self.cell[self.of(kind)]
+            for stage in first_stages(schedule.placement).tolist():
+                lacks = ~np.isin(stage * self.units + units, there)
+                for spot in np.flatnonzero(lacks).tolist():
+                    wanted = Action(stage, kind, int(units[spot]))
+                    other, rank = schedule.text(wanted), words.home_of(schedule, wanted)
+                    reason = f"comes without {other}; add {other} on rank {rank}"
+                    yield words.fault(schedule, int(begun[index[spot]]), reason, other)
+
+    def mixed_copies(self) -> Iterator[ScheduleError]:
+        """Copies of what is a checkpoint for some microbatches only."""
+        here = self.of(*COPY_KINDS)
+        places = self.schedule.places_of(self.schedule.actions[here])
+        share = recompute_share(self.schedule)[places]
+        for position in here[(share > 0) & (share < 1)].tolist():
+            reason = (
+                f"copies what stage {self.stage[position]} recomputes for some microbatches and "
+                "not for others; recompute all or none"
+            )
+            yield words.fault(self.schedule, position, reason)
+
+    def late(self) -> Iterator[ScheduleError]:
+        """Actions in front of one of their own rank that they need, or overlapped with it."""
+        waits = waits_for(self.schedule)
+        begin = group_bounds(self.schedule.actions)[0]
+        consumer, producer = waits.consumer, waits.producer
+        found = np.flatnonzero(
+            (self.rank[consumer] == self.rank[producer]) & (begin[producer] >= begin[consumer])
+        )
+        found = found[np.lexsort((producer[found], consumer[found]))]
+        for pair in found.tolist():
+            one, other = int(consumer[pair]), int(producer[pair])
+            yield words.late(self.schedule, one, other, bool(begin[one] == begin[other]))
+
+    def crossed(self) -> Iterator[ScheduleError]:
+        """Neighbouring sends of a directed pair of ranks that are received the other way round."""
+        sends, receives = self.transfers
+        link = self.rank[sends] * self.schedule.ranks + self.rank[receives]
+        order = np.lexsort((sends, link))
+        sends, receives, link = sends[order], receives[order], link[order]
+        swapped = (link[1:] == link[:-1]) & (receives[1:] < receives[:-1])
+        for index in np.flatnonzero(swapped).tolist():
+            ends = (sends[index], sends[index + 1], receives[index + 1], receives[index])
+            chain = tuple(words.text(self.schedule, int(end)) for end in ends)
+            yield ScheduleError(
+                f"rank {self.rank[ends[0]]} sends {chain[0]} before {chain[1]}, "
+                f"rank {self.rank[ends[2]]} receives {chain[2]} before {chain[3]}: "
+                "the contents are swapped; receive in the order of the sends",
+                chain,
+            )

@@ -1,0 +1,124 @@
+"""Refuse actions that do not exist, before anything is looked up by their numbers.
+
+A schedule may hold any packed integers: a file names stages and microbatches, Python makes arrays
+of its own. Everything that takes a stage, microbatch or kind as an index runs behind
+:func:`refuse_outside`, and everything that simulates behind :func:`refuse_strays`, so that no
+kernel has to test an index. Looking takes about a nanosecond per action, once per schedule, two
+where there are more than 64 places; it tells which kinds of actions there are, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from debubble.core.actions import KIND_MASK, Kind, code_text, unpack
+from debubble.core.errors import ScheduleError
+from debubble.core.kinds import STEP_KINDS, kind_bits
+from debubble.core.schedule import Schedule
+from debubble.engine.kernels import validate as kernels
+
+MOST = 1 << 40
+"""More microbatches than a packed action can name, and a number that arrays can hold."""
+
+assert len(Kind) == kernels.KINDS
+
+
+class Strays(NamedTuple):
+    """Positions of the first strays of a schedule, None where there are none."""
+
+    outside: int | None
+    """An action of a kind, stage, microbatch or iteration that does not exist."""
+    away: int | None
+    """One before that on a rank on which its stage does not live."""
+
+
+class Survey(NamedTuple):
+    """What one look at every action of a schedule tells."""
+
+    kinds: int
+    """Bit k stands for actions of kind k."""
+    grouped: bool
+    """Whether any actions are overlapped."""
+    strays: Strays
+    """Actions that do not exist or are misplaced."""
+
+
+def survey_of(schedule: Schedule) -> Survey:
+    """Look through the actions of a schedule; the same schedule is looked through once."""
+    survey: Survey | None = schedule.derived.get(Survey)
+    if survey is None:
+        state = np.empty(kernels.STATES, dtype=np.int64)
+        placement = schedule.placement
+        kernels.look.run(
+            len(schedule),
+            schedule.actions,
+            schedule.offsets,
+            placement.ranks_of_stages,
+            placement.stages,
+            min(schedule.units, MOST),
+            min(schedule.microbatches, MOST),
+            min(schedule.iterations, MOST),
+            schedule.slices,
+            placement.copies,
+            state,
+        )
+        outside, away, kinds, grouped = state.tolist()
+        strays = Strays(*(None if at < 0 else at for at in (outside, away)))
+        survey = schedule.derived[Survey] = Survey(kinds, bool(grouped), strays)
+    return survey
+
+
+def has(schedule: Schedule, kinds: Iterable[Kind]) -> bool:
+    """Whether a schedule has an action of some kinds."""
+    return bool(survey_of(schedule).kinds & kind_bits(kinds))
+
+
+def strays_of(schedule: Schedule) -> Strays:
+    """The strays of a schedule."""
+    return survey_of(schedule).strays
+
+
+def refuse_outside(schedule: Schedule) -> None:
+    """Raise for the first action of a kind, stage, microbatch or iteration that does not exist.
+
+    Raises ScheduleError: the message says where it stands, and how far the numbers go.
+    """
+    position = strays_of(schedule).outside
+    if position is not None:
+        raise ScheduleError(f"{_where(schedule, position)} {outside_text(schedule, position)}")
+
+
+def refuse_strays(schedule: Schedule) -> None:
+    """The same, and for the first action on a rank on which its stage does not live.
+
+    Raises ScheduleError: the message says where the action stands, and where it belongs.
+    """
+    refuse_outside(schedule)
+    position = strays_of(schedule).away
+    if position is not None:
+        stage = unpack(int(schedule.actions[position])).stage
+        homes = sorted({row[stage] for row in schedule.placement.table})
+        raise ScheduleError(
+            f"{_where(schedule, position)} is on the wrong rank; stage {stage} lives on rank "
+            + " and ".join(map(str, homes))
+        )
+
+
+def outside_text(schedule: Schedule, position: int) -> str:
+    """What about an action does not exist, and what does."""
+    code = int(schedule.actions[position])
+    if code & KIND_MASK >= kernels.KINDS:
+        return "has a kind that does not exist; write one of F, I, W, B, …"
+    last = f"microbatches to {schedule.units // schedule.slices - 1}"
+    if code >= 0 and code & KIND_MASK in STEP_KINDS:
+        last = f"iterations to {schedule.iterations - 1}"
+    return f"is out of range; stages go to {schedule.stages - 1}, {last}"
+
+
+def _where(schedule: Schedule, position: int) -> str:
+    rank = schedule.rank_of(position)
+    text = code_text(int(schedule.actions[position]), schedule.slices)
+    return f"rank {rank}, action {position - int(schedule.offsets[rank])}: {text}"
