@@ -19,8 +19,9 @@ from debubble.planner.model.transformer import (
     Model,
 )
 from debubble.planner.plannable import first_cut
-from debubble.planner.search.evaluate import Asked, Plan, finished, timed
-from debubble.planner.search.groups import Fixed, groups
+from debubble.planner.request import Fixed, PlanRequest
+from debubble.planner.search.evaluate import Evaluated, finished, timed
+from debubble.planner.search.groups import groups
 
 PLAIN = Habits("plain", "software without habits")
 
@@ -126,6 +127,6 @@ def sampled(framework: str, each: int) -> list[Case]:
     return found
 
 
-def evaluate(asked: Asked, candidate: Candidate) -> Plan:
+def evaluate(asked: PlanRequest, candidate: Candidate) -> Evaluated:
     """All that is said of one candidate."""
-    return finished(asked, timed(asked, candidate)[0])
+    return finished(timed(asked, candidate)[0])

@@ -1,4 +1,4 @@
-"""What is asked for, and one way to run it: training, degrees, candidate."""
+"""What is request for, and one way to run it: training, degrees, candidate."""
 
 from __future__ import annotations
 

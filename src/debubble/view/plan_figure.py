@@ -20,7 +20,7 @@ def front(found: Found) -> Figure:
     from matplotlib.figure import Figure
 
     plans = ranked(found)
-    limit = found.plans[0].limit
+    limit = found.request.limit
     with style():
         figure = Figure(figsize=(7.0, 3.2), dpi=100, facecolor="white", layout="constrained")
         ax = figure.add_subplot()

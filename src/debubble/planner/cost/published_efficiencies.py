@@ -44,7 +44,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Factors:
-    """Efficiencies, of which the nearest to what is asked for counts."""
+    """Efficiencies, of which the nearest to what is request for counts."""
 
     table: tuple[Factor, ...] = ()
 

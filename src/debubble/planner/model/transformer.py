@@ -223,7 +223,7 @@ class Model:
         return hash((self.name, self.hidden, self.layers, self.vocabulary, self.tied, self.mtp))
 
     def __hash__(self) -> int:
-        # Computed once: caches of what layers take are asked for every plan.
+        # Computed once: caches of what layers take are request for every plan.
         return self._hash
 
     @cached_property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from debubble.planner.candidate import Candidate
-from debubble.planner.search.evaluate import Asked
+from debubble.planner.request import PlanRequest
 from debubble.planner.search.groups import Group, Setting, Split
 
 USUAL_SCHEDULE = "1f1b"
@@ -45,7 +45,7 @@ class Batch:
                 yield schedule, splits
 
 
-def on_one_rank(asked: Asked, group: Group, setting: Setting) -> Candidate:
+def on_one_rank(request: PlanRequest, group: Group, setting: Setting) -> Candidate:
     """A candidate with all layers on one stage, in the same groups otherwise."""
     alone = replace(group, degrees=replace(group.degrees, pp=1))
-    return alone.candidate("1f1b", (1, (len(asked.model.layers),)), setting)
+    return alone.candidate("1f1b", (1, (len(request.model.layers),)), setting)

@@ -15,11 +15,9 @@ from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
 from debubble.planner.memory.peaks import FRAGMENTATION
 from debubble.planner.search.evaluate import (
-    Asked,
-    Plan,
+    Evaluated,
     costs_of,
     finished,
-    simulated,
     timed,
     with_peaks,
 )
@@ -28,8 +26,8 @@ from debubble.planner.search.within import within_limit
 
 
 def optimized(
-    asked: Asked, found: Found, count: int, time_limit: float | None = None,
-    report: Callable[[int, str], None] = lambda number, text: None,  # noqa: ARG005 - nobody is told
+    found: Found, count: int, time_limit: float | None = None,
+    report: Callable[[int, str], None] = lambda number, text: None,  # noqa: ARG005 - no report
 ) -> None:  # fmt: skip
     """Look for faster orders of the best `count` plans with a pipeline.
 
@@ -45,7 +43,7 @@ def optimized(
             continue
         count -= 1
         try:
-            order, least, found.interrupted = faster_order(asked, plan, time_limit)
+            order, least, found.interrupted = faster_order(plan, time_limit)
         except KeyboardInterrupt:
             found.interrupted = True
             break
@@ -62,8 +60,8 @@ def optimized(
 
 
 def faster_order(
-    asked: Asked, plan: Plan, time_limit: float | None = None
-) -> tuple[Plan | None, float, bool]:
+    plan: Evaluated, time_limit: float | None = None
+) -> tuple[Evaluated | None, float, bool]:
     """A faster order of a finished plan's stages, a bound for any, and whether Ctrl-C was pressed.
 
     The optimizer counts activations, with what lies unused between them; all else stays as in the
@@ -72,26 +70,26 @@ def faster_order(
     """
     results: list[Result] = []
 
-    def make(less: NDArray[np.float64]) -> Plan | None:
+    def make(less: NDArray[np.float64]) -> Evaluated | None:
         if results and results[-1].status == "interrupted":
             return None
-        room = np.broadcast_to(asked.limit - less, len(plan.peaks))
-        results.append(_result(asked, plan, room.tolist(), time_limit))
-        return _plan_of(asked, plan, results[-1])
+        room = np.broadcast_to(plan.request.limit - less, len(plan.peaks))
+        results.append(_result(plan, room.tolist(), time_limit))
+        return _plan_of(plan, results[-1])
 
-    found = within_limit(make, asked.limit)
+    found = within_limit(make, plan.request.limit)
     least = results[0].lower_bound + plan.causes["optimizer"] + plan.causes["weights"]
     interrupted = results[-1].status == "interrupted"
     if found is None or not found.fits or found.step_time >= plan.step_time:
         return None, least, interrupted
-    return finished(asked, replace(found, lower_bound=least)), least, interrupted
+    return finished(replace(found, lower_bound=least)), least, interrupted
 
 
-def _result(asked: Asked, plan: Plan, room: Sequence[float], time_limit: float | None) -> Result:
+def _result(plan: Evaluated, room: Sequence[float], time_limit: float | None) -> Result:
     """The optimizer's answer for the stages of a plan, with `room` bytes on every rank."""
     candidate = plan.candidate
-    timeline = simulated(asked, candidate, plan.order)
-    costs = costs_of(asked, candidate)
+    timeline = plan.simulate()
+    costs = costs_of(plan.request, candidate)
     # Of what comes and goes a share lies unused between tensors: as if GPUs were so much smaller.
     share = 1 / (1 + FRAGMENTATION)
     beside = [
@@ -108,7 +106,7 @@ def _result(asked: Asked, plan: Plan, room: Sequence[float], time_limit: float |
         )  # fmt: skip
 
 
-def _plan_of(asked: Asked, plan: Plan, result: Result) -> Plan:
-    found, timeline = timed(asked, plan.candidate, result.schedule)
-    whole = with_peaks(replace(asked, limit=math.inf), found, timeline)
-    return replace(whole, limit=asked.limit, order=result.schedule, optimized=True)
+def _plan_of(plan: Evaluated, result: Result) -> Evaluated:
+    wide = replace(plan.request, limit=math.inf)
+    whole = with_peaks(*timed(wide, plan.candidate, result.schedule))
+    return replace(whole, request=plan.request, order=result.schedule, optimized=True)

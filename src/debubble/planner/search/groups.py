@@ -24,6 +24,7 @@ from debubble.planner.frameworks.rules import rules_of
 from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import chunks_of, first_cut, fits, plannable
+from debubble.planner.request import Fixed
 from debubble.schedules import registry
 
 if TYPE_CHECKING:
@@ -37,28 +38,6 @@ FEWEST = "full:N"
 ZEROS = (0, 1, 2, 3)
 FSDP_ZEROS = (0, 2, 3)
 """Levels of ZeRO that differ on FSDP2."""
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """What is given of a :class:`~debubble.planner.candidate.Candidate`, and held; None is open.
-
-    `schedules` are names of registered schedules to choose from; `framework` runs the plan, and
-    without one only what divides what counts.
-    """
-
-    tp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    dp: int | None = None
-    pp: int | None = None
-    chunks: int | None = None
-    microbatch_size: int | None = None
-    schedules: tuple[str, ...] | None = None
-    recompute: str | None = None
-    zero: int | None = None
-    layers: tuple[int, ...] | None = None
-    framework: str | None = None
 
 
 Split: TypeAlias = tuple[int, tuple[int, ...]]

@@ -23,8 +23,9 @@ from debubble.planner.frameworks.rules import broken
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.memory.peaks import margin
 from debubble.planner.model.transformer import Model
+from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import homes_of, pipeline_bound
-from debubble.planner.search.evaluate import Asked, Plan, costs_of, schedule_of, timed, with_peaks
+from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.schedules import registry
 
 Cut: TypeAlias = tuple[int, ...]
@@ -53,14 +54,14 @@ class Loads(NamedTuple):
     """Of the head and multi-token prediction."""
 
 
-def loads_of(asked: Asked, candidate: Candidate) -> Loads:
+def loads_of(request: PlanRequest, candidate: Candidate) -> Loads:
     """The loads of a candidate, which are the same for every cut.
 
     Without the layers that ``"full:N"`` recomputes, which are others in every cut.
     """
     some = recomputed_layers(candidate.recompute) is not None
     one = candidate.without_order("none" if some else None)
-    return _loads(asked.model, asked.cluster, asked.training, one, asked.factors)
+    return _loads(request.model, request.cluster, request.training, one, request.factors)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -154,7 +155,7 @@ def least_load(loads: Loads, homes: tuple[int, ...]) -> float:
     return max(mean, *rank_loads(alike, homes, _shared_out(alike, homes)))
 
 
-def forced_time(asked: Asked, candidate: Candidate, peaks: NDArray[np.float64]) -> float:
+def forced_time(request: PlanRequest, candidate: Candidate, peaks: NDArray[np.float64]) -> float:
     """Seconds below which nothing is looked for that fits, where ranks are too full; else 0.
 
     Every rank that is too full gives layers to those with room, first to the least busy. Infinite
@@ -162,10 +163,10 @@ def forced_time(asked: Asked, candidate: Candidate, peaks: NDArray[np.float64]) 
     """
     homes = homes_of(candidate)
     counts = np.bincount(homes, candidate.layers)
-    each = np.maximum((peaks - margin(asked.training)) / np.maximum(counts, 1), 1.0)
-    gone = np.ceil((peaks - asked.limit) / each)
+    each = np.maximum((peaks - margin(request.training)) / np.maximum(counts, 1), 1.0)
+    gone = np.ceil((peaks - request.limit) / each)
     missing = int(gone[gone > 0].sum())
-    loads = loads_of(asked, candidate)
+    loads = loads_of(request, candidate)
     ranks = list(zip(rank_loads(loads, homes, candidate.layers), (-gone).tolist(), strict=True))
     heap = [(load, room) for load, room in ranks if room >= 0]
     if missing > sum(room for _, room in heap):
@@ -180,15 +181,15 @@ def forced_time(asked: Asked, candidate: Candidate, peaks: NDArray[np.float64]) 
     return most * candidate.microbatches
 
 
-def split_bound(asked: Asked, candidate: Candidate) -> float:
+def split_bound(request: PlanRequest, candidate: Candidate) -> float:
     """Seconds below which no order and no layer split brings a candidate's pipeline."""
-    least = least_load(loads_of(asked, candidate), homes_of(candidate))
+    least = least_load(loads_of(request, candidate), homes_of(candidate))
     return least * candidate.microbatches
 
 
-def with_balanced(asked: Asked, candidate: Candidate) -> Candidate:
+def with_balanced(request: PlanRequest, candidate: Candidate) -> Candidate:
     """The candidate with the cut whose busiest rank does least."""
-    cut = balanced(loads_of(asked, candidate), homes_of(candidate))
+    cut = balanced(loads_of(request, candidate), homes_of(candidate))
     return replace(candidate, layers=cut)
 
 
@@ -196,16 +197,16 @@ Allowed: TypeAlias = Callable[[Candidate], bool]
 """Whether whoever runs it can run a candidate."""
 
 
-def runnable(asked: Asked, framework: str | None) -> Allowed:
-    """Whether a framework runs a candidate; without one, whether anything can."""
-    model, gpus, training = asked.model, asked.cluster.gpus, asked.training
+def runnable(request: PlanRequest) -> Allowed:
+    """Return whether the framework of a request runs a candidate; without one, whether any can."""
+    model, gpus, training = request.model, request.cluster.gpus, request.training
+    framework = request.fixed.framework
     return lambda candidate: not broken(Case.of(model, gpus, training, candidate), framework)
 
 
 def refined(
-    asked: Asked, plan: Plan, allowed: Allowed, floor: float = 0.0,
-    room: Sequence[float] | None = None,
-) -> tuple[Plan, int]:  # fmt: skip
+    plan: Evaluated, allowed: Allowed, floor: float = 0.0, room: Sequence[float] | None = None
+) -> tuple[Evaluated, int]:
     """A plan with its layers split better, and how many simulations that took.
 
     From the better of its own cut and the balanced one, a layer moves from one stage to another
@@ -215,7 +216,7 @@ def refined(
     memory nobody asks for peaks, and there are none. `room` is for orders that are made, see
     :func:`~debubble.planner.search.evaluate.schedule_of`.
     """
-    search = _Moves(asked, plan, allowed, floor, room)
+    search = _Moves(plan, allowed, floor, room)
     search.run()
     return search.best, search.simulated
 
@@ -224,13 +225,13 @@ class _Moves:
     """A descent over cuts; `best` is where it is."""
 
     def __init__(
-        self, asked: Asked, plan: Plan, allowed: Allowed, floor: float,
-        room: Sequence[float] | None,
-    ) -> None:  # fmt: skip
-        self.asked, self.best, self.allowed, self.floor = asked, plan, allowed, floor
+        self, plan: Evaluated, allowed: Allowed, floor: float, room: Sequence[float] | None
+    ) -> None:
+        request = self.request = plan.request
+        self.best, self.allowed, self.floor = plan, allowed, floor
         self.room = room
-        self.limited = math.isfinite(asked.limit)
-        self.loads = loads_of(asked, plan.candidate)
+        self.limited = math.isfinite(request.limit)
+        self.loads = loads_of(request, plan.candidate)
         self.homes = homes_of(plan.candidate)
         self.simulated = 0
         self.tried = {plan.candidate.layers}
@@ -276,7 +277,7 @@ class _Moves:
         self.tried.add(cut)
         candidate = replace(self.best.candidate, layers=cut)
         fits = self._fits
-        if fits and pipeline_bound(self.asked, candidate) >= self.best.step_time:
+        if fits and pipeline_bound(self.request, candidate) >= self.best.step_time:
             return False
         if not self.allowed(candidate):
             return False
@@ -284,13 +285,13 @@ class _Moves:
         try:
             order = None
             if self.room is not None:
-                costs = costs_of(self.asked, candidate)
+                costs = costs_of(self.request, candidate)
                 order = schedule_of(candidate, costs, self.room)
-            plan, timeline = timed(self.asked, candidate, order, memory=self.limited)
+            plan, timeline = timed(self.request, candidate, order, memory=self.limited)
             if plan.step_time < self.floor or (fits and plan.step_time >= self.best.step_time):
                 return False
             if self.limited:
-                plan = with_peaks(self.asked, plan, timeline)
+                plan = with_peaks(plan, timeline)
         except DebubbleError:
             return False
         if self.limited and _value(plan) >= _value(self.best):
@@ -299,6 +300,6 @@ class _Moves:
         return True
 
 
-def _value(plan: Plan) -> tuple[float, float]:
+def _value(plan: Evaluated) -> tuple[float, float]:
     """Less is better: first what is missing of the memory, then the time."""
-    return max(max(plan.peaks) - plan.limit, 0.0), plan.step_time
+    return max(max(plan.peaks) - plan.request.limit, 0.0), plan.step_time
