@@ -14,8 +14,8 @@ from tests import typed_client
 EXPORTED = {
     "Action", "ClosedForm", "Comparison", "Constraint", "CostError", "Costs",
     "DebubbleDeprecationWarning", "DebubbleError", "Diagnosis", "FormatError", "Jitter", "Kind",
-    "ParameterError", "Placement", "Plan", "Report", "Result", "Schedule", "ScheduleError", "Spread",
-    "Timeline", "check", "compare", "load", "make", "optimize", "plan", "read_trace",
+    "ParameterError", "Placement", "Plan", "Report", "Result", "Schedule", "ScheduleError",
+    "Spread", "Timeline", "check", "compare", "load", "make", "optimize", "plan", "read_trace",
     "register", "schedules", "simulate",
 }  # fmt: skip
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,116 +18,53 @@ from debubble.planner.request import LARGEST, SEQUENCE, Fixed, PlanRequest, plan
 
 
 @dataclass(frozen=True)
-class Schedules:
-    """Names of schedules to choose from."""
+class Values:
+    """Values of an option: how a text is read, and how a value of Python is checked."""
 
+    read: Callable[[str, str], Any]
+    check: Callable[[str, Any], Any]
     range: Range = ""
 
-    def read(self, name: str, text: str) -> tuple[str, ...]:  # noqa: ARG002 - called as others are
-        """Return the names in ``1f1b,zb-v``."""
-        return tuple(part.strip() for part in text.split(","))
 
-    def check(self, name: str, value: Any) -> tuple[str, ...]:
-        """Return one name, or a list of names, as names."""
-        names = value.split(",") if isinstance(value, str) else value
-        if not isinstance(names, list | tuple) or not all(isinstance(one, str) for one in names):
-            raise ParameterError(f"{name} is {quoted(value)}; give a name such as 1f1b, or several")
-        return tuple(one.strip() for one in names)
+def _schedules(name: str, value: Any) -> tuple[str, ...]:
+    """Return the names of schedules in ``1f1b,zb-v``, or in a list."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(one, str) for one in names):
+        raise ParameterError(f"{name} is {quoted(value)}; give a name such as 1f1b, or several")
+    return tuple(one.strip() for one in names)
 
 
-@dataclass(frozen=True)
-class LayersOfStages:
-    """Layers of every stage."""
-
-    range: Range = ""
-
-    def read(self, name: str, text: str) -> tuple[int, ...]:
-        """Return the numbers in ``7,8,8,9``."""
-        parts = [part.strip(" ") for part in text.split(",")]
-        if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
-            raise ParameterError(
-                f"{name} is '{text}'; give a number for every stage, such as 7,8,8,9"
-            )
-        return tuple(map(int, parts))
-
-    def check(self, name: str, value: Any) -> tuple[int, ...]:
-        """Return a list of whole numbers as numbers."""
-        if isinstance(value, str):
-            return self.read(name, value)
-        if not isinstance(value, list | tuple) or not value:
-            raise ParameterError(f"{name} is {quoted(value)}; give a number for every stage")
-        return tuple(Whole(LARGEST, 0).check(name, one) for one in value)
+def _layers(name: str, value: Any) -> tuple[int, ...]:
+    """Return the layers of every stage in ``7,8,8,9``, or in a list."""
+    parts = value.split(",") if isinstance(value, str) else value
+    texts = [str(part).strip(" ") for part in parts] if isinstance(parts, list | tuple) else [""]
+    if not all(re.fullmatch(r"[0-9]{1,9}", text) for text in texts):
+        raise ParameterError(
+            f"{name} is {quoted(value)}; give a number for every stage, such as 7,8,8,9"
+        )
+    return tuple(map(int, texts))
 
 
-@dataclass(frozen=True)
-class Recompute:
-    """Ways to recompute: one of the words, or ``full:N``."""
-
-    range: Range = ""
-
-    def read(self, name: str, text: str) -> str:
-        """Return the way in a text."""
-        return self.check(name, text)
-
-    def check(self, name: str, value: Any) -> str:
-        """Return a way as it is."""
-        try:
-            recomputed_layers(str(value))
-        except ParameterError as error:
-            raise ParameterError(f"{name}{str(error).removeprefix('recompute')}") from None
-        return str(value)
+def _recompute(name: str, value: Any) -> str:
+    """Return a way to recompute, refused if it is unknown."""
+    try:
+        recomputed_layers(str(value))
+    except ParameterError as error:
+        raise ParameterError(f"{name}{str(error).removeprefix('recompute')}") from None
+    return str(value)
 
 
-@dataclass(frozen=True)
-class MemoryOfGpu:
-    """Memory of one GPU, in bytes."""
-
-    range: Range = "real"
-
-    def read(self, name: str, text: str) -> float:  # noqa: ARG002 - called as others are
-        """Return the bytes in ``72GB``."""
-        return read_bytes(text)
-
-    def check(self, name: str, value: Any) -> float:
-        """Return the bytes of a text or number."""
-        return self.read(name, str(value))
+def _seconds(name: str, value: Any) -> float:
+    """Return a time limit."""
+    number = read_number(str(value))
+    if not 0 < number < math.inf:
+        raise ParameterError(f"{name} is '{value}'; it is a positive number of seconds")
+    return number
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """A number whose limits the request checks."""
-
-    range: Range = "real"
-
-    def read(self, name: str, text: str) -> float:  # noqa: ARG002 - called as others are
-        """Return the number in a text."""
-        return read_number(text)
-
-    def check(self, name: str, value: Any) -> float:
-        """Return a number."""
-        return Real(-LARGEST).check(name, value)
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """A time limit."""
-
-    range: Range = "real"
-
-    def read(self, name: str, text: str) -> float:
-        """Return the seconds in a text."""
-        return self._positive(name, text, read_number(text))
-
-    def check(self, name: str, value: Any) -> float:
-        """Return a positive number."""
-        return self._positive(name, value, float(value))
-
-    def _positive(self, name: str, value: Any, number: float) -> float:
-        if not 0 < number < float("inf"):
-            raise ParameterError(f"{name} is '{value}'; it is a positive number of seconds")
-        return number
-
-
+_MEMORY = Values(lambda _, text: read_bytes(text), lambda _, value: read_bytes(str(value)), "real")
+# The request checks the limits of a ratio.
+_RATIO = Values(lambda _, text: read_number(text), Real(-LARGEST).check, "real")
 _COUNT = Whole(LARGEST, at_once=True)
 _SHOWN = Whole(1000, at_once=True)
 _NAMES = list(FRAMEWORKS)
@@ -146,11 +84,12 @@ HELD = (
         OptionSpec(name, _COUNT, "N", "Hold it fixed.", "held", example="2")
         for name in ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size")
     ),
-    OptionSpec("schedule", Schedules(), "NAMES", "One schedule, or several: 1f1b,zb-v.", "held",
+    OptionSpec("schedule", Values(_schedules, _schedules), "NAMES",
+               "One schedule, or several: 1f1b,zb-v.", "held",
                example="1f1b"),
-    OptionSpec("layers", LayersOfStages(), "COUNTS",
+    OptionSpec("layers", Values(_layers, _layers), "COUNTS",
                "Of every stage: 7,8,8,9. Else the best are found.", "held", example="7,8,8,9"),
-    OptionSpec("recompute", Recompute(), "HOW",
+    OptionSpec("recompute", Values(_recompute, _recompute), "HOW",
                "none, selective, full, or full:N layers of a stage.", "held", example="full"),
     OptionSpec("zero", Whole(3, 0, at_once=True), "0-3",
                "What replicas split: optimizer (1), gradients (2), weights (3).", "held",
@@ -166,15 +105,15 @@ PLAN_OPTIONS = (
                default=PRECISIONS[0]),
     OptionSpec("framework", AnyText(), "NAME",
                f"Only what {', '.join(_NAMES[:-1])} or {_NAMES[-1]} can run.", "request"),
-    OptionSpec("memory", MemoryOfGpu(), "LIMIT", "Memory per GPU, such as 72GB.", "request"),
-    OptionSpec("imbalance", Ratio(), "X", "Tokens of the busiest experts over the mean.",
+    OptionSpec("memory", _MEMORY, "LIMIT", "Memory per GPU, such as 72GB.", "request"),
+    OptionSpec("imbalance", _RATIO, "X", "Tokens of the busiest experts over the mean.",
                "request", default=1),
     OptionSpec("calibrate", AnyText(), "FILE", "Measured steps, a log, or a profile.", "request"),
     OptionSpec("why", AnyText(), "KEY=VALUE", "Why not this? The best plan with it, beside.",
                "search", repeated=True),
     OptionSpec("top", _SHOWN, "K", "Plans to show.", "search", default=5),
     OptionSpec("optimize", _SHOWN, "K", "Look for faster orders of the K best plans.", "search"),
-    OptionSpec("time_limit", Seconds(), "SECONDS",
+    OptionSpec("time_limit", Values(_seconds, _seconds), "SECONDS",
                "For each of them; else a fixed amount of work.", "search"),
 )  # fmt: skip
 """All options of a plan in the order of ``--help``."""

@@ -25,7 +25,7 @@ MOST_IMBALANCE = 1000
 
 @dataclass(frozen=True)
 class Fixed:
-    """What is held of a :class:`~debubble.planner.candidate.Candidate`; None is open.
+    """Constraints on a :class:`~debubble.planner.candidate.Candidate`; None is open.
 
     `schedules` are names of registered schedules to choose from; `framework` runs the plan, and
     without one only what has to divide what counts.
@@ -47,7 +47,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is to be planned."""
+    """A planning problem: model, GPUs, training, efficiencies, memory and constraints."""
 
     model: Model
     cluster: Cluster

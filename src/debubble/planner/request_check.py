@@ -1,4 +1,4 @@
-"""What is request for, checked before anything is searched: value, limit, nearest workable choice.
+"""Checks of a request before any search: value, limit, and the nearest choice that works.
 
 What is offered instead is tried: there are plans with it, while all else stays as it was given.
 """
@@ -37,7 +37,7 @@ OF_GPUS = ("tp", "cp", "dp", "pp")
 """Degrees whose product is the number of GPUs."""
 
 SOME = 1000
-"""Plans of which a framework is request why it runs none."""
+"""Plans of which a framework is asked why it runs none."""
 
 TRIES = 24
 """Numbers of GPUs and of sequences that are tried around the ones given."""
@@ -91,7 +91,7 @@ class RequestCheck:
     fixed: Fixed
 
     def gpus(self) -> None:
-        """Degrees divide the GPUs, each and together."""
+        """Check that degrees divide the GPUs, each and together."""
         total = self.cluster.gpus
         given = {name: value for name in OF_GPUS if (value := getattr(self.fixed, name))}
         for name, value in given.items():
@@ -106,7 +106,7 @@ class RequestCheck:
             self.refuse(f"{shown} are {together} GPUs of {total}", (*given, "gpus"))
 
     def degrees(self) -> None:
-        """The rules about degrees hold for those that are given."""
+        """Check the rules about degrees for those that are given."""
         sizes = {name: getattr(self.fixed, name) or 1 for name in ("tp", "cp", "ep", "pp")}
         dp = self.fixed.dp or self.cluster.gpus // (sizes["tp"] * sizes["cp"] * sizes["pp"])
         own = Degrees(**sizes, dp=dp)
@@ -123,7 +123,7 @@ class RequestCheck:
                 )
 
     def batch(self) -> None:
-        """Replicas and microbatches divide the batch, each and together."""
+        """Check that replicas and microbatches divide the batch, each and together."""
         batch, dp, size = self.training.batch, self.fixed.dp, self.fixed.microbatch_size
         for name, value in (("dp", dp), ("microbatch_size", size)):
             if value is not None and batch % value:
@@ -134,7 +134,7 @@ class RequestCheck:
             self.refuse(f"{text}{batch}", ("microbatch_size", "dp", "batch"))
 
     def stages(self) -> None:
-        """Stages have a layer each, but for the first and the last."""
+        """Check that stages have a layer each, but for the first and the last."""
         count, pp, chunks = len(self.model.layers), self.fixed.pp, self.fixed.chunks
         stages = (pp or 1) * (chunks or 1)
         if stages > count + 2:
@@ -148,7 +148,7 @@ class RequestCheck:
             self.refuse(text, ("pp", "chunks"))
 
     def layers(self) -> None:
-        """Given layers are the model's, on the given stages."""
+        """Check that given layers are the model's, on the given stages."""
         cut, count = self.fixed.layers, len(self.model.layers)
         pp, chunks = self.fixed.pp, self.fixed.chunks
         if cut is None:
@@ -165,7 +165,7 @@ class RequestCheck:
             self.refuse(f"{text}{chunks or 'any'}", ("pp", "chunks", "layers"))
 
     def recompute(self) -> None:
-        """A number of recomputed layers is at most the model's, and the framework takes one."""
+        """Check that recomputed layers are at most the model's, and that a number is taken."""
         recompute, count = self.fixed.recompute, len(self.model.layers)
         layers = None if recompute is None else recomputed_layers(recompute)
         if recompute is None or layers is None:
@@ -181,7 +181,7 @@ class RequestCheck:
                 self.refuse(f"{problem.text}, is not for {self.fixed.framework}", ("recompute",))
 
     def rest(self) -> None:
-        """There is a plan."""
+        """Check that there is a plan."""
         if self.works():
             return
         given = {spec.name: getattr(self.fixed, spec.name) for spec in fields(Fixed)}
@@ -194,7 +194,7 @@ class RequestCheck:
         self.refuse(text, (*given, "batch", "gpus"))
 
     def reasons(self) -> list[str]:
-        """What the framework refuses in all plans that there would be without it."""
+        """Return the framework's refusals that all plans without it have in common."""
         if self.fixed.framework is None:
             return []
         free = replace(self.fixed, framework=None)
@@ -210,7 +210,7 @@ class RequestCheck:
         return list((found or {}).values())
 
     def refuse(self, text: str, names: Iterable[str]) -> None:
-        """Raise, with the nearest value of each of these options that works."""
+        """Raise an error with the nearest value of each of these options that works."""
         found = []
         for name in names:
             for value in self.values(name):
@@ -225,12 +225,12 @@ class RequestCheck:
         raise ParameterError(text)
 
     def works(self) -> bool:
-        """Whether there is a plan."""
+        """Return whether any plan meets the request."""
         found = groups(self.model, self.cluster, self.training, self.fixed)
         return next(found, None) is not None
 
     def changed(self, name: str, value: Any) -> RequestCheck:
-        """The request with another value."""
+        """Return the request with another value."""
         if name == "gpus":
             return replace(self, cluster=replace(self.cluster, gpus=value))
         if name in ("batch", "sequence", "sequence_parallel", "precision"):
@@ -240,7 +240,7 @@ class RequestCheck:
         return replace(self, fixed=replace(self.fixed, **{name: value}))
 
     def values(self, name: str) -> list[Any]:
-        """What is tried for an option, the nearest first."""
+        """Return the values to try for an option, the nearest first."""
         if name in ("layers", "framework", "zero"):
             return [None]
         if name == "recompute":
@@ -275,7 +275,7 @@ WORDS = {"microbatch_size": "microbatch size", "schedules": "schedule", "gpus": 
 
 
 def _said(name: str, value: Any) -> str:
-    """An option with its value, as people say it."""
+    """Return an option with its value, in words."""
     if value is None:
         return f"any {name}"
     if name == "gpus":

@@ -9,7 +9,7 @@ import pytest
 
 import debubble as db
 from debubble.planner.options import PLAN_OPTIONS
-from tests.command import run
+from tests.command import call
 
 SMALL = {"gpu": "h100", "gpus": 4, "batch": 8, "seq": 2048}
 HELD = {"pp": 2, "schedule": "1f1b", "microbatch_size": 1, "zero": 1}
@@ -21,17 +21,12 @@ def plan() -> db.Plan:
 
 
 def test_parameters_are_the_options_of_the_command() -> None:
-    assert [*inspect.signature(db.plan).parameters] == [
-        row.name
-        for row in sorted(
-            PLAN_OPTIONS, key=lambda row: [*inspect.signature(db.plan).parameters].index(row.name)
-        )
-    ]
+    assert {*inspect.signature(db.plan).parameters} == {row.name for row in PLAN_OPTIONS}
 
 
 def test_data_is_that_of_the_command(plan: db.Plan) -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in (SMALL | HELD).items()]
-    told = run("plan", "llama-3.2-1b", *words, "--why", "recompute=full", "--top", 3, "--json")
+    told = call("plan", "llama-3.2-1b", *words, "--why", "recompute=full", "--top", 3, "--json")
     assert json.loads(json.dumps(plan.to_dict())) == json.loads(told.out)
 
 
@@ -65,7 +60,7 @@ def test_what_does_not_fit_says_so() -> None:
     assert not found.fits
     assert found.alternatives == ()
     assert found.to_dict()["plans"] == []
-    with pytest.raises(db.ParameterError, match="no plan fits into 5.0 GB"):
+    with pytest.raises(db.ParameterError, match=r"no plan fits into 5\.0 GB"):
         found.schedule  # noqa: B018
 
 

@@ -21,7 +21,7 @@ from debubble.planner.search.found import Found
 
 
 def plan_data(plan: Evaluated) -> dict[str, Any]:
-    """A plan as plain data, in seconds and bytes."""
+    """Return a plan as plain data, in seconds and bytes."""
     candidate, fast = plan.candidate, plan.speed
     return {
         "degrees": asdict(candidate.degrees),
@@ -49,7 +49,7 @@ def plan_data(plan: Evaluated) -> dict[str, Any]:
 
 
 def plan_flags(plan: Evaluated, framework: str) -> str:
-    """The text with which a framework runs a plan, and what it holds there if that is different."""
+    """Return the text with which a framework runs a plan, and its memory there if that differs."""
     if not plan.optimized:
         request, gpus = plan.request, plan.candidate.degrees.gpus
         case = Case.of(request.model, gpus, request.training, plan.candidate)
@@ -63,12 +63,12 @@ def plan_flags(plan: Evaluated, framework: str) -> str:
 
 
 def runs_nothing(text: str) -> bool:
-    """Whether flags are comments alone, because the framework does not run the plan."""
+    """Return whether flags are comments alone, because the framework does not run the plan."""
     return all(line.startswith("#") for line in text.splitlines())
 
 
 def _held_there(plan: Evaluated, framework: str) -> str:
-    """A comment on the fullest rank where a framework keeps other things than were counted."""
+    """Return a comment on the fullest rank where a framework keeps other things than counted."""
     request, runtime = plan.request, find_framework(framework).runtime
     if runtime.name == request.training.runtime.name:
         return ""
@@ -96,7 +96,7 @@ def _memory_data(rank: RankMemory) -> dict[str, Any]:
 
 
 def data(found: Found) -> dict[str, Any]:
-    """The whole answer as plain data."""
+    """Return the whole answer as plain data."""
     return {
         "model": model_data(found.request),
         "plans": [plan_data(plan) for plan in found.plans],
@@ -110,7 +110,7 @@ def data(found: Found) -> dict[str, Any]:
 
 
 def larger_data(found: Found) -> dict[str, Any] | None:
-    """What more GPUs bring, as plain data; `saves` are seconds per step."""
+    """Return the best plan on more GPUs as plain data; `saves` are seconds per step."""
     plan = found.larger
     if plan is None:
         return None
@@ -120,7 +120,7 @@ def larger_data(found: Found) -> dict[str, Any] | None:
 
 
 def model_data(request: PlanRequest) -> dict[str, Any]:
-    """The model as plain data."""
+    """Return the model as plain data."""
     model = request.model
     return {
         "name": model.name,

@@ -1,4 +1,4 @@
-"""What more GPUs bring: one more node next to the best plan, or enough where none fits."""
+"""Plans on more GPUs: with one more node, or enough where none fits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SMALLEST = {"microbatch_size": 1, "recompute": "full", "schedules": ("1f1b",)}
 
 
 def with_gpus(request: PlanRequest, gpus: int) -> PlanRequest:
-    """The same question for another number of GPUs."""
+    """Return a request with another number of GPUs."""
     return replace(request, cluster=replace(request.cluster, gpus=gpus))
 
 
 def one_more_node(
     request: PlanRequest, best: Evaluated, progress: Progress | None = None
 ) -> Evaluated | None:
-    """The fastest plan with one more node; None where none is faster than `best`."""
+    """Return the fastest plan with one more node; None where none is faster than `best`."""
     node = request.cluster.gpu.node
     more = with_gpus(request, (request.cluster.gpus // node + 1) * node)
     plans = best_plans(more, 1, progress, below=best.step_time).plans
@@ -32,7 +32,7 @@ def one_more_node(
 
 
 def enough_gpus(request: PlanRequest, progress: Progress | None = None) -> Evaluated | None:
-    """A plan that fits on more GPUs, out of doublings of those of the request.
+    """Return a plan that fits on more GPUs, out of doublings of those of the request.
 
     Only what needs least memory is tried, so that fewer GPUs may do.
     """

@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan within the memory."""
+        """There is a plan within the memory."""
         return bool(self.found.plans)
 
     @property

@@ -36,13 +36,13 @@ SHORT = {
 
 
 def degrees_text(candidate: Candidate) -> str:
-    """Degrees above one, in words."""
+    """Return degrees above one, in words."""
     found = [f"{name} {size}" for name, size in asdict(candidate.degrees).items() if size > 1]
     return ", ".join(found) or "no parallelism"
 
 
 def layers_text(layers: Sequence[int]) -> str:
-    """Layers per stage: ``"4"``, or runs of equal numbers: ``"7, 8 on 14 stages, 7"``."""
+    """Return layers per stage: ``"4"``, or runs of equal numbers: ``"7, 8 on 14 stages, 7"``."""
     runs = [(count, len(list(run))) for count, run in groupby(layers)]
     if len(runs) == 1:
         return str(layers[0])
@@ -52,19 +52,19 @@ def layers_text(layers: Sequence[int]) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time with three digits and its unit."""
+    """Return a time with three digits and its unit."""
     if abs(value) >= 1 or value == 0:
         return f"{value:,.3g} s" if abs(value) < 1000 else f"{value:,.0f} s"
     return f"{value * 1e3:.3g} ms"
 
 
 def gigabytes(value: float) -> str:
-    """An amount of memory in decimal gigabytes."""
+    """Return an amount of memory in decimal gigabytes."""
     return f"{value / GB:.1f} GB"
 
 
 def difference(best: Evaluated, other: Evaluated, most: int = 2) -> str:
-    """Why a plan is slower: the causes that cost most more than in the best, in seconds."""
+    """Return the causes that make a plan slower than the best, with their seconds."""
     found = {name: other.causes[name] - best.causes[name] for name in CAUSES}
     worse = sorted((name for name in found if found[name] > 0), key=lambda name: -found[name])
     total = other.step_time - best.step_time
@@ -73,14 +73,14 @@ def difference(best: Evaluated, other: Evaluated, most: int = 2) -> str:
 
 
 def excess(plan: Evaluated) -> str:
-    """By how much a plan does not fit."""
+    """Return the fullest rank of a plan that does not fit, and its excess."""
     rank = max(range(len(plan.peaks)), key=plan.peaks.__getitem__)
     more = plan.peaks[rank] - plan.request.limit
     return f"rank {rank} needs {gigabytes(plan.peaks[rank])}, {gigabytes(more)} too much"
 
 
 def text(found: Found, width: int) -> str:
-    """The whole answer for a terminal."""
+    """Return the whole answer for a terminal."""
     first, *others = paragraphs(found)
     lines = [*wrap(first, width, 2), ""]
     lines += [line for entry in others for line in wrap(entry, width, 2)]
@@ -106,7 +106,7 @@ def _question(request: PlanRequest) -> str:
 
 
 def _sentences(found: Found) -> list[str]:
-    """What is to be said of the best plan."""
+    """Return the sentences on the best plan."""
     request, plan = found.request, found.plans[0]
     candidate = plan.candidate
     fast, error = plan.speed, plan.step_error * plan.step_time
@@ -132,8 +132,8 @@ def _sentences(found: Found) -> list[str]:
         f"time: {spent}",
         f"memory: rank {fullest} is the fullest with {gigabytes(plan.peaks[fullest])} of "
         f"{gigabytes(plan.request.limit)}, as {request.training.runtime.title} keeps it",
-        f"how sure: times and bytes are modelled; kernels run at {plan.efficiency:.3g} of "
-        f"the modelled speed, {plan.efficiency_origin}; 9 of 10 such steps stay within "
+        f"how sure: times and bytes are modeled; kernels run at {plan.efficiency:.3g} of "
+        f"the modeled speed, {plan.efficiency_origin}; 9 of 10 such steps stay within "
         f"± {percent(plan.step_error)}",
         *_too_fast(request, fast),
         *(f"warning: {trap}" for trap in shape_traps(request.model, candidate.degrees.tp)),
@@ -141,7 +141,7 @@ def _sentences(found: Found) -> list[str]:
 
 
 def _too_fast(request: PlanRequest, fast: Speed) -> list[str]:
-    """What is said of a plan that computes faster than the best product: what was measured is off.
+    """Return a warning if a plan computes faster than the best known product.
 
     Modelled kernels are slower than that; an efficiency from a wrong measurement is not.
     """
@@ -157,18 +157,18 @@ def _too_fast(request: PlanRequest, fast: Speed) -> list[str]:
 
 
 def ranked(found: Found) -> list[Evaluated]:
-    """The plans that fit, and the faster ones that do not, fastest first."""
+    """Return the plans that fit, and the faster ones that do not, fastest first."""
     return sorted([*found.plans, *_faster(found)], key=lambda plan: plan.step_time)
 
 
 def _faster(found: Found) -> list[Evaluated]:
-    """Plans that are faster than the best and nearly fit."""
+    """Return plans that are faster than the best and nearly fit."""
     best = (found.searched or found.plans[0]).step_time
     return [plan for plan in found.near if plan.step_time < best and nearly_fits(plan)]
 
 
 def verdict(found: Found, plan: Evaluated) -> str:
-    """Why a plan is the one, or why not."""
+    """Return the reason for which a plan is the best, or is not."""
     best = found.plans[0]
     if not plan.fits:
         return excess(plan)
@@ -186,7 +186,7 @@ SHOWN = ("tp", "cp", "ep", "dp", "pp")
 
 
 def columns(found: Found, *, verdicts: bool) -> list[Column]:
-    """Plans as a table, numbered in the order of :func:`ranked`; with a verdict for each."""
+    """Return plans as a table, numbered in the order of :func:`ranked`; with a verdict for each."""
     rows = ranked(found)
     sizes = {name: [getattr(p.candidate.degrees, name) for p in rows] for name in SHOWN}
     cells = [
@@ -238,7 +238,7 @@ def short(plan: Evaluated) -> str:
 
 
 def _buys(found: Found) -> list[str]:
-    """What more memory brings, by the faster plan that misses it by least; and more GPUs."""
+    """Return the gain of more memory, by the nearest faster plan, and of more GPUs."""
     lines = []
     if faster := _faster(found):
         plan = min(faster, key=lambda plan: max(plan.peaks))
@@ -252,7 +252,7 @@ def _buys(found: Found) -> list[str]:
 
 
 def _with(more: str, found: Found, plan: Evaluated, at_most: str = "") -> str:
-    """What a step takes with more of something, and what the same search gives without it."""
+    """Return the step time with more of something, next to that without it."""
     before = (found.searched or found.plans[0]).step_time
     return (
         f"with {more}, a step takes {seconds(plan.step_time)}{at_most} instead of "
@@ -261,7 +261,7 @@ def _with(more: str, found: Found, plan: Evaluated, at_most: str = "") -> str:
 
 
 def left_out(found: Found) -> str:
-    """How many plans there were, and why others are not shown."""
+    """Return the number of plans considered, and of those left out by reason."""
     counts = "; ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
     line = f"{found.considered:,} plans considered, {found.simulated:,} simulated"
     if counts:
@@ -272,7 +272,7 @@ def left_out(found: Found) -> str:
 
 
 def whole_timeline(plan: Evaluated) -> Timeline:
-    """The pipeline of a finished plan, with all that its ranks hold.
+    """Return the pipeline of a finished plan, with all that its ranks hold.
 
     Static memory is what a rank's peak has beside its activations.
     """
@@ -283,7 +283,7 @@ def whole_timeline(plan: Evaluated) -> Timeline:
 
 
 def costs_yaml(plan: Evaluated) -> str:
-    """The costs of a finished plan as a cost file, with sizes and memory limit."""
+    """Return the costs of a finished plan as a cost file, with sizes and memory limit."""
     request = plan.request
     found = costs_data(whole_timeline(plan).table.costs)
     found["memory"]["limit"] = request.limit
@@ -297,7 +297,7 @@ def costs_yaml(plan: Evaluated) -> str:
 
 
 def paragraphs(found: Found) -> list[str]:
-    """The question and the best plan, in sentences."""
+    """Return the question and the best plan, in sentences."""
     if not found.plans:
         return [_question(found.request), nothing(found)]
     return [_question(found.request), *_sentences(found), *_buys(found)]

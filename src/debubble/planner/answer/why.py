@@ -1,4 +1,4 @@
-"""Why not otherwise: the best plan with one thing held fixed, beside the best of all."""
+"""Answers to "why not?": the best plan under one more condition, next to the best of all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from debubble.planner.search.found import Found
 
 @dataclass(frozen=True)
 class Why:
-    """Why not with what was request for, such as ``"pp=16"``.
+    """An answer to "why not with this condition?", such as ``"pp=16"``.
 
     It is the best plan with that, if there is one, and the reason for which it is not the best.
     """
@@ -61,7 +61,7 @@ def why_not(
 
 
 def why_text(why: Why) -> str:
-    """An answer in a line."""
+    """Return an answer in a line."""
     if why.plan is None:
         return f"{why.asked_for}: {why.reason}"
     candidate = why.plan.candidate
@@ -73,6 +73,6 @@ def why_text(why: Why) -> str:
 
 
 def why_data(why: Why) -> dict[str, Any]:
-    """An answer as plain data."""
+    """Return an answer as plain data."""
     plan = None if why.plan is None else plan_data(why.plan)
     return {"asked": why.asked_for, "reason": why.reason, "plan": plan}

@@ -47,7 +47,7 @@ def best_plans(
     request: PlanRequest, top: int = 10, progress: Progress | None = None, *,
     below: float = math.inf,
 ) -> Found:  # fmt: skip
-    """The fastest plans that fit and have what is held; layers move where they are not given.
+    """Return the fastest plans that fit and keep to what is fixed.
 
     Every question about plans is this search, with another request.
     """
@@ -60,7 +60,7 @@ def search(
     request: PlanRequest, groups: Iterable[Group], top: int = 10, progress: Progress | None = None,
     splits: Allowed | None = None, *, below: float = math.inf,
 ) -> Found:  # fmt: skip
-    """The fastest plans that fit, out of all candidates of `groups`, with steps below `below`.
+    """Return the fastest plans out of all candidates of `groups`, with steps below `below`.
 
     Candidates that differ only in schedule, chunks and layer split do the same work with the same
     weights. That gives one bound for all of them, the lowest of which come first; when the next
@@ -149,7 +149,7 @@ class _Screen:
             self._wait([base])
 
     def look_at_fewest(self, given: Candidate) -> None:
-        """The same with every number of recomputed layers of a stage."""
+        """Simulate a candidate with every number of recomputed layers that may be the fewest."""
         numbers = range(1, max(given.layers))
         if not numbers:
             self.found.leave_out(NO_FEWER)
@@ -185,7 +185,7 @@ class _Screen:
             yield
 
     def _decided(self, base: Base) -> Evaluated | None:
-        """The fastest variant of a base, or one that is near; None where all are too slow."""
+        """Return the fastest variant of a base, or one that is near; None where all are slow."""
         limit = self._limit(base.plan.candidate)
         if base.floor <= limit:
             return fastest_within(self.request, base, self.splits, limit)
@@ -197,7 +197,7 @@ class _Screen:
         self.found.take(plan)
 
     def _base(self, given: Candidate) -> tuple[Base | None, str]:
-        """The base of a candidate that may be among the best or near them; or why it is not.
+        """Return the base of a candidate that may be among the best or near; or the reason against.
 
         With its peaks; and with a reason nevertheless where it is near and no more.
         """
@@ -220,12 +220,12 @@ class _Screen:
         return base, IN_FLIGHT if near else ""
 
     def _limit(self, candidate: Candidate) -> float:
-        """Seconds above which a candidate cannot be among the best, nor the best of those alike."""
+        """Return seconds above which a candidate is neither among the best nor of those alike."""
         alike = self.alike.get(kin(candidate), math.inf)
         return min(self.limit, alike * (1 + ROUNDING))
 
     def _start(self, given: Candidate) -> tuple[Candidate, str]:
-        """A candidate in its base cut; and why it cannot be among the best, empty where it may."""
+        """Return a candidate in its base cut, and the reason against it, empty if there is none."""
         limit = self._limit(given)
         if self.splits is not None and split_bound(self.request, given) > limit:
             return given, BOUND
@@ -239,7 +239,7 @@ class _Screen:
         return math.isfinite(self._forced(some, least_peaks(self.request, some)))
 
     def _forced(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> float:
-        """Seconds that a candidate takes at least so that it fits, by bounds for its base's peaks.
+        """Return seconds that a candidate takes at least so that it fits, by bounds for its peaks.
 
         Infinite where no variant has room.
         """
@@ -251,7 +251,7 @@ class _Screen:
         return forced_time(self.request, candidate, peaks)
 
     def _may_be_near(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> bool:
-        """Whether a candidate that does not fit may be among those that are kept nevertheless."""
+        """Return whether a candidate that does not fit may be kept as near."""
         near = self.found.near
         if registry.find(candidate.schedule).uses_costs or peaks is None:
             return False
@@ -281,7 +281,7 @@ SOON = 16
 
 
 def _soon(request: PlanRequest, batches: list[Batch], splits: Allowed | None) -> Evaluated | None:
-    """Some plan that fits, out of few of the most promising batches so far."""
+    """Return some plan that fits, out of few of the most promising batches so far."""
     for batch in nsmallest(SOON, batches):
         if batch.setting[0] == FEWEST:
             continue
@@ -299,7 +299,7 @@ def _soon(request: PlanRequest, batches: list[Batch], splits: Allowed | None) ->
 
 
 def _bounded(request: PlanRequest, group: Group, number: int, found: Found) -> Iterator[Batch]:
-    """The batches of a group with their bounds, without those that have no room."""
+    """Yield the batches of a group with their bounds, without those that have no room."""
     for setting in dict.fromkeys(one for each in group.settings.values() for one in each):
         alone = on_one_rank(request, group, setting)
         batch = Batch(least_time(request, alone, group.degrees.pp), number, group, setting)

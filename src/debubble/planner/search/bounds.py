@@ -23,7 +23,7 @@ from debubble.schedules import registry
 
 
 def least_time(request: PlanRequest, alone: Candidate, pp: int) -> float:
-    """Seconds below which no schedule and no layer split over `pp` ranks brings a step.
+    """Return seconds below which no schedule and no layer split over `pp` ranks brings a step.
 
     Some rank does at least the average of all work; nothing else is counted.
     """
@@ -32,7 +32,7 @@ def least_time(request: PlanRequest, alone: Candidate, pp: int) -> float:
 
 
 def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
-    """Seconds below which no order of a candidate's stages brings its pipeline.
+    """Return seconds below which no order of a candidate's stages brings its pipeline.
 
     Before a rank's first action all stages before its first one run once, then it does its work,
     and after its last backward those stages run a backward each. Where backwards are split, what a
@@ -49,7 +49,7 @@ def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
 
 
 def homes_of(candidate: Candidate) -> tuple[int, ...]:
-    """The rank of every stage."""
+    """Return the rank of every stage."""
     return _homes(candidate.schedule, candidate.degrees.pp, candidate.degrees.chunks)
 
 
@@ -60,27 +60,27 @@ def _homes(name: str, ranks: int, chunks: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _first_stages(name: str, ranks: int, chunks: int) -> NDArray[np.int64]:
-    """The first stage of every rank."""
+    """Return the first stage of every rank."""
     return np.unique(_homes(name, ranks, chunks), return_index=True)[1]
 
 
 @cache
 def _splits(name: str) -> bool:
-    """Whether a schedule has backwards in two parts, looked up in a small one."""
+    """Return whether a schedule has backwards in two parts, as a small one shows."""
     made = registry.make(name, ranks=2, microbatches=8)
     return has(made, SPLIT_KINDS)
 
 
 @cache
 def saves_memory(name: str) -> bool:
-    """Whether a schedule is there to hold less than 1F1B, looked up in a larger pipeline."""
+    """Return whether a schedule holds less than 1F1B, as a larger pipeline shows."""
     ranks = 16
     made = registry.make(name, ranks=ranks, microbatches=2 * ranks)
     return float(simulate(made).peak_activation.max()) < 0.8 * ranks
 
 
 def least_memory(request: PlanRequest, alone: Candidate, pp: int) -> float:
-    """Bytes below which the fullest of `pp` ranks does not get.
+    """Return bytes below which the fullest of `pp` ranks does not get.
 
     The average over ranks of what stays all the time and of one microbatch's activations, all of
     which are there when its first backward starts; and the margin.
@@ -93,7 +93,7 @@ def least_memory(request: PlanRequest, alone: Candidate, pp: int) -> float:
 
 
 def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float64] | None:
-    """Bytes below which no rank of a candidate stays; shape ``(pp,)``.
+    """Return bytes below which no rank of a candidate stays; shape ``(pp,)``.
 
     What stays all the time, and the activations of the microbatches in flight with what lies unused
     between them: all but logits, buffers of transfers, and what comes back to be recomputed. Where

@@ -29,7 +29,7 @@ from debubble.schedules import registry
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a step is: tokens per second of all GPUs, and FLOP/s of one by convention."""
+    """Tokens per second of all GPUs, and FLOP/s of one by two conventions."""
 
     tokens_per_second: float
     flops_per_gpu: dict[str, float]
@@ -42,7 +42,7 @@ OPTIMIZED = "optimized"
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A candidate, evaluated.
+    """A candidate with its step time, and the memory of every rank.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Evaluated:
     step_time
         Seconds of one optimizer step.
     peaks
-        Bytes of a GPU of every pipeline rank at its peak; empty where nobody request yet.
+        Bytes of a GPU of every pipeline rank at its peak; empty until they are computed.
     causes
         The step time by cause, see :func:`causes_of`; sums to it. Of finished plans, as all below.
     bubble_ratio
@@ -66,8 +66,8 @@ class Evaluated:
     optimized
         Whether that order is no published schedule's.
     lower_bound
-        Seconds below which no order of its stages within the memory brings a step; 0 where nobody
-        request.
+        Seconds below which no order of its stages within the memory brings a step; 0 until they are
+        computed.
     """
 
     request: PlanRequest
@@ -88,7 +88,7 @@ class Evaluated:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank has room."""
+        """Every rank has room."""
         return max(self.peaks) <= self.request.limit
 
     @property
@@ -104,17 +104,17 @@ class Evaluated:
 
     @property
     def efficiency_origin(self) -> str:
-        """Where its efficiency is from, for people."""
+        """The origin of its efficiency, for people."""
         return self.request.factors.origin(*self._run, experts=bool(self.request.model.experts))
 
     @property
     def _run(self) -> tuple[Gpu, int, Training]:
-        """What efficiencies are looked up by."""
+        """The key by which efficiencies are looked up."""
         return self.request.cluster.gpu, self.candidate.degrees.tp, self.request.training
 
     @property
     def speed(self) -> Speed:
-        """How fast its steps are."""
+        """Tokens per second and FLOP/s of its steps."""
         request = self.request
         gpus, tokens = request.cluster.gpus, request.training.tokens
         flops = flops_per_token(request.model, request.training.sequence)
@@ -131,7 +131,7 @@ class Evaluated:
 def schedule_of(
     candidate: Candidate, costs: Costs, room: Sequence[float] | None = None
 ) -> Schedule:
-    """The schedule of a candidate, made for its costs where it is made for any.
+    """Return the schedule of a candidate, made for its costs where it is made for any.
 
     `room` are the bytes of activations that its ranks may hold, where the schedule asks; by default
     what its name promises, such as the half of V-Half.
@@ -146,7 +146,7 @@ def schedule_of(
 def standing(
     request: PlanRequest, candidate: Candidate, placement: Placement
 ) -> NDArray[np.float64]:
-    """Bytes that every rank holds during the whole step, margin included; shape ``(pp,)``."""
+    """Return bytes that every rank holds all the time, margin included; shape ``(pp,)``."""
     held = np.full(candidate.degrees.pp, margin(request.training))
     states = stage_states(request.model, request.training, candidate)
     np.add.at(held, placement.ranks_of_stages, [state.total for state in states])
@@ -154,7 +154,7 @@ def standing(
 
 
 def costs_of(request: PlanRequest, candidate: Candidate, *, memory: bool = True) -> Costs:
-    """Times in seconds and activations in bytes of every stage, as the engine takes them.
+    """Return times in seconds and activations in bytes of every stage, as the engine takes them.
 
     Without `memory` activations are left out where no order is made for them.
     """
@@ -172,7 +172,7 @@ def simulated(
     *,
     memory: bool = True,
 ) -> Timeline:
-    """The pipeline of one step in the engine, in an order of its own or in its schedule's.
+    """Return the pipeline of one step in the engine, in an order of its own or in its schedule's.
 
     A schedule that has no order for these sizes, or none within the memory, is refused.
     """
@@ -189,7 +189,7 @@ def timed(
     *,
     memory: bool = True,
 ) -> tuple[Evaluated, Timeline]:
-    """The step time of a candidate, without its memory; in an order of its own, or its schedule."""
+    """Return the step time of a candidate without its memory, in its own order or a given one."""
     timeline = simulated(request, candidate, order, memory=memory)
     seconds = _step(request, candidate, timeline).seconds
     if registry.find(candidate.schedule).uses_costs:
@@ -198,7 +198,7 @@ def timed(
 
 
 def with_peaks(plan: Evaluated, timeline: Timeline) -> Evaluated:
-    """A plan with the peak of every rank.
+    """Return a plan with the peak of every rank.
 
     Where the activations alone are too large, that is all of it: less than the peaks really are.
     """
@@ -214,7 +214,7 @@ def with_peaks(plan: Evaluated, timeline: Timeline) -> Evaluated:
 
 
 def finished(plan: Evaluated) -> Evaluated:
-    """A plan with all that is said of it: causes of its time, and parts of its memory."""
+    """Return a plan with the causes of its time, and the parts of its memory."""
     request, candidate = plan.request, plan.candidate
     timeline = plan.simulate()
     memory = memory_of(request.model, request.cluster.gpu, request.training, candidate, timeline)
@@ -248,7 +248,7 @@ CAUSES = {
 
 
 def causes_of(request: PlanRequest, candidate: Candidate, step: Step) -> dict[str, float]:
-    """Seconds of a step by each of :data:`CAUSES`; they sum to the step time."""
+    """Return seconds of a step by each of :data:`CAUSES`; they sum to the step time."""
     timeline, ends = step.timeline, step.ends
     busy = timeline.busy
     makespan, mean, most = timeline.makespan, float(busy.mean()), float(busy.max())
@@ -264,7 +264,7 @@ def causes_of(request: PlanRequest, candidate: Candidate, step: Step) -> dict[st
 
 
 def _layer_causes(request: PlanRequest, candidate: Candidate) -> dict[str, float]:
-    """Seconds of all layers for one microbatch."""
+    """Return seconds of all layers for one microbatch."""
     found = {"recompute": 0.0}
     layers = request.model.layers
     again = Counter(layers)
@@ -282,7 +282,7 @@ def _layer_causes(request: PlanRequest, candidate: Candidate) -> dict[str, float
 
 
 def tied(one: Evaluated, other: Evaluated) -> bool:
-    """Whether the order of two plans may be the other way round.
+    """Return whether two plans may rank the other way round.
 
     What they have in common is off by the same in both; what they differ in, cause by cause, may be
     off by the error of the model.

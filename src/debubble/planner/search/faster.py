@@ -1,4 +1,4 @@
-"""Faster orders for the best plans than those of published schedules."""
+"""Orders for the best plans that are faster than published schedules."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def optimized(
 def faster_order(
     plan: Evaluated, time_limit: float | None = None
 ) -> tuple[Evaluated | None, float, bool]:
-    """A faster order of a finished plan's stages, a bound for any, and whether Ctrl-C was pressed.
+    """Return a faster order of a plan's stages, a bound for any, and whether Ctrl-C was pressed.
 
     The optimizer counts activations, with what lies unused between them; all else stays as in the
     plan, for the bound as well. Where buffers and logits turn out larger in its order, it tries
@@ -86,7 +86,7 @@ def faster_order(
 
 
 def _result(plan: Evaluated, room: Sequence[float], time_limit: float | None) -> Result:
-    """The optimizer's answer for the stages of a plan, with `room` bytes on every rank."""
+    """Return the optimizer's answer for the stages of a plan, with `room` bytes on every rank."""
     candidate = plan.candidate
     timeline = plan.simulate()
     costs = costs_of(plan.request, candidate)

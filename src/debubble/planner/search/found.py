@@ -1,4 +1,4 @@
-"""What a search has found: the best plans, those that are near, and why others were left out."""
+"""Results of a search: the best plans, those that are near, and counts of others by reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_ORDER = "no order of the schedule for these sizes and this memory"
 
 @dataclass
 class Found:
-    """What a search has found.
+    """The results of a search.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Found:
     below
         Seconds that a plan has to stay below to be kept.
     larger
-        The best plan on more GPUs, where that was request: with one more node, or, where no plan
+        The best plan on more GPUs, where that was asked for: with one more node, or, where no plan
         fits, one that does.
     searched
         The best plan that the search found, whatever joined the plans later.
@@ -111,12 +111,12 @@ Kin: TypeAlias = tuple[Degrees, int, str]
 
 
 def kin(candidate: Candidate) -> Kin:
-    """Degrees but for chunks, microbatch size and schedule of a candidate."""
+    """Return degrees but for chunks, microbatch size and schedule of a candidate."""
     return replace(candidate.degrees, chunks=1), candidate.microbatch_size, candidate.schedule
 
 
 def _alike(one: Evaluated, other: Evaluated) -> bool:
-    """Whether only the better of two plans is kept.
+    """Return whether only the better of two plans is kept.
 
     They are kin, or would be if their schedules, whose orders turn out the same, were one.
     """
@@ -134,7 +134,7 @@ NEAR = 1.25
 
 
 def rank(plan: Evaluated) -> tuple[object, ...]:
-    """Faster first; of plans as fast as each other the simpler one, then the smaller.
+    """Return the sort key of a plan: faster first, then simpler, then smaller.
 
     Of plans that do not fit those that nearly do come first, and then those that need least memory.
     """
@@ -146,10 +146,10 @@ def rank(plan: Evaluated) -> tuple[object, ...]:
 
 
 def rounded(value: float) -> float:
-    """A number to nine digits, so that rounding decides nothing."""
+    """Return a number to nine digits, so that rounding decides nothing."""
     return float(f"{value:.9g}")
 
 
 def nearly_fits(plan: Evaluated) -> bool:
-    """Whether a plan that does not fit is near."""
+    """Return whether a plan that does not fit is near."""
     return max(plan.peaks) <= NEAR * plan.request.limit

@@ -55,7 +55,7 @@ class Loads(NamedTuple):
 
 
 def loads_of(request: PlanRequest, candidate: Candidate) -> Loads:
-    """The loads of a candidate, which are the same for every cut.
+    """Return the loads of a candidate, which are the same for every cut.
 
     Without the layers that ``"full:N"`` recomputes, which are others in every cut.
     """
@@ -74,7 +74,7 @@ def _loads(
 
 
 def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:
-    """What every rank does for one microbatch under a cut; `homes` are the ranks of the stages."""
+    """Return the load of every rank for one microbatch; `homes` are the ranks of the stages."""
     found = [0.0] * (max(homes) + 1)
     sums = list(accumulate(loads.layers, initial=0.0))
     begin = 0
@@ -88,7 +88,7 @@ def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:
 
 @lru_cache(maxsize=1 << 14)
 def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
-    """The cut whose busiest rank does least.
+    """Return the cut whose busiest rank does least.
 
     Exact for equal layers, and for any where every rank has one stage; layers of several kinds over
     several stages per rank count as the average.
@@ -101,7 +101,7 @@ def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
     total = len(loads.layers)
 
     def filled(most: float) -> Cut:
-        """Stages that take as many layers as `most` allows; all together maybe too few."""
+        """Return stages with as many layers as `most` allows; maybe too few in all."""
         cut, begin = [], 0
         for end in ends:
             stop = begin
@@ -120,7 +120,7 @@ def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
 
 
 def _shared_out(loads: Loads, homes: tuple[int, ...]) -> Cut:
-    """Equal layers one by one, each to the rank that does least with it, there to its least stage.
+    """Return a cut from giving equal layers, one by one, to the rank with the least load.
 
     Of ranks alike the later one, which holds fewer microbatches.
     """
@@ -148,7 +148,7 @@ def _shared_out(loads: Loads, homes: tuple[int, ...]) -> Cut:
 
 @lru_cache(maxsize=1 << 14)
 def least_load(loads: Loads, homes: tuple[int, ...]) -> float:
-    """Seconds per microbatch below which no cut brings the busiest rank."""
+    """Return seconds per microbatch below which no cut brings the busiest rank."""
     small = min(loads.layers)
     alike = loads._replace(layers=(small,) * len(loads.layers))
     mean = (sum(loads.layers) + loads.first + loads.last) / (max(homes) + 1)
@@ -156,7 +156,7 @@ def least_load(loads: Loads, homes: tuple[int, ...]) -> float:
 
 
 def forced_time(request: PlanRequest, candidate: Candidate, peaks: NDArray[np.float64]) -> float:
-    """Seconds below which nothing is looked for that fits, where ranks are too full; else 0.
+    """Return seconds below which nothing that fits is looked for; 0 where every rank has room.
 
     Every rank that is too full gives layers to those with room, first to the least busy. Infinite
     where these have no room for as many. A layer counts as the average of its rank.
@@ -182,13 +182,13 @@ def forced_time(request: PlanRequest, candidate: Candidate, peaks: NDArray[np.fl
 
 
 def split_bound(request: PlanRequest, candidate: Candidate) -> float:
-    """Seconds below which no order and no layer split brings a candidate's pipeline."""
+    """Return seconds below which no order and no layer split brings a candidate's pipeline."""
     least = least_load(loads_of(request, candidate), homes_of(candidate))
     return least * candidate.microbatches
 
 
 def with_balanced(request: PlanRequest, candidate: Candidate) -> Candidate:
-    """The candidate with the cut whose busiest rank does least."""
+    """Return the candidate with the cut whose busiest rank does least."""
     cut = balanced(loads_of(request, candidate), homes_of(candidate))
     return replace(candidate, layers=cut)
 
@@ -207,7 +207,7 @@ def runnable(request: PlanRequest) -> Allowed:
 def refined(
     plan: Evaluated, allowed: Allowed, floor: float = 0.0, room: Sequence[float] | None = None
 ) -> tuple[Evaluated, int]:
-    """A plan with its layers split better, and how many simulations that took.
+    """Return a plan with its layers split better, and the number of simulations for it.
 
     From the better of its own cut and the balanced one, a layer moves from one stage to another
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes
@@ -252,7 +252,7 @@ class _Moves:
         return not self.limited or self.best.fits
 
     def _moves(self) -> Iterator[Cut]:
-        """Cuts with one layer elsewhere, first those that take it from the fullest or busiest."""
+        """Yield cuts with one layer elsewhere, first taken from the fullest or busiest."""
         cut = self.best.candidate.layers
         load = rank_loads(self.loads, self.homes, cut)
         if not self._fits:
@@ -271,7 +271,7 @@ class _Moves:
             yield tuple(found)
 
     def _is_better(self, cut: Cut) -> bool:
-        """Whether a cut is better than the best, which it then is."""
+        """Try a cut, keep it if it is better than the best, and return whether it is."""
         if cut in self.tried or self.simulated >= self.most:
             return False
         self.tried.add(cut)
@@ -301,5 +301,5 @@ class _Moves:
 
 
 def _value(plan: Evaluated) -> tuple[float, float]:
-    """Less is better: first what is missing of the memory, then the time."""
+    """Return what is missing of the memory, then the time; less is better."""
     return max(max(plan.peaks) - plan.request.limit, 0.0), plan.step_time

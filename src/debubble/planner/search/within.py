@@ -68,7 +68,7 @@ class Base:
 def base_cut(
     request: PlanRequest, given: Candidate, splits: Allowed | None
 ) -> tuple[Candidate, float]:
-    """The candidate with its own layer split, or with the balanced one where its bound is lower.
+    """Return the candidate with its own layer split, or the balanced one if its bound is lower.
 
     With seconds that no variant is below, whatever the layer split that it moves to.
     """
@@ -86,7 +86,7 @@ def base_cut(
 def base_of(
     request: PlanRequest, candidate: Candidate, splits: Allowed | None, enough: float = math.inf
 ) -> Base | None:
-    """A candidate with its base cut, simulated; None where no variant takes `enough` seconds."""
+    """Return a candidate with its base cut, simulated; None if all take more than `enough`."""
     plan, timeline = timed(request, candidate)
     floor = plan.step_time
     free = splits is not None and candidate.degrees.pp > 1
@@ -110,7 +110,7 @@ def base_of(
 def fastest_within(
     request: PlanRequest, base: Base, splits: Allowed | None, enough: float = math.inf
 ) -> Evaluated:
-    """The fastest variant that fits, or the base, with its peaks, where none does.
+    """Return the fastest variant that fits, or the base, with its peaks, where none does.
 
     Variants that take longer than `enough` seconds are not looked for.
     """
@@ -213,7 +213,7 @@ TRIES = 4
 def within_limit(
     make: Callable[[NDArray[np.float64]], Evaluated | None], limit: float
 ) -> Evaluated | None:
-    """What `make` makes when it is given so much less room that the whole memory is in the limit.
+    """Return the plan that `make` makes with so much less room that all memory is in the limit.
 
     An order decides over more than activations: buffers and logits may be larger in it, or be there
     at another time. So what is judged is the whole, and what it is too large by is taken from the
