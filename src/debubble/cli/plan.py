@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,15 +17,12 @@ from debubble.cli.options import AsJson, Text, with_rows, writes
 from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
-from debubble.interchange.files import save, write_text
-from debubble.planner.answer.data import plan_flags, runs_nothing
-from debubble.planner.answer.plan import Plan, plan_for
-from debubble.planner.answer.report import costs_yaml, text
-from debubble.planner.answer.why import why_text
-from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.options import ASKED, PLAN_OPTIONS, ROWS
-from debubble.planner.search.best_plans import Progress
-from debubble.planner.search.found import Found
+
+if TYPE_CHECKING:
+    from debubble.planner.answer.plan import Plan
+    from debubble.planner.search.best_plans import Progress
+    from debubble.planner.search.found import Found
 
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
@@ -50,6 +47,11 @@ def plan(
     goes, why other plans lose, and the flags of training frameworks. What is given stays fixed.
     """
     values = _read({"model": model, **options})
+    # Help and refusals start without the search.
+    from debubble.planner.answer.plan import plan_for
+    from debubble.planner.answer.report import text
+    from debubble.planner.answer.why import why_text
+
     if output is not None:
         _check_output(output)
     found = plan_for(values, _searching, lambda number, line: note(f"plan {number}: {line}"))
@@ -92,6 +94,8 @@ MOST_RANKS = 32
 
 def _print_best(found: Plan, framework: str | None) -> None:
     """Print pictures of the best plan, and the flags of a framework that runs it."""
+    from debubble.planner.answer.data import plan_flags, runs_nothing
+    from debubble.planner.frameworks.table import FRAMEWORKS
     from debubble.view.plan_page import memory_rows
     from debubble.view.terminal import print_timeline
 
@@ -120,6 +124,9 @@ def _check_output(path: str) -> None:
 
 def _write(found: Plan, path: str) -> None:
     """Write the report as a page; or of the best plan its order, or costs for other commands."""
+    from debubble.interchange.files import save, write_text
+    from debubble.planner.answer.report import costs_yaml
+
     if path.lower().endswith(".csv"):
         save(found.best.simulate().schedule, path)
         return

@@ -14,7 +14,14 @@ from debubble.core.units import read_number
 from debubble.planner.candidate import PRECISIONS, recomputed_layers
 from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.cluster import read_bytes
-from debubble.planner.request import LARGEST, SEQUENCE, Fixed, PlanRequest, plan_request
+from debubble.planner.request import (
+    LARGEST,
+    MOST_IMBALANCE,
+    SEQUENCE,
+    Fixed,
+    PlanRequest,
+    plan_request,
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ def _seconds(name: str, value: Any) -> float:
 
 _MEMORY = Values(lambda _, text: read_bytes(text), lambda _, value: read_bytes(str(value)), "real")
 # The request checks the limits of a ratio.
-_RATIO = Values(lambda _, text: read_number(text), Real(-LARGEST).check, "real")
+_RATIO = Values(lambda _, text: read_number(text), Real(0.0, MOST_IMBALANCE).check, "real")
 _COUNT = Whole(LARGEST, at_once=True)
 _SHOWN = Whole(1000, at_once=True)
 _NAMES = list(FRAMEWORKS)

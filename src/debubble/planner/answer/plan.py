@@ -24,7 +24,6 @@ from debubble.planner.request import PlanRequest
 from debubble.planner.request_check import check_request
 from debubble.planner.search.best_plans import Progress, best_plans
 from debubble.planner.search.evaluate import Evaluated
-from debubble.planner.search.faster import optimized
 from debubble.planner.search.found import Found
 from debubble.planner.search.groups import candidates
 
@@ -232,6 +231,8 @@ def plan_for(
 
     found = searched(request, top)
     if how_many:
+        from debubble.planner.search.faster import optimized  # the optimizer takes time to load
+
         optimized(found, how_many, values.get("time_limit"), note)
     if not found.interrupted:
         with searching() as progress:
