@@ -1,4 +1,4 @@
-"""What the server of :mod:`tests.forkserver` has loaded when it is first asked for a process."""
+"""What commands load: for the server of :mod:`tests.forkserver` where tests kill many of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ for name in (
     "ortools.sat.python",
     "debubble.sweeps.commands",
     "tests.sweeps.sweeper",
-    "debubble.cli.run",
-    "debubble.torch.run.run",
-    "tests.torch.loop",
 ):
     # Where something is not installed the tests that need it are skipped.
     with suppress(ImportError):

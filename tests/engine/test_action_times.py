@@ -8,7 +8,7 @@ import pytest
 import debubble as db
 from debubble.core.actions import unpack
 from debubble.core.waits import waits_for
-from debubble.engine.action_times import shared_costs, with_own_times
+from debubble.engine.action_times import shared_costs, with_action_times
 
 COSTS = db.Costs(F=[1, 1.5, 2, 1], I=1.25, W=0.75, B=2.5, O=3, p2p=0.125)
 NAMES = ("1f1b", "zb-h1", "dualpipe", "gpipe")
@@ -23,7 +23,7 @@ def made(name: str) -> db.Schedule:
 def test_their_own_times_are_the_shared_ones(name: str, mode: db.P2PMode) -> None:
     costs = COSTS if name != "dualpipe" else db.Costs(O=3, p2p=0.125)
     timeline = db.simulate(made(name), costs, mode)
-    graph = with_own_times(timeline.graph)
+    graph = with_action_times(timeline.graph)
     vector = np.concatenate([timeline.costs, timeline.duration])
     assert np.array_equal(graph.evaluate(vector), timeline.node_end)
 
@@ -34,7 +34,7 @@ def test_every_action_takes_its_own_time() -> None:
     timeline = db.simulate(schedule, COSTS)
     rng = np.random.default_rng(0)
     times, delays = rng.uniform(0.5, 2, (2, len(schedule)))
-    graph = with_own_times(timeline.graph, delays=True)
+    graph = with_action_times(timeline.graph, delays=True)
     end = graph.evaluate(np.concatenate([timeline.costs, times, delays]))[graph.node]
 
     ends: dict[str, float] = {}
@@ -69,7 +69,7 @@ def test_members_of_a_group_have_delays_of_their_own() -> None:
     """A pair waits for the later one of its two inputs, whichever that is."""
     schedule = made("dualpipe")
     timeline = db.simulate(schedule, db.Costs(F=1, B=2, O=2.5))
-    graph = with_own_times(timeline.graph, delays=True)
+    graph = with_action_times(timeline.graph, delays=True)
     received = graph.lag[graph.lag > shared_costs(graph) + len(schedule)]
     far = sum(
         schedule.rank_of(int(producer)) != schedule.rank_of(int(consumer))

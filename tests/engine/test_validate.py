@@ -10,8 +10,8 @@ import pytest
 import debubble as db
 from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_SHIFT, Kind, pack
 from debubble.core.schedule import Schedule
-from debubble.engine.kernels.validate import look
-from debubble.engine.validate import strays_of, survey_of
+from debubble.engine.kernels.validate import scan_actions
+from debubble.engine.validate import invalid_actions, scan
 from debubble.lowering.transfers import add_transfers
 
 CASES = {
@@ -33,7 +33,7 @@ def _changed(schedule: Schedule, position: int, code: int) -> Schedule:
 @pytest.mark.parametrize("name", CASES)
 def test_kinds_and_groups_are_those_of_the_actions(name: str) -> None:
     schedule = CASES[name]()
-    survey = survey_of(schedule)
+    survey = scan(schedule)
     kinds = np.unique(schedule.actions & KIND_MASK)
     assert survey.kinds == sum(1 << int(kind) for kind in kinds)
     assert survey.grouped == bool((schedule.actions >> PAIR_SHIFT & 3).any())
@@ -55,22 +55,22 @@ def test_a_stray_is_found_where_it_stands(name: str, position: int) -> None:
         int(pack(Kind.F, 0, 0)[0]) | KIND_MASK,
         int(pack(Kind.OPT, 0, schedule.iterations)[0]),
     ):
-        assert strays_of(_changed(schedule, position, code)) == (position, None)
+        assert invalid_actions(_changed(schedule, position, code)) == (position, None)
     wrong = int(pack(Kind.F, away, last)[0])
-    assert strays_of(_changed(schedule, position, wrong)) == (None, position)
+    assert invalid_actions(_changed(schedule, position, wrong)) == (None, position)
 
 
 def test_what_stands_behind_one_that_does_not_exist_still_counts_as_a_kind() -> None:
     schedule = db.make("1f1b", ranks=2, microbatches=4)
     far = _changed(schedule, 0, schedule.stages << STAGE_SHIFT)
-    assert survey_of(far).kinds == 1 << Kind.F | 1 << Kind.B
-    assert survey_of(far).strays == (0, None)
+    assert scan(far).kinds == 1 << Kind.F | 1 << Kind.B
+    assert scan(far).strays == (0, None)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_it_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = CASES[name]()
-    monkeypatch.setattr(look, "run", lambda _work, *args: look.compiled(*args))
-    compiled = survey_of(schedule)
-    monkeypatch.setattr(look, "run", lambda _work, *args: look.interpret(*args))
-    assert survey_of(replace(schedule)) == compiled
+    monkeypatch.setattr(scan_actions, "run", lambda _work, *args: scan_actions.compiled(*args))
+    compiled = scan(schedule)
+    monkeypatch.setattr(scan_actions, "run", lambda _work, *args: scan_actions.interpret(*args))
+    assert scan(replace(schedule)) == compiled

@@ -119,27 +119,25 @@ def condition(content: bytes) -> object:
 
 
 def jitter(content: bytes) -> object:
-    from debubble.cli.jitter import read_jitter
+    from debubble.interchange.jitter import read_jitter
 
     fields: list[str | None] = [part or None for part in typed(content).split("|")]
     times, samples, seed, replicas, *slow = (fields + [None] * 4)[: max(len(fields), 4)]
     asked = times if times is None or not times.startswith(("/", "..")) else "x"
-    return read_jitter(asked, samples, seed, replicas, [word for word in slow if word] or None)
+    texts = {"jitter": asked, "samples": samples, "seed": seed, "replicas": replicas}
+    return read_jitter(texts | {"slow": [word for word in slow if word] or None})
 
 
 def memory(content: bytes) -> object:
-    from debubble.cli.options import read_limit
-    from debubble.interchange.cost_files import parse_costs
+    from debubble.core.options import MemoryLimit
 
-    found = parse_costs('{"times": {"F": 1}, "memory": {"unit": "bytes"}}', "x.json")
-    return read_limit(typed(content), found.costs)
+    return MemoryLimit().read("--memory", typed(content), "bytes")
 
 
 def plain_memory(content: bytes) -> object:
-    from debubble import Costs
-    from debubble.cli.options import read_limit
+    from debubble.core.options import MemoryLimit
 
-    return read_limit(typed(content), Costs())
+    return MemoryLimit().read("--memory", typed(content))
 
 
 def option(content: bytes) -> object:

@@ -15,7 +15,7 @@ from debubble.core.options import OptionSpec
 from debubble.interchange.cost_files import costs_data, parse_costs
 from debubble.lowering.chain import LOWERINGS
 from debubble.playground import work
-from debubble.playground.state import FIELD, State
+from debubble.playground.state import FIELD, PageState
 from debubble.sweeps import commands, parameters
 from tests.command import Result, call
 
@@ -120,7 +120,9 @@ def by_page(case: Case) -> Answer:
     if case.costs != db.Costs():
         costs = {"file": {"name": "costs.json", "text": json.dumps(given)}}
     values = {FIELD.get(name, name): value for name, value in case.values().items()}
-    state = State.model_validate({"schedules": [{"name": case.schedule}], "costs": costs, **values})
+    state = PageState.model_validate(
+        {"schedules": [{"name": case.schedule}], "costs": costs, **values}
+    )
     answer = work.simulate(state)
     assert not answer["problems"], answer["problems"]
     (row,) = answer["table"]["rows"]

@@ -160,8 +160,8 @@ def test_the_scheduler_knows_the_times_of_what_it_builds(case: Case, choice: lis
     for run in (list_schedule.compiled, list_schedule.interpret):
         scores = np.zeros(2 * SCORES)
         run(
-            np.ravel(policies), case.microbatches, passes.period, NEVER, 1e9, False,
-            *passes.arguments(), scores, passes.order,
+            np.ravel(policies), passes.problem(), NEVER, 1e9, False, passes.scratch, scores,
+            passes.order,
         )  # fmt: skip
         results.append((scores.tolist(), passes.order.tolist()))
     assert results[0] == results[1]

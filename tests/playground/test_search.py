@@ -160,10 +160,10 @@ def test_few_searches_of_all_clients_run_at_a_time():
     with pytest.raises(limits.RefusedError, match="other searches are running"):
         searches.start("10.0.0.99", work)
     for name in names:
-        while searches.look(name, stop=True)[1] is None:
+        while searches.poll(name, stop=True)[1] is None:
             time.sleep(0.005)
     name = searches.start("10.0.0.99", work)
-    while searches.look(name, stop=True)[1] is None:
+    while searches.poll(name, stop=True)[1] is None:
         time.sleep(0.005)
 
 

@@ -32,7 +32,7 @@ from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import ROUNDING, Limit, MemoryUse, memory_limits
 from debubble.engine.modes import MODE, QUEUES, check_mode
 from debubble.engine.timeline import Timeline, memory_use
-from debubble.engine.validate import has, survey_of
+from debubble.engine.validate import has, scan
 from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
@@ -103,7 +103,7 @@ def check(
     costs = costs or _COSTS
 
     found = Findings()
-    kinds, _, strays = survey_of(schedule)
+    kinds, _, strays = scan(schedule)
     steps = bool(kinds & _STEPS)
     swept = _has_room(schedule) and strays == (None, None)
     plain = swept and not kinds & ~_PLAIN
@@ -157,7 +157,7 @@ def caveats(timeline: Timeline) -> tuple[str, ...]:
     one, they may lock up in others.
     """
     schedule = timeline.schedule
-    if timeline.measured or not survey_of(schedule).kinds & (_TRANSFERS | _SHARDING):
+    if timeline.measured or not scan(schedule).kinds & (_TRANSFERS | _SHARDING):
         # It ran, so that there is nothing to find.
         return timeline.notes
     meets = MODE[timeline.mode].receives is not None

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from debubble.cli.app import command
 from debubble.cli.errors import require_torch
-from debubble.cli.options import AsJson, Text, switch, takes, whole, writes
+from debubble.cli.options import AsJson, Text, switch, takes, writes
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases as progress
 from debubble.core.errors import ParameterError
+from debubble.core.options import read_whole
 
 if TYPE_CHECKING:
     from debubble.torch.measure.profile import Profile
@@ -111,7 +112,7 @@ def _device(name: str) -> str | None:
 
 
 def _count(flag: str, text: str) -> int:
-    number = whole(flag, text)
+    number = read_whole(flag, text)
     if not 1 <= number <= 100_000:
         raise ParameterError(f"{flag} is '{text}'; give a whole number from 1 to 100,000")
     return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,6 +70,7 @@ def run(
     Exits with 1 when a gradient differs.
     """
     require_torch()
+    _start_server(runtime)
     from debubble.torch.run.run import Settings
     from debubble.torch.run.run import run as execute
 
@@ -91,7 +93,7 @@ def run(
         if not unchecked:
             refuse_wrong(inputs.verdict(made), schedule, ", --unchecked runs it all the same")
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
-        report = execute(made, _with_model(settings))
+        report = execute(made, settings)
     if report is None:
         return
     if trace is not None:
@@ -108,6 +110,17 @@ def run(
         note(f"wrote {costs_out}; try: debubble optimize --costs {costs_out}")
     if not report.equal:
         raise typer.Exit(NOT_EQUAL)
+
+
+def _start_server(runtime: str) -> None:
+    """Start the process that ranks are forked from; it loads PyTorch while this one does."""
+    if "WORLD_SIZE" in os.environ:
+        return  # torchrun has started the ranks
+    from multiprocessing import forkserver
+
+    engine = [] if runtime == "debubble" else ["debubble.torch.pytorch.engine"]
+    forkserver.set_forkserver_preload(["debubble.torch.run.job", *engine])
+    forkserver.ensure_running()
 
 
 def _number(flag: str, text: str, unit: str, most: int) -> float:
@@ -130,19 +143,6 @@ def _check_outputs(trace: str | None, costs_out: str | None, settings: Settings)
             raise ParameterError(f"{flag} needs measured steps; leave --steps 0 out")
         if path is not None:
             check_writable(path)
-
-
-def _with_model(settings: Settings) -> Settings:
-    """The settings with the function that ``--model file.py:function`` names."""
-    from dataclasses import replace
-
-    from debubble.interchange.files import is_function
-    from debubble.interchange.python_file import load_function, split_target
-
-    name = settings.model
-    if not isinstance(name, str) or not is_function(name):
-        return settings
-    return replace(settings, model=load_function(*split_target(name)))
 
 
 def _write(report: RunReport, path: str) -> None:

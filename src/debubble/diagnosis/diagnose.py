@@ -27,7 +27,7 @@ from debubble.diagnosis.schedule_names import Name
 from debubble.diagnosis.slowdown import Slowdown, slowdown
 from debubble.diagnosis.times import Spread, cost_file, costs_of, spreads_of
 from debubble.diagnosis.transfers import transfers_of
-from debubble.engine.measured_timeline import recorded
+from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.modes import P2PMode
 from debubble.engine.timeline import Timeline, simulate
 
@@ -142,7 +142,7 @@ class Diagnosis:
         end = (run.end[row, column] - run.begin[row]) * 1e3
         if np.isnan(start).any():
             raise FormatError("nothing was traced of a rank: there is no timeline of all ranks")
-        return recorded(run.orders[number], start, end, Costs(time_unit="ms"))
+        return measured_timeline(run.orders[number], start, end, Costs(time_unit="ms"))
 
     @cached_property
     def predicted(self) -> Timeline:

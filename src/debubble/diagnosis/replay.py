@@ -17,7 +17,7 @@ from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.carried import shares_in_groups
 from debubble.diagnosis.run import Indices, Run, Times
 from debubble.diagnosis.transfers import Transfers
-from debubble.engine.action_times import shared_costs, with_own_times
+from debubble.engine.action_times import shared_costs, with_action_times
 from debubble.engine.event_graph import EventGraph
 from debubble.engine.graph import compile_graph
 from debubble.engine.modes import MODES, P2PMode
@@ -167,7 +167,7 @@ class Replay:
         for number in np.unique(run.order[rows]).tolist():
             schedule = run.orders[number]
             try:
-                graph = with_own_times(compile_graph(schedule, mode, explain=False))
+                graph = with_action_times(compile_graph(schedule, mode, explain=False))
             except ScheduleError:
                 return None
             shared = graph.cost_vector(links.table(schedule))
@@ -195,7 +195,7 @@ def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:
 
 def walk(schedule: Schedule) -> tuple[EventGraph, Times]:
     """A schedule whose actions and messages have times of their own, and all other costs: none."""
-    graph = with_own_times(compile_graph(schedule), delays=True)
+    graph = with_action_times(compile_graph(schedule), delays=True)
     return graph, np.zeros(shared_costs(graph))
 
 

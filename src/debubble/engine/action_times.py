@@ -28,7 +28,7 @@ def shared_costs(graph: EventGraph) -> int:
     return graph.dynamic_costs + len(graph.dynamic_kind)
 
 
-def with_own_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
+def with_action_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
     """The same graph with an entry of the cost vector for every action.
 
     Parameters
@@ -53,7 +53,7 @@ def with_own_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
     >>> import numpy as np
     >>> schedule, costs = db.make("1f1b", ranks=2, microbatches=2), db.Costs(F=1, B=2)
     >>> timeline = db.simulate(schedule, costs)
-    >>> graph = with_own_times(timeline.graph)
+    >>> graph = with_action_times(timeline.graph)
     >>> slow = timeline.duration.copy()
     >>> slow[0] = 5.0
     >>> timeline.makespan, float(graph.evaluate(np.concatenate([timeline.costs, slow])).max())

@@ -25,10 +25,10 @@ from debubble.engine.event_graph import ARRAYS, EventGraph, link_times_of
 from debubble.engine.explain import explain as explain_refusal
 from debubble.engine.kernels import layout, sweep
 from debubble.engine.kernels.queues import ROW
-from debubble.engine.kind_columns import columns
+from debubble.engine.kind_columns import kind_columns
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
-from debubble.engine.validate import survey_of
+from debubble.engine.validate import scan
 
 UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
 """Costs of simulations that settle an order: whole numbers, and none of them zero."""
@@ -76,7 +76,7 @@ def _compile(
     schedule: Schedule, mode: P2PMode, shared: int, explain: bool, few: bool = True
 ) -> EventGraph:
     """Compile with indices of costs in 16 bits; where those are too few, once more without."""
-    survey = survey_of(schedule)
+    survey = scan(schedule)
     kinds, grouped = survey.kinds & ~_PLAIN, survey.grouped
     explicit = bool(kinds & _TRANSFERS)
     rare = bool(kinds & ~_TRANSFERS) or schedule.vocabulary > 0
@@ -123,7 +123,7 @@ def _compile(
         schedule.offsets,
         schedule.homes,
         _offsets(schedule),
-        columns(schedule),
+        kind_columns(schedule),
         stages,
         schedule.microbatches,
         schedule.slices,
@@ -236,7 +236,7 @@ def _recomputed_in_part(schedule: Schedule) -> bool:
 def _aside(
     schedule: Schedule, mode: P2PMode, kinds: int, shared: int, explain: bool
 ) -> tuple[NDArray[Any], ...]:
-    """Arrays of ``Beside``, those first that are zeros."""
+    """Arrays of ``SideStreams``, those first that are zeros."""
     placement = schedule.placement
     ranks = placement.ranks
     stages, copies = placement.stages, placement.copies

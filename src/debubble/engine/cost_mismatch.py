@@ -25,7 +25,7 @@ WORDS = {
 """What was computed, of :data:`debubble.core.schedule.FROM_COSTS`, and its verb."""
 
 
-def unfit(schedule: Schedule, table: CostTable) -> str:
+def mismatch(schedule: Schedule, table: CostTable) -> str:
     """Mismatch between the costs a schedule was made for and those it runs on; empty if none.
 
     Costs that are all larger by one factor lead to the same order, and a cut depends on attention
@@ -49,7 +49,7 @@ def unfit(schedule: Schedule, table: CostTable) -> str:
     )
 
 
-def unaware(schedule: Schedule) -> bool:
+def uses_default_costs(schedule: Schedule) -> bool:
     """Whether a schedule was computed from costs that nobody gave."""
     return schedule.made_for == DEFAULT
 

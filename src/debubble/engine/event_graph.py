@@ -41,7 +41,7 @@ from debubble.engine.kernels import evaluate as walk
 from debubble.engine.kernels import layout
 from debubble.engine.modes import P2PMode
 from debubble.engine.recompute import recompute_share
-from debubble.engine.validate import survey_of
+from debubble.engine.validate import scan
 
 LINK, SUM, FORWARDS = layout.LINK, layout.SUM, layout.FORWARDS
 """``dynamic_kind`` of a link, of two costs that are added, and of a pair of two forwards; other
@@ -152,7 +152,7 @@ class EventGraph:
     @property
     def has_copies(self) -> bool:
         """Whether activations leave their ranks."""
-        return bool(survey_of(self.schedule).kinds & _COPIES)
+        return bool(scan(self.schedule).kinds & _COPIES)
 
     def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
         """Costs in the order the graph's indices mean."""

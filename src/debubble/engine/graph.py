@@ -17,8 +17,8 @@ from debubble.engine.event_graph import ARRAYS, LINK, SUM, EventGraph
 from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode, check_mode
 from debubble.engine.transfers import insert_transfers
 from debubble.engine.validate import (
-    refuse_strays,
-    survey_of,
+    refuse_invalid,
+    scan,
 )
 
 __all__ = [
@@ -62,9 +62,9 @@ def compile_graph(
         for each other; the message shows the shortest chain of them.
     """
     check_mode(mode)
-    refuse_strays(schedule)
+    refuse_invalid(schedule)
     policy = MODE[mode].receives
-    if policy is None or survey_of(schedule).kinds & _TRANSFERS:
+    if policy is None or scan(schedule).kinds & _TRANSFERS:
         return compile_programs(schedule, mode, host_link_shared_by, explain=explain)
     key = (EventGraph, mode, host_link_shared_by)
     if key not in schedule.derived:

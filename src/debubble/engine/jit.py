@@ -60,7 +60,8 @@ class Kernel(Generic[R]):
     py_func
         The function, in the subset of Python that numba compiles.
     writes
-        Names of the one-dimensional array parameters the function writes to.
+        Names of the parameters that the function writes to: one-dimensional arrays, or (named)
+        tuples of these.
     allocates
         Whether it makes arrays. Else compiled code need not count who uses an array, which takes
         ten times as long as all else where tuples of arrays are handed to helpers.
@@ -115,7 +116,7 @@ class Kernel(Generic[R]):
 
     def _is_ready(self, work: int, args: tuple[Any, ...]) -> bool:
         """Whether to call machine code: there is some for such arguments, or it is to be made."""
-        types = tuple([a.dtype.num if isinstance(a, np.ndarray) else a is None for a in args])
+        types = _told_apart(args)
         if types in self._ready:
             return True
         # The disk is looked at once: that takes as long as interpreting some hundred iterations.
@@ -130,13 +131,12 @@ class Kernel(Generic[R]):
     def interpret(self, *args: Any) -> R:
         """Call the Python version on lists, which it indexes many times faster than arrays.
 
-        Arrays of two dimensions stay arrays; what is written to arrays in tuples is lost.
+        Arrays of two dimensions stay arrays; named tuples become objects with their fields.
         """
-        lists = [_as_list(argument) for argument in args]
+        lists = [_as_lists(argument) for argument in args]
         result: R = self.py_func(*lists)
         for index in self._writes:
-            target: Any = args[index]
-            target[:] = lists[index]
+            _write_back(args[index], lists[index])
         return result
 
 
@@ -154,12 +154,45 @@ def _on_disk(function: Any, args: tuple[Any, ...]) -> bool:
         return True
 
 
-def _as_list(argument: Any) -> Any:
+def _told_apart(argument: Any) -> Any:
+    """Return a key that differs wherever numba compiles once more, for the types kernels take."""
+    if isinstance(argument, np.ndarray):
+        return argument.dtype.num
     if isinstance(argument, tuple):
-        return tuple(map(_as_list, argument))
-    if isinstance(argument, np.ndarray) and argument.ndim == 1:
-        return argument.tolist()
+        return tuple([_told_apart(item) for item in argument])
+    return argument is None
+
+
+def _as_lists(argument: Any) -> Any:
+    """Copy the one-dimensional arrays of an argument to lists."""
+    if isinstance(argument, np.ndarray):
+        return argument.tolist() if argument.ndim == 1 else argument
+    if isinstance(argument, tuple):
+        names = getattr(argument, "_fields", None)
+        if names is None:
+            return tuple(map(_as_lists, argument))
+        record = _record(names)()
+        for name, item in zip(names, argument, strict=True):
+            setattr(record, name, _as_lists(item))
+        return record
     return argument
+
+
+@cache
+def _record(names: tuple[str, ...]) -> type:
+    """Return a class with the fields of a named tuple, read in a third of the time."""
+    return type("Record", (), {"__slots__": names})
+
+
+def _write_back(argument: Any, lists: Any) -> None:
+    """Copy lists made by :func:`_as_lists` back to the arrays they came from."""
+    if isinstance(argument, np.ndarray):
+        argument[:] = lists
+    elif isinstance(argument, tuple):
+        names = getattr(argument, "_fields", None)
+        changed = lists if names is None else [getattr(lists, name) for name in names]
+        for item, new in zip(argument, changed, strict=True):
+            _write_back(item, new)
 
 
 @cache
@@ -221,10 +254,16 @@ def _linked(
 
 
 def _digest(function: Callable[..., Any], helpers: Iterable[Callable[..., Any]]) -> str:
-    """What changes with the files of helpers, and with the numbers that all of them take."""
-    files = sorted({helper.__code__.co_filename for helper in helpers})
-    numbers = sorted(set(chain.from_iterable(map(_numbers, (function, *helpers)))))
-    content = b"".join(Path(file).read_bytes() for file in files) + repr(numbers).encode()
+    """Return a checksum of the files of helpers and named tuples, and of the numbers they take."""
+    functions = (function, *helpers)
+    files = {helper.__code__.co_filename for helper in helpers}
+    # Machine code reads named tuples by position: numba does not see that fields have moved.
+    for scope in (used.__globals__ for used in functions):
+        tuples = [used for used in scope.values() if hasattr(used, "_fields")]
+        files |= {str(sys.modules[used.__module__].__file__) for used in tuples}
+    files -= {function.__code__.co_filename}
+    numbers = sorted(set(chain.from_iterable(map(_numbers, functions))))
+    content = b"".join(Path(file).read_bytes() for file in sorted(files)) + repr(numbers).encode()
     return f"_{zlib.crc32(content):08x}"
 
 

@@ -70,7 +70,7 @@ _BITS = {
 _CONDITIONS = tuple(need.when for spec in KINDS for need in spec.needs if need.when is not always)
 
 
-def columns(schedule: Schedule) -> NDArray[np.int64]:
+def kind_columns(schedule: Schedule) -> NDArray[np.int64]:
     """What the kinds of a schedule wait for, see :mod:`debubble.engine.kernels.sweep`.
 
     Returns
@@ -78,11 +78,11 @@ def columns(schedule: Schedule) -> NDArray[np.int64]:
     NDArray[np.int64]
         Column c of kind k is at ``k * WIDTH + c``.
     """
-    return _columns(tuple(condition(schedule) for condition in _CONDITIONS))
+    return _columns_where(tuple(condition(schedule) for condition in _CONDITIONS))
 
 
 @lru_cache
-def _columns(holds: tuple[bool, ...]) -> NDArray[np.int64]:
+def _columns_where(holds: tuple[bool, ...]) -> NDArray[np.int64]:
     told = iter(holds)
     needs = [[need for need in spec.needs if need.when is always or next(told)] for spec in KINDS]
     table = np.zeros((KIND_NUMBERS, layout.WIDTH), dtype=np.int64)

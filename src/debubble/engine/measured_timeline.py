@@ -18,7 +18,7 @@ MAX_CELLS = 1 << 24
 that ranks are busy is a sum over all of them."""
 
 
-def recorded(
+def measured_timeline(
     schedule: Schedule,
     start: NDArray[np.float64],
     end: NDArray[np.float64],

@@ -20,7 +20,7 @@ from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale
 from debubble.engine.kernels.memory import peak_memory
 from debubble.engine.recompute import recompute_share, recomputed_forwards
-from debubble.engine.validate import refuse_outside, survey_of
+from debubble.engine.validate import refuse_outside, scan
 
 Limit: TypeAlias = float | Sequence[float]
 """A memory limit of every rank, or one for each."""
@@ -110,7 +110,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     goes to another rank took none of its memory; see :mod:`debubble.engine.memory_over_time`.
     """
     refuse_outside(schedule)
-    present, slicing = survey_of(schedule).kinds, table.costs.kv != 0
+    present, slicing = scan(schedule).kinds, table.costs.kv != 0
     share = recompute_share(schedule)
     whole = share >= 1
     actions = schedule.actions

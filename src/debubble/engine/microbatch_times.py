@@ -22,7 +22,7 @@ from debubble.core.kinds import COPY_KINDS, FORWARD_KINDS, SEND_KINDS, VOCABULAR
 from debubble.core.schedule import Schedule
 from debubble.engine.event_graph import EventGraph
 from debubble.engine.kernels import layout
-from debubble.engine.kind_columns import columns
+from debubble.engine.kind_columns import kind_columns
 from debubble.engine.recompute import recompute_share
 
 Floats = NDArray[np.float64]
@@ -72,7 +72,7 @@ def set_transfers(graph: EventGraph, table: CostTable, times: Floats, delays: Fl
     """
     schedule = graph.schedule
     kinds, places = kinds_of(schedule.actions), schedule.places_of(schedule.actions)
-    step = columns(schedule).reshape(-1, layout.WIDTH)[:, layout.TOWARDS]
+    step = kind_columns(schedule).reshape(-1, layout.WIDTH)[:, layout.TOWARDS]
     for row, (nodes, of) in ((times, _transfers(graph)), (delays, _arrivals(graph))):
         beside = np.isin(kinds[of], VOCABULARY_KINDS)
         nodes, of = nodes[~beside], of[~beside]
@@ -100,7 +100,7 @@ def _stretch_work(graph: EventGraph, table: CostTable, own: Floats, times: Float
     times[node[first]] = 0.0
     np.add.at(times, node[members], table.times(kinds[members], places[members], own[members]))
     last = group_bounds(actions)[1][first] - 1
-    half = columns(schedule).reshape(-1, layout.WIDTH)[kinds, layout.HALF]
+    half = kind_columns(schedule).reshape(-1, layout.WIDTH)[kinds, layout.HALF]
     halves = [(half[a] == 1) & (half[b] == 2) for a, b in ((first, last), (last, first))]
     halves[0] |= (half[first] == 1) & (half[last] == 1)
     pairs = (last == first + 1) & (halves[0] | halves[1])
@@ -160,7 +160,7 @@ def _arrivals(graph: EventGraph) -> tuple[Positions, Positions]:
     found: list[Positions] = [node[shards]]
     of: list[Positions] = [shards]
     if not len(graph.sent) and not np.isin(kinds, SEND_KINDS).any():
-        step = columns(schedule).reshape(-1, layout.WIDTH)[kinds, layout.TOWARDS]
+        step = kind_columns(schedule).reshape(-1, layout.WIDTH)[kinds, layout.TOWARDS]
         step = np.where(np.isin(kinds, WORK_KINDS), step, 0)
         there = (step != 0) & (stages + step >= 0) & (stages + step < schedule.stages)
         home, towards = schedule.homes, np.where(there, places + step, places)

@@ -75,7 +75,7 @@ class Timeline:
     def notes(self) -> tuple[str, ...]:
         """Caveats of the times: the order lacks actions, or was computed for other costs."""
         notes = [] if self.graph.complete or self.measured else [LACKING]
-        notes.append(cost_mismatch.unfit(self.schedule, self.table))
+        notes.append(cost_mismatch.mismatch(self.schedule, self.table))
         if self.schedule.explicit_reduction and not has(self.schedule, (Kind.REDUCE_GRAD,)):
             notes.append(
                 "no REDUCE_GRAD, as in listings of older PyTorch: today's neither divides its "
@@ -371,7 +371,7 @@ def simulate(
     check_costs(costs)
     given = None if durations is None else checked(durations, len(schedule))
     timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs(), given)
-    if cost_mismatch.unaware(schedule) and timeline.notes:
+    if cost_mismatch.uses_default_costs(schedule) and timeline.notes:
         warnings.warn(f"{schedule.name}: {timeline.notes[-1]}", stacklevel=2)
     return timeline
 

@@ -65,7 +65,7 @@ from debubble.core.schedule import Schedule
 from debubble.core.slicing import Slicing
 from debubble.engine.compile import UNIT_COSTS, compile_programs
 from debubble.engine.kernels import transfers as kernels
-from debubble.engine.kind_columns import columns
+from debubble.engine.kind_columns import kind_columns
 from debubble.engine.modes import RECEIVE_POLICIES, ReceivePolicy
 
 __all__ = [
@@ -206,7 +206,7 @@ def consumers_of(schedule: Schedule) -> tuple[NDArray[np.int32], NDArray[np.int3
         home,
         schedule.stages,
         schedule.units,
-        columns(schedule),
+        kind_columns(schedule),
         np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
         consumer,
     )

@@ -2,7 +2,7 @@
 
 A schedule may hold any packed integers: a file names stages and microbatches, Python makes arrays
 of its own. Everything that takes a stage, microbatch or kind as an index runs behind
-:func:`refuse_outside`, and everything that simulates behind :func:`refuse_strays`, so that no
+:func:`refuse_outside`, and everything that simulates behind :func:`refuse_invalid`, so that no
 kernel has to test an index. Looking takes about a nanosecond per action, once per schedule, two
 where there are more than 64 places; it tells which kinds of actions there are, too.
 """
@@ -26,7 +26,7 @@ MOST = 1 << 40
 assert len(Kind) == kernels.KINDS
 
 
-class Strays(NamedTuple):
+class InvalidActions(NamedTuple):
     """Positions of the first strays of a schedule, None where there are none."""
 
     outside: int | None
@@ -35,24 +35,24 @@ class Strays(NamedTuple):
     """One before that on a rank on which its stage does not live."""
 
 
-class Survey(NamedTuple):
+class Scan(NamedTuple):
     """What one look at every action of a schedule tells."""
 
     kinds: int
     """Bit k stands for actions of kind k."""
     grouped: bool
     """Whether any actions are overlapped."""
-    strays: Strays
+    strays: InvalidActions
     """Actions that do not exist or are misplaced."""
 
 
-def survey_of(schedule: Schedule) -> Survey:
+def scan(schedule: Schedule) -> Scan:
     """Look through the actions of a schedule; the same schedule is looked through once."""
-    survey: Survey | None = schedule.derived.get(Survey)
+    survey: Scan | None = schedule.derived.get(Scan)
     if survey is None:
         state = np.empty(kernels.STATES, dtype=np.int64)
         placement = schedule.placement
-        kernels.look.run(
+        kernels.scan_actions.run(
             len(schedule),
             schedule.actions,
             schedule.offsets,
@@ -66,19 +66,19 @@ def survey_of(schedule: Schedule) -> Survey:
             state,
         )
         outside, away, kinds, grouped = state.tolist()
-        strays = Strays(*(None if at < 0 else at for at in (outside, away)))
-        survey = schedule.derived[Survey] = Survey(kinds, bool(grouped), strays)
+        strays = InvalidActions(*(None if at < 0 else at for at in (outside, away)))
+        survey = schedule.derived[Scan] = Scan(kinds, bool(grouped), strays)
     return survey
 
 
 def has(schedule: Schedule, kinds: Iterable[Kind]) -> bool:
     """Whether a schedule has an action of some kinds."""
-    return bool(survey_of(schedule).kinds & kind_bits(kinds))
+    return bool(scan(schedule).kinds & kind_bits(kinds))
 
 
-def strays_of(schedule: Schedule) -> Strays:
+def invalid_actions(schedule: Schedule) -> InvalidActions:
     """The strays of a schedule."""
-    return survey_of(schedule).strays
+    return scan(schedule).strays
 
 
 def refuse_outside(schedule: Schedule) -> None:
@@ -86,18 +86,18 @@ def refuse_outside(schedule: Schedule) -> None:
 
     Raises ScheduleError: the message says where it stands, and how far the numbers go.
     """
-    position = strays_of(schedule).outside
+    position = invalid_actions(schedule).outside
     if position is not None:
         raise ScheduleError(f"{_where(schedule, position)} {outside_text(schedule, position)}")
 
 
-def refuse_strays(schedule: Schedule) -> None:
+def refuse_invalid(schedule: Schedule) -> None:
     """The same, and for the first action on a rank on which its stage does not live.
 
     Raises ScheduleError: the message says where the action stands, and where it belongs.
     """
     refuse_outside(schedule)
-    position = strays_of(schedule).away
+    position = invalid_actions(schedule).away
     if position is not None:
         stage = unpack(int(schedule.actions[position])).stage
         homes = sorted({row[stage] for row in schedule.placement.table})

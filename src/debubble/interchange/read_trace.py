@@ -24,7 +24,7 @@ from debubble.core.errors import CostError, DebubbleError, FormatError
 from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, STEP_KINDS
 from debubble.core.schedule import SYNCS, VOCABULARIES, Schedule
-from debubble.engine.measured_timeline import recorded
+from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cells import check_size, read_cells
 from debubble.interchange.chrome_trace import MICROSECONDS
@@ -85,9 +85,9 @@ class Recording:
         """
         named = replace(self.schedule, name=self.label)
         try:
-            return recorded(named, self.start, self.end, costs)
+            return measured_timeline(named, self.start, self.end, costs)
         except CostError:
-            return recorded(named, self.start, self.end)
+            return measured_timeline(named, self.start, self.end)
 
     def mean_times(self) -> dict[str, float | list[float]]:
         """Mean duration of every kind: one number where all stages agree, else one per stage."""

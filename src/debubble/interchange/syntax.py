@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from typing import TYPE_CHECKING, Any
 
 from debubble.core.errors import FormatError
@@ -59,6 +58,8 @@ def yaml_text(data: Any) -> str:
 
 
 def _parse_toml(text: str, where: str) -> Any:
+    import tomllib
+
     _refuse_long_keys(text, where)
     try:
         return tomllib.loads(text)

@@ -1,9 +1,19 @@
-"""The list scheduler itself: one pass over a problem for every policy it is given."""
+"""The list scheduler itself: one pass over a problem for every policy it is given.
+
+A step takes the rank whose next decision is the earliest, looks at what it could run, and starts
+one action, or decides to wait until a known time. A rank only knows what has been started, so the
+sequence of the steps is a topological order, and start times are those of the finished schedule.
+
+Stages run their microbatches in order, so that three counts per stage are all that is to be known
+about what has run. Memory is in the unit of the workload's activations.
+"""
 
 from __future__ import annotations
 
-from debubble.core.actions import MICROBATCH_SHIFT, STAGE_SHIFT
-from debubble.engine.jit import Array, kernel
+from typing import NamedTuple
+
+from debubble.core.actions import MICROBATCH_SHIFT, STAGE_SHIFT, Kind
+from debubble.engine.jit import Array, helper, kernel
 
 NEVER = 1e300
 """Time of what does not happen; the score of a policy that was given up."""
@@ -14,285 +24,168 @@ PARAMETERS = 7
 SCORES = 4
 """Numbers that come back: makespan, largest stage time, largest share of a limit, steps."""
 
-
 GROUP = 16
 """Ranks of which the one to go on next is found together."""
 
+F, I, W = int(Kind.F), int(Kind.I), int(Kind.W)
 
-@kernel(writes=("scores", "order"))
+NO_STAGE = -1
+"""In place of a stage: nothing can run."""
+
+
+class Problem(NamedTuple):
+    """A workload as arrays over stages, then over ranks."""
+
+    microbatches: int
+    period: float
+    """Work of the busiest rank for one microbatch."""
+    tiny: float
+    """Times that differ by less are equal."""
+
+    rank_of: Array
+    forward_time: Array
+    input_time: Array
+    weight_time: Array
+    link_forward: Array
+    """Transfer time into a stage from the one before."""
+    link_backward: Array
+    """Transfer time into a stage from the one after; less than 0 where that one recomputes
+    meanwhile."""
+    activation: Array
+    """What a forward leaves."""
+    more: Array
+    """What the backward takes in addition."""
+    kept: Array
+    """What a backward for weights frees."""
+    forward_at: Array
+    input_at: Array
+    """As `forward_at`, the earliest starts of a lone microbatch."""
+    lifespan: Array
+    """Time from the forward of a lone microbatch to the end of its backward."""
+
+    offsets: Array
+    stages_of: Array
+    """``stages_of[offsets[r]:offsets[r + 1]]`` are the stages on rank r."""
+    memory: Array
+    """Memory limit."""
+    filled: Array
+    """What the forwards of one microbatch fill of it."""
+    extra: Array
+    """What the backwards of one microbatch take in addition."""
+    lifespans: Array
+    """Sum of activation times lifespan over the stages."""
+    work: Array
+    """Time that the rank computes in total."""
+    demanding: Array
+    """Whether any backward takes memory."""
+
+
+class Progress(NamedTuple):
+    """Scratch space of a pass: what has run, and when the rest can."""
+
+    forward_in: Array
+    input_in: Array
+    """As `forward_in`, when every microbatch's input arrives, at ``stage·(m + 1) + microbatch``."""
+    forwards: Array
+    inputs: Array
+    weights: Array
+    """As the two before, the number of such actions of every stage that have started."""
+    caps: Array
+    """Microbatches that a stage may hold."""
+    forward_due: Array
+    input_due: Array
+    forward_key: Array
+    input_key: Array
+    """As the three before, when the first and the next action of every stage is due."""
+    forward_start: Array
+    input_start: Array
+    """As `forward_start`, when the next action of every stage of the rank at hand can start."""
+    free: Array
+    """When every rank has done all that it has started."""
+    first: Array
+    """When every rank starts."""
+    lost: Array
+    """Work of every rank and the time it was idle so far: no less than what the pass scores."""
+    written: Array
+    """Where every rank's next action is written."""
+    wake: Array
+    """When every rank decides next."""
+    next_in: Array
+    """The rank that decides next of every ``GROUP`` ranks."""
+
+
+class Rules(NamedTuple):
+    """A policy; turn, delay and patience as times."""
+
+    slope: float
+    back_slope: float
+    turn: float
+    rounding: float
+    delay: float
+    gap: float
+    patience: float
+
+
+@kernel(writes=("scores", "order"), allocates=False)
 def list_schedule(
     policies: Array,
-    microbatches: int,
-    period: float,
+    problem: Problem,
     give_up: float,
     tolerance: float,
     by_stage_time: bool,
-    rank_of: Array,
-    offsets: Array,
-    stages_of: Array,
-    forward_time: Array,
-    input_time: Array,
-    weight_time: Array,
-    link_forward: Array,
-    link_backward: Array,
-    activation: Array,
-    more: Array,
-    kept: Array,
-    forward_at: Array,
-    input_at: Array,
-    lifespan: Array,
-    memory: Array,
-    filled: Array,
-    extra: Array,
-    lifespans: Array,
-    work: Array,
-    forward_in: Array,
-    input_in: Array,
-    forwards: Array,
-    inputs: Array,
-    weights: Array,
-    caps: Array,
-    forward_due: Array,
-    input_due: Array,
-    forward_key: Array,
-    input_key: Array,
-    forward_start: Array,
-    input_start: Array,
-    free: Array,
-    first: Array,
-    lost: Array,
-    written: Array,
-    wake: Array,
-    next_in: Array,
+    progress: Progress,
     scores: Array,
     order: Array,
 ) -> None:
     """Schedule one problem under each policy in turn; `order` keeps that of the last.
 
-    A step takes the rank whose next decision is the earliest (`wake`; `next_in` has that rank of
-    every ``GROUP`` ranks), looks at what it could run, and starts one action, or decides to wait
-    until a known time. A rank only knows what has been started, so the order of the steps is a
-    topological order, and start times are those of the finished schedule.
-
     Parameters
     ----------
     policies
         ``PARAMETERS`` numbers per policy.
-    period
-        Work of the busiest rank for one microbatch.
     give_up, tolerance, by_stage_time
         A policy is dropped once it cannot stay below `give_up` or (1 + `tolerance`) times the best
         of this call, in stage time or in makespan.
-    rank_of … lifespan
-        Of every stage. `link_forward` is the transfer into a stage from the one before,
-        `link_backward` from the one after, less than 0 where that one recomputes meanwhile;
-        `activation` is what a forward leaves, `more` what the backward takes beside it;
-        `forward_at` and `input_at` are the earliest starts of a lone microbatch, and `lifespan` the
-        time from its forward to the end of its backward.
-    memory … work
-        Of every rank: its limit, what forwards of one microbatch fill of it, and its backwards
-        `extra`, the sum of activation times lifespan, and the time it computes in total.
-        ``stages_of[offsets[r]:offsets[r + 1]]`` are the stages on rank r.
-    forward_in … next_in
-        Scratch. `forward_in` and `input_in` hold when every microbatch's input arrives, at
-        ``stage·(m + 1) + microbatch``; `forwards`, `inputs` and `weights` count what has started.
     scores
         ``SCORES`` numbers per policy.
     order
         Packed actions, rank by rank.
     """
-    never = NEVER
-    stages = len(rank_of)
+    wake, free, first, lost = progress.wake, progress.free, progress.first, progress.lost
+    memory, tiny, next_in = problem.memory, problem.tiny, progress.next_in
     ranks = len(memory)
-    last = stages - 1
-    stride = microbatches + 1
     groups = (ranks + GROUP - 1) // GROUP
-    total = 3 * stages * microbatches
-    tiny = 1e-9 * period
-    top = forward_at[last] + forward_time[last]
-
+    total = 3 * len(problem.rank_of) * problem.microbatches
     for which in range(len(scores) // SCORES):
-        slope = policies[PARAMETERS * which]
-        back_slope = policies[PARAMETERS * which + 1]
-        turn = policies[PARAMETERS * which + 2] * period
-        rounding = policies[PARAMETERS * which + 3]
-        delay = policies[PARAMETERS * which + 4] * period
-        gap = policies[PARAMETERS * which + 5]
-        patience = policies[PARAMETERS * which + 6] * period + tiny
-
-        # The most microbatches per time that all ranks can hold for as long as they must.
-        pace = never
-        for r in range(ranks):
-            spread = lifespans[r] + delay * filled[r]
-            if memory[r] - extra[r] < pace * spread:
-                pace = (memory[r] - extra[r]) / spread
-        for s in range(stages):
-            forward_due[s] = slope * forward_at[s]
-            input_due[s] = slope * top + back_slope * (input_at[s] - top) + turn
-            forward_key[s] = forward_due[s]
-            input_key[s] = input_due[s]
-            cap = microbatches + 0.0
-            if pace < never:
-                cap = pace * (lifespan[s] + delay) + rounding
-            caps[s] = int(min(max(cap + 0.5, 1.0), microbatches + 0.0))
-            forwards[s] = 0
-            inputs[s] = 0
-            weights[s] = 0
-        for i in range(stages * stride):
-            forward_in[i] = never
-            input_in[i] = never
-        for b in range(microbatches):
-            forward_in[b] = 0.0
-        for r in range(ranks):
-            free[r] = 0.0
-            first[r] = never
-            lost[r] = work[r]
-            wake[r] = never
-            written[r] = 3 * microbatches * offsets[r]
-        wake[rank_of[0]] = 0.0
-        for g in range(groups):
-            next_in[g] = g * GROUP
-        next_in[rank_of[0] // GROUP] = rank_of[0]
+        rules = read_policy(policies, which, problem)
+        reset(rules, problem, progress)
         fullest = 0.0
         done = 0
         hopeless = False
-
         while done < total and not hopeless:
+            # The earliest decision, of the lowest rank of equal ones in a group.
             rank = next_in[0]
             for g in range(1, groups):
                 if wake[next_in[g]] < wake[rank]:
                     rank = next_in[g]
             now = wake[rank]
-            assert now < never, "some rank can always go on"
+            assert now < NEVER, "some rank can always go on"
             clock = free[rank]
             limit = memory[rank]
-            begin = offsets[rank]
-            end = offsets[rank + 1]
 
-            # What the rank holds, what weight backwards would free, and what it must keep free
-            # so that the oldest microbatch on its way up can always pass (see scheduler.py).
-            held = 0.0
-            freeable = 0.0
-            reserve = extra[rank]
-            pending = 0
-            soonest = never
-            demanding = False
-            passed = forwards[last]
-            for j in range(begin, end):
-                s = stages_of[j]
-                f = forwards[s]
-                i = inputs[s]
-                size = activation[s]
-                held += size * (f - i)
-                ahead = f - passed
-                reserve += size * ahead if ahead > 1 else size
-                waiting = i - weights[s]
-                if waiting > 0:
-                    pending += waiting
-                    freeable += kept[s] * waiting
-                start = input_in[s * stride + i]
-                if start < clock:
-                    start = clock
-                if more[s] > 0.0:
-                    demanding = True
-                elif start < soonest:
-                    soonest = start
-                input_start[s] = start
-            held += freeable
-            room = limit - held
-            if demanding:
-                for j in range(begin, end):
-                    s = stages_of[j]
-                    if more[s] > room + freeable:
-                        input_start[s] = never
-                    elif input_start[s] < soonest:
-                        soonest = input_start[s]
-            for j in range(begin, end):
-                s = stages_of[j]
-                f = forwards[s]
-                start = forward_in[s * stride + f]
-                if start < never:
-                    size = activation[s]
-                    if (
-                        f - inputs[s] >= caps[s]
-                        or size > room + freeable
-                        or reserve + (size if f > passed else 0.0) > limit
-                    ):
-                        start = never
-                    elif demanding:
-                        # Backwards by microbatch, the oldest first, must still fit one by one.
-                        for k in range(begin, end):
-                            t = stages_of[k]
-                            if more[t] == 0.0 or (forwards[t] == inputs[t] and t != s):
-                                continue
-                            peak = held - freeable + size + more[t]
-                            for i in range(begin, end):
-                                u = stages_of[i]
-                                if u < t:
-                                    peak -= activation[u] * (inputs[t] - inputs[u])
-                                elif (
-                                    u > t
-                                    and inputs[u] == inputs[t]
-                                    and (forwards[u] > inputs[u] or u == s)
-                                ):
-                                    peak -= activation[u]
-                            if peak > limit:
-                                start = never
-                    if start < never:
-                        if start < clock:
-                            start = clock
-                        if start < soonest:
-                            soonest = start
-                forward_start[s] = start
-
-            # The most urgent of what can start soonest; a forward may be worth some patience.
-            kind = 2
-            stage = -1
-            start = clock
-            urgent = never
-            for j in range(begin, end):
-                s = stages_of[j]
-                if input_key[s] < urgent and input_start[s] <= soonest + tiny:
-                    urgent = input_key[s]
-                    kind = 1
-                    stage = s
-                    start = input_start[s]
-                if forward_key[s] < urgent and forward_start[s] <= soonest + patience:
-                    urgent = forward_key[s]
-                    kind = 0
-                    stage = s
-                    start = forward_start[s]
-            if start >= never:
-                stage = -1
-                start = clock
-
-            # Backwards for weights make room for a forward, and fill gaps that are long enough.
-            crowded = stage >= 0 and (
-                (kind == 0 and activation[stage] > room)
-                or (kind == 1 and more[stage] > 0.0 and more[stage] > room)
+            held, pending, soonest = find_starts(rank, clock, problem, progress)
+            kind, stage, start = choose(
+                rank, clock, soonest, held, pending, rules, problem, progress
             )
-            if pending > 0 and (stage < 0 or start > clock + tiny or crowded):
-                oldest = -1
-                urgent = never
-                for j in range(begin, end):
-                    s = stages_of[j]
-                    if weights[s] < inputs[s]:
-                        key = weights[s] * period + input_due[s]
-                        if oldest < 0 or key < urgent:
-                            urgent = key
-                            oldest = s
-                if stage < 0 or start - clock >= gap * weight_time[oldest] or crowded:
-                    kind = 2
-                    stage = oldest
-                    start = clock
 
-            woken = -1
-            if stage < 0:
-                wake[rank] = never
+            consumer = -1
+            arrival = NEVER
+            if stage == NO_STAGE:
+                wake[rank] = NEVER
             elif start > now + tiny:
                 wake[rank] = start
             else:
-                if first[rank] >= never:
+                if first[rank] >= NEVER:
                     first[rank] = start
                     if not by_stage_time:
                         lost[rank] += start
@@ -300,71 +193,303 @@ def list_schedule(
                     lost[rank] += start - clock
                 if lost[rank] > give_up:
                     hopeless = True
-                consumer = -1
-                arrival = never
-                if kind == 0:
-                    b = forwards[stage]
-                    forwards[stage] = b + 1
-                    forward_key[stage] = (b + 1) * period + forward_due[stage]
-                    finish = start + forward_time[stage]
-                    if held + activation[stage] > fullest * limit:
-                        fullest = (held + activation[stage]) / limit
-                    if stage < last:
-                        consumer = rank_of[stage + 1]
-                        arrival = finish + link_forward[stage + 1]
-                        forward_in[(stage + 1) * stride + b] = arrival
-                    else:
-                        input_in[stage * stride + b] = finish
-                elif kind == 1:
-                    b = inputs[stage]
-                    inputs[stage] = b + 1
-                    if more[stage] > 0.0 and held + more[stage] > fullest * limit:
-                        fullest = (held + more[stage]) / limit
-                    input_key[stage] = (b + 1) * period + input_due[stage]
-                    finish = start + input_time[stage]
-                    if stage > 0:
-                        consumer = rank_of[stage - 1]
-                        arrival = finish + link_backward[stage - 1]
-                        input_in[(stage - 1) * stride + b] = arrival
-                else:
-                    b = weights[stage]
-                    weights[stage] = b + 1
-                    finish = start + weight_time[stage]
-                order[written[rank]] = (b << MICROBATCH_SHIFT) | (stage << STAGE_SHIFT) | kind
-                written[rank] += 1
+                taken = 0.0
+                if kind == F:
+                    taken = held + problem.activation[stage]
+                elif kind == I and problem.more[stage] > 0.0:
+                    taken = held + problem.more[stage]
+                if taken > fullest * limit:
+                    fullest = taken / limit
+                consumer, arrival = run_action(rank, kind, stage, start, problem, progress, order)
                 done += 1
-                free[rank] = finish
-                wake[rank] = finish
-                if consumer >= 0 and consumer != rank:
-                    if arrival < free[consumer]:
-                        arrival = free[consumer]
-                    if arrival < wake[consumer]:
-                        wake[consumer] = arrival
-                        woken = consumer
 
-            group = rank // GROUP
-            earliest = wake[GROUP * group]
-            soonest_rank = GROUP * group
-            for r in range(GROUP * group + 1, min(GROUP * (group + 1), ranks)):
-                if wake[r] < earliest:
-                    earliest = wake[r]
-                    soonest_rank = r
-            next_in[group] = soonest_rank
+            # Whoever gets a result decides when it arrives; `next_in` of both groups follows.
+            woken = -1
+            if consumer >= 0 and consumer != rank:
+                if arrival < free[consumer]:
+                    arrival = free[consumer]
+                if arrival < wake[consumer]:
+                    wake[consumer] = arrival
+                    woken = consumer
+            begin = rank // GROUP * GROUP
+            earliest = begin
+            soonest = wake[begin]
+            for r in range(begin + 1, min(begin + GROUP, ranks)):
+                if wake[r] < soonest:
+                    soonest = wake[r]
+                    earliest = r
+            next_in[rank // GROUP] = earliest
             if woken >= 0 and arrival < wake[next_in[woken // GROUP]]:
                 next_in[woken // GROUP] = woken
 
-        makespan = 0.0
-        stage_time = 0.0
-        for r in range(ranks):
-            if offsets[r] < offsets[r + 1]:
-                makespan = max(makespan, free[r])
-                stage_time = max(stage_time, free[r] - first[r])
-        if hopeless:
-            makespan = never
-            stage_time = never
-        target = (1.0 + tolerance) * (stage_time if by_stage_time else makespan)
-        give_up = min(give_up, target)
+        makespan = stage_time = NEVER
+        if not hopeless:
+            makespan, stage_time = times_of(problem, progress)
+        give_up = min(give_up, (1.0 + tolerance) * (stage_time if by_stage_time else makespan))
         scores[SCORES * which] = makespan
         scores[SCORES * which + 1] = stage_time
         scores[SCORES * which + 2] = fullest
         scores[SCORES * which + 3] = done
+
+
+@helper
+def read_policy(policies: Array, which: int, problem: Problem) -> Rules:
+    """Read the numbers of a policy; three of them are in periods."""
+    begin, period = PARAMETERS * which, problem.period
+    return Rules(
+        policies[begin],
+        policies[begin + 1],
+        policies[begin + 2] * period,
+        policies[begin + 3],
+        policies[begin + 4] * period,
+        policies[begin + 5],
+        policies[begin + 6] * period + problem.tiny,
+    )
+
+
+@helper
+def reset(rules: Rules, problem: Problem, progress: Progress) -> None:
+    """Begin a pass: nothing has run, and the first stage's forwards are there."""
+    stages, ranks, microbatches = len(problem.rank_of), len(problem.memory), problem.microbatches
+    last = stages - 1
+    top = problem.forward_at[last] + problem.forward_time[last]
+    # The most microbatches per time that all ranks can hold for as long as they must.
+    pace = NEVER
+    for r in range(ranks):
+        spread = problem.lifespans[r] + rules.delay * problem.filled[r]
+        if problem.memory[r] - problem.extra[r] < pace * spread:
+            pace = (problem.memory[r] - problem.extra[r]) / spread
+    for s in range(stages):
+        forward_due = rules.slope * problem.forward_at[s]
+        input_due = rules.slope * top + rules.back_slope * (problem.input_at[s] - top) + rules.turn
+        progress.forward_due[s] = progress.forward_key[s] = forward_due
+        progress.input_due[s] = progress.input_key[s] = input_due
+        cap = microbatches + 0.0
+        if pace < NEVER:
+            cap = pace * (problem.lifespan[s] + rules.delay) + rules.rounding
+        progress.caps[s] = int(min(max(cap + 0.5, 1.0), microbatches + 0.0))
+        progress.forwards[s] = progress.inputs[s] = progress.weights[s] = 0
+    for i in range(stages * (microbatches + 1)):
+        progress.forward_in[i] = progress.input_in[i] = NEVER
+    for b in range(microbatches):
+        progress.forward_in[b] = 0.0
+    for r in range(ranks):
+        progress.free[r] = 0.0
+        progress.first[r] = progress.wake[r] = NEVER
+        progress.lost[r] = problem.work[r]
+        progress.written[r] = 3 * microbatches * problem.offsets[r]
+    opens = problem.rank_of[0]
+    progress.wake[opens] = 0.0
+    for g in range((ranks + GROUP - 1) // GROUP):
+        progress.next_in[g] = g * GROUP
+    progress.next_in[opens // GROUP] = opens
+
+
+@helper
+def find_starts(
+    rank: int, clock: float, problem: Problem, progress: Progress
+) -> tuple[float, int, float]:
+    """Find when the next forward and backward of each stage of a rank can start.
+
+    Returns what the rank holds, how many of its backwards for weights wait, and the soonest start.
+    """
+    stages_of, activation, more, kept = (
+        problem.stages_of, problem.activation, problem.more, problem.kept,
+    )  # fmt: skip
+    forwards, inputs, weights = progress.forwards, progress.inputs, progress.weights
+    input_in, input_start = progress.input_in, progress.input_start
+    begin, end = problem.offsets[rank], problem.offsets[rank + 1]
+    limit, demanding = problem.memory[rank], problem.demanding[rank]
+    stride = problem.microbatches + 1
+    passed = forwards[len(forwards) - 1]
+    held = 0.0
+    freeable = 0.0
+    # Stays free: room for one microbatch at each stage once all that has passed the last stage is
+    # done. With it a pass never gets stuck, see scheduler.py.
+    reserve = problem.extra[rank]
+    pending = 0
+    soonest = NEVER
+    for j in range(begin, end):
+        s = stages_of[j]
+        f = forwards[s]
+        i = inputs[s]
+        size = activation[s]
+        held += size * (f - i)
+        ahead = f - passed
+        reserve += size * ahead if ahead > 1 else size
+        waiting = i - weights[s]
+        if waiting > 0:
+            pending += waiting
+            freeable += kept[s] * waiting
+        start = input_in[s * stride + i]
+        if start < clock:
+            start = clock
+        if start < soonest and more[s] == 0.0:
+            soonest = start
+        input_start[s] = start
+    held += freeable
+    available = limit - held + freeable
+    if demanding:
+        # A backward that takes memory may use what is free, and what backwards for weights free.
+        for j in range(begin, end):
+            s = stages_of[j]
+            if more[s] > available:
+                input_start[s] = NEVER
+            elif input_start[s] < soonest:
+                soonest = input_start[s]
+    caps, forward_in, forward_start = progress.caps, progress.forward_in, progress.forward_start
+    for j in range(begin, end):
+        s = stages_of[j]
+        f = forwards[s]
+        start = forward_in[s * stride + f]
+        if start < NEVER:
+            size = activation[s]
+            if (
+                f - inputs[s] >= caps[s]
+                or size > available
+                or reserve + (size if f > passed else 0.0) > limit
+                or (demanding and not backwards_fit(rank, s, held - freeable, problem, progress))
+            ):
+                start = NEVER
+            else:
+                if start < clock:
+                    start = clock
+                if start < soonest:
+                    soonest = start
+        forward_start[s] = start
+    return held, pending, soonest
+
+
+@helper
+def backwards_fit(rank: int, stage: int, held: float, problem: Problem, progress: Progress) -> bool:
+    """Return whether backwards still fit one by one, oldest microbatch first, after a forward."""
+    activation, more, stages_of = problem.activation, problem.more, problem.stages_of
+    forwards, inputs = progress.forwards, progress.inputs
+    begin, end = problem.offsets[rank], problem.offsets[rank + 1]
+    for k in range(begin, end):
+        t = stages_of[k]
+        if more[t] == 0.0 or (forwards[t] == inputs[t] and t != stage):
+            continue
+        # Before the next backward of stage t, earlier stages have done theirs of as many
+        # microbatches, and later ones theirs of that microbatch.
+        peak = held + activation[stage] + more[t]
+        for i in range(begin, end):
+            u = stages_of[i]
+            if u < t:
+                peak -= activation[u] * (inputs[t] - inputs[u])
+            elif u > t and inputs[u] == inputs[t] and (forwards[u] > inputs[u] or u == stage):
+                peak -= activation[u]
+        if peak > problem.memory[rank]:
+            return False
+    return True
+
+
+@helper
+def choose(
+    rank: int, clock: float, soonest: float, held: float, pending: int, rules: Rules,
+    problem: Problem, progress: Progress,
+) -> tuple[int, int, float]:  # fmt: skip
+    """Choose what a rank does next: its kind, stage and start.
+
+    That is what is due first of what can start soonest, and a forward may be worth some patience.
+    A backward for weights goes first where it makes room or fills a gap that is long enough.
+    """
+    stages_of, tiny = problem.stages_of, problem.tiny
+    soon, patient = soonest + tiny, soonest + rules.patience
+    input_key, input_start = progress.input_key, progress.input_start
+    forward_key, forward_start = progress.forward_key, progress.forward_start
+    begin, end = problem.offsets[rank], problem.offsets[rank + 1]
+    kind = W
+    stage = NO_STAGE
+    start = clock
+    urgent = NEVER
+    for j in range(begin, end):
+        s = stages_of[j]
+        if input_key[s] < urgent and input_start[s] <= soon:
+            urgent = input_key[s]
+            kind = I
+            stage = s
+            start = input_start[s]
+        if forward_key[s] < urgent and forward_start[s] <= patient:
+            urgent = forward_key[s]
+            kind = F
+            stage = s
+            start = forward_start[s]
+    if start >= NEVER:
+        stage = NO_STAGE
+        start = clock
+    if pending == 0:
+        return kind, stage, start
+
+    room = problem.memory[rank] - held
+    crowded = stage != NO_STAGE and (
+        (kind == F and problem.activation[stage] > room)
+        or (kind == I and problem.more[stage] > 0.0 and problem.more[stage] > room)
+    )
+    if stage == NO_STAGE or start > clock + tiny or crowded:
+        weights, inputs = progress.weights, progress.inputs
+        oldest = NO_STAGE
+        urgent = NEVER
+        for j in range(begin, end):
+            s = stages_of[j]
+            if weights[s] < inputs[s]:
+                key = weights[s] * problem.period + progress.input_due[s]
+                if oldest == NO_STAGE or key < urgent:
+                    urgent = key
+                    oldest = s
+        long_enough = start - clock >= rules.gap * problem.weight_time[oldest]
+        if stage == NO_STAGE or long_enough or crowded:
+            return W, oldest, clock
+    return kind, stage, start
+
+
+@helper
+def run_action(
+    rank: int, kind: int, stage: int, start: float, problem: Problem, progress: Progress,
+    order: Array,
+) -> tuple[int, float]:  # fmt: skip
+    """Start an action; returns the rank that gets its result, −1 for none, and when that is."""
+    stride, last = problem.microbatches + 1, len(problem.rank_of) - 1
+    consumer = -1
+    arrival = NEVER
+    if kind == F:
+        b = progress.forwards[stage]
+        progress.forwards[stage] = b + 1
+        progress.forward_key[stage] = (b + 1) * problem.period + progress.forward_due[stage]
+        finish = start + problem.forward_time[stage]
+        if stage < last:
+            consumer = problem.rank_of[stage + 1]
+            arrival = finish + problem.link_forward[stage + 1]
+            progress.forward_in[(stage + 1) * stride + b] = arrival
+        else:
+            progress.input_in[stage * stride + b] = finish
+    elif kind == I:
+        b = progress.inputs[stage]
+        progress.inputs[stage] = b + 1
+        progress.input_key[stage] = (b + 1) * problem.period + progress.input_due[stage]
+        finish = start + problem.input_time[stage]
+        if stage > 0:
+            consumer = problem.rank_of[stage - 1]
+            arrival = finish + problem.link_backward[stage - 1]
+            progress.input_in[(stage - 1) * stride + b] = arrival
+    else:
+        b = progress.weights[stage]
+        progress.weights[stage] = b + 1
+        finish = start + problem.weight_time[stage]
+    order[progress.written[rank]] = (b << MICROBATCH_SHIFT) | (stage << STAGE_SHIFT) | kind
+    progress.written[rank] += 1
+    progress.free[rank] = finish
+    progress.wake[rank] = finish
+    return consumer, arrival
+
+
+@helper
+def times_of(problem: Problem, progress: Progress) -> tuple[float, float]:
+    """Return makespan and largest stage time of a finished pass."""
+    makespan = 0.0
+    stage_time = 0.0
+    for r in range(len(problem.memory)):
+        if problem.offsets[r] < problem.offsets[r + 1]:
+            makespan = max(makespan, progress.free[r])
+            stage_time = max(stage_time, progress.free[r] - progress.first[r])
+    return makespan, stage_time

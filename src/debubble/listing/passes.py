@@ -15,7 +15,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import timeline_of
-from debubble.listing.kernel import NEVER, SCORES, list_schedule
+from debubble.listing.kernel import NEVER, SCORES, Problem, Progress, list_schedule
 from debubble.listing.policies import Policy
 from debubble.listing.workload import TOLERANCE, Workload
 from debubble.lowering.recompute import RecomputeAt, add_recompute
@@ -82,13 +82,15 @@ class Passes:
         unlimited = np.full(ranks, np.inf)
         self.in_flight = np.divide(work.limits - extra, filled, where=filled > 0, out=unlimited)
         self._most = work.per_rank(stored + more).max()
-        self._stages = (
-            homes, self.offsets, np.argsort(homes, kind="stable"), F, I, W, work.forward_link,
-            to_backward, stored, more, np.array(table.kept), forward_at, input_at, lifespan,
+        self._problem = Problem(
+            self.microbatches, self.period, 1e-9 * self.period,
+            homes, F, I, W, work.forward_link, to_backward, stored, more, np.array(table.kept),
+            forward_at, input_at, lifespan, self.offsets, np.argsort(homes, kind="stable"),
+            work.limits, filled, extra, work.per_rank(stored * lifespan), self._busy,
+            work.per_rank(more) > 0,
         )  # fmt: skip
-        self._ranks = (filled, extra, work.per_rank(stored * lifespan))
         cells = stages * (self.microbatches + 1)
-        self._scratch = (
+        self.scratch = Progress(
             *_arrays("f8", cells, 2), *_arrays("i8", stages, 4), *_arrays("f8", stages, 6),
             *_arrays("f8", ranks, 3), *_arrays("i8", ranks), *_arrays("f8", ranks),
             *_arrays("i8", ranks),
@@ -114,17 +116,19 @@ class Passes:
         other.microbatches = microbatches
         return other
 
-    def arguments(self) -> tuple[Any, ...]:
-        """What the kernel takes between the options of a call and its results."""
+    def problem(self) -> Problem:
+        """Return what the kernel takes, for the microbatches of this object."""
         # Beyond everything at once a limit means nothing, and infinity has no shares.
         most = 1e6 * self.microbatches * self._most
-        memory = np.minimum(self.work.limits, most) * (1 + TOLERANCE)
-        busy = self.microbatches * self._busy
-        return (*self._stages, memory, *self._ranks, busy, *self._scratch)
+        return self._problem._replace(
+            microbatches=self.microbatches,
+            memory=np.minimum(self.work.limits, most) * (1 + TOLERANCE),
+            work=self.microbatches * self._busy,
+        )
 
     def question(self) -> tuple[object, ...]:
-        """All that results depend on, to be compared."""
-        arrays = (*self._stages, *self._ranks, self.work.limits, self._first)
+        """Return all that results depend on, to be compared."""
+        arrays = (*self._problem[3:], self._first)
         return (
             self.objective, self.late, self.microbatches, self.work.stages, self._alone,
             *(array.tobytes() for array in arrays),
@@ -137,8 +141,8 @@ class Passes:
         scores = np.zeros(SCORES * len(policies))
         list_schedule.run(
             ITERATIONS * len(policies) * self.size, np.array(policies, dtype=np.float64).ravel(),
-            self.microbatches, self.period, give_up, tolerance, self.objective == "stage-time",
-            *self.arguments(), scores, self.order,
+            self.problem(), give_up, tolerance, self.objective == "stage-time", self.scratch,
+            scores, self.order,
         )  # fmt: skip
         makespans, stage_times, shares, steps = scores.reshape(-1, SCORES).T.tolist()
         return list(map(self._candidate, makespans, stage_times, shares)), int(sum(steps))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import SHARDING_KINDS, among, group_bounds, kinds_of
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
-from debubble.engine.kernels.pytorch_order import defer_receives, write_rounds
+from debubble.engine.kernels.pytorch_order import defer_receives, write_pytorch_order
 from debubble.engine.transfers import consumers_of, without
 from debubble.engine.validate import has
 from debubble.lowering.sharding import MAX_ACTIVE, add_sharding
@@ -53,7 +53,7 @@ def _placed(schedule: Schedule, deferred: bool) -> Schedule:
     offsets = schedule.offsets + _before(np.bincount(ends, minlength=ranks))
     lowered = np.zeros(count + 2 * transfers, dtype=np.int64)
     origin, peer = (np.zeros(len(lowered), dtype=np.int32) for _ in range(2))
-    complete = write_rounds.run(
+    complete = write_pytorch_order.run(
         4 * count,
         actions,
         schedule.offsets,

@@ -7,7 +7,7 @@ from itertools import islice
 from debubble.core.errors import ScheduleError
 from debubble.core.kinds import TRANSFER_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.explain.action_faults import Form, stray
+from debubble.engine.explain.action_faults import ActionFaults, invalid_action
 
 
 def matched(schedule: Schedule, *, limit: int = 100) -> list[ScheduleError]:
@@ -32,10 +32,10 @@ def matched(schedule: Schedule, *, limit: int = 100) -> list[ScheduleError]:
         that do not exist or are on the wrong rank come alone, and so do ends of what moves between
         no ranks; else repeated ends come first, then missing ones, then wrong orders.
     """
-    astray = stray(schedule)
+    astray = invalid_action(schedule)
     if astray is not None:
         return [astray]
-    form = Form(schedule)
+    form = ActionFaults(schedule)
     nowhere = list(islice(form.nowhere(), limit))
     if nowhere:
         return nowhere

@@ -26,7 +26,7 @@ from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.kinds import COMPUTE_KINDS, SEND_KINDS, WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels import sharding as kernels
-from debubble.engine.validate import refuse_strays
+from debubble.engine.validate import refuse_invalid
 
 ShardingMode: TypeAlias = Literal["ddp", "fsdp"]
 SHARDING_MODES = ("ddp", "fsdp")
@@ -101,7 +101,7 @@ def add_sharding(
     """
     if mode not in SHARDING_MODES:
         raise ParameterError(f"sharding mode '{mode}'; {did_you_mean(mode, SHARDING_MODES)}")
-    refuse_strays(schedule)
+    refuse_invalid(schedule)
     kinds = kinds_of(schedule.actions)
     there = np.isin(kinds, SHARDING_KINDS)
     if there.any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.programs.offload import eased
 from debubble.optimize.programs.published import compare_with_published
-from debubble.optimize.request import problems_of
+from debubble.optimize.request import Request
 from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
 
@@ -150,11 +150,8 @@ def sweep(
     costs = costs or Costs()
     if costs.microbatch not in (None, 1.0):
         raise ParameterError("memory is swept for microbatches of one length; leave microbatch out")
-    problems = problems_of(
-        ranks, microbatches, options.get("chunks"), costs, None,
-        options.get("placement", "any"), options.get("backward", "free"), p2p_mode,
-        options.get("recompute", "none"), options.get("offload", "none"), options.get("layers"),
-    )  # fmt: skip
+    given = {field.name: options[field.name] for field in fields(Request) if field.name in options}
+    problems = Request(ranks, microbatches, costs=costs, p2p_mode=p2p_mode, **given).problems
     unlimited = min(
         bound_of_cuts(Cutting(problem)) if problem.layers else lower_bound(relaxed(eased(problem)))
         for problem in problems
@@ -178,8 +175,8 @@ def sweep(
         if result.status == "interrupted" or result.makespan <= unlimited * (1 + TOLERANCE):
             break
     last = points[-1][1]
-    given = options.get("layers")
-    layers = None if given is None else layers_of(given, costs)
+    model = options.get("layers")
+    layers = None if model is None else layers_of(model, costs)
     rows = compare_with_published(
         last.timeline if layers else last.schedule, costs, None, p2p_mode,
         recompute=options.get("recompute", "none"), layers=layers,

@@ -1,14 +1,16 @@
-"""What a search is asked for: the problems that all searches read, and how long they may take."""
+"""The request of a search: its problems, and how long it may take."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 
+from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
@@ -24,7 +26,7 @@ from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import Limit, beside_static, memory_limits
 from debubble.engine.timeline import Timeline
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem, smallest_limit
-from debubble.optimize.layer_split.layers import Cut, Given, even_cut, layers_of
+from debubble.optimize.layer_split.layers import Cut, Given, Layers, even_cut, layers_of
 from debubble.optimize.problem import BACKWARDS, Backward, Problem
 from debubble.optimize.programs.offload import Offload, check_offload, eased, is_none
 from debubble.optimize.stage_choices.choices import (
@@ -51,54 +53,116 @@ Shape: TypeAlias = str | Placement | Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """What is sought: everything that says which orders there are, and what they take.
+class Request:
+    """All that decides which schedules there are and how long they take.
 
-    All fields are parameters of :func:`debubble.optimize`. Every search, whatever it does, reads
-    :attr:`problems`.
+    Fields are parameters of :func:`debubble.optimize`. Every search reads :attr:`problems`, so that
+    none can ignore a field.
     """
 
     ranks: int
     microbatches: int
-    chunks: int | Sequence[int] | None
-    costs: Costs
-    layers: Given | None
-    memory: Limit | None
-    placement: Shape
-    backward: Backward
-    recompute: Recompute
-    offload: Offload
-    p2p_mode: P2PMode
+    chunks: int | Sequence[int] | None = None
+    costs: Costs = field(default_factory=Costs)
+    layers: Given | None = None
+    memory: Limit | None = None
+    placement: Shape = "any"
+    backward: Backward = "free"
+    recompute: Recompute = "none"
+    offload: Offload = "none"
+    p2p_mode: P2PMode = "overlapped"
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """One problem for every placement and way in which all stages do the same.
+        """One problem for every placement and shared choice of all stages, if its memory is enough.
 
-        Limits are without what ranks hold all the time.
+        Limits are without the memory that ranks hold all the time.
         """
-        room, alone = beside_static(self.memory, self.costs, self.ranks)
-        return problems_of(
-            self.ranks, self.microbatches, self.chunks, alone, room, self.placement, self.backward,
-            self.p2p_mode, self.recompute, self.offload, self.layers,
-        )  # fmt: skip
+        _check_choices(self.p2p_mode, self.backward)
+        room, costs = beside_static(self.memory, self.costs, self.ranks)
+        check_offload(self.offload, costs)
+        model = None if self.layers is None else layers_of(self.layers, costs)
+        problems: list[Problem] = []
+        refusals: list[tuple[float, ParameterError]] = []
+        backward, places = self._backward_as_run(), self._placements()
+        limits = memory_limits(room, self.ranks)
+        limits = np.full(self.ranks, np.inf) if limits is None else limits
+        for place in places:
+            problem = Problem(
+                place, _table(place, self.microbatches, costs, model), self.microbatches,
+                np.broadcast_to(limits, (self.ranks,)), mode=self.p2p_mode, backward=backward,
+                layers=model,
+            )  # fmt: skip
+            for chosen in same_for_all(self.ways(place.stages)):
+                problem_of_choice = self._chosen(problem, chosen)
+                refusal = _refusal(problem_of_choice)
+                if refusal is None:
+                    problems.append(problem_of_choice)
+                else:
+                    refusals.append(refusal)
+        if not problems:
+            raise min(refusals, key=lambda refusal: refusal[0])[1]
+        return problems
+
+    def _chosen(self, problem: Problem, chosen: Choice) -> Problem:
+        """Return a problem with one choice for its stages, as the runtime runs it."""
+        problem = with_choice(problem, chosen)
+        if self.recompute != "free" and has_rule(self.costs, RECOMPUTES_LATE):
+            table = recompute_in_backward(problem.table, problem.recomputed)
+            return replace(problem, table=table)
+        return problem
 
     def ways(self, stages: int) -> Ways:
-        """What every stage may do with its activations."""
+        """Return the choices of every stage for its activations."""
         return ways_of(self.recompute, self.offload, stages)
 
     def problem(self, placement: Placement, cut: Cut, choice: Choice) -> Problem:
-        """The problem on one placement, with one cut of the layers and one choice of its stages."""
+        """Return the problem on one placement, with one cut of the layers and one choice."""
         root = next(each for each in self.problems if each.placement.table == placement.table)
         return with_choice(cut_problem(root, cut) if root.layers else root, choice)
 
     def like(self, other: Problem) -> Problem:
-        """The problem that is as another one, of which more or less may be asked."""
+        """Return this request's problem with placement, cut and choice of another problem."""
         return self.problem(other.placement, other.cut, choice_of(other))
+
+    def _backward_as_run(self) -> Backward:
+        """Return `backward`, or "fused" where the runtime keeps those with recomputes whole."""
+        if is_none(self.recompute) or not has_rule(self.costs, RECOMPUTED_WHOLE):
+            return self.backward
+        if self.backward == "split":
+            raise ParameterError(
+                f"backward is 'split', and {RUNTIMES[self.costs.runtime].title} keeps it whole "
+                "where a stage recomputes; use 'fused', or no recompute"
+            )
+        return "fused"
+
+    def _placements(self) -> list[Placement]:
+        """Return every placement to be tried, each once."""
+        chunks = self.chunks
+        if chunks is None:
+            chunks = (1, 2) if self.costs.same_model else 1
+        numbers = tuple(chunks) if isinstance(chunks, Sequence) else (chunks,)
+        sizes = [("ranks", self.ranks), ("microbatches", self.microbatches)]
+        for name, value in [*sizes, *(("chunks", v) for v in numbers)]:
+            check_count(name, value)
+        shape = self.placement
+        if isinstance(shape, str):
+            if shape not in PLACEMENTS:
+                raise ParameterError(f"placement is '{shape}'; {did_you_mean(shape, PLACEMENTS)}")
+            made = [make(self.ranks, v) for v in numbers for make in PLACEMENTS[shape]]
+        else:
+            made = [_given_placement(shape, self.ranks)]
+        different = {place.table: place for place in reversed(made)}
+        for place in different.values():
+            size = 3 * place.stages * self.microbatches
+            if size > MAX_ACTIONS:
+                raise ParameterError(f"{size:,} actions; the limit is {MAX_ACTIONS:,}")
+        return list(reversed(different.values()))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a search may take, and who listens; parameters of :func:`debubble.optimize`."""
+    """Limits of a search, and its listeners; parameters of :func:`debubble.optimize`."""
 
     time_limit: float | None = None
     effort: float = 1.0
@@ -108,14 +172,23 @@ class Budget:
     report: Report | None = None
     until: Callable[[], bool] | None = None
 
+    def __post_init__(self) -> None:
+        limit = self.time_limit
+        if limit is not None and not 0 < limit < math.inf:
+            raise ParameterError(f"time limit is {limit}; give a positive number of seconds")
+        if not 0 < self.effort < math.inf:
+            raise ParameterError(f"effort is {self.effort}; give a positive number")
+        if not 1 <= self.workers <= 256:
+            raise ParameterError(f"workers is {self.workers}; give a number from 1 to 256")
+
     def within(self, seconds: float | None) -> Budget:
-        """The same with another time limit."""
+        """Return this budget with another time limit."""
         return replace(self, time_limit=seconds)
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """The best order of a search, the problem it solves, and a bound over all that was asked for.
+class Outcome:
+    """The best schedule of a search, the problem it solves, and a bound for the whole request.
 
     Fields are those of :class:`debubble.optimize.result.Result`.
     """
@@ -131,118 +204,47 @@ class Found:
     why: str = ""
 
 
-def _as_run(backward: Backward, recompute: Recompute, costs: Costs) -> Backward:
-    """How backwards run where the runtime keeps those of stages whole that recompute."""
-    if is_none(recompute) or not has_rule(costs, RECOMPUTED_WHOLE):
-        return backward
-    if backward == "split":
-        raise ParameterError(
-            f"backward is 'split', and {RUNTIMES[costs.runtime].title} keeps it whole where a "
-            "stage recomputes; use 'fused', or no recompute"
-        )
-    return "fused"
-
-
-def problems_of(
-    ranks: int,
-    microbatches: int,
-    chunks: int | Sequence[int] | None,
-    costs: Costs,
-    memory: float | Sequence[float] | None,
-    placement: Shape,
-    backward: Backward,
-    mode: P2PMode,
-    recompute: Recompute = "none",
-    offload: Offload = "none",
-    layers: Given | None = None,
-) -> list[Problem]:
-    """One problem for every placement to choose from under which the memory is enough.
-
-    Where it is free what stages do, there is one for each way in which all do the same.
-    """
+def _check_choices(mode: str, backward: str) -> None:
     if mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(str(mode), P2P_MODES)}")
     if backward not in BACKWARDS:
         raise ParameterError(f"backward is '{backward}'; {did_you_mean(str(backward), BACKWARDS)}")
-    check_offload(offload, costs)
-    backward = _as_run(backward, recompute, costs)
-    model = None if layers is None else layers_of(layers, costs)
-    problems: list[Problem] = []
-    refusals: list[tuple[float, ParameterError]] = []
-    for place in _placements(ranks, microbatches, chunks, placement, costs):
-        its = costs
-        if model is not None:
-            its = model.costs
-            if model.each:
-                its = model.cut(place, even_cut(model.count, place.stages))
-        table = its.resolve(place).for_microbatches(microbatches)
-        # Whether a microbatch fits that is longer than the average one is seen when it has a place.
-        longest = 1.0 if table.lengths is None else min(1.0, float(table.lengths.max()))
-        limits = memory_limits(memory, ranks)
-        limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
-        problem = Problem(
-            place, table, microbatches, limits,
-            mode=mode, backward=backward, layers=model,
-        )  # fmt: skip
-        for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
-            asked = with_choice(problem, chosen)
-            if recompute != "free" and has_rule(costs, RECOMPUTES_LATE):
-                asked = replace(asked, table=recompute_in_backward(table, asked.recomputed))
-            room = replace(asked, limits=limits / longest)
-            try:
-                if model is None:
-                    eased(room).check_limits()
-                else:
-                    Cutting(room).check()
-            except ParameterError as error:
-                least = float(eased(asked).smallest_limits.max())
-                refused = with_way_out(error, asked, smallest_limit)
-                if longest < 1:
-                    refused = _too_small_for(asked, longest)
-                refusals.append((least, refused))
-            else:
-                problems.append(asked)
-    if not problems:
-        raise min(refusals, key=lambda refusal: refusal[0])[1]
-    return problems
 
 
-def _too_small_for(problem: Problem, longest: float) -> ParameterError:
-    """The refusal of limits in which not even the longest microbatch fits, a short one."""
-    return ParameterError(
-        f"memory {problem.limits.min():.12g} is too small for a microbatch of length "
-        f"{longest:.12g}; give at least {smallest_limit(problem) * longest:.12g}"
-    )
+def _table(place: Placement, microbatches: int, costs: Costs, model: Layers | None) -> CostTable:
+    """Return costs on a placement, of an even cut where there are layers."""
+    if model is not None:
+        even = model.cut(place, even_cut(model.count, place.stages))
+        costs = even if model.each else model.costs
+    return costs.resolve(place).for_microbatches(microbatches)
 
 
-def _placements(
-    ranks: int,
-    microbatches: int,
-    chunks: int | Sequence[int] | None,
-    choice: Shape,
-    costs: Costs,
-) -> list[Placement]:
-    """Every placement that is to be tried, each once."""
-    if chunks is None:
-        chunks = (1, 2) if costs.same_model else 1
-    numbers = tuple(chunks) if isinstance(chunks, Sequence) else (chunks,)
-    sizes = [("ranks", ranks), ("microbatches", microbatches), *(("chunks", v) for v in numbers)]
-    for name, value in sizes:
-        check_count(name, value)
-    if isinstance(choice, str):
-        if choice not in PLACEMENTS:
-            raise ParameterError(f"placement is '{choice}'; {did_you_mean(choice, PLACEMENTS)}")
-        made = [shape(ranks, v) for v in numbers for shape in PLACEMENTS[choice]]
-    else:
-        given = choice if isinstance(choice, Placement) else Placement.explicit(choice, ranks)
-        if given.copies > 1:
-            raise ParameterError("the placement has two copies of the model; give one copy")
-        if given.ranks != ranks:
-            raise ParameterError(f"the placement has {given.ranks} ranks; ranks is {ranks}")
-        made = [given]
-    different = {place.table: place for place in reversed(made)}
-    for place in different.values():
-        size = 3 * place.stages * microbatches
-        if size > MAX_ACTIONS:
-            raise ParameterError(f"{size:,} actions; the limit is {MAX_ACTIONS:,}")
-    return list(reversed(different.values()))
+def _given_placement(shape: Placement | Sequence[int], ranks: int) -> Placement:
+    given = shape if isinstance(shape, Placement) else Placement.explicit(shape, ranks)
+    if given.copies > 1:
+        raise ParameterError("the placement has two copies of the model; give one copy")
+    if given.ranks != ranks:
+        raise ParameterError(f"the placement has {given.ranks} ranks; ranks is {ranks}")
+    return given
+
+
+def _refusal(problem: Problem) -> tuple[float, ParameterError] | None:
+    """Return the least memory that works, and an error, where a problem's limits are too small."""
+    # Whether a microbatch fits that is longer than the average one is seen when it has a place.
+    lengths = problem.table.lengths
+    longest = 1.0 if lengths is None else min(1.0, float(lengths.max()))
+    room = replace(problem, limits=problem.limits / longest)
+    try:
+        if problem.layers is None:
+            eased(room).check_limits()
+        else:
+            Cutting(room).check()
+    except ParameterError as error:
+        refused = with_way_out(error, problem, smallest_limit)
+        if longest < 1:
+            refused = ParameterError(
+                f"memory {problem.limits.min():.12g} is too small for a microbatch of length "
+                f"{longest:.12g}; give at least {smallest_limit(problem) * longest:.12g}"
+            )
+        return float(eased(problem).smallest_limits.max()), refused
+    return None

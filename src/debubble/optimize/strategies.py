@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, takewhile
 
 import numpy as np
@@ -39,7 +40,7 @@ from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
 from debubble.optimize.anneal.annealer import refine
 from debubble.optimize.anneal.early_recompute import run_ahead, runs_ahead
-from debubble.optimize.anneal.simulated_moves import move_actions
+from debubble.optimize.anneal.simulated_moves import HOT, makespan_in_engine, move_actions
 from debubble.optimize.anneal.strategies import (
     LARGEST,
     SMALL_ROUNDS,
@@ -282,10 +283,11 @@ def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> Non
 
 def move_in_simulator(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Move single actions where the engine alone knows what transfers cost."""
-    moves = round(MOVES * min(stop.work.effort, MOST_MOVING))
     move_actions(
-        problem, incumbent.programs, moves, stop.work.seed, stop,
-        lambda programs: incumbent.offer(programs, "moving single actions"),
+        incumbent.programs, partial(makespan_in_engine, problem),
+        round(MOVES * min(stop.work.effort, MOST_MOVING)), np.random.default_rng(stop.work.seed),
+        stop, lambda programs: incumbent.offer(programs, "moving single actions"),
+        heat=HOT * (float(problem.times.mean()) or 1.0),
     )  # fmt: skip
 
 

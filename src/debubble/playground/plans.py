@@ -1,4 +1,4 @@
-"""Plans for a model on a number of GPUs, and what the page shows of them."""
+"""Plans for a model on a number of GPUs, as data for the page."""
 
 from __future__ import annotations
 
@@ -33,28 +33,26 @@ from debubble.planner.search.layer_split import runnable
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
-from debubble.playground.state import File, Question
+from debubble.playground.state import File, PlanForm
 from debubble.playground.uploads import upload
 from debubble.playground.work import DRAWING
-from debubble.view.figure import render
-from debubble.view.plan_figure import front
-from debubble.view.plan_page import memory_rows
+from debubble.view.plan_page import front, memory_rows
 from debubble.view.timeline_data import encode
 
 TOP = 5
 """Plans in the table."""
 
 MOST_WHY = 4
-"""Conditions of one question, each of which is a search of its own."""
+"""Most conditions of one question, each of which is a search of its own."""
 
 SOME_LAYERS = "full:1"
-"""The first layer of every stage is recomputed; stands for any number."""
+"""Recompute the first layer of every stage: an example for any number."""
 
 TOO_LONG = f"have more than {limits.MAX_ACTIONS:,} actions, which is too many here"
 
 
 def inputs() -> dict[str, Any]:
-    """What can be chosen from."""
+    """Return the choices of the form."""
     return {
         "models": list(shipped_models()),
         "gpus": [[name, f"{name}, {gigabytes(gpu.memory)}"] for name, gpu in GPUS.items()],
@@ -67,7 +65,7 @@ def inputs() -> dict[str, Any]:
     }
 
 
-def plan(question: Question, running: Search) -> dict[str, Any]:
+def plan(question: PlanForm, running: Search) -> dict[str, Any]:
     """Return the best plans, or those found until the search is over."""
     if question.gpu not in GPUS:
         raise RefusedError(f"gpu '{question.gpu}': {did_you_mean(question.gpu, GPUS)}", "gpu")
@@ -87,7 +85,7 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
         raise RefusedError(f"why has {len(conditions)} conditions; the limit is {MOST_WHY}", "why")
     others = [(text, replace(request, fixed=fixed_with(values, text))) for text in conditions]
 
-    def tell(found: Found) -> None:
+    def report(found: Found) -> None:
         best = found.best.step_time if found.best else None
         running.progress = {
             "considered": found.considered, "simulated": found.simulated, "best": best
@@ -99,7 +97,7 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
         every = groups(request.model, request.cluster, request.training, request.fixed)
         short = _short(every, [] if long is None else long)
         splits = None if request.fixed.layers else runnable(request)
-        return search(request, short, count, tell, splits)
+        return search(request, short, count, report, splits)
 
     long: list[int] = []
     found = searched(request, TOP, long)
@@ -126,10 +124,10 @@ def _check_length(file: File, most: int, what: str, field: str) -> None:
         raise RefusedError(f"{what} has {size:,} characters; the limit is {most:,}", field)
 
 
-def _model(question: Question) -> Model:
-    """The model of a file, or one of those that come with the package."""
+def _model(question: PlanForm) -> Model:
+    """Return the model of a file, or one of those that come with the package."""
     if question.file is None:
-        # Names only: whoever asks has no say in which files are read.
+        # Names only: a request has no say in which files are read.
         if question.model not in shipped_models():
             hint = did_you_mean(question.model, shipped_models())
             raise RefusedError(f"model '{question.model}': {hint}", "model")
@@ -144,7 +142,7 @@ def _model(question: Question) -> Model:
 
 
 def _short(found: Iterable[Group], long: list[int]) -> Iterator[Group]:
-    """Groups without the orders that have too many actions, which are counted in `long`."""
+    """Yield groups without schedules of too many actions, which are counted in `long`."""
     for group in found:
         chunks = limits.MAX_ACTIONS // (3 * group.microbatches * group.degrees.pp)
         orders = {
@@ -158,6 +156,8 @@ def _short(found: Iterable[Group], long: list[int]) -> Iterator[Group]:
 
 
 def _answer(plan: Plan) -> dict[str, Any]:
+    from debubble.view.figure import render
+
     found = plan.found
     answer: dict[str, Any] = {
         "paragraphs": paragraphs(found),
@@ -183,6 +183,6 @@ def _answer(plan: Plan) -> dict[str, Any]:
 
 
 def _for_comparison(best: Evaluated) -> dict[str, Any]:
-    """Return the best plan for the page that compares schedules: costs, sizes, and schedule."""
+    """Return costs, sizes and schedule of the best plan, for the page that compares schedules."""
     file = File(name="plan.yaml", text=costs_yaml(best))
     return upload(file) | {"name": best.candidate.schedule}

@@ -26,7 +26,7 @@ from debubble.view.legend import add_legend, legend_height
 from debubble.view.options import FigureOptions
 from debubble.view.page import inline_svg
 from debubble.view.provenance import metadata
-from debubble.view.text import phrases, sizes_of, text_width, wrapped
+from debubble.view.text import phrases, text_sizes, text_width, wrapped
 
 ENDINGS = (".png", ".svg", ".pdf", ".html")
 WIDTH, HEIGHT = 7.0, 3.4
@@ -69,7 +69,7 @@ def _page(chart: Chart, drawing: Figure) -> str:
 
 def chart_figure(chart: Chart) -> Figure:
     """Draw a chart: medians as lines, least to greatest as areas, or single values as dots."""
-    sizes = sizes_of(FigureOptions(), WIDTH)
+    sizes = text_sizes(FigureOptions(), WIDTH)
     with style():
         handles = [(_handle(index, chart), line.name) for index, line in enumerate(chart.lines)]
         found = handles if chart.by else []

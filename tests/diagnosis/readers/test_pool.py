@@ -252,7 +252,7 @@ def test_any_program_may_read(tmp_path: Path) -> None:
     script = tmp_path / "scripts" / "read.py"
     script.parent.mkdir()
     script.write_text(
-        "from debubble.diagnosis.readers import folder, processes\n"
+        "from debubble.diagnosis.readers import folder, pool\n"
         "folder.workers_for = lambda files: pool.Workers(2)\n"
         "print('here')\n"
         "print(len(folder.read('trace').actions))\n"

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.optimize.anneal._kernel import anneal
-from debubble.optimize.anneal.annealer import Annealer, refine
+from debubble.optimize.anneal._moves import Cooling
+from debubble.optimize.anneal.annealer import Annealer, empty_state, refine
 from debubble.optimize.programs.list_scheduling import listed
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import problem
@@ -48,9 +49,9 @@ def test_compiled_and_interpreted_do_the_same() -> None:
     for run in (anneal.compiled, anneal.interpret):
         annealer = Annealer(asked, listed(asked, ()))
         order, best = annealer.best.copy(), annealer.best.copy()
-        run(500, 2.0, 0.1, 0.0, 1e-9, *annealer._fixed, order, *annealer._scratch, best,
+        run(Cooling(500, 2.0, 0.1, 0.0, 1e-9), annealer._actions, empty_state(order), best,
             annealer._counters, annealer.halt)  # fmt: skip
-        results.append((best.tolist(), annealer._counters.tolist()))
+        results.append((best.tolist(), order.tolist(), annealer._counters.tolist()))
     assert results[0] == results[1]
 
 

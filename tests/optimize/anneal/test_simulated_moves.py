@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,9 @@ import pytest
 import debubble as db
 from debubble.core.actions import STAGE_SHIFT
 from debubble.engine.modes import MEETING
-from debubble.optimize.anneal.simulated_moves import move_actions, moved
+from debubble.optimize.anneal.simulated_moves import makespan_in_engine, move_actions, moved
 from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import begin
 from tests.optimize.problems import problem
@@ -38,6 +41,11 @@ def test_no_action_passes_one_of_its_own_stage_and_microbatch() -> None:
     assert moved([programs[0][:1]], rng) is None
 
 
+def move(asked: Problem, programs: list[Any], found: Callable[[list[Any]], object]) -> None:
+    rng, evaluate = np.random.default_rng(0), partial(makespan_in_engine, asked)
+    move_actions(programs, evaluate, 600, rng, lambda: False, found, heat=0.5)
+
+
 @pytest.mark.parametrize("mode", MEETING)
 def test_every_order_that_is_found_is_faster_and_fits(mode: str) -> None:
     asked = problem(3, 6, 2.0, chunks=2, mode=mode, **COSTS)
@@ -51,12 +59,12 @@ def test_every_order_that_is_found_is_faster_and_fits(mode: str) -> None:
         assert db.check(schedule, p2p_mode=asked.mode).ok
         times.append(asked.timeline(schedule).makespan)
 
-    move_actions(asked, incumbent.programs, 600, 0, lambda: False, look)
+    move(asked, incumbent.programs, look)
     assert len(times) > 1
     assert times == sorted(times, reverse=True)
     assert times[-1] >= incumbent.bound * (1 - 1e-9)
     again = list[Any]()
-    move_actions(asked, incumbent.programs, 600, 0, lambda: False, again.append)
+    move(asked, incumbent.programs, again.append)
     assert len(again) == len(times) - 1
 
 

@@ -26,7 +26,7 @@ from debubble.optimize.layer_split.layers import cut_costs, even_cut
 from debubble.optimize.layer_split.space import neighbours
 from debubble.optimize.pareto import sweep
 from debubble.optimize.problem import Problem
-from debubble.optimize.request import problems_of
+from debubble.optimize.request import Request
 from debubble.optimize.stop import Stop
 from tests.optimize.by_hand import all_cuts
 from tests.optimize.problems import fastest
@@ -53,17 +53,10 @@ def uncut(draw: st.DrawFn, mode: str = "overlapped", memory: Any = None) -> Prob
     if draw(st.booleans()):
         each = st.lists(TIMES, min_size=layers, max_size=layers)
         layers = {"F": draw(each), "I": draw(each), "W": draw(each)}
-    (root,) = problems_of(
-        p,
-        m,
-        None,
-        costs,
-        limit,
-        shape(p, v),
-        "fused",
-        mode,
+    (root,) = Request(
+        p, m, costs=costs, memory=limit, placement=shape(p, v), backward="fused", p2p_mode=mode,
         layers=layers,
-    )
+    ).problems  # fmt: skip
     return root
 
 
@@ -101,11 +94,13 @@ def test_bounds_are_below_what_is_found_for_any_cut(data: st.DataObject) -> None
         F=data.draw(TIMES), I=data.draw(TIMES), W=data.draw(TIMES), B=data.draw(TIMES),
         head=data.draw(PARTS), embedding=data.draw(PARTS), p2p=data.draw(st.sampled_from([0, 1])),
     )  # fmt: skip
-    (root,) = problems_of(
-        p, m, None, costs, data.draw(st.sampled_from([4, 8, None])), Placement.wave(p, v),
-        data.draw(st.sampled_from(["split", "fused", "free"])),
-        data.draw(st.sampled_from(P2P_MODES)), layers=data.draw(st.integers(p * v, 4 * p * v)),
-    )  # fmt: skip
+    (root,) = Request(
+        p, m, costs=costs, memory=data.draw(st.sampled_from([4, 8, None])),
+        placement=Placement.wave(p, v),
+        backward=data.draw(st.sampled_from(["split", "fused", "free"])),
+        p2p_mode=data.draw(st.sampled_from(P2P_MODES)),
+        layers=data.draw(st.integers(p * v, 4 * p * v)),
+    ).problems  # fmt: skip
     cutting = Cutting(root)
     seeds = cutting.seeds()[:3]
     assert seeds
@@ -142,10 +137,9 @@ def test_the_result_is_the_best_of_all_cuts(data: st.DataObject) -> None:
 
 def test_one_rank_after_the_other_has_as_many_layers_as_it_can() -> None:
     # Rank r begins after the layers before it, and works 8 · 3 per layer.
-    (root,) = problems_of(
-        3, 8, 1, db.Costs(F=4, I=4, W=4), None, "wave", "split", "overlapped",
-        layers=12,
-    )  # fmt: skip
+    (root,) = Request(
+        3, 8, 1, db.Costs(F=4, I=4, W=4), 12, placement="wave", backward="split"
+    ).problems  # fmt: skip
     spans = [lower_bound(cut_problem(root, cut)) for cut in all_cuts(12, 3)]
     assert bound_of_cuts(Cutting(root)) == pytest.approx(min(spans))
 

@@ -19,7 +19,7 @@ from debubble.optimize.layer_split.cut_bound import bound_of_cuts
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbours
 from debubble.optimize.layer_split.layers import layers_of
 from debubble.optimize.problem import Problem
-from debubble.optimize.request import problems_of
+from debubble.optimize.request import Request
 from debubble.optimize.stage_choices.choices import Ways, choice_of, ways_of, with_choice
 from debubble.optimize.stage_choices.space import bound_of_all
 from tests.conftest import EXPLORES
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
     def root(self, memory: float | None) -> Problem:
         """The uncut problem."""
-        return problems_of(memory=memory, **self.asked)[0]
+        return Request(memory=memory, **self.asked).problems[0]
 
 
 def case(seed: int) -> Case:
@@ -85,7 +85,7 @@ def case(seed: int) -> Case:
     ends = {name: end for name, end in (("embedding", embedding), ("head", head)) if end}
     asked = {
         "ranks": p, "microbatches": m, "chunks": None, "costs": costs, "placement": place,
-        "backward": backward, "mode": "overlapped", "recompute": recompute, "offload": offload,
+        "backward": backward, "p2p_mode": "overlapped", "recompute": recompute, "offload": offload,
         "layers": each | ends,
     }  # fmt: skip
     assert isinstance(costs.p2p, float)
@@ -233,7 +233,7 @@ def test_the_result_is_the_best_of_all_cuts_and_choices(seeds: int) -> None:
         best = min(model.fastest(cut, choice) for cut in cuts for choice in product(*ways))
         if best == INFINITE or asked["offload"] != "none":
             continue
-        call = {key: value for key, value in asked.items() if key not in ("mode", "chunks")}
+        call = {key: value for key, value in asked.items() if key != "chunks"}
         limit = None if model.limit == INFINITE else model.limit
         result = db.optimize(**call, memory=limit, **FAST)
         assert result.lower_bound <= best * (1 + 1e-9)
@@ -337,9 +337,9 @@ def test_results_are_kept_by_the_costs_of_their_layers(
 
 def test_no_neighbour_of_a_seed_has_less_to_do_on_its_busiest_rank() -> None:
     each = {"F": [1, 1, 1, 2, 3, 2, 9, 1, 1, 2, 1, 3], "B": [2] * 12, "embedding": {"F": 3}}
-    (root,) = problems_of(
-        3, 4, 1, db.Costs(), None, Placement.loop(3, 1), "fused", "overlapped", layers=each
-    )
+    (root,) = Request(
+        3, 4, 1, layers=each, placement=Placement.loop(3, 1), backward="fused"
+    ).problems
     cutting = Cutting(root)
     assert cutting.least.tolist() == [0, 1, 1]
     busiest = {cut: cutting.work(np.array([cut])).max() for cut in cutting.all() or []}

@@ -16,7 +16,7 @@ import debubble as db
 import debubble.torch as dt
 from debubble.torch.errors import RunError
 from debubble.torch.ranks import watch
-from debubble.torch.ranks.process_group import Team
+from debubble.torch.ranks.process_group import Ranks
 from tests.conftest import EXPLORES
 from tests.pairs import combined
 from tests.small import RANKS, smallest
@@ -80,14 +80,14 @@ def on_streams(work: Callable[[int, Stream], Any]) -> Callable[[int], Any]:
     """Let pipelines of a process send in batches."""
 
     def inside(rank: int) -> Any:
-        stream, made = Stream(), Team.of
+        stream, made = Stream(), Ranks.of
         watch.CONNECTING += (__file__,)
         dist.batch_isend_irecv = stream
 
-        def of(*args: Any) -> Team:
+        def of(*args: Any) -> Ranks:
             return replace(made(*args), batched=True)
 
-        Team.of = of  # type: ignore[method-assign,assignment]
+        Ranks.of = of  # type: ignore[method-assign,assignment]
         return work(rank, stream)
 
     return inside

@@ -18,8 +18,8 @@ import debubble as db
 import debubble.torch as dt
 from debubble.core.kinds import Kind
 from debubble.torch.autograd.splitter import Splitter, backward_weight
-from debubble.torch.engine.plan import Plan
-from debubble.torch.engine.tasks import Task, answered_of, moves_of
+from debubble.torch.engine.plan import ExecutionPlan
+from debubble.torch.engine.tasks import Task, find_answers, find_moves
 from debubble.torch.measure.profile import Profile
 from tests.torch.loop import cross_entropy, gpt, text, vectors
 from tests.torch.world import in_ranks
@@ -200,10 +200,10 @@ def test_what_a_module_keeps_stays() -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-v", "dualpipe", "chimera"])
 def test_a_message_is_kept_until_its_peer_computed_with_it(name: str) -> None:
-    plan = Plan.of(db.make(name, ranks=4, microbatches=8))
+    plan = ExecutionPlan.of(db.make(name, ranks=4, microbatches=8))
     for rank, program in enumerate(plan.programs):
-        moves = moves_of(program)
-        answers = answered_of(plan, rank)
+        moves = find_moves(program)
+        answers = find_answers(plan, rank)
         assert max(count for _, count in answers.values()) > 0
         for place, (peer, count) in answers.items():
             other = [str(step) for step in plan.programs[peer]]

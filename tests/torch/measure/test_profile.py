@@ -20,8 +20,8 @@ from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import load_costs
 from debubble.torch.data.losses import add_loss
 from debubble.torch.measure.profile import profile
-from debubble.torch.measure.single_stage import Part
-from debubble.torch.measure.stage_measures import Spread, StageMeasures, table
+from debubble.torch.measure.single_stage import SingleStage
+from debubble.torch.measure.stage_measures import Quartiles, StageMeasures, table
 
 ROWS, WIDTH = 8, 16
 FLOAT = 4
@@ -421,7 +421,7 @@ def test_what_is_no_model_is_refused() -> None:
 
 
 def test_times_that_vary_are_said_to() -> None:
-    calm, wild = Spread.of([4, 5, 5, 5, 6]), Spread.of([1, 2, 5, 8, 9])
+    calm, wild = Quartiles.of([4, 5, 5, 5, 6]), Quartiles.of([1, 2, 5, 8, 9])
     assert (wild.lower, wild.median, wild.upper, wild.width) == (2, 5, 8, 1.2)
     assert "quartiles" not in table([StageMeasures({"F": calm})])
     assert table([StageMeasures({"F": calm, "B": wild})]).endswith(
@@ -431,7 +431,7 @@ def test_times_that_vary_are_said_to() -> None:
 
 
 def test_a_part_starts_anew_every_time() -> None:
-    part = Part(linear(), (torch.randn(ROWS, WIDTH, requires_grad=True),), {})
+    part = SingleStage(linear(), (torch.randn(ROWS, WIDTH, requires_grad=True),), {})
     first, second = part.forward(), part.forward(own=True)
     assert first.inputs[0].data_ptr() == part.args[0].data_ptr()
     assert second.inputs[0].data_ptr() != part.args[0].data_ptr()

@@ -17,10 +17,10 @@ def test_no_thread_of_a_link_outlives_the_interpreter(monkeypatch: Any) -> None:
 
     if not os.path.isdir("/proc/self/task"):
         missing("threads are looked up in /proc")
-    monkeypatch.setattr(team, "_LINKS", WeakSet())
+    monkeypatch.setattr(team, "_CHANNELS", WeakSet())
     before = set(os.listdir("/proc/self/task"))
-    link = team.Link(HashStore(), 0, 1, timedelta(seconds=10))
+    link = team.Channel(HashStore(), 0, 1, timedelta(seconds=10))
     assert link.words("step") == ["step"]
     assert set(os.listdir("/proc/self/task")) - before
-    team._end_links()
+    team._end_channels()
     assert not set(os.listdir("/proc/self/task")) - before

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import pytest
 from torch import Tensor, nn
@@ -18,10 +18,12 @@ from debubble import Schedule
 from debubble.lowering.transfers import add_transfers
 from debubble.torch.errors import RunError
 from debubble.torch.models.build import Model, mlp
-from debubble.torch.ranks.progress_table import Board
-from debubble.torch.ranks.watch import State
-from debubble.torch.ranks.world import run_local
+from debubble.torch.ranks.progress_table import ProgressTable
+from debubble.torch.ranks.watch import RankState
+from debubble.torch.ranks.world import World, run_local
 from debubble.torch.run.run import Settings, run
+from tests.forkserver import forked
+from tests.torch.world import ByValue
 
 pytestmark = pytest.mark.processes
 
@@ -59,7 +61,7 @@ def failure(
         return made
 
     with pytest.raises(RunError) as caught:
-        run(schedule, Settings(model, steps=0, runtime=runtime, timeout=timeout))
+        run(schedule, Settings(ByValue(model), steps=0, runtime=runtime, timeout=timeout))
     assert multiprocessing.active_children() == []
     return str(caught.value)
 
@@ -141,23 +143,22 @@ def test_a_send_before_its_producer() -> None:
     assert "rank 0 failed: 0SEND_F0 has nothing to send; it comes before its comp" in message
 
 
-def test_results_that_do_not_fit_into_a_pipe_arrive() -> None:
-    def work(world: Any) -> bytes:
-        world.begin(0)
-        return bytes(1 << 20)
+def large(world: World) -> bytes:
+    world.begin(0)
+    return bytes(1 << 20)
 
-    results = run_local(work, 3, lambda *_: "", timeout=60, device="cpu")
+
+def test_results_that_do_not_fit_into_a_pipe_arrive() -> None:
+    results = run_local(large, 3, lambda *_: "", timeout=60, device="cpu")
     assert [len(result) for result in results] == [1 << 20] * 3
 
 
-def test_a_board_is_shared_with_children() -> None:
-    board = Board(2)
-    process = multiprocessing.get_context("fork").Process(
-        target=lambda: board.note(1, 7, State.WAITING)
-    )
+def test_a_table_is_shared_with_children(tmp_path: Path) -> None:
+    table = ProgressTable(2, f"{tmp_path}/progress")
+    process = forked.Process(target=table.report_progress, args=(1, 7, RankState.WAITING))
     process.start()
     process.join()
-    assert board.rows[1].tolist() == [0, 7, State.WAITING, 1, 0]
+    assert table.rows[1].tolist() == [0, 7, RankState.WAITING, 1, 0]
 
 
 def test_more_than_there_is() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import ParameterError
-from debubble.torch.engine.plan import Plan
+from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.run.prediction import Measured, calibrate, predict, sleeping_times
 from debubble.torch.run.report import RunReport
 
@@ -51,7 +51,7 @@ def test_measured_durations_of_a_kind_and_stage_count_by_their_median() -> None:
 
 def test_times_of_ranks_become_times_of_the_schedule() -> None:
     schedule = db.make("1f1b", ranks=2, microbatches=2)
-    plan = Plan.of(schedule)
+    plan = ExecutionPlan.of(schedule)
     begin = [np.arange(len(plan.programs[rank])) * 1_000_000 + 5_000 for rank in range(2)]
     times = [
         np.stack([[b, b + 500_000, b - 1_000], [b + 1, b + 700_001, b - 2_000]]) for b in begin
@@ -78,7 +78,7 @@ def test_what_no_run_can_sleep() -> None:
 
 
 def test_places_in_programs_are_named_with_the_rank_they_need() -> None:
-    plan = Plan.of(db.make("1f1b", ranks=2, microbatches=2), policy="just-in-time")
+    plan = ExecutionPlan.of(db.make("1f1b", ranks=2, microbatches=2), policy="just-in-time")
     assert plan.text(1, 0) == "action 0: 1RECV_F0 from rank 0"
     assert plan.text(0, 5) == "action 5: 0B0"
     assert plan.text(0, 99) == "the end"
@@ -86,7 +86,7 @@ def test_places_in_programs_are_named_with_the_rank_they_need() -> None:
 
 def test_a_report_without_verification() -> None:
     schedule = db.make("dualpipe", ranks=2, microbatches=4)
-    plan = Plan.of(schedule, sleeping_times(schedule, db.Costs(), 0.01))
+    plan = ExecutionPlan.of(schedule, sleeping_times(schedule, db.Costs(), 0.01))
     timeline = predict(schedule, plan.seconds, 0.0)
     starts, ends = timeline.start[None], timeline.end[None]
     measured = Measured(starts, ends, np.array([timeline.makespan]))

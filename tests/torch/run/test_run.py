@@ -13,11 +13,11 @@ from torch.nn import functional
 
 import debubble as db
 from debubble.core.errors import FormatError, ParameterError
-from debubble.torch.models.build import build
 from debubble.torch.run.report import RunReport
 from debubble.torch.run.run import Settings, run
-from debubble.torch.run.run_data import Batches
+from debubble.torch.run.run_data import RunData
 from debubble.torch.run.verify import reference
+from tests.torch.world import ByValue
 
 pytestmark = pytest.mark.processes
 
@@ -46,7 +46,8 @@ def made(
 
 def ran(model: Any, schedule: db.Schedule = SCHEDULE, **settings: Any) -> RunReport:
     words = {"steps": 0, "timeout": 30} | settings
-    report = run(schedule, Settings(model, **words))
+    source = model if isinstance(model, str) else ByValue(model)
+    report = run(schedule, Settings(source, **words))
     assert report is not None
     return report
 
@@ -78,12 +79,12 @@ def test_tied_weights_stay_tied(runtime: str) -> None:
 
 def test_the_reference_of_tied_weights_is_one_model() -> None:
     schedule = db.make("zb-v", ranks=2, microbatches=4)
-    batches = Batches(build(tied, 4), schedule)
-    _, found = reference(schedule, batches)
-    whole = nn.Sequential(*copy.deepcopy(list(batches.model.stages))).double()
+    run_data = RunData(tied, schedule)
+    _, found = reference(schedule, run_data)
+    whole = nn.Sequential(*copy.deepcopy(list(run_data.model.stages))).double()
     for number in range(4):
-        x, y = batches.model.data(number)
-        (batches.model.loss(whole(x), y) / 4).backward()
+        x, y = run_data.model.data(number)
+        (run_data.model.loss(whole(x), y) / 4).backward()
     weight: Any = whole[0].weight
     for place, name in (((0, 0), "weight"), ((0, 3), "weight")):
         torch.testing.assert_close(torch.from_numpy(found[place][name]), weight.grad)

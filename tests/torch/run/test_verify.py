@@ -11,14 +11,14 @@ import torch
 
 import debubble as db
 from debubble.torch.models.build import Model, build, gpt_tiny
-from debubble.torch.run.run_data import Batches
+from debubble.torch.run.run_data import RunData
 from debubble.torch.run.verify import RATE, reference, verify
 
 STAGES = 3
 
 
-def batches_of(schedule: db.Schedule) -> Batches:
-    return Batches(build("mlp", schedule.stages), schedule)
+def batches_of(schedule: db.Schedule) -> RunData:
+    return RunData("mlp", schedule)
 
 
 def gradients(model: Model, microbatches: range) -> list[list[torch.Tensor]]:
@@ -91,7 +91,7 @@ def test_pipedream_is_older_on_earlier_ranks() -> None:
 SCHEDULE = db.make("gpipe", ranks=2, microbatches=2)
 
 
-def results() -> tuple[Batches, Any, Any]:
+def results() -> tuple[RunData, Any, Any]:
     """What ranks would return when all is right."""
     batches = batches_of(SCHEDULE)
     losses, found = reference(SCHEDULE, batches)

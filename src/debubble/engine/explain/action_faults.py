@@ -41,7 +41,7 @@ from debubble.engine.explain import words
 from debubble.engine.kernels.sweep import MOST_MEMBERS
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
-from debubble.engine.validate import refuse_strays, strays_of
+from debubble.engine.validate import invalid_actions, refuse_invalid
 
 Positions = NDArray[np.int64]
 
@@ -52,27 +52,27 @@ _ONCE = (*UNIT_KINDS, *VOCABULARY_KINDS)
 
 def first_fault(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
     """The first fault of a schedule, None where there is none; it is looked through once."""
-    if Form not in schedule.derived:
-        found = stray(schedule) or next(Form(schedule).faults(), None)
+    if ActionFaults not in schedule.derived:
+        found = invalid_action(schedule) or next(ActionFaults(schedule).faults(), None)
         # Not the error: what it is raised through would keep the schedule alive.
-        schedule.derived[Form] = None if found is None else (str(found), found.chain)
-    told = schedule.derived[Form]
+        schedule.derived[ActionFaults] = None if found is None else (str(found), found.chain)
+    told = schedule.derived[ActionFaults]
     if told is not None:
         return ScheduleError(*told)
-    return next(Form(schedule).crossed(), None) if MODE[mode].receives is not None else None
+    return next(ActionFaults(schedule).crossed(), None) if MODE[mode].receives is not None else None
 
 
-def stray(schedule: Schedule) -> ScheduleError | None:
+def invalid_action(schedule: Schedule) -> ScheduleError | None:
     """The error for an action that does not exist, or is on the wrong rank."""
     try:
-        refuse_strays(schedule)
+        refuse_invalid(schedule)
     except ScheduleError as error:
-        position = next(at for at in strays_of(schedule) if at is not None)
+        position = next(at for at in invalid_actions(schedule) if at is not None)
         return ScheduleError(str(error), (words.text(schedule, position),))
     return None
 
 
-class Form:
+class ActionFaults:
     """The actions of a schedule as columns; all of them exist, on their ranks."""
 
     def __init__(self, schedule: Schedule) -> None:

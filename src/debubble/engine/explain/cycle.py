@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.engine.kernels.reachable import settle
+from debubble.engine.kernels.reachable import mark_reachable
 
 Numbers = NDArray[np.int64]
 
@@ -63,7 +63,7 @@ def _unsettled(tail: Numbers, head: Numbers, size: int) -> NDArray[np.bool_]:
     waiting = np.bincount(tail, minlength=size)
     begin = np.concatenate([[0], np.cumsum(np.bincount(head, minlength=size))])
     follower = tail[np.argsort(head, kind="stable")]
-    settle.run(size + len(tail), begin, follower, waiting, np.zeros(size, dtype=np.int64))
+    mark_reachable.run(size + len(tail), begin, follower, waiting, np.zeros(size, dtype=np.int64))
     found: NDArray[np.bool_] = waiting > 0
     return found
 

@@ -12,7 +12,7 @@ RECEIVES = kind_bits(spec.kind for spec in KINDS if spec.receives)
 
 
 @kernel(writes=("lowered", "origin", "peer"))
-def write_rounds(
+def write_pytorch_order(
     actions: Array,
     offsets: Array,
     home: Array,

@@ -6,7 +6,7 @@ from debubble.engine.jit import Array, kernel
 
 
 @kernel(writes=("waiting", "queue"))
-def settle(begin: Array, follower: Array, waiting: Array, queue: Array) -> None:
+def mark_reachable(begin: Array, follower: Array, waiting: Array, queue: Array) -> None:
     """End every node that can; ``waiting`` stays above 0 for those that cannot.
 
     ``waiting[v]`` is how many nodes v waits for, and ``follower[begin[v]:begin[v + 1]]`` are those

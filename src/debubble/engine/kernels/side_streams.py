@@ -23,7 +23,7 @@ from debubble.engine.kernels.layout import (
 )
 
 
-class Beside(NamedTuple):
+class SideStreams(NamedTuple):
     """What is going on beside computing.
 
     ``copied``, ``gathered_by`` and ``reduced_by`` are the last copy, collective and reduction of
@@ -64,20 +64,20 @@ def wake(waiter: int, tail: int, parked: Array, queue: Array) -> int:
 
 @helper
 def cost_of(
-    kind: int, place: int, where: int, sizes: Sizes, rare: Rare, beside: Beside, state: Array
+    kind: int, place: int, where: int, sizes: Sizes, rare: Rare, side: SideStreams, state: Array
 ) -> int:
     """Cost index of a kind on a place; a new one at first use."""
     spot = kind * sizes.places + place
-    if beside.time_id[spot] == 0:
-        beside.time_id[spot] = new_cost(kind, place, where, sizes, rare, state)
-    index: int = beside.time_id[spot]
+    if side.time_id[spot] == 0:
+        side.time_id[spot] = new_cost(kind, place, where, sizes, rare, state)
+    index: int = side.time_id[spot]
     return index
 
 
 @helper
 def more_joined(
     n: int, rank: int, row: int, place: int, cell: int, sizes: Sizes, kinds: Array, graph: Graph,
-    turns: Turns, beside: Beside,
+    turns: Turns, side: SideStreams,
 ) -> int:  # fmt: skip
     """Join what work waits for beside its turn and its neighbour's result.
 
@@ -89,13 +89,13 @@ def more_joined(
         more = 0
         if choice == 0:
             if kinds[row + at.WEIGHTS] != 0:
-                more = beside.weights[beside.owner_of[place]]
-                beside.weights[beside.owner_of[place]] = 0
+                more = side.weights[side.owner_of[place]]
+                side.weights[side.owner_of[place]] = 0
         elif choice == 1:
-            if kinds[row + at.AWAY] != 0 and len(beside.moved) > 0:
-                more = beside.moved[cell]
+            if kinds[row + at.AWAY] != 0 and len(side.moved) > 0:
+                more = side.moved[cell]
         elif kinds[row + at.EDGE] != 0 and unit >= 0:
-            more = beside.shards[6 * unit + 4]
+            more = side.shards[6 * unit + 4]
         if more > 0:
             n = add_node(n, turns.last_node[rank], more, graph)
             turns.last_node[rank] = n - 1
@@ -105,37 +105,37 @@ def more_joined(
 @helper
 def copy(
     n: int, tail: int, here: int, rank: int, row: int, place: int, cell: int, sizes: Sizes,
-    kinds: Array, graph: Graph, rare: Rare, turns: Turns, results: Results, beside: Beside,
+    kinds: Array, graph: Graph, rare: Rare, turns: Turns, results: Results, side: SideStreams,
     state: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Add a copy; nothing, while it is not its turn on a link that ranks share."""
-    before = beside.copied[rank]
-    if len(beside.ahead) > 0:
+    before = side.copied[rank]
+    if len(side.ahead) > 0:
         before = 0
-        if beside.ahead[here] >= 0:
-            before = graph.node[beside.ahead[here]]
+        if side.ahead[here] >= 0:
+            before = graph.node[side.ahead[here]]
             if before <= 0:
-                graph.node[beside.ahead[here]] = -(rank + 1)
+                graph.node[side.ahead[here]] = -(rank + 1)
                 return n, tail
     results.seen[cell] |= kinds[row + at.BIT]
-    graph.cost[n] = cost_of(row // at.WIDTH, place, rank, sizes, rare, beside, state)
+    graph.cost[n] = cost_of(row // at.WIDTH, place, rank, sizes, rare, side, state)
     if graph.node[here] < 0:
         tail = push(-graph.node[here] - 1, tail, turns.queue)
     graph.node[here] = n
-    beside.copied[rank] = n
-    beside.moved[cell] = n
+    side.copied[rank] = n
+    side.moved[cell] = n
     return add_node(n, turns.last_node[rank], before, graph), tail
 
 
 @helper
 def wait(
     n: int, here: int, rank: int, row: int, cell: int, kinds: Array, graph: Graph, turns: Turns,
-    results: Results, beside: Beside,
+    results: Results, side: SideStreams,
 ) -> int:  # fmt: skip
     """Hold up what a rank computes until the last copy of a cell is over."""
     results.seen[cell] |= kinds[row + at.BIT]
     graph.node[here] = n
-    n = add_node(n, turns.last_node[rank], beside.moved[cell], graph)
+    n = add_node(n, turns.last_node[rank], side.moved[cell], graph)
     turns.last_node[rank] = n - 1
     return n
 
@@ -143,7 +143,7 @@ def wait(
 @helper
 def collective(
     n: int, here: int, rank: int, row: int, stage: int, unit: int, sizes: Sizes, program: Program,
-    graph: Graph, rare: Rare, turns: Turns, beside: Beside, state: Array,
+    graph: Graph, rare: Rare, turns: Turns, side: SideStreams, state: Array,
 ) -> int:  # fmt: skip
     """Add a collective of a stage, of the first copy of the model that the rank has it of."""
     kinds = program.kinds
@@ -152,15 +152,15 @@ def collective(
         owner += sizes.stages
     before = 0
     if kinds[row + at.COST] != 0:
-        graph.cost[n] = cost_of(row // at.WIDTH, owner, owner, sizes, rare, beside, state)
-        before = beside.gathered_by[rank]
-        beside.gathered_by[rank] = n
+        graph.cost[n] = cost_of(row // at.WIDTH, owner, owner, sizes, rare, side, state)
+        before = side.gathered_by[rank]
+        side.gathered_by[rank] = n
     if kinds[row + at.REDUCES] != 0:
         iteration = min(unit, sizes.iterations - 1)
-        beside.reductions[owner * sizes.iterations + iteration] = 1
-        beside.reduced_by[rank] = n
+        side.reductions[owner * sizes.iterations + iteration] = 1
+        side.reduced_by[rank] = n
     else:
-        beside.weights[owner] = n if kinds[row + at.COST] != 0 else 0
+        side.weights[owner] = n if kinds[row + at.COST] != 0 else 0
     graph.node[here] = n
     return add_node(n, turns.last_node[rank], before, graph)
 
@@ -169,14 +169,14 @@ def collective(
 def shard(
     n: int, tail: int, here: int, rank: int, row: int, unit: int, place: int, cell: int,
     sizes: Sizes, program: Program, graph: Graph, rare: Rare, turns: Turns, results: Results,
-    beside: Beside, state: Array,
+    side: SideStreams, state: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Add a pass of a shard of the output layer; nothing, while its input is not there.
 
     The first pass waits for the forward of the last stage, the other for the first passes of all
     shards. Their sums go to the last rank and come back.
     """
-    kinds, shards = program.kinds, beside.shards
+    kinds, shards = program.kinds, side.shards
     home = program.rank_of[sizes.stages - 1]
     opens = kinds[row + at.EDGE] == 0
     spot = 6 * unit
@@ -184,48 +184,48 @@ def shard(
         wanted = (sizes.stages - 1) * sizes.units + unit
         more = results.node[wanted]
         if more <= 0:
-            beside.parked[rank] = more
+            side.parked[rank] = more
             results.node[wanted] = -(rank + 1)
             return n, tail
     else:
         more = shards[spot + 1]
         if shards[spot] < sizes.ranks:
-            beside.parked[rank] = shards[spot + 2]
+            side.parked[rank] = shards[spot + 2]
             shards[spot + 2] = -(rank + 1)
             return n, tail
     if home != rank:
         graph.lag[n] = link_cost(home * sizes.ranks + rank, sizes, rare, state)
-    graph.cost[n] = cost_of(row // at.WIDTH, place, rank, sizes, rare, beside, state)
+    graph.cost[n] = cost_of(row // at.WIDTH, place, rank, sizes, rare, side, state)
     graph.node[here] = n
     results.seen[cell] |= kinds[row + at.BIT]
     n = add_node(n, turns.last_node[rank], more, graph)
     turns.last_node[rank] = n - 1
     if opens:
-        n, tail = _gathered(n, tail, rank, spot, sizes, graph, turns, beside)
+        n, tail = _gathered(n, tail, rank, spot, sizes, graph, turns, side)
     if kinds[row + at.GIVEN] != 0:
         if home != rank:
             graph.lag[n] = link_cost(rank * sizes.ranks + home, sizes, rare, state)
-        n, tail = _gathered(n, tail, rank, spot + 3, sizes, graph, turns, beside)
+        n, tail = _gathered(n, tail, rank, spot + 3, sizes, graph, turns, side)
     return n, tail
 
 
 @helper
 def _gathered(
     n: int, tail: int, rank: int, spot: int, sizes: Sizes, graph: Graph, turns: Turns,
-    beside: Beside,
+    side: SideStreams,
 ) -> tuple[int, int]:  # fmt: skip
     """Join a rank's pass to those of others, and wake who waits for all of them."""
-    shards = beside.shards
+    shards = side.shards
     n = add_node(n, shards[spot + 1], turns.last_node[rank], graph)
     shards[spot + 1] = n - 1
     shards[spot] += 1
     if shards[spot] == sizes.ranks:
-        tail = wake(shards[spot + 2], tail, beside.parked, turns.queue)
+        tail = wake(shards[spot + 2], tail, side.parked, turns.queue)
     return n, tail
 
 
 @helper
-def all_passes_done(sizes: Sizes, kinds: Array, results: Results, beside: Beside) -> bool:
+def all_passes_done(sizes: Sizes, kinds: Array, results: Results, side: SideStreams) -> bool:
     """Whether what has begun on the last stage, or on a shard, has both passes on every rank."""
     forward = backward = passes = 0
     for row in range(0, len(kinds), at.WIDTH):
@@ -240,7 +240,7 @@ def all_passes_done(sizes: Sizes, kinds: Array, results: Results, beside: Beside
         some = done & (forward | backward) != 0
         whole = done & forward != 0
         for rank in range(sizes.ranks):
-            done = results.seen[beside.first_stage[rank] * sizes.units + unit] & passes
+            done = results.seen[side.first_stage[rank] * sizes.units + unit] & passes
             some = some or done != 0
             whole = whole and done == passes
         if some and not whole:

@@ -43,7 +43,7 @@ def add_step(
 
 @helper
 def step_of_all(
-    n: int, tail: int, sizes: Sizes, graph: Graph, rare: Rare, turns: Turns, beside: Maybe,
+    n: int, tail: int, sizes: Sizes, graph: Graph, rare: Rare, turns: Turns, side: Maybe,
     state: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Come to a step over all ranks: the last to come joins all, and all step.
@@ -58,7 +58,7 @@ def step_of_all(
     state[at.STEPS] += 1
     joined = 0
     for rank in range(sizes.ranks):
-        n, joined = _add_norm(n, rank, joined, sizes, graph, rare, turns, beside, state)
+        n, joined = _add_norm(n, rank, joined, sizes, graph, rare, turns, side, state)
     for rank in range(sizes.ranks):
         if rank < sizes.ranks - 1:
             link = (sizes.ranks - 1) * sizes.ranks + rank
@@ -72,12 +72,12 @@ def step_of_all(
 @helper
 def hand_on_norm(
     n: int, tail: int, rank: int, sizes: Sizes, graph: Graph, rare: Rare, turns: Turns,
-    steps: Steps, beside: Maybe, state: Array,
+    steps: Steps, side: Maybe, state: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Add a rank's own part to the norm of the ranks before, which is there, and hand it on."""
     spot = rank * sizes.iterations + steps.done[rank]
     before = steps.norm[spot - sizes.iterations] - 1 if rank > 0 else 0
-    n, joined = _add_norm(n, rank, before, sizes, graph, rare, turns, beside, state)
+    n, joined = _add_norm(n, rank, before, sizes, graph, rare, turns, side, state)
     turns.last_node[rank] = joined
     if steps.norm[spot] < 0:
         tail = push(rank + 1, tail, turns.queue)
@@ -89,7 +89,7 @@ def hand_on_norm(
 @helper
 def _add_norm(
     n: int, rank: int, before: int, sizes: Sizes, graph: Graph, rare: Rare, turns: Turns,
-    beside: Maybe, state: Array,
+    side: Maybe, state: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Join a rank's gradients to the norm of the ranks before it; the second is their node."""
     joined = turns.last_node[rank]
@@ -97,8 +97,8 @@ def _add_norm(
         graph.lag[n] = link_cost((rank - 1) * sizes.ranks + rank, sizes, rare, state)
         n = add_node(n, joined, before, graph)
         joined = n - 1
-    if beside is not None:
-        if beside.reduced_by[rank] > 0:
-            n = add_node(n, joined, beside.reduced_by[rank], graph)
+    if side is not None:
+        if side.reduced_by[rank] > 0:
+            n = add_node(n, joined, side.reduced_by[rank], graph)
             joined = n - 1
     return n, joined

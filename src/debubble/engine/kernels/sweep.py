@@ -59,7 +59,7 @@ from debubble.engine.kernels.layout import (
 from debubble.engine.kernels.link import Ends, leave_group, transfer
 from debubble.engine.kernels.queues import Queues
 from debubble.engine.kernels.side_streams import (
-    Beside,
+    SideStreams,
     all_passes_done,
     collective,
     copy,
@@ -177,13 +177,13 @@ def sweep(
             ranks if by_peer else 1, 2 if by_direction else 1, posted, queue_end, queue_node,
             queue_after, ready,
         )  # fmt: skip
-    beside: Maybe
+    side: Maybe
     if aside is None:
-        beside = None
+        side = None
     else:
         copied, gathered_by, reduced_by, time_id, weights, reductions = aside[:6]
         moved, shards, parked, owner_of, ahead, first_stage = aside[6:]
-        beside = Beside(
+        side = SideStreams(
             copied, gathered_by, reduced_by, time_id, owner_of, weights, reductions, moved,
             ahead, shards, parked, first_stage,
         )  # fmt: skip
@@ -229,7 +229,7 @@ def sweep(
                     for index in range(members):
                         position = here + index
                         outcome, place, cell, wanted = readiness(
-                            actions[position], rank, sizes, program, done, transfers, beside
+                            actions[position], rank, sizes, program, done, transfers, side
                         )
                         if outcome != DONE:
                             break
@@ -246,7 +246,7 @@ def sweep(
                         if aside is not None:
                             cell = group.cell[index]
                             n = more_joined(
-                                n, rank, row, place, cell, sizes, kinds, graph, turns, beside
+                                n, rank, row, place, cell, sizes, kinds, graph, turns, side
                             )
                         n = begin_work(
                             n, rank, row, unit, place, wanted, one_by_one, sizes, program, graph,
@@ -259,7 +259,7 @@ def sweep(
                         n, tail = end_work(
                             n, tail, end, here + index, rank, group.row[index], group.place[index],
                             group.cell[index], one_by_one, sizes, program, graph, rare, turns, done,
-                            link_node, sent, transfers, vocabulary, beside, state,
+                            link_node, sent, transfers, vocabulary, side, state,
                         )  # fmt: skip
                     here += members
                     break
@@ -268,13 +268,13 @@ def sweep(
             wanted = -1
             if sort <= at.SHARD:
                 outcome, place, cell, wanted = readiness(
-                    action, rank, sizes, program, done, transfers, beside
+                    action, rank, sizes, program, done, transfers, side
                 )
                 if outcome != DONE:
                     break
             if sort == at.WORK:
                 if aside is not None:
-                    n = more_joined(n, rank, row, place, cell, sizes, kinds, graph, turns, beside)
+                    n = more_joined(n, rank, row, place, cell, sizes, kinds, graph, turns, side)
                 end = n
                 n = begin_work(
                     n, rank, row, unit, place, wanted, one_by_one, sizes, program, graph, rare,
@@ -284,7 +284,7 @@ def sweep(
                 completed += kinds[row + at.COMPLETES]
                 n, tail = end_work(
                     n, tail, end, here, rank, row, place, cell, one_by_one, sizes, program, graph,
-                    rare, turns, done, link_node, sent, transfers, vocabulary, beside, state,
+                    rare, turns, done, link_node, sent, transfers, vocabulary, side, state,
                 )  # fmt: skip
                 here += 1
                 break
@@ -294,7 +294,7 @@ def sweep(
                         outcome = BAD_STEP
                         break
                     next_action[rank] = here
-                    n, tail = step_of_all(n, tail, sizes, graph, rare, turns, beside, state)
+                    n, tail = step_of_all(n, tail, sizes, graph, rare, turns, side, state)
                     here = next_action[rank]
                     outcome = WAITS
                     break
@@ -309,10 +309,10 @@ def sweep(
                         outcome = WAITS
                         break
                     n, tail = hand_on_norm(
-                        n, tail, rank, sizes, graph, rare, turns, steps, beside, state
+                        n, tail, rank, sizes, graph, rare, turns, steps, side, state
                     )
                 if aside is not None:
-                    before = beside.reduced_by[rank]
+                    before = side.reduced_by[rank]
                 n = add_step(n, here, rank, before, sizes, graph, turns)
                 here += 1
                 break
@@ -332,7 +332,7 @@ def sweep(
                     before = n
                     n, tail = copy(
                         n, tail, here, rank, row, place, cell, sizes, kinds, graph, rare, turns,
-                        done, beside, state,
+                        done, side, state,
                     )  # fmt: skip
                     if n == before:
                         outcome = WAITS
@@ -340,12 +340,12 @@ def sweep(
                     here += 1
                     continue
                 if sort == at.WAIT:
-                    n = wait(n, here, rank, row, cell, kinds, graph, turns, done, beside)
+                    n = wait(n, here, rank, row, cell, kinds, graph, turns, done, side)
                     here += 1
                     continue
                 if sort == at.COLLECTIVE:
                     n = collective(
-                        n, here, rank, row, stage, unit, sizes, program, graph, rare, turns, beside,
+                        n, here, rank, row, stage, unit, sizes, program, graph, rare, turns, side,
                         state,
                     )  # fmt: skip
                     here += 1
@@ -357,7 +357,7 @@ def sweep(
                     before = n
                     n, tail = shard(
                         n, tail, here, rank, row, unit, place, cell, sizes, program, graph, rare,
-                        turns, done, beside, state,
+                        turns, done, side, state,
                     )  # fmt: skip
                     if n == before:
                         outcome = WAITS
@@ -385,7 +385,7 @@ def sweep(
         outcome = UNMATCHED
     if aside is not None:
         if vocabulary > 0 and outcome == DONE:
-            if not all_passes_done(sizes, kinds, done, beside):
+            if not all_passes_done(sizes, kinds, done, side):
                 outcome = INCOMPLETE
     if transfers is not None:
         for rank in range(ranks):

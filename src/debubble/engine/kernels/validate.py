@@ -26,7 +26,7 @@ WORD = 64
 
 
 @kernel(writes=("state",))
-def look(
+def scan_actions(
     actions: Array,
     offsets: Array,
     rank_of: Array,

@@ -29,7 +29,7 @@ from debubble.engine.kernels.side_streams import wake
 @helper
 def readiness(
     action: int, rank: int, sizes: Sizes, program: Program, results: Results,
-    transfers: Maybe, beside: Maybe,
+    transfers: Maybe, side: Maybe,
 ) -> tuple[int, int, int, int]:  # fmt: skip
     """Whether an action of a stage and microbatch can run.
 
@@ -74,18 +74,18 @@ def readiness(
             if results.node[unsigned(wanted)] <= 0:
                 results.node[wanted] = -(rank + 1)
                 return WAITS, place, cell, wanted
-        if beside is not None:
+        if side is not None:
             if done & kinds[row + at.AWAY] != 0 and done & kinds[row + at.BACK] == 0:
                 return ORDER, place, cell, wanted
             if kinds[row + at.REDUCES] != 0:
-                owner = beside.owner_of[place] * sizes.iterations
-                if beside.reductions[owner + unit // (sizes.microbatches * sizes.slices)] != 0:
+                owner = side.owner_of[place] * sizes.iterations
+                if side.reductions[owner + unit // (sizes.microbatches * sizes.slices)] != 0:
                     return REDUCED, place, cell, wanted
             if kinds[row + at.EDGE] != 0 and stage == sizes.stages - 1:
                 spot = 6 * unit + 3
-                if beside.shards[spot] < sizes.ranks:
-                    beside.parked[rank] = beside.shards[spot + 2]
-                    beside.shards[spot + 2] = -(rank + 1)
+                if side.shards[spot] < sizes.ranks:
+                    side.parked[rank] = side.shards[spot + 2]
+                    side.shards[spot + 2] = -(rank + 1)
                     return WAITS, place, cell, wanted
     return DONE, place, cell, wanted
 
@@ -116,7 +116,7 @@ def end_work(
     n: int, tail: int, end: int, here: int, rank: int, row: int, place: int, cell: int,
     one_by_one: bool, sizes: Sizes, program: Program, graph: Graph, rare: Rare, turns: Turns,
     results: Results, link_node: Array, sent: Array, transfers: Maybe, vocabulary: int,
-    beside: Maybe, state: Array,
+    side: Maybe, state: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Say that work is done at a node, and hand its result to a neighbouring stage."""
     kinds = program.kinds
@@ -128,9 +128,9 @@ def end_work(
     key = kinds[row + at.RESULT] * sizes.cells + cell
     stage = (program.actions[unsigned(here)] >> STAGE_SHIFT) & STAGE_MASK
     if stage + step < 0 or stage + step >= sizes.stages:
-        if beside is not None:
+        if side is not None:
             if vocabulary > 0 and step > 0:
-                tail = wake(results.node[key], tail, beside.parked, turns.queue)
+                tail = wake(results.node[key], tail, side.parked, turns.queue)
                 results.node[key] = end
         return n, tail
     target = program.rank_of[unsigned(place + step)]

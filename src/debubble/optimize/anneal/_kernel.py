@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from math import log
+from typing import NamedTuple
 
-from debubble.engine.jit import Array, kernel
-
-RANDOM_BITS = 31
-"""Bits of one random number."""
-
-MULTIPLIER = 0x5DEECE66D
-MASK = (1 << 48) - 1
-"""The linear congruential generator of POSIX."""
-
-LONGEST_BLOCK = 4
-"""Neighbouring actions of a rank that change places in one move, at most, on either side."""
+from debubble.engine.jit import Array, helper, kernel
+from debubble.optimize.anneal._moves import (
+    Actions,
+    Cooling,
+    draw_blocks,
+    draw_limit,
+    next_random,
+    random_below,
+)
 
 TRIES = 64
 """Actions drawn until one is on the critical path and waits for its rank, at most."""
@@ -23,42 +21,56 @@ COUNTERS = 4
 """Numbers that come back: makespan, best makespan, moves accepted, state of the random numbers."""
 
 
-@kernel(writes=("order", "best", "counters"))
+class State(NamedTuple):
+    """An order and what is known about it, one entry per action.
+
+    Parameters
+    ----------
+    order, place
+        Actions rank after rank, and the place of every action among them.
+    before
+        Memory held right before each place.
+    line, at
+        A topological order of all actions, and the place of every action in it.
+    head, tail
+        End of every action, and the longest path from its start to the end of all.
+    fresh, trial, marked
+        Scratch: a part of a new topological order, new ends, and marks.
+    """
+
+    order: Array
+    place: Array
+    before: Array
+    line: Array
+    at: Array
+    head: Array
+    tail: Array
+    fresh: Array
+    trial: Array
+    marked: Array
+
+
+class Move(NamedTuple):
+    """Actions at places begin … middle − 1 of a rank go behind those at middle … end − 1."""
+
+    rank: int
+    begin: int
+    middle: int
+    end: int
+
+
+class Part(NamedTuple):
+    """The part of the topological order from `low` to `high` that a move concerns."""
+
+    low: int
+    high: int
+
+
+@kernel(writes=("state", "best", "counters"), allocates=False)
 def anneal(
-    moves: int,
-    hot: float,
-    cold: float,
-    stop_at: float,
-    tiny: float,
-    offsets: Array,
-    rank_of: Array,
-    chain: Array,
-    duration: Array,
-    pred: Array,
-    lag: Array,
-    succ: Array,
-    other: Array,
-    mate: Array,
-    taken: Array,
-    freed: Array,
-    memory: Array,
-    fixed_from: Array,
-    fixed_to: Array,
-    order: Array,
-    place: Array,
-    before: Array,
-    line: Array,
-    at: Array,
-    fresh: Array,
-    head: Array,
-    tail: Array,
-    trial: Array,
-    marked: Array,
-    best: Array,
-    counters: Array,
-    halt: Array,
+    cooling: Cooling, actions: Actions, state: State, best: Array, counters: Array, halt: Array
 ) -> None:
-    """Try `moves` exchanges of neighbouring blocks of actions on one rank.
+    """Try exchanges of neighboring blocks of actions on one rank.
 
     Times are propagated from the actions whose ends change. Where the last action of a move ends as
     before, what follows it on the rank may be kept later than it is: an order is never slower than
@@ -67,305 +79,369 @@ def anneal(
 
     Parameters
     ----------
-    moves
-        How many exchanges are drawn.
-    hot, cold
-        Temperature of the first and last move, in units of time: a move that makes the makespan
-        longer by x is accepted with probability exp(−x / temperature).
-    stop_at, tiny
-        Return early when the makespan is at most `stop_at`; times differ when by more than `tiny`.
-    offsets, rank_of
-        ``order[offsets[r]:offsets[r + 1]]`` are the actions of rank r in order.
-    chain, duration, pred, lag, succ, other, mate, taken, freed
-        Of every action: actions of one chain keep their order; its time; what it needs (−1 for
-        nothing) and how long that takes to arrive; what needs it; another action of its rank that
-        it stays behind; the memory it takes at its start and frees at its end.
-    memory
-        Limit of every rank.
-    fixed_from, fixed_to
-        Places of every rank's order that stay as they are.
-    order, best
-        The order at the beginning, and after the call; the best order seen.
-    place … marked
-        Scratch, one per action: places in `order`, and what is held `before` each; `line`, a
-        topological order, and places `at` in it; ends `head` of actions, and `tail`, the longest
-        path from their start to the end.
+    cooling, actions
+        Moves and temperatures, and what is fixed.
+    state
+        Its `order` is the order at the beginning, and after the call; all else is scratch.
+    best
+        The best order seen.
     counters
         See :data:`COUNTERS`; the last one, not 0, is where the random numbers go on.
     halt
         One number, which another thread makes 1 to end the loop.
     """
-    n = len(order)
-    ranks = len(memory)
-    state = int(counters[3])
-
-    # A topological order: ranks go on as far as they can, in turn.
-    for r in range(ranks):
-        held = 0.0
-        for i in range(offsets[r], offsets[r + 1]):
-            place[order[i]] = i
-            before[i] = held
-            held += taken[order[i]] - freed[order[i]]
-    for x in range(n):
-        at[x] = -1
-        head[x] = 0.0
-        marked[x] = 0
-        best[x] = order[x]
-    done = 0
-    while done < n:
-        reached = done
-        for r in range(ranks):
-            i = fresh[r] if reached > 0 else offsets[r]
-            end = head[order[i - 1]] if i > offsets[r] else 0.0
-            while i < offsets[r + 1]:
-                x = order[i]
-                start = end
-                if pred[x] >= 0:
-                    if at[pred[x]] < 0:
-                        break
-                    arrival = head[pred[x]] + lag[x]
-                    start = max(start, arrival)
-                end = start + duration[x]
-                head[x] = end
-                at[x] = done
-                line[done] = x
-                done += 1
-                i += 1
-            fresh[r] = i
-        assert done > reached, "the first order can run"
-    for i in range(n - 1, -1, -1):
-        x = line[i]
-        after = 0.0
-        if succ[x] >= 0:
-            after = lag[succ[x]] + tail[succ[x]]
-        if other[x] >= 0:
-            after = max(after, lag[other[x]] + tail[other[x]])
-        if place[x] + 1 < offsets[rank_of[x] + 1]:
-            after = max(after, tail[order[place[x] + 1]])
-        tail[x] = after + duration[x]
-    makespan = 0.0
-    for r in range(ranks):
-        if offsets[r] < offsets[r + 1]:
-            makespan = max(makespan, head[order[offsets[r + 1] - 1]])
+    random = int(counters[3])
+    _find_topological_order(actions, state)
+    _find_tails(actions, state)
+    _copy(state.order, best)
+    makespan = _makespan(actions, state)
     shortest = makespan
     accepted = 0
-
-    cooling = (cold / hot) ** (1.0 / max(moves, 1))
-    temperature = hot
-    for _move in range(moves):
-        temperature *= cooling
-        if shortest <= stop_at or halt[0] != 0:
+    tiny = cooling.tiny
+    factor = (cooling.cold / cooling.hot) ** (1.0 / max(cooling.moves, 1))
+    temperature = cooling.hot
+    for _ in range(cooling.moves):
+        temperature *= factor
+        if shortest <= cooling.stop_at or halt[0] != 0:
             break
-
-        # An action on the critical path that starts when its rank's previous action ends.
-        x = 0
-        for _try in range(TRIES):
-            state = (state * MULTIPLIER + 11) & MASK
-            x = ((state >> 17) * n) >> RANDOM_BITS
-            i = place[x]
-            if i == offsets[rank_of[x]]:
-                continue
-            start = head[x] - duration[x]
-            if start + tail[x] >= makespan - tiny and head[order[i - 1]] >= start - tiny:
-                break
-        rank = rank_of[x]
-        middle = place[x]
-        if middle == offsets[rank]:
+        random, x = _draw_action(random, makespan, tiny, actions, state)
+        rank = actions.rank[x]
+        middle = state.place[x]
+        if middle == actions.offsets[rank]:
             continue
-        # Actions begin … middle − 1 go behind actions middle … end − 1.
-        state = (state * MULTIPLIER + 11) & MASK
-        draw = state >> 17
-        size = 1 + ((draw >> 1) * LONGEST_BLOCK >> (RANDOM_BITS - 1))
-        state = (state * MULTIPLIER + 11) & MASK
-        size = min(size, 1 + ((state >> 17) * LONGEST_BLOCK >> RANDOM_BITS))
-        begin = middle - 1
-        end = middle + 1
-        if draw & 1:
-            begin = max(middle - size, offsets[rank])
-        else:
-            end = min(middle + size, offsets[rank + 1])
-
-        # Chains keep their order, and memory its limit.
-        valid = end <= fixed_from[rank] or begin >= fixed_to[rank]
-        for i in range(begin, middle):
-            y = order[i]
-            for j in range(middle, end):
-                z = order[j]
-                if chain[y] == chain[z] or pred[z] == y or mate[z] == y:
-                    valid = False
-        if not valid:
+        random, begin, end = draw_blocks(random, middle)
+        begin = max(begin, actions.offsets[rank])
+        end = min(end, actions.offsets[rank + 1])
+        move = Move(rank, begin, middle, end)
+        if not _keeps_chains(move, actions, state) or not _fits(move, actions, state):
             continue
-        held = before[begin]
-        for i in range(middle, end):
-            held += taken[order[i]]
-            if held > memory[rank]:
-                valid = False
-            held -= freed[order[i]]
-        for i in range(begin, middle):
-            held += taken[order[i]]
-            if held > memory[rank]:
-                valid = False
-            held -= freed[order[i]]
-        if not valid:
+        part = Part(state.at[state.order[begin]], state.at[state.order[end - 1]])
+        if not _sort_part(move, part, actions, state):
             continue
-
-        # What follows from the delayed actions moves behind the others in the topological order.
-        low = at[order[begin]]
-        high = at[order[end - 1]]
-        for i in range(begin, middle):
-            marked[order[i]] = 1
-        count = 0
-        for i in range(low, high + 1):
-            y = line[i]
-            if marked[y] == 0:
-                if pred[y] >= 0 and marked[pred[y]] != 0:
-                    marked[y] = 1
-                j = place[y]
-                if j > offsets[rank_of[y]]:
-                    previous = j - 1
-                    if j == middle and rank_of[y] == rank:
-                        previous = begin - 1
-                    if previous >= offsets[rank_of[y]] and marked[order[previous]] != 0:
-                        marked[y] = 1
-                if marked[y] != 0 and rank_of[y] == rank and j >= middle:
-                    valid = False
-                    high = i
-                    break
-            if marked[y] == 0:
-                fresh[count] = y
-                count += 1
-        if not valid:
-            for i in range(low, high + 1):
-                marked[line[i]] = 0
-            for i in range(begin, middle):
-                marked[order[i]] = 0
+        random, limit = draw_limit(random, makespan + tiny, temperature)
+        if _longest_path(move, part, limit, actions, state) > limit:
             continue
-        for i in range(low, high + 1):
-            y = line[i]
-            if marked[y] != 0:
-                fresh[count] = y
-                count += 1
-                marked[y] = 0
-
-        # New ends of that part, and the longest path through it; beyond it, tails hold.
-        state = (state * MULTIPLIER + 11) & MASK
-        chance = ((state >> 17) + 1.0) / 2147483649.0
-        threshold = makespan + tiny - temperature * log(chance)
-        longest = 0.0
-        first_new = order[middle]
-        last_new = order[middle - 1]
-        for k in range(count):
-            y = fresh[k]
-            j = place[y]
-            r = rank_of[y]
-            previous = j - 1
-            following = j + 1
-            if r == rank and begin <= j < end:
-                if y == first_new:
-                    previous = begin - 1
-                elif j == begin:
-                    previous = end - 1
-                if y == last_new:
-                    following = end
-                elif j == end - 1:
-                    following = begin
-            start = 0.0
-            if previous >= offsets[r]:
-                z = order[previous]
-                start = trial[z] if low <= at[z] <= high else head[z]
-            z = pred[y]
-            if z >= 0:
-                arrival = (trial[z] if low <= at[z] <= high else head[z]) + lag[y]
-                start = max(start, arrival)
-            finish = start + duration[y]
-            trial[y] = finish
-            path = finish
-            if following < offsets[r + 1]:
-                z = order[following]
-                if at[z] > high:
-                    path = max(path, finish + tail[z])
-            z = succ[y]
-            if z >= 0 and at[z] > high:
-                path = max(path, finish + lag[z] + tail[z])
-            z = other[y]
-            if z >= 0 and at[z] > high:
-                path = max(path, finish + lag[z] + tail[z])
-            if path > longest:
-                longest = path
-                if longest > threshold:
-                    break
-        if longest > threshold:
-            continue
-
         accepted += 1
-        for k in range(count):
-            line[low + k] = fresh[k]
-            at[fresh[k]] = low + k
-        for k in range(middle - begin):
-            fresh[k] = order[begin + k]
-        for k in range(end - middle):
-            order[begin + k] = order[middle + k]
-        for k in range(middle - begin):
-            order[begin + end - middle + k] = fresh[k]
-        held = before[begin]
-        for i in range(begin, end):
-            y = order[i]
-            place[y] = i
-            before[i] = held
-            held += taken[y] - freed[y]
-
-        far = high
-        i = low
-        while i <= far:
-            y = line[i]
-            j = place[y]
-            r = rank_of[y]
-            start = 0.0
-            if j > offsets[r]:
-                start = head[order[j - 1]]
-            if pred[y] >= 0:
-                start = max(start, head[pred[y]] + lag[y])
-            finish = start + duration[y]
-            if finish != head[y]:
-                head[y] = finish
-                if succ[y] >= 0:
-                    far = max(far, at[succ[y]])
-                if other[y] >= 0:
-                    far = max(far, at[other[y]])
-                if j + 1 < offsets[r + 1]:
-                    far = max(far, at[order[j + 1]])
-            i += 1
-        near = low
-        i = high
-        while i >= near:
-            y = line[i]
-            j = place[y]
-            r = rank_of[y]
-            after = 0.0
-            if succ[y] >= 0:
-                after = lag[succ[y]] + tail[succ[y]]
-            if other[y] >= 0:
-                after = max(after, lag[other[y]] + tail[other[y]])
-            if j + 1 < offsets[r + 1]:
-                after = max(after, tail[order[j + 1]])
-            after += duration[y]
-            if after != tail[y]:
-                tail[y] = after
-                if pred[y] >= 0:
-                    near = min(near, at[pred[y]])
-                if j > offsets[r]:
-                    near = min(near, at[order[j - 1]])
-            i -= 1
-        makespan = 0.0
-        for r in range(ranks):
-            if offsets[r] < offsets[r + 1]:
-                makespan = max(makespan, head[order[offsets[r + 1] - 1]])
+        _exchange(move, part, actions, state)
+        _propagate_heads(part, actions, state)
+        _propagate_tails(part, actions, state)
+        makespan = _makespan(actions, state)
         if makespan < shortest - tiny:
             shortest = makespan
-            for i in range(n):
-                best[i] = order[i]
-
+            _copy(state.order, best)
     counters[0] = makespan
     counters[1] = shortest
     counters[2] = accepted
-    counters[3] = state
+    counters[3] = random
+
+
+@helper
+def _copy(source: Array, target: Array) -> None:
+    """Copy numbers; slices would be other arrays in compiled code."""
+    for i in range(len(source)):
+        target[i] = source[i]
+
+
+@helper
+def _makespan(actions: Actions, state: State) -> float:
+    """Return the end of the last action of all ranks."""
+    makespan = 0.0
+    for r in range(len(actions.memory)):
+        if actions.offsets[r] < actions.offsets[r + 1]:
+            makespan = max(makespan, state.head[state.order[actions.offsets[r + 1] - 1]])
+    return makespan
+
+
+@helper
+def _find_topological_order(actions: Actions, state: State) -> None:
+    """Run the order, which fills all of the state but `tail`: ranks go on in turn.
+
+    Meanwhile `fresh` has the place at which every rank goes on.
+    """
+    order, offsets = state.order, actions.offsets
+    ranks = len(actions.memory)
+    for r in range(ranks):
+        held = 0.0
+        for i in range(offsets[r], offsets[r + 1]):
+            state.place[order[i]] = i
+            state.before[i] = held
+            held += actions.taken[order[i]] - actions.freed[order[i]]
+    for x in range(len(order)):
+        state.at[x] = -1
+        state.head[x] = 0.0
+        state.marked[x] = 0
+    done = 0
+    while done < len(order):
+        reached = done
+        for r in range(ranks):
+            i = state.fresh[r] if reached > 0 else offsets[r]
+            end = state.head[order[i - 1]] if i > offsets[r] else 0.0
+            while i < offsets[r + 1]:
+                x = order[i]
+                z = actions.pred[x]
+                start = end
+                if z >= 0:
+                    if state.at[z] < 0:
+                        break
+                    arrival = state.head[z] + actions.lag[x]
+                    start = max(start, arrival)
+                end = start + actions.duration[x]
+                state.head[x] = end
+                state.at[x] = done
+                state.line[done] = x
+                done += 1
+                i += 1
+            state.fresh[r] = i
+        assert done > reached, "the first order can run"
+
+
+@helper
+def _find_tails(actions: Actions, state: State) -> None:
+    """Set the longest path from the start of every action, last ones first."""
+    for i in range(len(state.line) - 1, -1, -1):
+        x = state.line[i]
+        state.tail[x] = _tail(x, actions, state)
+
+
+@helper
+def _tail(x: int, actions: Actions, state: State) -> float:
+    """Return the longest path from the start of an action, by the tails of what follows it."""
+    after = 0.0
+    z = actions.succ[x]
+    if z >= 0:
+        after = actions.lag[z] + state.tail[z]
+    z = actions.other[x]
+    if z >= 0:
+        after = max(after, actions.lag[z] + state.tail[z])
+    j = state.place[x] + 1
+    if j < actions.offsets[actions.rank[x] + 1]:
+        after = max(after, state.tail[state.order[j]])
+    return float(after + actions.duration[x])
+
+
+@helper
+def _draw_action(
+    random: int, makespan: float, tiny: float, actions: Actions, state: State
+) -> tuple[int, int]:
+    """Draw an action on the critical path that starts when its rank's previous action ends.
+
+    Others cannot help at once. Where none is found soon, the last that was drawn has to do.
+    """
+    x = 0
+    for _ in range(TRIES):
+        random = next_random(random)
+        x = random_below(random, len(state.order))
+        i = state.place[x]
+        if i == actions.offsets[actions.rank[x]]:
+            continue
+        start = state.head[x] - actions.duration[x]
+        critical = start + state.tail[x] >= makespan - tiny
+        if critical and state.head[state.order[i - 1]] >= start - tiny:
+            break
+    return random, x
+
+
+@helper
+def _keeps_chains(move: Move, actions: Actions, state: State) -> bool:
+    """Return whether a move leaves fixed places, chains, inputs and mates in their order."""
+    rank, begin, middle, end = move
+    if end > actions.fixed_from[rank] and begin < actions.fixed_to[rank]:
+        return False
+    for i in range(begin, middle):
+        y = state.order[i]
+        for j in range(middle, end):
+            z = state.order[j]
+            same = actions.chain[y] == actions.chain[z]
+            if same or actions.pred[z] == y or actions.mate[z] == y:
+                return False
+    return True
+
+
+@helper
+def _fits(move: Move, actions: Actions, state: State) -> bool:
+    """Return whether the rank's memory is enough between both ends of a move; beyond it was."""
+    limit = actions.memory[move.rank]
+    held = state.before[move.begin]
+    for i in range(move.middle, move.end):
+        held += actions.taken[state.order[i]]
+        if held > limit:
+            return False
+        held -= actions.freed[state.order[i]]
+    for i in range(move.begin, move.middle):
+        held += actions.taken[state.order[i]]
+        if held > limit:
+            return False
+        held -= actions.freed[state.order[i]]
+    return True
+
+
+@helper
+def _sort_part(move: Move, part: Part, actions: Actions, state: State) -> bool:
+    """Write the topological order of a part after a move to `fresh`; False for a deadlock.
+
+    What follows from the delayed block goes behind all else, each in the order that it has. The
+    move is a deadlock where the other block is among what follows. Marks are 0 before and after.
+    """
+    rank, begin, middle, _ = move
+    marked, line = state.marked, state.line
+    for i in range(begin, middle):
+        marked[state.order[i]] = 1
+    count = 0
+    for i in range(part.low, part.high + 1):
+        y = line[i]
+        j = state.place[y]
+        here = actions.rank[y]
+        if marked[y] == 0:
+            z = actions.pred[y]
+            if z >= 0 and marked[z] != 0:
+                marked[y] = 1
+            if j > actions.offsets[here]:
+                previous = j - 1
+                if j == middle and here == rank:
+                    previous = begin - 1
+                if previous >= actions.offsets[here] and marked[state.order[previous]] != 0:
+                    marked[y] = 1
+            if marked[y] != 0 and here == rank and j >= middle:
+                for k in range(part.low, i + 1):
+                    marked[line[k]] = 0
+                for k in range(begin, middle):
+                    marked[state.order[k]] = 0
+                return False
+        if marked[y] == 0:
+            state.fresh[count] = y
+            count += 1
+    for i in range(part.low, part.high + 1):
+        y = line[i]
+        if marked[y] != 0:
+            state.fresh[count] = y
+            count += 1
+            marked[y] = 0
+    return True
+
+
+@helper
+def _new_neighbors(y: int, move: Move, actions: Actions, state: State) -> tuple[int, int]:
+    """Return the places, before a move, of what is next to an action after it."""
+    rank, begin, middle, end = move
+    j = state.place[y]
+    previous = j - 1
+    following = j + 1
+    if actions.rank[y] == rank and begin <= j < end:
+        if j == middle:
+            previous = begin - 1
+        elif j == begin:
+            previous = end - 1
+        if j == middle - 1:
+            following = end
+        elif j == end - 1:
+            following = begin
+    return previous, following
+
+
+@helper
+def _longest_path(move: Move, part: Part, limit: float, actions: Actions, state: State) -> float:
+    """Return the longest path through a part after a move, or one that is longer than a limit.
+
+    New ends of the part go to `trial`. Beyond the part ends before it and tails behind it hold.
+    """
+    low, high = part
+    head, tail, at, trial = state.head, state.tail, state.at, state.trial
+    longest = 0.0
+    for k in range(high - low + 1):
+        y = state.fresh[k]
+        r = actions.rank[y]
+        previous, following = _new_neighbors(y, move, actions, state)
+        start = 0.0
+        if previous >= actions.offsets[r]:
+            z = state.order[previous]
+            start = trial[z] if low <= at[z] <= high else head[z]
+        z = actions.pred[y]
+        if z >= 0:
+            arrival = (trial[z] if low <= at[z] <= high else head[z]) + actions.lag[y]
+            start = max(start, arrival)
+        finish = start + actions.duration[y]
+        trial[y] = finish
+        path = finish
+        if following < actions.offsets[r + 1]:
+            z = state.order[following]
+            if at[z] > high:
+                path = max(path, finish + tail[z])
+        z = actions.succ[y]
+        if z >= 0 and at[z] > high:
+            path = max(path, finish + actions.lag[z] + tail[z])
+        z = actions.other[y]
+        if z >= 0 and at[z] > high:
+            path = max(path, finish + actions.lag[z] + tail[z])
+        if path > longest:
+            longest = path
+            if longest > limit:
+                break
+    return longest
+
+
+@helper
+def _exchange(move: Move, part: Part, actions: Actions, state: State) -> None:
+    """Take over the new topological order of a part, and let both blocks change places."""
+    order, fresh = state.order, state.fresh
+    for k in range(part.high - part.low + 1):
+        state.line[part.low + k] = fresh[k]
+        state.at[fresh[k]] = part.low + k
+    _, begin, middle, end = move
+    for k in range(middle - begin):
+        fresh[k] = order[begin + k]
+    for k in range(end - middle):
+        order[begin + k] = order[middle + k]
+    for k in range(middle - begin):
+        order[begin + end - middle + k] = fresh[k]
+    held = state.before[begin]
+    for i in range(begin, end):
+        y = order[i]
+        state.place[y] = i
+        state.before[i] = held
+        held += actions.taken[y] - actions.freed[y]
+
+
+@helper
+def _propagate_heads(part: Part, actions: Actions, state: State) -> None:
+    """Compute ends of a part anew, and of all behind it that follow from one that changed."""
+    at, head = state.at, state.head
+    far = part.high
+    i = part.low
+    while i <= far:
+        y = state.line[i]
+        j = state.place[y]
+        r = actions.rank[y]
+        start = 0.0
+        if j > actions.offsets[r]:
+            start = head[state.order[j - 1]]
+        z = actions.pred[y]
+        if z >= 0:
+            start = max(start, head[z] + actions.lag[y])
+        finish = start + actions.duration[y]
+        if finish != head[y]:
+            head[y] = finish
+            if actions.succ[y] >= 0:
+                far = max(far, at[actions.succ[y]])
+            if actions.other[y] >= 0:
+                far = max(far, at[actions.other[y]])
+            if j + 1 < actions.offsets[r + 1]:
+                far = max(far, at[state.order[j + 1]])
+        i += 1
+
+
+@helper
+def _propagate_tails(part: Part, actions: Actions, state: State) -> None:
+    """Compute tails of a part anew, and of all ahead of it that one that changed follows from."""
+    near = part.low
+    i = part.high
+    while i >= near:
+        y = state.line[i]
+        after = _tail(y, actions, state)
+        if after != state.tail[y]:
+            state.tail[y] = after
+            if actions.pred[y] >= 0:
+                near = min(near, state.at[actions.pred[y]])
+            j = state.place[y]
+            if j > actions.offsets[actions.rank[y]]:
+                near = min(near, state.at[state.order[j - 1]])
+        i -= 1

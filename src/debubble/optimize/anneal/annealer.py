@@ -23,15 +23,16 @@ cold one first, for the improvements at hand, then hot ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
-from debubble.optimize.anneal._kernel import COUNTERS
-from debubble.optimize.anneal._kernel import anneal as anneal_order
+from debubble.optimize.anneal._kernel import COUNTERS, State, anneal
+from debubble.optimize.anneal._moves import Actions, Cooling
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.programs.backward import fused_ones, separate, with_fused
 from debubble.optimize.stop import Stop
@@ -97,24 +98,16 @@ class Annealer:
         self.halt = np.zeros(1, dtype=np.int64)
         self._counters = np.zeros(COUNTERS)
         self._counters[3] = random_state(seed)
-        offsets = np.cumsum([0, *map(len, programs)])
-        begin = end = offsets[1:]
+        self._actions = actions_of(problem, self._fused, ahead)
         if fixed is not None:
-            begin, end = (offsets[:-1] + places for places in fixed)
-        n = len(self.best)
-        arrays = _arrays(problem, self._fused, ahead)
-        self._fixed = (offsets, *arrays, problem.limits_with_slack, begin, end)
-        self._scratch = tuple(
-            np.zeros(n, dtype=dtype) for dtype in ("i8", "f8", "i8", "i8", "i8", *("f8",) * 3, "i8")
-        )
+            begin, end = (self._actions.offsets[:-1] + places for places in fixed)
+            self._actions = self._actions._replace(fixed_from=begin, fixed_to=end)
 
     def run(self, moves: int, hot: float, cold: float, stop_at: float, order: Order) -> None:
         """Anneal `order` in place; temperatures in mean times of an action."""
-        best = order.copy()
-        anneal_order.compiled(
-            moves, hot * self.mean, cold * self.mean, stop_at, TOLERANCE * self.mean,
-            *self._fixed, order, *self._scratch, best, self._counters, self.halt,
-        )  # fmt: skip
+        best, tiny = order.copy(), TOLERANCE * self.mean
+        cooling = Cooling(moves, hot * self.mean, cold * self.mean, stop_at, tiny)
+        anneal.compiled(cooling, self._actions, empty_state(order), best, self._counters, self.halt)
         if self._counters[1] < self.makespan:
             self.makespan = float(self._counters[1])
             self.best = best
@@ -176,10 +169,16 @@ def refine(
 Order = NDArray[np.int64]
 
 
-def _arrays(
-    problem: Problem, fused: NDArray[np.bool_], ahead: bool
-) -> tuple[NDArray[np.generic], ...]:
-    """Rank, chain, time, input, lag, consumers, R and memory of every action.
+def empty_state(order: Order) -> State:
+    """Return the state of an order of which nothing else is known."""
+    whole, times = np.zeros((5, len(order)), dtype=np.int64), np.zeros((4, len(order)))
+    place, line, at, fresh, marked = whole
+    before, head, tail, trial = times
+    return State(order, place, before, line, at, head, tail, fresh, trial, marked)
+
+
+def actions_of(problem: Problem, fused: NDArray[np.bool_], ahead: bool = False) -> Actions:
+    """Return the actions of a problem, with no place that is fixed.
 
     Where backwards are `fused` I stands for B, and W, on a chain of its own, does nothing. Every R
     is an action of its own if it may run `ahead`; where it is in its rank's order, no path that it
@@ -211,7 +210,7 @@ def _arrays(
     ranks, mate = np.repeat(np.tile(problem.homes, kinds), m), np.full((kinds, S, m), -1)
     passes = (ranks, chains, times, *grids, mate, added, freed)
     if not ahead:
-        return tuple(grid.ravel() for grid in passes)
+        return _with_ranks(problem, passes)
     again = np.flatnonzero(problem.recomputed)
     redone = problem.size + np.arange(len(again) * m).reshape(-1, m)
     mate[1, again] = redone
@@ -222,7 +221,17 @@ def _arrays(
         number[0, again], 0.0, -1, -1, -1, back, 0.0,
     )  # fmt: skip
     both = zip(passes, alone, strict=True)
-    return tuple(
+    appended = (
         np.append(one.ravel(), np.broadcast_to(np.asarray(other, one.dtype), redone.shape))
         for one, other in both
     )
+    return _with_ranks(problem, appended)
+
+
+def _with_ranks(problem: Problem, columns: Iterable[NDArray[Any]]) -> Actions:
+    """Return actions with the places and limits of their ranks."""
+    rank, *others = (column.ravel() for column in columns)
+    memory = problem.limits_with_slack
+    offsets = np.cumsum(np.append(0, np.bincount(rank, minlength=problem.ranks)))
+    none_fixed = offsets[1:]
+    return Actions._make([offsets, rank, *others, memory, none_fixed, none_fixed])

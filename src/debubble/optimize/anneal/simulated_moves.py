@@ -1,8 +1,7 @@
-"""Move single actions of an order, and simulate it after each move.
+"""Moves of single actions, after each of which the engine simulates the schedule.
 
-:mod:`debubble.optimize.anneal.annealer` is many times as fast, and takes transfers to occupy
-nobody. Where links carry one at a time, or ranks wait for each other, the engine alone knows how
-long an order takes.
+:mod:`.annealer` is many times as fast, and knows neither links that carry one transfer at a time,
+nor ranks that wait for each other, nor times that vary.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.problem import Problem
 
 REACH = 6
-"""Places that an action is moved by, at most."""
+"""Places by which an action is moved, at most."""
 
 HOT = 0.3
 """Temperature to begin with, in mean times of an action; it falls to nothing."""
 
 
 def moved(programs: Sequence[Program], rng: np.random.Generator) -> list[Program] | None:
-    """Programs in which one action, drawn at random, stands elsewhere on its rank.
+    """Return programs in which one action, drawn at random, stands elsewhere on its rank.
 
     None where it would pass another of its stage and microbatch, or stay where it is.
     """
@@ -45,50 +44,59 @@ def moved(programs: Sequence[Program], rng: np.random.Generator) -> list[Program
 
 
 def move_actions(
-    problem: Problem,
     programs: Sequence[Program],
+    evaluate: Callable[[list[Program]], float | None],
     moves: int,
-    seed: int,
+    rng: np.random.Generator,
     stop: Callable[[], bool],
     found: Callable[[list[Program]], object],
+    heat: float = 0.0,
 ) -> None:
-    """Anneal an order by moves of single actions.
+    """Anneal programs by moves of single actions.
 
     Parameters
     ----------
-    problem, programs
-        What is solved, without copies to the host, and an order for it.
+    programs
+        Programs to begin with.
+    evaluate
+        The time that programs take; None where they cannot run or do not fit.
     moves
-        How many orders are simulated.
-    seed
-        Start of the random numbers.
+        Number of moves that are tried.
+    rng
+        The random numbers.
     stop
         Ends the search early.
     found
-        Called with every order that is faster than all before.
+        Called with programs that are faster than all before.
+    heat
+        Temperature to begin with, which falls to nothing; 0 to keep only what is faster.
     """
-    rng = np.random.default_rng(seed)
     order = list(programs)
-    time = best = problem.timeline(problem.schedule(order)).makespan
-    mean = float(problem.times.mean()) or 1.0
+    time = best = evaluate(order) or 0.0
     for count in range(moves):
         if stop():
             return
         other = moved(order, rng)
-        if other is None:
+        its = None if other is None else evaluate(other)
+        if other is None or its is None:
             continue
-        try:
-            schedule = problem.schedule(other)
-            if not problem.fits(schedule):
-                continue
-            its = problem.timeline(schedule).makespan
-        except DebubbleError:
-            # The order is a deadlock.
-            continue
-        heat = HOT * mean * (1 - count / moves)
-        if its > time and rng.random() >= math.exp((time - its) / heat):
+        if not heat:
+            refused = its >= time * (1 - TOLERANCE)
+        else:
+            temperature = heat * (1 - count / moves)
+            refused = its > time and rng.random() >= math.exp((time - its) / temperature)
+        if refused:
             continue
         order, time = other, its
         if time < best * (1 - TOLERANCE):
             best = time
             found(order)
+
+
+def makespan_in_engine(problem: Problem, programs: list[Program]) -> float | None:
+    """Return the simulated makespan of programs; None for a deadlock, or too little memory."""
+    try:
+        schedule = problem.schedule(programs)
+        return problem.timeline(schedule).makespan if problem.fits(schedule) else None
+    except DebubbleError:
+        return None

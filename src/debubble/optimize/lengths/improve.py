@@ -18,7 +18,7 @@ from debubble.optimize.lengths.assign import arrange, renumbered
 from debubble.optimize.problem import Problem, without_recomputes
 from debubble.optimize.programs.belongs import outside
 from debubble.optimize.programs.offload import with_asked_copies, without_copies
-from debubble.optimize.request import Asked
+from debubble.optimize.request import Request
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import has_solver
 
@@ -96,14 +96,14 @@ class LengthsSearch:
 
     Parameters
     ----------
-    asked
+    request
         What is sought.
     best, bound
         The order to begin with, and a time that none beats.
     """
 
-    def __init__(self, asked: Asked, best: Candidate, bound: float) -> None:
-        self.asked, self.best, self.bound = asked, best, bound
+    def __init__(self, request: Request, best: Candidate, bound: float) -> None:
+        self.asked, self.best, self.bound = request, best, bound
 
     @property
     def done(self) -> bool:

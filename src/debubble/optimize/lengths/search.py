@@ -33,11 +33,11 @@ from debubble.optimize.cp_sat.lengths_model import by_work
 from debubble.optimize.lengths.improve import Candidate, LengthsSearch, fastest_assignment
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.published import own_orders, published_orders
-from debubble.optimize.request import Asked, Budget, Found
+from debubble.optimize.request import Budget, Outcome, Request
 from debubble.optimize.stop import Stop, Work, run_heard, time_left
 from debubble.optimize.times import lengths_of
 
-Search: TypeAlias = Callable[[Asked, Budget], Found]
+Search: TypeAlias = Callable[[Request, Budget], Outcome]
 """Finds the fastest order of microbatches that are alike."""
 
 CANDIDATES = 4
@@ -61,19 +61,19 @@ def without_equal_lengths(costs: Costs, microbatches: int) -> Costs:
     return replace(costs, microbatch=None) if np.all(lengths == 1) else costs
 
 
-def search_lengths(search: Search, asked: Asked, budget: Budget) -> Found:
+def search_lengths(search: Search, request: Request, budget: Budget) -> Outcome:
     """Find the fastest order and assignment of microbatches of different lengths."""
     began, limit = time.monotonic(), budget.time_limit
     part = None if limit is None else AVERAGE * limit
-    found, best, interrupted = _searched(search, asked, budget.within(part))
-    bound = min(map(by_work, asked.problems))
-    if asked.memory is None:
+    found, best, interrupted = _searched(search, request, budget.within(part))
+    bound = min(map(by_work, request.problems))
+    if request.memory is None:
         # What takes as long as the shortest, or longer, takes no less than its share of what
         # microbatches do that are all average ones.
-        shortest = min(1.0, float(lengths_of(asked.problems[0]).min()))
-        share = shortest if asked.costs.attention == 0 else shortest**2
+        shortest = min(1.0, float(lengths_of(request.problems[0]).min()))
+        share = shortest if request.costs.attention == 0 else shortest**2
         bound = max(bound, found.bound * share)
-    own = LengthsSearch(asked, best, bound)
+    own = LengthsSearch(request, best, bound)
     if not (interrupted or own.done):
         effort = budget.effort if limit is None else math.inf
         stop = Stop(time_left(limit, began), work=Work(effort, budget.seed, budget.workers))
@@ -81,7 +81,7 @@ def search_lengths(search: Search, asked: Asked, budget: Budget) -> Found:
     best = own.best
     timeline = best.problem.timeline(best.schedule)
     status = "interrupted" if interrupted else "optimal" if own.done else "feasible"
-    return Found(
+    return Outcome(
         best.problem, best.schedule, timeline, own.bound, status,
         time.monotonic() - began, best.name,
     )  # fmt: skip
@@ -94,7 +94,7 @@ def entering(schedule: Schedule) -> tuple[int, ...]:
     return tuple(microbatches_of(actions[first]).tolist())
 
 
-def _searched(search: Search, asked: Asked, budget: Budget) -> tuple[Found, Candidate, bool]:
+def _searched(search: Search, request: Request, budget: Budget) -> tuple[Outcome, Candidate, bool]:
     """The search for average microbatches, its best order, and whether it was interrupted.
 
     The order is the fastest with its best assignment that fits. Where memory is limited a second
@@ -102,15 +102,15 @@ def _searched(search: Search, asked: Asked, budget: Budget) -> tuple[Found, Cand
     assignment, those of the first are faster where they fit.
     """
     began, limit = time.monotonic(), budget.time_limit
-    longest = float(lengths_of(asked.problems[0]).max())
-    average = replace(asked, costs=replace(asked.costs, microbatch=None))
+    longest = float(lengths_of(request.problems[0]).max())
+    average = replace(request, costs=replace(request.costs, microbatch=None))
     questions = [average]
-    limits = memory_limits(asked.memory, asked.ranks)
+    limits = memory_limits(request.memory, request.ranks)
     if limits is not None and longest != 1:
-        static = static_memory(asked.costs, asked.ranks)
+        static = static_memory(request.costs, request.ranks)
         room = replace(average, memory=((limits - static) / longest + static).tolist())
         questions = [average, room] if longest > 1 else [room]
-    results: list[tuple[Found, Candidate]] = []
+    results: list[tuple[Outcome, Candidate]] = []
     refused, interrupted = None, False
     for index, question in enumerate(questions):
         if results and (interrupted or time_left(limit, began) <= 0):
@@ -129,7 +129,7 @@ def _searched(search: Search, asked: Asked, budget: Budget) -> tuple[Found, Cand
                 raise
             refused = error
             continue
-        best, ended = _heard(asked, found, budget, Stop(time_left(part, here)))
+        best, ended = _heard(request, found, budget, Stop(time_left(part, here)))
         interrupted = interrupted or ended
         if best is not None:
             results.append((found, best))
@@ -143,23 +143,25 @@ def _searched(search: Search, asked: Asked, budget: Budget) -> tuple[Found, Cand
     return results[0][0], min((best for _, best in results), key=lambda b: b.makespan), interrupted
 
 
-def _heard(asked: Asked, found: Found, budget: Budget, stop: Stop) -> tuple[Candidate | None, bool]:
+def _heard(
+    request: Request, found: Outcome, budget: Budget, stop: Stop
+) -> tuple[Candidate | None, bool]:
     """The fastest order, within the time there is; whether Ctrl-C or `until` ended the search."""
     ended = found.status == "interrupted"
     if ended:
         stop.ask()
     made: list[Candidate | None] = []
     ended = run_heard(
-        lambda: made.append(_fastest(asked, found, budget.effort, stop)), stop, budget.until
+        lambda: made.append(_fastest(request, found, budget.effort, stop)), stop, budget.until
     ) or ended  # fmt: skip
     return made[0], ended
 
 
 def _fastest(
-    asked: Asked, found: Found, effort: float, stop: Callable[[], bool]
+    request: Request, found: Outcome, effort: float, stop: Callable[[], bool]
 ) -> Candidate | None:
     """The fastest order with its best assignment that fits; None where none does."""
-    problem, best = asked.like(found.problem), None
+    problem, best = request.like(found.problem), None
     for name, programs in _orders(found, stop):
         if best is not None and stop():
             break
@@ -172,7 +174,7 @@ def _fastest(
     return best
 
 
-def _orders(found: Found, stop: Callable[[], bool]) -> Iterator[tuple[str, list[Program]]]:
+def _orders(found: Outcome, stop: Callable[[], bool]) -> Iterator[tuple[str, list[Program]]]:
     """The order that was found, and the fastest published ones of the same problem."""
     problem, schedule = found.problem, found.schedule
     yield found.found_by, [schedule.program(rank) for rank in range(schedule.ranks)]

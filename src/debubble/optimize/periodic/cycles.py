@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
-from debubble.optimize.anneal.annealer import TEMPERATURES, random_state
-from debubble.optimize.periodic._cycle_kernel import anneal
+from debubble.optimize.anneal._moves import Actions, Cooling
+from debubble.optimize.anneal.annealer import TEMPERATURES, actions_of, random_state
+from debubble.optimize.periodic._cycle_kernel import Best, State, anneal
 from debubble.optimize.periodic.pattern import Pattern
 from debubble.optimize.periodic.unroll import Places
 from debubble.optimize.problem import Problem
@@ -115,38 +116,32 @@ def _run(
     problem: Problem, cycle: Cycle, moves: int, hot: float, cold: float, seed: int, stop: Stop
 ) -> tuple[Cycle, NDArray[np.float64]]:
     """The fastest cycle of one round of annealing, and the starts of the last in repetition 0."""
-    mean, width, n = float(problem.times.mean()) or 1.0, cycle.width, len(cycle.order)
-    order, ahead = cycle.order.copy(), cycle.ahead.copy()
-    best, best_ahead = order.copy(), ahead.copy()
-    times, counters = np.zeros((3, n)), np.array([0.0, random_state(seed)])
-    halt = np.zeros(1, dtype=np.int64)
+    mean = float(problem.times.mean()) or 1.0
+    best = Best(cycle.order.copy(), cycle.ahead.copy())
+    state = empty_state(cycle.order.copy(), cycle.ahead.copy())
+    counters, halt = np.array([0.0, random_state(seed)]), np.zeros(1, dtype=np.int64)
+    cooling = Cooling(moves, hot * mean, cold * mean, 0.0, TOLERANCE * mean)
     with stop.ending(lambda: halt.fill(1)):
-        anneal.compiled(
-            moves, hot * mean, cold * mean, TOLERANCE * mean, *_arrays(problem, width, mean),
-            problem.limits_with_slack, order, ahead, best, best_ahead,
-            np.zeros((8, n), dtype=np.int64), times, counters, halt,
-        )  # fmt: skip
-    found = replace(cycle, order=best, ahead=best_ahead, period=float(counters[0]))
-    return found, times[0]
+        anneal.compiled(cooling, _actions(problem, cycle.width), state, best, counters, halt)
+    return replace(cycle, **best._asdict(), period=float(counters[0])), state.start
 
 
-def _arrays(problem: Problem, width: int, mean: float) -> tuple[NDArray[np.generic], ...]:
-    """Of every action of one period: rank, chain, time, input, gap, consumers and memory."""
-    rows = len(problem.kinds) * problem.stages
-    number = np.arange(rows * width).reshape(len(problem.kinds), problem.stages, width)
-    pred, succ, other = (np.full_like(number, -1) for _ in range(3))
-    times = np.maximum(problem.times, LEAST_TIME * mean)
-    gap = np.zeros(number.shape)
-    for chain, input_of, lag in problem.arcs:
-        if pred[*chain, 0] >= 0:
-            # R needs its forward, which comes before the gradient anyway.
-            continue
-        pred[chain] = number[input_of]
-        gap[chain] = times[input_of] + lag
-        users = other if chain[0] == 2 else succ
-        users[input_of] = number[chain]
-    ranks = np.repeat(np.tile(problem.homes, len(problem.kinds)), width)
-    offsets = np.cumsum(np.append(0, np.bincount(ranks, minlength=problem.ranks)))
-    each = [np.repeat(grid.ravel(), width) for grid in (times, problem.taken, problem.freed)]
-    flat = (grid.ravel() for grid in (pred, gap, succ, other))
-    return (offsets, ranks, number.ravel() // width, each[0], *flat, *each[1:])
+def empty_state(order: NDArray[np.int64], ahead: NDArray[np.int64]) -> State:
+    """Return the state of an order of which nothing else is known."""
+    place, by_input, critical, mark, stack, queue, queued, block = np.zeros((8, len(order)), "i8")
+    start, trial, ratio = np.zeros((3, len(order)))
+    return State(
+        order, ahead, place, start, by_input, critical, mark, stack, queue, queued, block, trial,
+        ratio,
+    )  # fmt: skip
+
+
+def _actions(problem: Problem, width: int) -> Actions:
+    """Return the actions of one period, with lags from start to start."""
+    one = problem.shortened(width)
+    actions = actions_of(one, np.zeros((one.stages, width), dtype=bool))
+    mean = float(problem.times.mean()) or 1.0
+    duration = np.maximum(actions.duration, LEAST_TIME * mean)
+    waits = actions.pred >= 0
+    lag = np.where(waits, duration[actions.pred] + actions.lag, 0.0)
+    return actions._replace(duration=duration, lag=lag)

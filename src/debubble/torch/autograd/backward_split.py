@@ -13,23 +13,23 @@ from typing import TypeAlias
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from debubble.torch.autograd.saved_tensors import addresses, saved_by, shows_saved, storages
+from debubble.torch.autograd.saved_tensors import addresses, saved_names, shows_saved, storages
 
 
 @dataclass(eq=False)
-class Group:
+class WeightGroup:
     """Nodes whose branches lead to the same weights, in numbers of a form."""
 
     weights: list[Tensor]
     captures: list[int] = field(default_factory=list)
-    """Places in :attr:`Form.captures`."""
+    """Places in :attr:`SplitPlan.captures`."""
     starts: list[int] = field(default_factory=list)
     """Roots from which no target can be reached."""
     several: bool = False
 
 
 @dataclass(eq=False)
-class Form:
+class SplitPlan:
     """The form of a stage's graph.
 
     Nodes have numbers in the order of a search from the roots. A row of `nodes` has a node's class
@@ -45,7 +45,7 @@ class Form:
     """Nodes with a branch to weights, by number and input."""
     onward: list[int]
     """Roots from which a target can be reached."""
-    groups: list[Group]
+    groups: list[WeightGroup]
     early: list[GradientEdge]
     """Weights whose gradients come in I."""
     spent: list[tuple[int, str]]
@@ -55,7 +55,7 @@ class Form:
 
 
 def same(
-    form: Form, starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
+    form: SplitPlan, starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
 ) -> list[Node] | None:
     """The nodes of a graph of this form, in its numbers; None for another form."""
     nodes: list[Node] = []
@@ -88,9 +88,9 @@ def same(
     return nodes if len(set(nodes)) == len(nodes) else None
 
 
-def form_of(
+def split_plan(
     starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
-) -> tuple[Form, list[Node]]:
+) -> tuple[SplitPlan, list[Node]]:
     """Work out the form of a graph."""
     ended = {end.node for end in ends}
     numbers: dict[Node, int] = {}
@@ -120,7 +120,7 @@ def form_of(
                 slots.setdefault(number, set()).add(slot)
     last = {numbers[node] for node in ended if node in numbers}
     captures: list[tuple[int, int]] = []
-    groups: list[Group] = []
+    groups: list[WeightGroup] = []
     branches = {
         number: _once([leaf for child, _ in rows[number][1] if child not in path
                        for leaf in _below(child, weights)])
@@ -136,24 +136,24 @@ def form_of(
         if any(id(leaf) not in early for leaf in found):
             places = range(len(captures), len(captures) + len(slots[number]))
             captures += [(number, slot) for slot in sorted(slots[number])]
-            _join(groups, Group(found, captures=list(places)))
+            _join(groups, WeightGroup(found, captures=list(places)))
     onward = []
     for place, start in enumerate(starts):
         number = numbers[start.node]
         if number in path:
             onward.append(place)
         elif weights[number]:
-            _join(groups, Group(weights[number], starts=[place]))
+            _join(groups, WeightGroup(weights[number], starts=[place]))
     # On the way from one use of a weight to the other are nodes of other groups, which need them.
     groups.sort(key=lambda group: not group.several)
     spent = path - last - _run_again(rows, captures, groups, weights)
     others = [node for number, node in enumerate(nodes) if number not in spent]
     needed = {
-        address for node in others for name in saved_by(type(node))
+        address for node in others for name in saved_names(type(node))
         for address in addresses(node, name)
     }  # fmt: skip
     shown = all(map(shows_saved, others))
-    form = Form(
+    form = SplitPlan(
         [(numbers[start.node], start.output_nr) for start in starts],
         [numbers.get(end.node) for end in ends],
         rows, captures, onward, groups, list(early.values()), _spent(nodes, rows, spent, needed),
@@ -185,7 +185,7 @@ def _early(branches: Sequence[list[Tensor]], behind: Sequence[Tensor]) -> dict[i
 def _run_again(
     rows: _Rows,
     captures: Sequence[tuple[int, int]],
-    groups: Sequence[Group],
+    groups: Sequence[WeightGroup],
     weights: Sequence[list[Tensor]],
 ) -> set[int]:
     """Nodes on the way to the targets that W runs, too."""
@@ -216,7 +216,7 @@ def _spent(
     stays = needed | storages(leaf for end in ends for leaf in _below(end, [])).keys()
     return [
         (number, name)
-        for number in sorted(spent) for name in saved_by(type(nodes[number]))
+        for number in sorted(spent) for name in saved_names(type(nodes[number]))
         if addresses(nodes[number], name) - stays
     ]  # fmt: skip
 
@@ -279,12 +279,12 @@ def _once(leaves: Sequence[Tensor]) -> list[Tensor]:
     return list({id(leaf): leaf for leaf in leaves}.values())
 
 
-def _join(groups: list[Group], new: Group) -> None:
+def _join(groups: list[WeightGroup], new: WeightGroup) -> None:
     """Add a group; those that share a weight come together."""
     mine = {id(leaf) for leaf in new.weights}
     for other in [group for group in groups if mine & {id(leaf) for leaf in group.weights}]:
         groups.remove(other)
-        new = Group(
+        new = WeightGroup(
             _once([*other.weights, *new.weights]), other.captures + new.captures,
             other.starts + new.starts, several=True,
         )  # fmt: skip

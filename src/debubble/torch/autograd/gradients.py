@@ -10,15 +10,21 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.errors import ParameterError
-from debubble.torch.autograd.tied_weights import Homes, add_gradient, in_a_row, local, taken_apart
-from debubble.torch.models.sharded import is_sharded, is_spread
-from debubble.torch.ranks.process_group import Team
+from debubble.torch.autograd.tied_weights import (
+    TiedWeights,
+    add_gradient,
+    flatten_parts,
+    local,
+    split_parts,
+)
+from debubble.torch.models.sharded import is_dtensor, is_sharded
+from debubble.torch.ranks.process_group import Ranks
 
 
 class Gradients:
     """The gradients of one rank's stages, of weights with several `homes`, too."""
 
-    def __init__(self, modules: Mapping[int, nn.Module], homes: Homes) -> None:
+    def __init__(self, modules: Mapping[int, nn.Module], homes: TiedWeights) -> None:
         self.modules, self.homes = modules, homes
         self._replicated = {
             stage: module for stage, module in modules.items()
@@ -33,7 +39,7 @@ class Gradients:
             (stage, part, name, own)
             for stage, module in modules.items() for part in module.modules()
             for name, own in part.named_parameters(recurse=False)
-            if id(own) in aside and not is_spread(own)
+            if id(own) in aside and not is_dtensor(own)
         ]  # fmt: skip
         self._before: dict[int, Tensor | None] = {}
         self._averaged: set[int] = set()
@@ -65,9 +71,9 @@ class Gradients:
         weights = [weight for weight in module.parameters() if weight.requires_grad]
         for dtype in sorted({weight.dtype for weight in weights}, key=str):
             some = [weight for weight in weights if weight.dtype == dtype]
-            row = in_a_row(some, [weight.grad for weight in some])
+            row = flatten_parts(some, [weight.grad for weight in some])
             dist.all_reduce(row, group=group)
-            for weight, total in taken_apart(row, some):
+            for weight, total in split_parts(row, some):
                 weight.grad = total / size
 
     def finish(self) -> None:
@@ -87,22 +93,22 @@ class Gradients:
         self._before = {}
         self.homes.sum(new)
 
-    def clip(self, weights: Iterable[Tensor], largest: float, kind: float, team: Team) -> Tensor:
+    def clip(self, weights: Iterable[Tensor], largest: float, kind: float, ranks: Ranks) -> Tensor:
         """Scale gradients so that their norm over all ranks is at most `largest`; the norm before.
 
         The `weights` are all parameters of this rank; those that another rank counts, too, count
         there. The `kind` is 2 for the Euclidean norm, infinity for the largest number.
         """
-        elsewhere = {id(one.parameter) for one in self.homes.shared if one.source != team.rank}
+        elsewhere = {id(one.parameter) for one in self.homes.shared if one.source != ranks.rank}
         there = {id(weight): weight.grad for weight in weights if weight.grad is not None}
         norm = torch.zeros((), dtype=torch.float64)
         for gradient in (gradient for key, gradient in there.items() if key not in elsewhere):
             part = torch.linalg.vector_norm(gradient, kind)
-            if is_spread(part):
+            if is_dtensor(part):
                 part = part.full_tensor()
             value = part.detach().to("cpu", torch.float64)
             norm = torch.maximum(norm, value) if kind == float("inf") else norm + value**kind
-        team.link.sum(norm, largest=kind == float("inf"))
+        ranks.channel.sum(norm, largest=kind == float("inf"))
         norm = norm if kind == float("inf") else norm ** (1 / kind)
         factor = min(1.0, largest / (float(norm) + 1e-6))
         if factor < 1.0:
@@ -111,7 +117,7 @@ class Gradients:
         return norm
 
 
-def hold_back(module: nn.Module) -> None:
+def hold_gradient_sync(module: nn.Module) -> None:
     """Keep ``fully_shard`` from exchanging gradients and dropping weights after a backward."""
     for part in module.modules():
         if is_sharded(part):
@@ -120,7 +126,7 @@ def hold_back(module: nn.Module) -> None:
             part.set_requires_gradient_sync(False)
 
 
-def let_go(module: nn.Module) -> None:
+def release_gradient_sync(module: nn.Module) -> None:
     """Let ``fully_shard`` do so after the next backward, the last of a step."""
     for part in module.modules():
         if is_sharded(part):

@@ -24,14 +24,14 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     return found
 
 
-def held_by(module: nn.Module) -> Iterator[Tensor]:
+def parameters_and_buffers(module: nn.Module) -> Iterator[Tensor]:
     """Parameters and buffers."""
     yield from module.parameters()
     yield from module.buffers()
 
 
 @cache
-def saved_by(kind: type[Node]) -> tuple[str, ...]:
+def saved_names(kind: type[Node]) -> tuple[str, ...]:
     """What the nodes of a class call the tensors that autograd saved for their backward."""
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
@@ -54,7 +54,7 @@ def shows_saved(node: Node) -> bool:
 
     A custom function, or a hook as that of checkpointing, may hold tensors of its own.
     """
-    handles = (h for name in saved_by(type(node)) for h in _handles(node, name))
+    handles = (h for name in saved_names(type(node)) for h in _handles(node, name))
     return not isinstance(node, BackwardCFunction) and all(
         isinstance(getattr(handle, "data", ...), Tensor | Slot | None) for handle in handles
     )
@@ -92,7 +92,7 @@ class Slot:
         self.tensor = tensor
 
 
-class Saved:
+class SavedTensors:
     """The tensors that nodes of autograd's graph keep, for as long as they do.
 
     Those that are `resident` are there anyway: weights and buffers.

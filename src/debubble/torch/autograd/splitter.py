@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from debubble.torch.autograd.backward_split import Form, form_of, same
+from debubble.torch.autograd.backward_split import SplitPlan, same, split_plan
 from debubble.torch.autograd.saved_tensors import release
 
 
@@ -41,7 +41,7 @@ class Splitter:
     """Splits backwards of one stage."""
 
     def __init__(self) -> None:
-        self._forms: dict[tuple[int, int], Form] = {}
+        self._forms: dict[tuple[int, int], SplitPlan] = {}
         """By the number of roots and targets, which slices of a sequence differ in."""
 
     def backward_input(
@@ -73,7 +73,7 @@ class Splitter:
         form = self._forms.get((len(starts), len(ends)))
         nodes = None if form is None else same(form, starts, ends)
         if form is None or nodes is None:
-            form, nodes = form_of(starts, ends)
+            form, nodes = split_plan(starts, ends)
             self._forms[len(starts), len(ends)] = form
         edges = [GradientEdge(nodes[number], slot) for number, slot in form.captures]
         found: list[Tensor | None] = [None] * (len(ends) + len(edges))

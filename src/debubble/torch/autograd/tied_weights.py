@@ -14,13 +14,13 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.torch.models.modules import bare, bare_name
 from debubble.torch.models.shard_output_layer import LAYERS
-from debubble.torch.models.sharded import is_spread
-from debubble.torch.ranks.process_group import Team
-from debubble.torch.setup import says_tied
+from debubble.torch.models.sharded import is_dtensor
+from debubble.torch.ranks.process_group import Ranks
+from debubble.torch.setup import tied_by_config
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class SharedWeight:
     """A parameter of this rank that other ranks have, too."""
 
     name: str
@@ -42,13 +42,13 @@ def names_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def find_shared(
+def find_shared_weights(
     modules: Mapping[int, nn.Module],
     schedule: Schedule,
-    team: Team,
+    ranks: Ranks,
     shared: Iterable[Sequence[str]],
     same: Iterable[Sequence[str]],
-) -> list[Shared]:
+) -> list[SharedWeight]:
     """Parameters with homes on several ranks; all ranks take part.
 
     The user names the tied weights in `shared`; those in `same` were found, as one object in
@@ -72,8 +72,8 @@ def find_shared(
             'shared=[("0.embed.weight", "7.head.weight")]'
         )
     ties = [tuple(map(str, tie)) for tie in (*shared, *same)]
-    tied = says_tied(modules)
-    found = team.link.gather((facts, ties, tied))
+    tied = tied_by_config(modules)
+    found = ranks.channel.gather((facts, ties, tied))
     known = {name: fact for theirs, _, _ in found for name, fact in theirs.items()}
     classes = _classes(sorted({tie for _, each, _ in found for tie in each}), known)
     last = schedule.stages - 1
@@ -93,7 +93,7 @@ def find_shared(
         )
     first = {name: members[0] for members in classes for name in members}
     members_of = {members[0]: members for members in classes}
-    result: dict[str, Shared] = {}
+    result: dict[str, SharedWeight] = {}
     for name, weight in own.items():
         key = first.get(name, name)
         if key in result:
@@ -102,8 +102,8 @@ def find_shared(
             continue
         stages = [_stage(member) for member in members_of.get(key, (name,))]
         table = schedule.placement.table
-        ranks = sorted({row[stage] for row in table for stage in stages})
-        result[key] = Shared(key, weight, tuple(ranks), table[0][min(stages)])
+        owners = sorted({row[stage] for row in table for stage in stages})
+        result[key] = SharedWeight(key, weight, tuple(owners), table[0][min(stages)])
     return [one for one in result.values() if len(one.ranks) > 1]
 
 
@@ -157,11 +157,11 @@ def _replace(modules: Mapping[int, nn.Module], name: str, weight: Tensor) -> Non
     setattr(bare(modules[int(stage)]).get_submodule(owner), leaf, weight)
 
 
-class Homes:
+class TiedWeights:
     """Exchanges what has several homes."""
 
-    def __init__(self, shared: Sequence[Shared], team: Team) -> None:
-        self.team = team
+    def __init__(self, shared: Sequence[SharedWeight], ranks: Ranks) -> None:
+        self.ranks = ranks
         self.shared = sorted(shared, key=lambda one: (one.ranks, one.name))
         self._groups = sorted({one.ranks for one in self.shared})
 
@@ -172,37 +172,37 @@ class Homes:
                 self._take(one.ranks, one.source, one.parameter)
             table = schedule.placement.table
             for stage in sorted(modules):
-                ranks = tuple(sorted({row[stage] for row in table}))
-                if ranks in self._groups:
+                owners = tuple(sorted({row[stage] for row in table}))
+                if owners in self._groups:
                     for buffer in modules[stage].buffers():
-                        self._take(ranks, table[0][stage], buffer)
+                        self._take(owners, table[0][stage], buffer)
 
     def sum(self, contributions: Mapping[int, Tensor | None]) -> None:
         """Add up gradients, by the parameter's id; where nobody has one, there is none.
 
         They are added to the parameters' ``grad``.
         """
-        for ranks in self._groups:
-            ours = [one for one in self.shared if one.ranks == ranks]
+        for owners in self._groups:
+            ours = [one for one in self.shared if one.ranks == owners]
             for dtype in sorted({one.parameter.dtype for one in ours}, key=str):
                 some = [one.parameter for one in ours if one.parameter.dtype == dtype]
-                row = in_a_row(some, [contributions[id(weight)] for weight in some])
+                row = flatten_parts(some, [contributions[id(weight)] for weight in some])
                 # Added in one order everywhere, so that all homes get the very same.
-                total, *others = self.team.exchange(row.to(self.team.wire), ranks)
+                total, *others = self.ranks.exchange(row.to(self.ranks.wire), owners)
                 for other in others:
                     total = total + other
-                for weight, part in taken_apart(total.to(row.device), some):
+                for weight, part in split_parts(total.to(row.device), some):
                     add_gradient(weight, part.clone())
 
-    def _take(self, ranks: tuple[int, ...], source: int, tensor: Tensor) -> None:
+    def _take(self, owners: tuple[int, ...], source: int, tensor: Tensor) -> None:
         values = local(tensor.detach())
-        wire = values.to(self.team.wire).contiguous()
-        self.team.spread(wire, ranks, source)
+        wire = values.to(self.ranks.wire).contiguous()
+        self.ranks.spread(wire, owners, source)
         if wire is not values:
             values.copy_(wire)
 
 
-def in_a_row(weights: Sequence[Tensor], parts: Sequence[Tensor | None]) -> Tensor:
+def flatten_parts(weights: Sequence[Tensor], parts: Sequence[Tensor | None]) -> Tensor:
     """A part for each weight of one type, zeros for none, and behind them which are there."""
     row = [
         torch.zeros_like(local(weight)).flatten() if part is None else local(part).flatten()
@@ -212,7 +212,7 @@ def in_a_row(weights: Sequence[Tensor], parts: Sequence[Tensor | None]) -> Tenso
     return torch.cat([*row, torch.tensor(there, dtype=row[0].dtype, device=row[0].device)])
 
 
-def taken_apart(row: Tensor, weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def split_parts(row: Tensor, weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Of a sum of such rows, every weight that has a part in one of them, and its part."""
     shapes = [local(weight).shape for weight in weights]
     *sums, present = row.split([*(shape.numel() for shape in shapes), len(weights)])
@@ -222,14 +222,14 @@ def taken_apart(row: Tensor, weights: Sequence[Tensor]) -> Iterator[tuple[Tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What is here of a tensor that may be sharded over ranks."""
-    return tensor.to_local() if is_spread(tensor) else tensor
+    """What is here of a tensor that may be sharded over owners."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def add_gradient(weight: Tensor, part: Tensor) -> None:
     """Add to a parameter's gradient; `part` is what is here of it."""
     if weight.grad is None:
-        if is_spread(weight):
+        if is_dtensor(weight):
             from torch.distributed.tensor import DTensor
 
             part = DTensor.from_local(

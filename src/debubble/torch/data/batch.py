@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.torch.ranks.process_group import Team
+from debubble.torch.ranks.process_group import Ranks
 
 if TYPE_CHECKING:
     from debubble.torch.engine.recorder import Recorder
@@ -22,7 +22,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class StepData:
     """The data of one step by unit: microbatch, or slice of one."""
 
     args: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class Forwarded:
+class ForwardResult:
     """What forwards without backwards give."""
 
     losses: Mapping[int, Tensor]
@@ -57,7 +57,7 @@ class Forwarded:
 class Engine(Protocol):
     """What walks an order: PyTorch's runtime, or our own.
 
-    An engine is made of a :class:`debubble.torch.setup.Setup`. Gradients are added to the ``grad``
+    It is made of an :class:`debubble.torch.setup.EngineSetup`. Gradients are added to the ``grad``
     of the modules' parameters and are those of this rank alone: sums over copies of the model, tied
     weights and data-parallel replicas are taken after the step, see
     :mod:`debubble.torch.autograd.gradients`.
@@ -66,14 +66,14 @@ class Engine(Protocol):
     recorder: Recorder
     """When every action of the latest steps began and ended."""
 
-    def step(self, batch: Batch) -> Mapping[int, Tensor]:
+    def step(self, batch: StepData) -> Mapping[int, Tensor]:
         """Forwards and backwards.
 
         Returns the unit's loss where the last stage is; elsewhere, and added to it, auxiliary
         losses. Tensors are detached and have no dimensions.
         """
 
-    def forward(self, batch: Batch, outputs: bool) -> Forwarded:
+    def forward(self, batch: StepData, outputs: bool) -> ForwardResult:
         """Forwards only; the last stage's outputs are kept when they are asked for."""
 
 
@@ -127,7 +127,7 @@ def in_units(microbatches: Sequence[Any], schedule: Schedule) -> dict[int, Any]:
     return dict(enumerate(parts))
 
 
-def tokens_of(target: Any) -> float:
+def count_tokens(target: Any) -> float:
     """How many numbers of a target count: those of tensors that are not −100."""
     found = 0.0
     for leaf in pytree.tree_leaves(target):
@@ -136,13 +136,13 @@ def tokens_of(target: Any) -> float:
     return found
 
 
-def rows_of(tree: Any) -> float:
+def count_rows(tree: Any) -> float:
     """Rows of a microbatch: the length of its first tensor with dimensions, 0 without one."""
     leaves = pytree.tree_leaves(tree)
     return float(next((len(x) for x in leaves if isinstance(x, Tensor) and x.dim()), 0))
 
 
-def counts_of(targets: Mapping[int, Any], schedule: Schedule, scale: str) -> list[float]:
+def count_weights(targets: Mapping[int, Any], schedule: Schedule, scale: str) -> list[float]:
     """How much the loss of every unit counts, by its target; 0 for units without one here.
 
     Under ``"tokens"`` that is the number of its targets that count. Under ``"mean"`` it is the
@@ -151,23 +151,23 @@ def counts_of(targets: Mapping[int, Any], schedule: Schedule, scale: str) -> lis
     counts, slices = [0.0] * schedule.units, schedule.slices
     if scale == "tokens":
         for unit, target in targets.items():
-            counts[unit] = tokens_of(target)
+            counts[unit] = count_tokens(target)
         return counts
     for first in range(0, schedule.units, slices):
         if first in targets:
             units = range(first, first + slices)
-            whole = rows_of(targets[first]) if scale == "mean" else 1.0
-            tokens = [tokens_of(targets[unit]) for unit in units] if slices > 1 else [1.0]
+            whole = count_rows(targets[first]) if scale == "mean" else 1.0
+            tokens = [count_tokens(targets[unit]) for unit in units] if slices > 1 else [1.0]
             for unit, count in zip(units, tokens, strict=True):
                 counts[unit] = whole * count / max(sum(tokens), 1.0)
     return counts
 
 
-def shares_of(counts: Sequence[float], schedule: Schedule) -> list[float]:
-    """What each unit counts as a share of its iteration's sum."""
-    period = schedule.units // schedule.iterations
+def shares_of(counts: Sequence[float], iterations: int) -> list[float]:
+    """Return counts as shares of their iteration's sum."""
+    period = len(counts) // iterations
     shares = []
-    for first in range(0, schedule.units, period):
+    for first in range(0, len(counts), period):
         part = counts[first : first + period]
         total = sum(part) or 1.0
         shares += [count / total for count in part]
@@ -203,17 +203,19 @@ def merged(outputs: Mapping[int, Any]) -> Any:
     return pytree.tree_unflatten(merged, spec)
 
 
-def tell_losses(losses: list[Tensor] | None, found: Mapping[int, Tensor], batch: Batch) -> None:
+def append_losses(
+    losses: list[Tensor] | None, found: Mapping[int, Tensor], batch: StepData
+) -> None:
     """Losses of single units, where the last stage is."""
     if losses is not None:
         losses.extend(found[unit] for unit in sorted(found) if unit in batch.targets)
 
 
-def mean_loss(losses: Mapping[int, Tensor], team: Team) -> Tensor:
+def sum_losses(losses: Mapping[int, Tensor], ranks: Ranks) -> Tensor:
     """The sum of weighted losses over all ranks; NaN without any, as of forwards alone."""
-    total = torch.zeros(2, dtype=torch.float64, device=team.wire)
+    total = torch.zeros(2, dtype=torch.float64, device=ranks.wire)
     if losses:
         parts = [loss.to(total) for loss in losses.values()]
         total[0], total[1] = torch.stack(parts).sum(), len(parts)
-    team.total(total)
-    return (total[0] / (total[1] > 0)).to(team.device)
+    ranks.total(total)
+    return (total[0] / (total[1] > 0)).to(ranks.device)

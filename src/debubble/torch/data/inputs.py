@@ -19,17 +19,17 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.torch.data.batch import (
     IGNORED,
-    Batch,
-    counts_of,
+    StepData,
+    count_rows,
+    count_tokens,
+    count_weights,
     cut,
     in_units,
-    rows_of,
     shares_of,
-    tokens_of,
 )
 from debubble.torch.engine.wire import Wire
 from debubble.torch.models.sharded import replica_groups
-from debubble.torch.ranks.process_group import Team
+from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.watch import Watch
 
 log = logging.getLogger("debubble")
@@ -72,10 +72,10 @@ LOOKS = 8
 
 
 @dataclass(eq=False)
-class Feed:
+class MicrobatchInputs:
     """Makes batches of what the training loop gives."""
 
-    team: Team
+    ranks: Ranks
     modules: Mapping[int, nn.Module]
     """This rank's stages."""
     wire: Wire
@@ -101,7 +101,7 @@ class Feed:
         kwarg_mbs: Sequence[Mapping[str, Any]] | None,
         target_mbs: Sequence[Any] | None,
         trains: bool,
-    ) -> Batch:
+    ) -> StepData:
         """What a step gets, see :meth:`debubble.torch.Pipeline.step`; all ranks take part.
 
         Raises ParameterError when it cannot be cut into the schedule's microbatches; on all ranks,
@@ -150,14 +150,14 @@ class Feed:
 
     def _agreed(
         self, given: dict[int, Any], kwargs: dict[int, Any], targets: dict[int, Any], trains: bool
-    ) -> tuple[Batch, bool]:
+    ) -> tuple[StepData, bool]:
         """The batch with what all ranks have to know; and whether there are targets.
 
         That is: weights, forms of the inputs, and what the loss is scaled by.
         """
         schedule, units = self.schedule, self.schedule.units
         copies = schedule.copies_of(np.arange(units)).tolist()
-        table, rank = schedule.placement.table, self.team.rank
+        table, rank = schedule.placement.table, self.ranks.rank
         # Signatures, what units count by their targets and by their inputs, tokens of a replica on
         # average, whether there are targets, what the loss is scaled by, and whether a stage begins
         # to train, or ceases to: then it hands on other forms.
@@ -167,9 +167,9 @@ class Feed:
             if table[copies[unit]][0] == rank:
                 own = (args, kwargs.get(unit))
                 key = (*own, self.modules[0].training)
-                row[unit] = float(self.signatures.number(key, self.team.device))
-                row[2 * units + unit] = rows_of(own)
-        counts = counts_of(targets, schedule, self.scale)
+                row[unit] = float(self.signatures.number(key, self.ranks.device))
+                row[2 * units + unit] = count_rows(own)
+        counts = count_weights(targets, schedule, self.scale)
         for unit in targets:
             if table[copies[unit]][schedule.stages - 1] == rank:
                 row[units + unit] = counts[unit]
@@ -177,11 +177,11 @@ class Feed:
             row[-4] = self._of_replicas(sum(counts))
         row[-3], row[-2] = float(bool(targets)), factor
         row[-1] = float(self.signatures.changed(self.modules))
-        self.watch.waits()
-        row = self.team.link.sum(torch.tensor(row, dtype=torch.float64)).tolist()
+        self.watch.set_waiting()
+        row = self.ranks.channel.sum(torch.tensor(row, dtype=torch.float64)).tolist()
         if row[-1]:
             self.wire.forget()
-        if row[-2] != factor * self.team.size:
+        if row[-2] != factor * self.ranks.size:
             raise ParameterError(
                 f"rank {rank} scales losses by {factor:g}, and others by another number; make a "
                 "GradScaler on all ranks, and load the same state"
@@ -190,19 +190,19 @@ class Feed:
         if not any(counts) and (self.scale != "tokens" or not row[-3]):
             # Without targets, or rows of these.
             counts = inputs if self.scale == "mean" and all(inputs) else [1.0] * units
-        weights = shares_of(counts, schedule)
+        weights = shares_of(counts, schedule.iterations)
         scale = factor * (schedule.microbatches if self.scale == "sum" else 1)
         if row[-4]:
             scale *= sum(counts) / row[-4]
         signatures = [int(number) for number in row[:units]]
-        batch = Batch(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
+        batch = StepData(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
         return batch, row[-3] > 0
 
     def _of_replicas(self, tokens: float) -> float:
         """The mean over data-parallel replicas, which average their gradients."""
-        total = torch.tensor([tokens, 1.0], dtype=torch.float64, device=self.team.wire)
+        total = torch.tensor([tokens, 1.0], dtype=torch.float64, device=self.ranks.wire)
         for group in self._replicas:
-            self.watch.waits()
+            self.watch.set_waiting()
             dist.all_reduce(total, group=group)
         return float(total[0] / total[1])
 
@@ -221,7 +221,7 @@ class Feed:
         if self._looks < 0 or (not host and self._looks >= LOOKS):
             return
         self._looks += 1
-        each = [tokens_of(target) / rows for target in targets if (rows := rows_of(target))]
+        each = [count_tokens(target) / rows for target in targets if (rows := count_rows(target))]
         if each and not math.isclose(min(each), max(each)):
             self._looks = -1
             log.warning(

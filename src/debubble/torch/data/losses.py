@@ -78,7 +78,7 @@ class added_losses:  # noqa: N801 - it is called as a function
         _ADDED.reset(self._token)
 
 
-def nothing_of(output: Any) -> Tensor:
+def zero_of(output: Any) -> Tensor:
     """A zero whose gradient is zero everywhere in an output, whatever numbers that has.
 
     It takes the place of a loss that counts nowhere: NaN times 0 would be NaN.
@@ -92,7 +92,7 @@ def nothing_of(output: Any) -> Tensor:
     return found
 
 
-def single(loss: Any, output: Any) -> Tensor:
+def check_loss_value(loss: Any, output: Any) -> Tensor:
     """The loss as a tensor without dimensions; one that gives no gradient is refused."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__

@@ -31,7 +31,7 @@ class Constant(NamedTuple):
         return repr(self.value)
 
 
-class Spec(NamedTuple):
+class TreeForm(NamedTuple):
     """The form of a tree."""
 
     tree: pytree.TreeSpec
@@ -55,23 +55,23 @@ ONE = pytree.tree_structure(0)
 """The form of a tree that is one leaf."""
 
 
-def _spec(numbers: Any, leaves: tuple[Leaf | Constant, ...]) -> Spec:
-    return Spec(ONE if isinstance(numbers, int) else pytree.tree_structure(numbers), leaves)
+def _spec(numbers: Any, leaves: tuple[Leaf | Constant, ...]) -> TreeForm:
+    return TreeForm(ONE if isinstance(numbers, int) else pytree.tree_structure(numbers), leaves)
 
 
-def take_apart(value: Any, trains: bool) -> tuple[list[Tensor], Spec]:
+def take_apart(value: Any, trains: bool) -> tuple[list[Tensor], TreeForm]:
     """Tensors of a tree, and its form; if the stage trains, those that can carry gradients."""
     if isinstance(value, Tensor):
-        return [value], Spec(ONE, (_leaf(value, trains),))
+        return [value], TreeForm(ONE, (_leaf(value, trains),))
     leaves, tree = pytree.tree_flatten(value)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     forms = tuple(
         _leaf(leaf, trains) if isinstance(leaf, Tensor) else Constant(leaf) for leaf in leaves
     )
-    return tensors, Spec(tree, forms)
+    return tensors, TreeForm(tree, forms)
 
 
-def put_together(tensors: list[Tensor], spec: Spec) -> Any:
+def put_together(tensors: list[Tensor], spec: TreeForm) -> Any:
     """The tree of these tensors."""
     if spec.tree is ONE or (len(spec.leaves) == 1 == len(tensors) and spec.tree == ONE):
         return tensors[0]

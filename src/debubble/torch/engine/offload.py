@@ -12,9 +12,9 @@ from torch import Tensor
 from debubble.core.actions import COPY_KINDS
 from debubble.core.kinds import KINDS, WAIT_KINDS
 from debubble.torch.autograd.saved_tensors import Slot
-from debubble.torch.engine.plan import Plan, Step
+from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 from debubble.torch.errors import RunError
-from debubble.torch.ranks.process_group import Tag, Team
+from debubble.torch.ranks.process_group import Ranks, Tag
 
 
 class Activations:
@@ -74,19 +74,19 @@ class Copies:
     sends.
     """
 
-    def __init__(self, team: Team, plan: Plan) -> None:
+    def __init__(self, ranks: Ranks, plan: ExecutionPlan) -> None:
         moves = [[step for step in program if step.kind in COPY_KINDS] for program in plan.programs]
         pairs = [(rank, steps[0].peer) for rank, steps in enumerate(moves) if steps]
         pairs = [pair for pair in pairs if pair[1] >= 0]
-        self._team = team
-        self._keeper = next((pair[1] for pair in pairs if pair[0] == team.rank), None)
+        self._team = ranks
+        self._keeper = next((pair[1] for pair in pairs if pair[0] == ranks.rank), None)
         self._kept = [
-            (owner, moves[owner], team) for owner, keeper in pairs if keeper == team.rank
+            (owner, moves[owner], ranks) for owner, keeper in pairs if keeper == ranks.rank
         ]  # fmt: skip
-        on_gpu = team.device.type == "cuda"
-        self._streams = [torch.cuda.Stream(team.device) for _ in range(2)] if on_gpu else []
+        on_gpu = ranks.device.type == "cuda"
+        self._streams = [torch.cuda.Stream(ranks.device) for _ in range(2)] if on_gpu else []
         """Of a GPU, for what leaves and for what comes back."""
-        mine = (step for step in plan.programs[team.rank] if step.kind in WAIT_KINDS)
+        mine = (step for step in plan.programs[ranks.rank] if step.kind in WAIT_KINDS)
         self._awaited = {(step.stage, step.unit) for step in mine}
         self._leaving: dict[Key, tuple[Any, Tensor]] = {}
         """What is waited for until it left."""
@@ -123,7 +123,7 @@ class Copies:
             return
         row = row.to("cpu")
         for tensor in (torch.tensor([row.numel()]), row):
-            work = self._team.link.send(tensor, self._keeper, Tag.COPIES)
+            work = self._team.channel.send(tensor, self._keeper, Tag.COPIES)
             self._sending.append((work, tensor))
         self._away[key] = (None, torch.empty(0))
 
@@ -148,7 +148,7 @@ class Copies:
             self._coming[key] = self._copied(row, to_host=False, after=left)
             return
         row = torch.empty(size, dtype=torch.uint8)
-        self._coming[key] = (self._team.link.begin(row, self._keeper, Tag.RETURNS), row)
+        self._coming[key] = (self._team.channel.begin(row, self._keeper, Tag.RETURNS), row)
 
     def back(self, key: Key) -> Tensor:
         """The bytes, when they are back."""
@@ -177,14 +177,14 @@ class Copies:
         return stream.record_event(), there
 
 
-def _keep(owner: int, steps: list[Step], team: Team) -> None:
+def _keep(owner: int, steps: list[ProgramStep], ranks: Ranks) -> None:
     kept: dict[Key, Tensor] = {}
-    link = team.link
+    channel = ranks.channel
     for step in steps:
         key = (step.stage, step.unit)
         if KINDS[step.kind].undoes is None:
-            size = int(link.receive(torch.empty(1, dtype=torch.int64), owner, Tag.COPIES))
+            size = int(channel.receive(torch.empty(1, dtype=torch.int64), owner, Tag.COPIES))
             row = torch.empty(size, dtype=torch.uint8)
-            kept[key] = link.receive(row, owner, Tag.COPIES)
+            kept[key] = channel.receive(row, owner, Tag.COPIES)
         else:
-            link.send(kept.pop(key), owner, Tag.RETURNS).wait(team.timeout)
+            channel.send(kept.pop(key), owner, Tag.RETURNS).wait(ranks.timeout)

@@ -14,39 +14,39 @@ import torch.fx.experimental.symbolic_shapes  # autograd's first backward would,
 from torch import Tensor
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind, Need
-from debubble.torch.autograd.gradients import Gradients, hold_back, let_go
-from debubble.torch.data.batch import Batch, Forwarded, summed
+from debubble.torch.autograd.gradients import Gradients, hold_gradient_sync, release_gradient_sync
+from debubble.torch.data.batch import ForwardResult, StepData, summed
 from debubble.torch.engine.offload import Copies
 from debubble.torch.engine.pairs import Pairs
-from debubble.torch.engine.plan import Plan, Step
+from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 from debubble.torch.engine.recorder import Recorder
-from debubble.torch.engine.stage import Given, Handed, stages_of
+from debubble.torch.engine.stage import StageInput, StageOutput, stages_of
 from debubble.torch.engine.tasks import (
     BACKWARD,
     BY_SHARD,
     FORWARD,
     Key,
     Task,
-    answered_of,
-    groups_of,
-    moves_of,
+    find_answers,
+    find_moves,
+    group_bounds,
+    make_tasks,
     sleep_until,
-    tasks_of,
 )
 from debubble.torch.engine.vocabulary import Shard
 from debubble.torch.engine.wire import Arrival, Boundary, Wire
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import autocast_of
 from debubble.torch.models.sharded import is_sharded
-from debubble.torch.ranks.watch import State, Watch
-from debubble.torch.setup import Setup
+from debubble.torch.ranks.watch import RankState, Watch
+from debubble.torch.setup import EngineSetup
 
 
 @dataclass(eq=False)
 class OwnEngine:
     """One rank of a schedule."""
 
-    setup: Setup
+    setup: EngineSetup
     """What to run, on what."""
     gradients: Gradients
     """Takes part where data-parallel replicas exchange gradients."""
@@ -65,19 +65,21 @@ class OwnEngine:
 
     def __post_init__(self) -> None:
         setup = self.setup
-        self.team = setup.team
+        self.ranks = setup.ranks
         schedule = setup.schedule
         # A batch is one piece of work, which is over when all its receives are.
-        late = self.team.batched
-        self.plan = plan = Plan.of(schedule, self.pace, "just-in-time" if late else "eager")
+        late = self.ranks.batched
+        self.plan = plan = ExecutionPlan.of(
+            schedule, self.pace, "just-in-time" if late else "eager"
+        )
         self.schedule = plan.lowered
-        self.program = plan.programs[self.team.rank]
-        self.recorder = Recorder(len(self.program), self.team.device)
+        self.program = plan.programs[self.ranks.rank]
+        self.recorder = Recorder(len(self.program), self.ranks.device)
         self._last = schedule.stages - 1
         if self.shard is not None:
             self.shard.follow(plan)
-        self._copies = Copies(self.team, plan)
-        self._ready: dict[Key, Handed | Arrival | list[Tensor]] = {}
+        self._copies = Copies(self.ranks, plan)
+        self._ready: dict[Key, StageOutput | Arrival | list[Tensor]] = {}
         self._recomputed = {(s.stage, s.unit) for s in self.program if s.kind == Kind.R}
         self._leaving = {(s.stage, s.unit) for s in self.program if s.kind == Kind.OFFLOAD}
         self._away: set[tuple[int, int]] = set()
@@ -89,25 +91,25 @@ class OwnEngine:
             step.stage: index for index, step in enumerate(self.program)
             if step.kind in GRADIENT_KINDS
         }  # fmt: skip
-        self._moves = moves_of(self.program)
-        self._answers = answered_of(plan, self.team.rank)
-        self._tasks = tasks_of(plan, self.team.rank, HANDLERS)
+        self._moves = find_moves(self.program)
+        self._answers = find_answers(plan, self.ranks.rank)
+        self._tasks = make_tasks(plan, self.ranks.rank, HANDLERS)
         self._forwards = [
             [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
-            for bounds in groups_of(self.program)
+            for bounds in group_bounds(self.program)
         ]
-        self._batch, self._training = Batch(), True
-        self._pairs = Pairs(self.team.device)
+        self._batch, self._training = StepData(), True
+        self._pairs = Pairs(self.ranks.device)
         self._casting: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def step(self, batch: Batch) -> dict[int, Tensor]:
+    def step(self, batch: StepData) -> dict[int, Tensor]:
         """Walk the program once; gradients are added to those of the modules' parameters."""
         self._start(batch, training=True)
         self._copies.start()
         for versions in self._versions:
             versions.start()
         for number in self._sharded:
-            hold_back(self.setup.modules[number])
+            hold_gradient_sync(self.setup.modules[number])
         for part in self._tasks:
             if isinstance(part, range):
                 self._transfer(part)
@@ -115,7 +117,7 @@ class OwnEngine:
                 self._compute(part[0])
             else:
                 self._compute_group(part)
-        self.watch.state = State.WAITING
+        self.watch.state = RankState.WAITING
         self.wire.finish(self._wait)
         self._copies.finish()
         if self.shard is not None:
@@ -125,7 +127,7 @@ class OwnEngine:
         self.recorder.close()
         return self._losses()
 
-    def forward(self, batch: Batch, outputs: bool) -> Forwarded:
+    def forward(self, batch: StepData, outputs: bool) -> ForwardResult:
         """Forwards only, in the order of the program."""
         self._start(batch, training=False)
         last = self.stages.get(self._last)
@@ -141,23 +143,23 @@ class OwnEngine:
                     step, operand = self.program[index], None
                     if step.stage > 0:
                         operand = self._take((FORWARD, step.stage, step.unit), index)
-                    self.watch.position, self.watch.state = index, State.RUNNING
+                    self.watch.position, self.watch.state = index, RankState.RUNNING
                     self._forward(step, operand)
-        self.watch.state = State.WAITING
+        self.watch.state = RankState.WAITING
         self.wire.finish(self._wait)
         if last is not None:
             last.outputs = None
         losses = self._losses()
         if self.shard is not None:
             losses, kept = self.shard.evaluate(kept, batch)
-        return Forwarded(losses, kept)
+        return ForwardResult(losses, kept)
 
-    def _start(self, batch: Batch, training: bool) -> None:
+    def _start(self, batch: StepData, training: bool) -> None:
         self._batch, self._training = batch, training
         self._ready.clear()
         self._pairs.start()
         self._away = set(self._leaving) if training else set()
-        self._casting = autocast_of(self.team.device)
+        self._casting = autocast_of(self.ranks.device)
         for stage in self.stages.values():
             stage.start()
         if self.shard is not None:
@@ -172,7 +174,7 @@ class OwnEngine:
     def _transfer(self, indices: Sequence[int]) -> None:
         """Post a group of sends and receives."""
         self.watch.position = indices[0]
-        sends: list[tuple[Step, Boundary, Sequence[Tensor], bool]] = []
+        sends: list[tuple[ProgramStep, Boundary, Sequence[Tensor], bool]] = []
         receives, keys, sent = [], [], []
         for index in indices:
             step, is_send, back, stage, key = self._moves[index]
@@ -181,7 +183,7 @@ class OwnEngine:
                 ready = self._ready.pop(key, None)
                 if ready is None or isinstance(ready, Arrival):
                     raise RunError(f"{step} has nothing to send; it comes before its computation")
-                tensors = ready.tensors if isinstance(ready, Handed) else ready
+                tensors = ready.tensors if isinstance(ready, StageOutput) else ready
                 sends.append((step, boundary, tensors, back))
                 self.recorder.begin(index)
                 sent.append(index)
@@ -201,19 +203,19 @@ class OwnEngine:
         """Run one action."""
         operand = self._wait_for(task)
         watch, recorder, index = self.watch, self.recorder, task.place
-        watch.position, watch.state = index, State.RUNNING
+        watch.position, watch.state = index, RankState.RUNNING
         recorder.begin(index)
         end = time.perf_counter() + task.pace
         task.run(self, task.step, operand)
         if task.pace:
-            sleep_until(end, self.team.device)
+            sleep_until(end, self.ranks.device)
         recorder.finish(index)
 
     def _compute_group(self, tasks: Sequence[Task]) -> None:
         """Run the actions of an overlapped group."""
         operands = [self._wait_for(task) for task in tasks]
         watch, recorder = self.watch, self.recorder
-        watch.position, watch.state = tasks[0].place, State.RUNNING
+        watch.position, watch.state = tasks[0].place, RankState.RUNNING
         for task in tasks:
             recorder.begin(task.place)
         end = time.perf_counter() + tasks[0].pace
@@ -222,18 +224,18 @@ class OwnEngine:
              for task, operand in zip(tasks, operands, strict=True)]
         )  # fmt: skip
         if tasks[0].pace:
-            sleep_until(end, self.team.device)
+            sleep_until(end, self.ranks.device)
         for task in tasks:
             recorder.finish(task.place)
 
-    def _boundary(self, step: Step, stage: int) -> Boundary:
+    def _boundary(self, step: ProgramStep, stage: int) -> Boundary:
         return Boundary(step.copy, stage, self._batch.signatures[step.unit])
 
-    def _forward(self, step: Step, operand: Any) -> None:
+    def _forward(self, step: ProgramStep, operand: Any) -> None:
         unit, key = step.unit, (step.stage, step.unit)
         batch = self._batch
         training = self._training
-        given = Given(
+        given = StageInput(
             batch.args[unit] if operand is None else operand,
             batch.kwargs.get(unit, {}),
             batch.targets.get(unit) if step.stage == self._last else None,
@@ -252,37 +254,39 @@ class OwnEngine:
         elif self.shard is not None and handed is not None and training:
             self.shard.given(unit, handed.tensors[0])
 
-    def _recompute(self, step: Step, operand: Any) -> None:
+    def _recompute(self, step: ProgramStep, operand: Any) -> None:
         if operand is not None:
             # It only waits for the gradient, which is its backward's.
             self._ready[BACKWARD, step.stage, step.unit] = operand
         with self._casting():
             self.stages[step.stage].recompute(step.unit)
 
-    def _backward(self, step: Step, operand: Any) -> None:
+    def _backward(self, step: ProgramStep, operand: Any) -> None:
         self._hand_back(step, self.stages[step.stage].backward, operand)
 
-    def _backward_input(self, step: Step, operand: Any) -> None:
+    def _backward_input(self, step: ProgramStep, operand: Any) -> None:
         self._hand_back(step, self.stages[step.stage].backward_input, operand)
 
-    def _hand_back(self, step: Step, backward: Callable[..., list[Tensor]], operand: Any) -> None:
+    def _hand_back(
+        self, step: ProgramStep, backward: Callable[..., list[Tensor]], operand: Any
+    ) -> None:
         if step.stage in self._sharded and self.program[self._ends[step.stage]] == step:
-            let_go(self.setup.modules[step.stage])
+            release_gradient_sync(self.setup.modules[step.stage])
         found = backward(step.unit, operand)
         if step.stage > 0:
             self._ready[BACKWARD, step.stage - 1, step.unit] = found
 
-    def _backward_weight(self, step: Step, _: Any) -> None:
+    def _backward_weight(self, step: ProgramStep, _: Any) -> None:
         self.stages[step.stage].backward_weight(step.unit)
 
-    def _shard_pass(self, step: Step, _: Any) -> None:
+    def _shard_pass(self, step: ProgramStep, _: Any) -> None:
         assert self.shard is not None, "other schedules have no such passes"
         if step.kind == Kind.S:
             self.shard.first_pass(step.unit)
         else:
             self.shard.second_pass(step.unit)
 
-    def _optimizer_step(self, step: Step, _: Any) -> None:
+    def _optimizer_step(self, step: ProgramStep, _: Any) -> None:
         assert self.steps is not None, "without somebody to take them there are no such actions"
         for versions in self._versions:
             versions.collect()
@@ -292,21 +296,21 @@ class OwnEngine:
         for versions in self._versions:
             versions.refresh()
 
-    def _offload(self, step: Step, _: Any) -> None:
+    def _offload(self, step: ProgramStep, _: Any) -> None:
         row = self.stages[step.stage].activations(step.unit).leave()
         self._copies.leave((step.stage, step.unit), row)
 
-    def _wait_offload(self, step: Step, _: Any) -> None:
+    def _wait_offload(self, step: ProgramStep, _: Any) -> None:
         self._copies.left((step.stage, step.unit))
 
-    def _reload(self, step: Step, _: Any) -> None:
+    def _reload(self, step: ProgramStep, _: Any) -> None:
         size = self.stages[step.stage].activations(step.unit).size
         self._copies.fetch((step.stage, step.unit), size)
 
-    def _reduce(self, step: Step, _: Any) -> None:
+    def _reduce(self, step: ProgramStep, _: Any) -> None:
         self.gradients.reduce(step.stage)
 
-    def _gather(self, step: Step, _: Any) -> None:
+    def _gather(self, step: ProgramStep, _: Any) -> None:
         if step.stage in self._sharded:
             getattr(self.setup.modules[step.stage], step.kind.name.lower())()
 
@@ -320,7 +324,7 @@ class OwnEngine:
                 found = self._of_shard(task, need)
             else:
                 self._wait(task.place)
-                self.team.agree(self.schedule.sync)
+                self.ranks.agree(self.schedule.sync)
         return found
 
     def _of_shard(self, task: Task, need: Need) -> Any:
@@ -344,7 +348,7 @@ class OwnEngine:
         if key in self._away:
             self._away.remove(key)
             self._wait(task.place)
-            row = self._copies.back(key).to(self.team.device)
+            row = self._copies.back(key).to(self.ranks.device)
             self.stages[key[0]].activations(key[1]).come_back(row)
 
     def _take(self, key: Key, index: int) -> Any:
@@ -361,14 +365,14 @@ class OwnEngine:
                 self.wire.answered(*self._answers[place])
             spec = found.spec
             assert spec is not None, "a form comes with the first tensors at the latest"
-            return tensors if key[0] else Handed(tensors, spec)
+            return tensors if key[0] else StageOutput(tensors, spec)
         return found
 
     def _wait(self, index: int) -> None:
-        self.watch.position, self.watch.state = index, State.WAITING
+        self.watch.position, self.watch.state = index, RankState.WAITING
 
 
-HANDLERS: dict[Kind, Callable[[OwnEngine, Step, Any], None]] = {
+HANDLERS: dict[Kind, Callable[[OwnEngine, ProgramStep, Any], None]] = {
     Kind.F: OwnEngine._forward,
     Kind.I: OwnEngine._backward_input,
     Kind.W: OwnEngine._backward_weight,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from debubble.core.kinds import FORWARD_KINDS
-from debubble.torch.engine.stage import Handed
+from debubble.torch.engine.stage import StageOutput
 from debubble.torch.engine.tasks import Task
 
 
@@ -78,7 +78,7 @@ class Pairs:
             return nullcontext()
         stream = self._side if (task.step.stage, task.step.unit) in self._aside else current
         # The other half may ask for memory while this one still reads what it then lets go of.
-        for tensor in operand.tensors if isinstance(operand, Handed) else operand or ():
+        for tensor in operand.tensors if isinstance(operand, StageOutput) else operand or ():
             if isinstance(tensor, Tensor) and tensor.is_cuda:
                 tensor.record_stream(stream)
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)

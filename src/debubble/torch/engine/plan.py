@@ -29,7 +29,7 @@ from debubble.engine.transfers import first_transfer
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
 
 
-class Step(NamedTuple):
+class ProgramStep(NamedTuple):
     """One action of a program, with where things are.
 
     ``pair`` is 0 alone, 1 and 2 in an overlapped pair; ``peer`` is the rank at the other end of a
@@ -49,7 +49,7 @@ class Step(NamedTuple):
         return Action(self.stage, self.kind, self.unit).text(self.slices)
 
     @property
-    def other_end(self) -> Step:
+    def other_end(self) -> ProgramStep:
         """The other end of a transfer."""
         spec = KINDS[self.kind]
         assert spec.other_end is not None, "only transfers have another end"
@@ -57,7 +57,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ExecutionPlan:
     """A schedule, ready to be executed."""
 
     schedule: Schedule
@@ -73,7 +73,7 @@ class Plan:
         schedule: Schedule,
         seconds: Sequence[float] | NDArray[np.float64] = (),
         policy: ReceivePolicy = "eager",
-    ) -> Plan:
+    ) -> ExecutionPlan:
         """Plan a schedule; one without transfers gets them. Without `seconds` all are 0."""
         lowered = schedule
         if first_transfer(schedule) is None:
@@ -96,11 +96,11 @@ class Plan:
         return found
 
     @cached_property
-    def programs(self) -> list[list[Step]]:
+    def programs(self) -> list[list[ProgramStep]]:
         """Every rank's program."""
         return [self._program(rank) for rank in range(self.lowered.ranks)]
 
-    def _program(self, rank: int) -> list[Step]:
+    def _program(self, rank: int) -> list[ProgramStep]:
         program = self.lowered.program(rank)
         table = self.lowered.placement.table
         last = self.lowered.stages - 1
@@ -117,7 +117,7 @@ class Plan:
             peer = table[copy][there] if spec.away and 0 <= there <= last else -1
             if kind in COPY_KINDS and away is not None:
                 peer = away
-            steps.append(Step(spec.kind, stage, unit, pair, copy, peer, slices))
+            steps.append(ProgramStep(spec.kind, stage, unit, pair, copy, peer, slices))
         return steps
 
     def text(self, rank: int, index: int) -> str:

@@ -50,7 +50,7 @@ class Recorder:
         """When receives were posted, likewise."""
         self._kept = np.zeros((KEPT, 3, count), dtype=np.int64)
         self.steps = 0
-        self._events = _Events(count) if device.type == "cuda" else None
+        self._events = _GpuEvents(count) if device.type == "cuda" else None
         self.begin, self.finish = self._begin, self._finish
         if self._events is not None:
             self.begin, self.finish = self._events.begin, self._events.finish
@@ -84,7 +84,7 @@ class Recorder:
         return np.where(times > 0, times + offset, 0)
 
 
-class _Events:
+class _GpuEvents:
     """Start and end of actions by events of a GPU, two sets of them by turns."""
 
     def __init__(self, count: int) -> None:

@@ -16,20 +16,20 @@ from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.torch.autograd.random_state import RandomState
 from debubble.torch.autograd.splitter import Branches, Splitter, backward_weight
 from debubble.torch.autograd.versions import Versions
-from debubble.torch.data.losses import added_losses, nothing_of, single
-from debubble.torch.data.tree import Leaf, Spec, arguments, put_together, take_apart
+from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
+from debubble.torch.data.tree import Leaf, TreeForm, arguments, put_together, take_apart
 from debubble.torch.engine.offload import Activations
-from debubble.torch.engine.plan import Step
+from debubble.torch.engine.plan import ProgramStep
 from debubble.torch.errors import RunError
-from debubble.torch.models.modules import saving_seen, why_not_split, without_sync
-from debubble.torch.setup import Setup
+from debubble.torch.models.modules import reason_not_split, saving_seen, without_sync
+from debubble.torch.setup import EngineSetup
 
 
-class Handed(NamedTuple):
+class StageOutput(NamedTuple):
     """What goes from stage to stage: the tensors of a tree, and its form."""
 
     tensors: list[Tensor]
-    spec: Spec
+    spec: TreeForm
 
     @property
     def carrying(self) -> list[Tensor]:
@@ -38,10 +38,10 @@ class Handed(NamedTuple):
         return [tensor for tensor, leaf in pairs if leaf.carries]
 
 
-class Given(NamedTuple):
+class StageInput(NamedTuple):
     """What a forward computes with."""
 
-    args: tuple[Any, ...] | Handed
+    args: tuple[Any, ...] | StageOutput
     """Arguments of the first stage, or what the stage before handed on."""
     kwargs: Mapping[str, Any]
     target: Any
@@ -50,10 +50,10 @@ class Given(NamedTuple):
 
 
 @dataclass
-class Held:
+class UnitState:
     """What a stage keeps of one microbatch or slice between its forward and its backward."""
 
-    given: Given
+    given: StageInput
     weights: Mapping[str, Tensor] | None = None
     """A version of the weights that is not the module's own."""
     random: RandomState | None = None
@@ -107,7 +107,7 @@ class Stage:
     """Is told once why a backward is not split."""
 
     def __post_init__(self) -> None:
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, UnitState] = {}
         self._left: dict[int, list[Branches] | Ends] = {}
         """What I left for W: branches, or the whole backward."""
         self.losses: dict[int, list[Tensor]] = {}
@@ -131,19 +131,19 @@ class Stage:
     def forward(
         self,
         unit: int,
-        given: Given,
+        given: StageInput,
         *,
         iteration: int = 0,
         graph: bool = True,
         recomputed: bool = False,
         leaves: bool = False,
-    ) -> Handed | None:
+    ) -> StageOutput | None:
         """F: what goes to the next stage, None on the last.
 
         Without a graph when it is `recomputed`, and nothing is kept without `graph`; `leaves` when
         an OFFLOAD will come.
         """
-        held = Held(given)
+        held = UnitState(given)
         if self.versions is not None and graph:
             held.weights = self.versions.of(iteration)
         if leaves:
@@ -211,16 +211,16 @@ class Stage:
         assert found is not None, "a forward knows when an OFFLOAD will come"
         return found
 
-    def _of(self, unit: int) -> Held:
+    def _of(self, unit: int) -> UnitState:
         if unit not in self.held:
             raise RunError("nothing is held: the forward is missing, or a backward came before")
         return self.held[unit]
 
-    def _run(self, unit: int, held: Held, graph: bool) -> Handed | None:
+    def _run(self, unit: int, held: UnitState, graph: bool) -> StageOutput | None:
         given = held.given
         trains = self.trains
         inputs: list[Tensor] = []
-        if isinstance(given.args, Handed):
+        if isinstance(given.args, StageOutput):
             tensors, spec = given.args
             split = self.splits and not self.fuses
             args = arguments(put_together(_leaves(tensors, spec, graph, inputs, split), spec))
@@ -243,10 +243,10 @@ class Stage:
             if self.loss is not None and given.target is not None:
                 if output is None:
                     raise RunError(f"stage {self.number} returned None, of which there is no loss")
-                losses.insert(0, single(self.loss(output, given.target), output))
+                losses.insert(0, check_loss_value(self.loss(output, given.target), output))
         if self.outputs is not None:
             self.outputs[unit] = output
-        handed = None if self.last else Handed(*take_apart(output, trains))
+        handed = None if self.last else StageOutput(*take_apart(output, trains))
         if handed is not None and not handed.tensors:
             raise RunError(
                 f"stage {self.number} returned {_named(output)}; return a tensor for the next "
@@ -257,7 +257,7 @@ class Stage:
             held.roots = [get_gradient_edge(t) if t.requires_grad else None for t in carrying]
             if losses and not given.weight:
                 # None of them counts; what counts nothing still has its backward.
-                counted = [nothing_of(output)] if self.last else []
+                counted = [zero_of(output)] if self.last else []
             else:
                 counted = losses
             held.losses, held.keys, held.made = counted, keys, True
@@ -271,9 +271,9 @@ class Stage:
             self._memory[unit] = [part.detach().requires_grad_() for part in keys]
         if handed is None:
             return None
-        return Handed([tensor.detach() for tensor in handed.tensors], handed.spec)
+        return StageOutput([tensor.detach() for tensor in handed.tensors], handed.spec)
 
-    def _contexts(self, held: Held, graph: bool) -> ExitStack:
+    def _contexts(self, held: UnitState, graph: bool) -> ExitStack:
         """What a forward runs in; nothing where nothing is to be changed."""
         stack = ExitStack()
         if torch.is_grad_enabled() != graph:
@@ -284,19 +284,19 @@ class Stage:
             stack.enter_context(without_sync(self.module))
         return stack
 
-    def _call(self, held: Held, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call(self, held: UnitState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if held.weights is None:
             return self.module(*args, **kwargs)
         return torch.func.functional_call(self.module, dict(held.weights), args, dict(kwargs))
 
-    def _own(self, held: Held) -> list[Tensor]:
+    def _own(self, held: UnitState) -> list[Tensor]:
         """What is the stage's own, whatever the microbatch."""
         weights = self.module.parameters() if held.weights is None else held.weights.values()
         return [*weights, *self.module.buffers()]
 
     def _decide(self, seen: list[str], roots: list[Tensor]) -> None:
         """Whether I and W pay apart, from the first forward."""
-        why = why_not_split(seen, roots)
+        why = reason_not_split(seen, roots)
         self.fuses = bool(why)
         if why:
             self.tell(self.number, why)
@@ -306,7 +306,7 @@ class Stage:
         first = unit - unit % self.slices
         return [self._memory[other] for other in range(first, unit)]
 
-    def _ends(self, unit: int, held: Held, gradients: Sequence[Tensor] | None) -> Ends:
+    def _ends(self, unit: int, held: UnitState, gradients: Sequence[Tensor] | None) -> Ends:
         """Roots and their gradients; later slices have left theirs at keys and values."""
         if not held.made:
             raise RunError("there is no graph: R is missing, or a backward came before")
@@ -329,7 +329,7 @@ class Stage:
 
 
 def _leaves(
-    tensors: Sequence[Tensor], spec: Spec, graph: bool, inputs: list[Tensor], split: bool
+    tensors: Sequence[Tensor], spec: TreeForm, graph: bool, inputs: list[Tensor], split: bool
 ) -> list[Tensor]:
     """What a graph begins at; those that carry gradients are put into `inputs`, too.
 
@@ -355,9 +355,9 @@ def _named(output: Any) -> str:
     return "None" if output is None else f"{type(output).__name__} without tensors"
 
 
-def stages_of(setup: Setup, program: Sequence[Step]) -> dict[int, Stage]:
+def stages_of(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int, Stage]:
     """The stages of a rank, as its program needs them."""
-    schedule, team = setup.schedule, setup.team
+    schedule, ranks = setup.schedule, setup.ranks
     splits = {step.stage for step in program if step.kind in SPLIT_KINDS}
     # A sharded output layer computes the loss, and is behind the last stage.
     last = -1 if schedule.vocabulary else schedule.stages - 1
@@ -365,7 +365,7 @@ def stages_of(setup: Setup, program: Sequence[Step]) -> dict[int, Stage]:
         number: Stage(
             number, module, setup.loss_fn if number == last else None, last=number == last,
             splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
-            kept=schedule.stored_versions[team.rank], device=team.device, tell=setup.tell,
+            kept=schedule.stored_versions[ranks.rank], device=ranks.device, tell=setup.tell,
         )
         for number, module in setup.modules.items()
     }  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 
 from debubble.core.actions import TRANSFER_KINDS
 from debubble.core.kinds import COPY_KINDS, KINDS, Kind, Need, Of
-from debubble.torch.engine.plan import Plan, Step
+from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 
 FORWARD, BACKWARD = False, True
 """Which way something goes."""
@@ -30,7 +30,7 @@ class Task(NamedTuple):
 
     place: int
     """In the program."""
-    step: Step
+    step: ProgramStep
     run: Callable[..., None]
     """Gets the engine, the step, and the result of another stage."""
     takes: Key | None
@@ -44,7 +44,7 @@ class Task(NamedTuple):
 class Move(NamedTuple):
     """A send or a receive."""
 
-    step: Step
+    step: ProgramStep
     sends: bool
     back: bool
     """Whether a gradient goes."""
@@ -54,20 +54,20 @@ class Move(NamedTuple):
     """What is sent, or becomes ready."""
 
 
-def moves_of(program: Sequence[Step]) -> dict[int, Move]:
+def find_moves(program: Sequence[ProgramStep]) -> dict[int, Move]:
     """The transfers of a program by place."""
     found = {}
     for place, step in enumerate(program):
         spec = KINDS[step.kind]
         if step.kind in TRANSFER_KINDS:
             there = step.stage + spec.away
-            back = way_of(step)
+            back = is_backward(step)
             key = (back, there if spec.sends else step.stage, step.unit)
             found[place] = Move(step, spec.sends, back, max(step.stage, there), key)
     return found
 
 
-def taken_of(plan: Plan, rank: int) -> dict[Key, int]:
+def first_uses(plan: ExecutionPlan, rank: int) -> dict[Key, int]:
     """Where a rank's program first computes with the result of another stage."""
     found: dict[Key, int] = {}
     for place, step in enumerate(plan.programs[rank]):
@@ -77,16 +77,16 @@ def taken_of(plan: Plan, rank: int) -> dict[Key, int]:
     return found
 
 
-def answered_of(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:
+def find_answers(plan: ExecutionPlan, rank: int) -> dict[int, tuple[int, int]]:
     """What a rank knows when a receive is over: its peer computed with what was sent before.
 
     By place of the receive: the peer, and how many sends to it are over for certain.
     """
-    moves = moves_of(plan.programs[rank])
+    moves = find_moves(plan.programs[rank])
     found = {}
     for peer in {move.step.peer for move in moves.values()}:
-        taken = taken_of(plan, peer)
-        sent = {move.key: place for place, move in moves_of(plan.programs[peer]).items()
+        taken = first_uses(plan, peer)
+        sent = {move.key: place for place, move in find_moves(plan.programs[peer]).items()
                 if move.sends and move.step.peer == rank}  # fmt: skip
         to_peer = [m.key for m in moves.values() if m.sends and m.step.peer == peer]
         used = [taken.get(key, len(plan.programs[peer])) for key in to_peer]
@@ -98,8 +98,8 @@ def answered_of(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:
     return found
 
 
-def tasks_of(
-    plan: Plan, rank: int, handlers: Mapping[Kind, Callable[..., None]]
+def make_tasks(
+    plan: ExecutionPlan, rank: int, handlers: Mapping[Kind, Callable[..., None]]
 ) -> list[range | list[Task]]:
     """What a rank does, one after the other: transfers to post together, or tasks of one group.
 
@@ -130,17 +130,17 @@ def tasks_of(
     return [
         range(first, end) if program[first].kind in TRANSFER_KINDS
         else [task(place) for place in range(first, end)]
-        for first, end in groups_of(program)
+        for first, end in group_bounds(program)
     ]  # fmt: skip
 
 
-def way_of(step: Step) -> bool:
+def is_backward(step: ProgramStep) -> bool:
     """Which way a transfer goes: what is received from the stage before is a forward's."""
     spec = KINDS[step.kind]
     return FORWARD if (spec.away < 0) == spec.receives else BACKWARD
 
 
-def groups_of(program: list[Step]) -> Iterator[tuple[int, int]]:
+def group_bounds(program: list[ProgramStep]) -> Iterator[tuple[int, int]]:
     """Begin and end of what is done together: contiguous transfers, groups, single actions."""
     index = 0
     while index < len(program):

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import Kind, Need, Of
-from debubble.torch.data.batch import IGNORED, Batch
-from debubble.torch.engine.plan import Plan, Step
+from debubble.torch.data.batch import IGNORED, StepData
+from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 from debubble.torch.errors import RunError
-from debubble.torch.models.shard_output_layer import Rows
-from debubble.torch.ranks.process_group import Tag, Team
+from debubble.torch.models.shard_output_layer import OutputRows
+from debubble.torch.ranks.process_group import Ranks, Tag
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -69,15 +69,15 @@ class Known:
 class Shard:
     """One rank's rows of the output layer."""
 
-    def __init__(self, team: Team, rows: Rows) -> None:
-        self.team, self.rows = team, rows
-        self._ranks = range(team.size)
-        self._others = [rank for rank in self._ranks if rank != team.rank]
+    def __init__(self, ranks: Ranks, rows: OutputRows) -> None:
+        self.ranks, self.rows = ranks, rows
+        self._ranks = range(ranks.size)
+        self._others = [rank for rank in self._ranks if rank != ranks.rank]
         self.losses: dict[int, Tensor] = {}
         """On the rank of the last stage, the loss of every microbatch."""
         self._sending: list[tuple[Any, Tensor]] = []
 
-    def follow(self, plan: Plan) -> None:
+    def follow(self, plan: ExecutionPlan) -> None:
         """Take part in a schedule."""
         schedule = plan.lowered
         self._last = schedule.stages - 1
@@ -85,7 +85,7 @@ class Shard:
         self._once = schedule.vocabulary == 2
         self._programs = plan.programs
 
-    def start(self, batch: Batch, training: bool) -> None:
+    def start(self, batch: StepData, training: bool) -> None:
         """Begin a step."""
         self._batch = batch
         self.losses.clear()
@@ -101,7 +101,7 @@ class Shard:
     def finish(self) -> None:
         """Wait until everything is sent."""
         for work, _ in self._sending:
-            work.wait(self.team.timeout)
+            work.wait(self.ranks.timeout)
         self._sending.clear()
 
     def given(self, unit: int, hidden: Tensor) -> None:
@@ -114,13 +114,13 @@ class Shard:
                 f"the output layer gets {list(hidden.shape)}; with the layer sharded, target is a "
                 f"tensor of token numbers of shape {list(hidden.shape[:-1])}"
             )
-        known = Known(tuple(hidden.shape), hidden.dtype, target.flatten().to(self.team.device))
+        known = Known(tuple(hidden.shape), hidden.dtype, target.flatten().to(self.ranks.device))
         self._about[unit] = known
         row = [DTYPES.index(known.dtype), len(known.shape), *known.shape]
         header = torch.tensor(row + [0] * (HEADER - len(row)))
         for tensor in (header, known.target, hidden):
             self._send(tensor, self._others)
-        self._known[HIDDEN, self.team.rank, unit] = hidden
+        self._known[HIDDEN, self.ranks.rank, unit] = hidden
 
     def wait_for(self, need: Need, unit: int) -> None:
         """What a pass, or a backward of the last stage, waits for: a row of the table of kinds."""
@@ -161,8 +161,8 @@ class Shard:
         weight, bias = self.rows.weight, self.rows.bias
         with torch.no_grad():
             # The largest exponential of the rank is that of the whole but for the factor.
-            sums = self._known[SUMS, self.team.rank, unit]
-            part = passed.powers * (factors[self.team.rank] / sums[1])[:, None]
+            sums = self._known[SUMS, self.ranks.rank, unit]
+            part = passed.powers * (factors[self.ranks.rank] / sums[1])[:, None]
             part.scatter_add_(1, passed.place[:, None], -passed.own)
             part *= self._scales(unit)
             if not self._once:
@@ -188,7 +188,7 @@ class Shard:
         return whole.view(about.shape).to(about.dtype)
 
     def evaluate(
-        self, hidden: Mapping[int, Any], batch: Batch
+        self, hidden: Mapping[int, Any], batch: StepData
     ) -> tuple[dict[int, Tensor], dict[int, Any]]:
         """Losses of microbatches, and nothing in place of logits, of which nobody has all."""
         for unit in range(len(batch.weights)):
@@ -196,7 +196,7 @@ class Shard:
                 self.given(unit, hidden[unit])
             self._receive(HIDDEN, self._home, unit)
             self.first_pass(unit)
-            if self.team.rank == self._home:
+            if self.ranks.rank == self._home:
                 for rank in self._ranks:
                     self._receive(SUMS, rank, unit)
                 self.losses[unit] = self._mean(unit, self._softmax(unit)[1])
@@ -225,7 +225,7 @@ class Shard:
         whole = parts.sum(0)
         return parts / whole, whole.log() + top - found.sum(0)
 
-    def _mail(self, program: Sequence[Step], training: bool) -> Iterator[tuple[str, int]]:
+    def _mail(self, program: Sequence[ProgramStep], training: bool) -> Iterator[tuple[str, int]]:
         """What another rank sends here, in the order in which it does."""
         if not training:
             units = sorted({step.unit for step in program if step.kind == Kind.S})
@@ -234,7 +234,7 @@ class Shard:
                     yield HIDDEN, unit
                 yield SUMS, unit
             return
-        backwards = self.team.rank == self._home
+        backwards = self.ranks.rank == self._home
         for step in program:
             if step.kind == Kind.F and step.stage == self._last:
                 yield HIDDEN, step.unit
@@ -246,16 +246,18 @@ class Shard:
                 yield GRADIENT, step.unit
 
     def _tell(self, what: str, unit: int, tensor: Tensor, ranks: Sequence[int]) -> None:
-        if what == SUMS or self.team.rank == self._home:
-            self._known[what, self.team.rank, unit] = tensor
-        self._send(tensor, [rank for rank in ranks if rank != self.team.rank])
+        if what == SUMS or self.ranks.rank == self._home:
+            self._known[what, self.ranks.rank, unit] = tensor
+        self._send(tensor, [rank for rank in ranks if rank != self.ranks.rank])
 
     def _send(self, tensor: Tensor, ranks: Sequence[int]) -> None:
         # By way of the host: on one stream of NCCL, what two ranks send each other in different
         # orders would wait for each other.
         wire = tensor.to("cpu").contiguous()
         self._sending = [entry for entry in self._sending if not entry[0].is_completed()]
-        self._sending += [(self.team.link.send(wire, rank, Tag.VOCABULARY), wire) for rank in ranks]
+        self._sending += [
+            (self.ranks.channel.send(wire, rank, Tag.VOCABULARY), wire) for rank in ranks
+        ]
 
     def _receive(self, what: str, source: int, unit: int) -> None:
         """Take what a rank sends until the wanted is there."""
@@ -270,18 +272,18 @@ class Shard:
             else:
                 shape, dtype = self._shape(kind, number), self.rows.weight.dtype
             buffer = self._buffer(source, shape, dtype)
-            self._known[kind, source, number] = buffer.to(self.team.device)
+            self._known[kind, source, number] = buffer.to(self.ranks.device)
 
     def _learn(self, source: int) -> Known:
         header = self._buffer(source, (HEADER,), torch.int64).tolist()
         shape, dtype = tuple(header[2 : 2 + header[1]]), DTYPES[header[0]]
         tokens = torch.Size(shape[:-1]).numel()
         target = self._buffer(source, (tokens,), torch.int64)
-        return Known(shape, dtype, target.to(self.team.device))
+        return Known(shape, dtype, target.to(self.ranks.device))
 
     def _buffer(self, source: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         buffer = torch.empty(*shape, dtype=dtype)
-        return self.team.link.receive(buffer, source, Tag.VOCABULARY)
+        return self.ranks.channel.receive(buffer, source, Tag.VOCABULARY)
 
     def _shape(self, what: str, unit: int) -> tuple[int, ...]:
         about = self._about.get(unit)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from debubble.torch.data.tree import Leaf, Spec
-from debubble.torch.engine.plan import Step
+from debubble.torch.data.tree import Leaf, TreeForm
+from debubble.torch.engine.plan import ProgramStep
 from debubble.torch.errors import RunError
-from debubble.torch.ranks.process_group import Link, Tag, Team, as_bytes, from_bytes
+from debubble.torch.ranks.process_group import Channel, Ranks, Tag, as_bytes, from_bytes
 
 
 class Boundary(NamedTuple):
@@ -36,9 +36,9 @@ class Boundary(NamedTuple):
 class Arrival:
     """Tensors that are to come."""
 
-    step: Step
+    step: ProgramStep
     """The receive."""
-    spec: Spec | None
+    spec: TreeForm | None
     """None while it comes with the tensors."""
     tensors: list[Tensor] = field(default_factory=list)
     works: list[Any] = field(default_factory=list)
@@ -52,11 +52,11 @@ class Wire:
     Transfers of a directed pair of ranks meet in the order in which they are posted.
     """
 
-    def __init__(self, team: Team) -> None:
-        self.team = team
-        self.specs: dict[Boundary, Spec] = {}
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.specs: dict[Boundary, TreeForm] = {}
         """Forms that were learned in earlier steps."""
-        self._new: dict[Boundary, Spec] = {}
+        self._new: dict[Boundary, TreeForm] = {}
         """Forms of this step."""
         self._sending: dict[int, deque[tuple[list[Any], list[Tensor]]]] = {}
         """By peer: what is under way, oldest first."""
@@ -66,7 +66,7 @@ class Wire:
         self._batches: list[tuple[int, list[Any]]] = []
         """Where the program posted what no host has waited for, and its works."""
 
-    def check(self, boundary: Boundary, spec: Spec) -> None:
+    def check(self, boundary: Boundary, spec: TreeForm) -> None:
         """Compare what a stage returned with what it returned before for such an input.
 
         Raises RunError when it differs, with both.
@@ -84,8 +84,8 @@ class Wire:
     def post(
         self,
         place: int,
-        sends: Sequence[tuple[Step, Boundary, Sequence[Tensor], bool]],
-        receives: Sequence[tuple[Step, Boundary, bool]],
+        sends: Sequence[tuple[ProgramStep, Boundary, Sequence[Tensor], bool]],
+        receives: Sequence[tuple[ProgramStep, Boundary, bool]],
     ) -> list[Arrival]:
         """Post a group of sends and receives.
 
@@ -97,14 +97,14 @@ class Wire:
         begun: list[tuple[list[Any], int, int]] = []
         """Where works go; begin and end of their operations."""
         for step, boundary, tensors, back in sends:
-            parts = [tensor.detach().to(self.team.wire).contiguous() for tensor in tensors]
+            parts = [tensor.detach().to(self.ranks.wire).contiguous() for tensor in tensors]
             works: list[Any] = []
             if back or boundary in self.specs:
                 begun.append((works, len(operations), len(operations) + len(parts)))
                 operations += [(True, part, step.peer) for part in parts]
             else:
                 parts = self._told(step, boundary, parts)
-                works += [self.team.link.send(part, step.peer, Tag.FORMS) for part in parts]
+                works += [self.ranks.channel.send(part, step.peer, Tag.FORMS) for part in parts]
             self._sending.setdefault(step.peer, deque()).append((works, parts))
         arrivals = []
         for step, boundary, back in receives:
@@ -131,7 +131,7 @@ class Wire:
             works, _ = sending[0]
             # Batches run in turn, and that of the answer, which is over, was not posted before that
             # of the send: on a GPU this adds no wait to the stream.
-            self.team.wait(works)
+            self.ranks.wait(works)
             sending.popleft()
             gone += 1
         self._gone[peer] = gone
@@ -140,10 +140,10 @@ class Wire:
         """Wait for tensors."""
         if arrival.spec is None:
             self._drain(arrival)
-        self.team.wait(arrival.works)
-        if self.team.wire == self.team.device:
+        self.ranks.wait(arrival.works)
+        if self.ranks.wire == self.ranks.device:
             return arrival.tensors
-        return [tensor.to(self.team.device) for tensor in arrival.tensors]
+        return [tensor.to(self.ranks.device) for tensor in arrival.tensors]
 
     def finish(self, at: Callable[[int], None]) -> None:
         """Wait until everything is sent; what was learned is known from now on.
@@ -158,11 +158,11 @@ class Wire:
         for place, works in self._batches:
             at(place)
             for work in works:
-                work.wait(self.team.timeout)
+                work.wait(self.ranks.timeout)
         self._batches.clear()
         for sending in self._sending.values():
             for works, _ in sending:
-                self.team.wait(works)
+                self.ranks.wait(works)
         self._sending.clear()
         self._gone.clear()
         if self._new:
@@ -173,11 +173,11 @@ class Wire:
         """Learn all forms anew."""
         self.specs.clear()
 
-    def _spec(self, boundary: Boundary) -> Spec:
+    def _spec(self, boundary: Boundary) -> TreeForm:
         return self.specs.get(boundary) or self._new[boundary]
 
     def _buffers(self, leaves: Sequence[Leaf]) -> list[Tensor]:
-        wire = self.team.wire
+        wire = self.ranks.wire
         return [torch.empty(leaf.shape, dtype=leaf.dtype, device=wire) for leaf in leaves]
 
     def _start(
@@ -186,8 +186,8 @@ class Wire:
         operations: list[tuple[bool, Tensor, int]],
         begun: list[tuple[list[Any], int, int]],
     ) -> None:
-        if self.team.batched:
-            group = self.team.group
+        if self.ranks.batched:
+            group = self.ranks.group
             calls = {True: dist.isend, False: dist.irecv}
             one: list[Any] = dist.batch_isend_irecv(
                 [dist.P2POp(calls[sends], part, group=group, group_peer=peer)
@@ -197,23 +197,23 @@ class Wire:
                 works += one
             self._batches.append((place, one))
             return
-        call = {True: self.team.link.send, False: self.team.link.begin}
+        call = {True: self.ranks.channel.send, False: self.ranks.channel.begin}
         found = [call[sends](part, peer, Tag.TENSORS) for sends, part, peer in operations]
         for works, begin, end in begun:
             works += found[begin:end]
 
-    def _told(self, step: Step, boundary: Boundary, parts: Sequence[Tensor]) -> list[Tensor]:
+    def _told(self, step: ProgramStep, boundary: Boundary, parts: Sequence[Tensor]) -> list[Tensor]:
         """Tensors with their form, which the peer does not know yet: for the control group."""
         return [*packed((str(step), self._new[boundary])), *(part.to("cpu") for part in parts)]
 
     def _drain(self, wanted: Arrival) -> None:
         """Take what a peer told, up to the wanted."""
-        link = self.team.link
+        channel = self.ranks.channel
         coming = self._coming[wanted.step.peer]
         while wanted.spec is None:
             boundary, arrival = coming.popleft()
             step = arrival.step
-            found, spec = unpacked(link, step.peer)
+            found, spec = unpacked(channel, step.peer)
             if found != str(step.other_end):
                 raise RunError(
                     f"{step} got {found} from rank {step.peer} in place of {step.other_end}"
@@ -221,11 +221,11 @@ class Wire:
             arrival.spec = self._new[boundary] = spec
             for leaf in spec.tensors:
                 part = torch.empty(leaf.shape, dtype=leaf.dtype)
-                link.receive(part, step.peer, Tag.FORMS)
-                arrival.tensors.append(part.to(self.team.wire))
+                channel.receive(part, step.peer, Tag.FORMS)
+                arrival.tensors.append(part.to(self.ranks.wire))
 
 
-def _check_constants(stage: int, spec: Spec) -> None:
+def _check_constants(stage: int, spec: TreeForm) -> None:
     """Refuse what cannot go to another rank, or cannot be compared with that of the next one."""
     for leaf in spec.leaves:
         if isinstance(leaf, Leaf):
@@ -251,7 +251,7 @@ def packed(thing: Any) -> tuple[Tensor, Tensor]:
     return torch.tensor([row.numel()]), row
 
 
-def unpacked(link: Link, peer: int) -> Any:
+def unpacked(channel: Channel, peer: int) -> Any:
     """Receive what :func:`packed` gave."""
-    size = link.receive(torch.empty(1, dtype=torch.int64), peer, Tag.FORMS)
-    return from_bytes(link.receive(torch.empty(int(size), dtype=torch.uint8), peer, Tag.FORMS))
+    size = channel.receive(torch.empty(1, dtype=torch.int64), peer, Tag.FORMS)
+    return from_bytes(channel.receive(torch.empty(int(size), dtype=torch.uint8), peer, Tag.FORMS))

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import parse_costs, save_costs
-from debubble.torch.autograd.saved_tensors import Saved, held_by, storages
+from debubble.torch.autograd.saved_tensors import SavedTensors, parameters_and_buffers, storages
 from debubble.torch.data.tree import differentiable, moved_to
 from debubble.torch.measure.meters import Flops, Stopwatch
-from debubble.torch.measure.single_stage import Part, layer_parts, mapped, tensors_of
-from debubble.torch.measure.stage_measures import Spread, StageMeasures, costs_of, table
-from debubble.torch.models.modules import custom_function, saving_seen, why_whole
+from debubble.torch.measure.single_stage import SingleStage, layer_parts, mapped, tensors_of
+from debubble.torch.measure.stage_measures import Quartiles, StageMeasures, costs_of, table
+from debubble.torch.models.modules import custom_function, reason_fused, saving_seen
 
 STEPS, WARM_UP = 20, 3
 
@@ -130,7 +130,7 @@ def profile(
             args, given, target = moved_to((args, dict(kwargs or {}), y), place)
             if number:
                 args = mapped(args, lambda t: t.detach().requires_grad_(differentiable(t)))
-            part = Part(module, args, given, _loss(loss_fn, target) if last else None)
+            part = SingleStage(module, args, given, _loss(loss_fn, target) if last else None)
             measures = _measured(part, steps, place)
             if layers and "compiled" not in measures.fused:
                 inner = tuple(
@@ -145,11 +145,11 @@ def profile(
 
 
 def _measured(
-    part: Part, steps: int, device: torch.device, fused: str | None = None
+    part: SingleStage, steps: int, device: torch.device, fused: str | None = None
 ) -> StageMeasures:
     """Everything about a stage, or a layer of one whose backward is known to be fused or not."""
     if fused is None:
-        fused = why_whole(part.module) or _fused(part)
+        fused = reason_fused(part.module) or _fused(part)
     flops = _flops(part) if fused in ("", CHECKPOINTED) else {}
     fused = _with_flops(fused, flops)
     times = _times(part, steps, device, not fused)
@@ -160,7 +160,7 @@ def _measured(
     return replace(measures, split=NO_INPUTS if whole else _verdict(times, flops, fused))
 
 
-def _fused(part: Part) -> str:
+def _fused(part: SingleStage) -> str:
     """Why the backward is one piece, by the first forward or by trying."""
     with saving_seen() as seen:
         done = part.forward(split=True)
@@ -193,7 +193,7 @@ def _with_flops(fused: str, flops: Mapping[str, int]) -> str:
 NO_INPUTS = "W does the whole backward, and I nothing: its input wants no gradient"
 
 
-def _verdict(times: Mapping[str, Spread], flops: Mapping[str, int], fused: str) -> str:
+def _verdict(times: Mapping[str, Quartiles], flops: Mapping[str, int], fused: str) -> str:
     """Whether splitting the backward pays, in words."""
     if fused:
         return f"I and W do not pay apart: {fused}"
@@ -207,7 +207,9 @@ def _verdict(times: Mapping[str, Spread], flops: Mapping[str, int], fused: str) 
     return f"splitting pays: {done} take {ratio:.2f} of its time; {share}"
 
 
-def _times(part: Part, steps: int, device: torch.device, split: bool) -> dict[str, Spread]:
+def _times(
+    part: SingleStage, steps: int, device: torch.device, split: bool
+) -> dict[str, Quartiles]:
     watch = Stopwatch(device)
     samples: dict[str, list[float]] = {kind: [] for kind in ("FBIW" if split else "FB")}
     gradients = part.forward().gradients()
@@ -230,10 +232,10 @@ def _times(part: Part, steps: int, device: torch.device, split: bool) -> dict[st
         if step >= WARM_UP:
             for values, time in zip(samples.values(), whole + halves, strict=True):
                 values.append(time)
-    return {kind: Spread.of(values) for kind, values in samples.items()}
+    return {kind: Quartiles.of(values) for kind, values in samples.items()}
 
 
-def _flops(part: Part) -> dict[str, int]:
+def _flops(part: SingleStage) -> dict[str, int]:
     """FLOPs of B, I and W; those of B with the gradients that I computes, too."""
     with Flops() as counter:
         done = part.forward(split=True)
@@ -251,9 +253,9 @@ def _flops(part: Part) -> dict[str, int]:
     return {"B": B, "I": I, "W": W}
 
 
-def _bytes(part: Part, split: bool) -> dict[str, Any]:
+def _bytes(part: SingleStage, split: bool) -> dict[str, Any]:
     """Bytes of one microbatch more than there are: what two of them share is counted for none."""
-    saved = Saved(held_by(part.module))
+    saved = SavedTensors(parameters_and_buffers(part.module))
     with saved.watch():
         before = part.forward(split=split, own=True)
         saved.share(before.args)
@@ -275,7 +277,7 @@ def _bytes(part: Part, split: bool) -> dict[str, Any]:
     return sizes
 
 
-def _peak(part: Part, device: torch.device) -> int | None:
+def _peak(part: SingleStage, device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from debubble.torch.autograd.splitter import Branches, Splitter, backward_weight
 from debubble.torch.data.losses import added_losses
 from debubble.torch.data.tree import differentiable
-from debubble.torch.models.layers import layers_of
+from debubble.torch.models.layers import find_layers
 
 
 @dataclass(frozen=True)
-class Part:
+class SingleStage:
     """A stage, or one of its layers, with what it is called with."""
 
     module: nn.Module
@@ -51,7 +51,7 @@ class Part:
 
 
 @dataclass
-class Rest:
+class WeightWork:
     """Work that I leaves to W: branches of the graph, or all of it where I has nothing to do."""
 
     branches: list[Branches]
@@ -100,28 +100,28 @@ class Forward:
         self.roots.clear()
         self.result = None
 
-    def backward_input(self, gradients: Sequence[Tensor]) -> Rest:
+    def backward_input(self, gradients: Sequence[Tensor]) -> WeightWork:
         """I, and the rest."""
-        rest = Rest([])
+        rest = WeightWork([])
         if self.roots and self.inputs:
             _, rest.branches = self.splitter.backward_input(self.roots, gradients, self.inputs)
         elif self.roots:
-            rest = Rest([], list(self.roots), list(gradients))
+            rest = WeightWork([], list(self.roots), list(gradients))
         self.roots.clear()
         self.result = None
         return rest
 
 
-def layer_parts(part: Part) -> list[Part]:
+def layer_parts(part: SingleStage) -> list[SingleStage]:
     """The layers of a stage, each with what it is called with."""
-    layers = layers_of(part.module)
-    called: dict[nn.Module, Part] = {}
+    layers = find_layers(part.module)
+    called: dict[nn.Module, SingleStage] = {}
     calls = 0
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal calls
         calls += 1
-        called[module] = Part(module, *mapped((args, kwargs), leaf_of))
+        called[module] = SingleStage(module, *mapped((args, kwargs), leaf_of))
 
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     try:

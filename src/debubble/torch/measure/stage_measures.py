@@ -18,7 +18,7 @@ DIGITS = 6
 
 
 @dataclass(frozen=True)
-class Spread:
+class Quartiles:
     """Quartiles of a time in milliseconds."""
 
     lower: float
@@ -31,7 +31,7 @@ class Spread:
         return (self.upper - self.lower) / self.median if self.median else 0.0
 
     @classmethod
-    def of(cls, samples: Sequence[float]) -> Spread:
+    def of(cls, samples: Sequence[float]) -> Quartiles:
         """Those of some samples, at least one."""
         if len(samples) == 1:
             return cls(samples[0], samples[0], samples[0])
@@ -42,7 +42,7 @@ class Spread:
 class StageMeasures:
     """What one stage, or one layer of it, takes for one microbatch."""
 
-    times: Mapping[str, Spread]
+    times: Mapping[str, Quartiles]
     """Of F, I, W and B, as far as measured, in milliseconds."""
     saved: int | None = None
     """Bytes that stay from F to B: what autograd saves, and the inputs."""
@@ -199,7 +199,7 @@ def table(stages: Sequence[StageMeasures]) -> str:
     return "\n".join(lines)
 
 
-def _with_quartiles(spread: Spread | None) -> str:
+def _with_quartiles(spread: Quartiles | None) -> str:
     if spread is None:
         return "–"
     return f"{spread.median:.3g} ({spread.lower:.3g}–{spread.upper:.3g})"

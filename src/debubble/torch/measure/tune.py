@@ -197,7 +197,7 @@ def tune(
             found = _search(pipe.schedule, measured, memory, time_limit, costs is not None)
         except DebubbleError as error:
             found = error
-    found, measured, memory = pipe._team.link.gather((found, measured, memory))[0]
+    found, measured, memory = pipe._team.channel.gather((found, measured, memory))[0]
     if isinstance(found, DebubbleError):
         raise found
     assert found is not None, "rank 0 has found something"
@@ -288,4 +288,4 @@ def _compare(pipe: Pipeline, found: Schedule, run: Callable[[], Any]) -> float:
         scale = max((float(each.abs().max()) for each in (a, b) if each.numel()), default=0.0)
         if scale:
             largest = torch.maximum(largest, (a - b).abs().max() / scale)
-    return float(pipe._team.link.sum(largest, largest=True))
+    return float(pipe._team.channel.sum(largest, largest=True))

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.interchange.files import is_function
+from debubble.interchange.python_file import load_function, split_target
 
 VOCABULARY, WIDTH, HEADS, TOKENS, ROWS = 61, 32, 4, 24, 2
 """Sizes of gpt-tiny: a microbatch is `ROWS` sequences of `TOKENS` tokens."""
@@ -37,7 +39,7 @@ class Model:
     tuple or list as input becomes the first stage's arguments."""
 
 
-class Attention(nn.Module):
+class CausalAttention(nn.Module):
     """Causal self-attention that can start in the middle of a sequence."""
 
     def __init__(self) -> None:
@@ -64,7 +66,7 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attention = Attention()
+        self.attention = CausalAttention()
         self.mlp = nn.Sequential(
             nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
         )
@@ -131,12 +133,23 @@ MODELS: dict[str, Callable[[int], Model]] = {"gpt-tiny": gpt_tiny, "mlp": mlp}
 
 
 def build(model: str | Callable[..., Any], stages: int) -> Model:
-    """A model in stages; the same every time.
+    """Build a model in stages, from the same random numbers every time.
 
-    It is ``"gpt-tiny"``, ``"mlp"``, or a function of the number of stages that returns a
-    :class:`Model` or its three parts. Raises ParameterError when there is no such model, or a
-    function returns something else.
+    Parameters
+    ----------
+    model
+        ``"gpt-tiny"``, ``"mlp"``, ``"file.py:function"``, or a function of the number of stages
+        that returns a :class:`Model` or its three parts.
+    stages
+        Number of stages.
+
+    Raises
+    ------
+    ParameterError
+        When there is no such model, or a function returns something else.
     """
+    if isinstance(model, str) and is_function(model):
+        model = load_function(*split_target(model))
     if isinstance(model, str):
         if model not in MODELS:
             raise ParameterError(

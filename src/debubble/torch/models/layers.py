@@ -26,7 +26,7 @@ class NoPositions(nn.Module):
         return position_ids.new_zeros(())
 
 
-def layers_of(stage: nn.Module) -> list[nn.Module]:
+def find_layers(stage: nn.Module) -> list[nn.Module]:
     """The layers of a stage in order, none where it has no list of them.
 
     A list is a ``Sequential``, or an attribute called `layers`, `h` or `blocks` that is a

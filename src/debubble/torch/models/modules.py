@@ -73,7 +73,7 @@ def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
                 part.reshard()
 
 
-def why_whole(module: nn.Module) -> str:
+def reason_fused(module: nn.Module) -> str:
     """Why the backward of a module cannot be split; empty when nothing is seen against it."""
     parts = list(module.modules())
     if any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts):
@@ -129,7 +129,7 @@ def custom_function(roots: Sequence[Tensor]) -> str:
     return ""
 
 
-def why_not_split(seen: Sequence[str], roots: Sequence[Tensor]) -> str:
+def reason_not_split(seen: Sequence[str], roots: Sequence[Tensor]) -> str:
     """Why a backward cannot be split, by its first forward; empty when nothing is against it.
 
     That are the hooks which :func:`saving_seen` saw, and the graph behind what the forward made.

@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.torch.ranks.process_group import Team
+from debubble.torch.ranks.process_group import Ranks
 
 LAYERS = ("output", "lm_head")
 """What the last stage may call its output layer."""
 
 
-class Rows(nn.Module):
+class OutputRows(nn.Module):
     """Some rows of an output layer."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, first: int) -> None:
@@ -32,30 +32,30 @@ class Rows(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-def take_rows(
+def shard_output_layer(
     modules: Mapping[int, nn.Module],
     schedule: Schedule,
-    team: Team,
+    ranks: Ranks,
     loss_fn: Callable[[Any, Any], Tensor],
-) -> tuple[str, Rows]:
+) -> tuple[str, OutputRows]:
     """Scatter the last stage's output layer: its name there, and this rank's rows of it.
 
     All ranks take part. The stage is left without: it returns what the layer would get. Raises
     ParameterError on every rank when there is no such layer or the loss is no cross-entropy.
     """
     last = schedule.stages - 1
-    parts: list[Any] = [None] * team.size
+    parts: list[Any] = [None] * ranks.size
     if last in modules:
         try:
-            parts = _cut(modules[last], team.size, loss_fn)
+            parts = _cut(modules[last], ranks.size, loss_fn)
         except ParameterError as error:
-            parts = [str(error)] * team.size
-    found = team.link.gather(parts)[schedule.placement.table[0][last]][team.rank]
+            parts = [str(error)] * ranks.size
+    found = ranks.channel.gather(parts)[schedule.placement.table[0][last]][ranks.rank]
     if isinstance(found, str):
         raise ParameterError(found)
     name, weight, bias, first, trains = found
-    rows = Rows(
-        weight.to(team.device).clone(), None if bias is None else bias.to(team.device).clone(),
+    rows = OutputRows(
+        weight.to(ranks.device).clone(), None if bias is None else bias.to(ranks.device).clone(),
         first,
     ).requires_grad_(trains)  # fmt: skip
     if last in modules:

@@ -23,7 +23,7 @@ def is_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
     return loaded is not None and isinstance(module, loaded.FSDPModule)
 
 
-def is_spread(tensor: Tensor) -> TypeGuard[DTensor]:
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether a tensor is a ``DTensor``, of which each rank has a part."""
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(tensor, loaded.DTensor)
@@ -33,5 +33,5 @@ def replica_groups(module: nn.Module) -> list[dist.ProcessGroup]:
     """The groups over which gradients of a stage are averaged, one after the other; [] for none."""
     if isinstance(module, DistributedDataParallel):
         return [module.process_group]
-    spread = next((weight for weight in module.parameters() if is_spread(weight)), None)
+    spread = next((weight for weight in module.parameters() if is_dtensor(weight)), None)
     return [] if spread is None else list(spread.device_mesh.get_all_groups())

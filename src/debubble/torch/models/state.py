@@ -10,11 +10,11 @@ from torch import nn
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.torch.models.modules import bare, bare_name
 
-Named = Iterable[tuple[str, nn.Module]]
+NamedModules = Iterable[tuple[str, nn.Module]]
 """Modules with what their names begin with."""
 
 
-def named_parameters(modules: Named) -> Iterator[tuple[str, nn.Parameter]]:
+def named_parameters(modules: NamedModules) -> Iterator[tuple[str, nn.Parameter]]:
     """Every parameter once."""
     seen: set[int] = set()
     for prefix, module in modules:
@@ -24,7 +24,7 @@ def named_parameters(modules: Named) -> Iterator[tuple[str, nn.Parameter]]:
                 yield f"{prefix}.{bare_name(name)}", weight
 
 
-def state_of(modules: Named) -> dict[str, Any]:
+def state_of(modules: NamedModules) -> dict[str, Any]:
     """Parameters and buffers."""
     return {
         f"{prefix}.{bare_name(name)}": value
@@ -33,7 +33,7 @@ def state_of(modules: Named) -> dict[str, Any]:
     }
 
 
-def load_state(modules: Named, state: Mapping[str, Any]) -> None:
+def load_state(modules: NamedModules, state: Mapping[str, Any]) -> None:
     """Take parameters and buffers; `state` may have more.
 
     Raises ParameterError when one is missing, or has another shape.

@@ -18,17 +18,17 @@ from torch.utils import _pytree as pytree
 from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS
-from debubble.torch.data.batch import Batch, Forwarded
-from debubble.torch.data.losses import added_losses, nothing_of, single
-from debubble.torch.engine.plan import Plan
+from debubble.torch.data.batch import ForwardResult, StepData
+from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
+from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.recorder import Recorder
 from debubble.torch.engine.tasks import sleep_until
 from debubble.torch.errors import RunError
-from debubble.torch.models.modules import saving_seen, why_not_split
+from debubble.torch.models.modules import reason_not_split, saving_seen
 from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
 from debubble.torch.pytorch.runtime import PyTorchRuntime, receive_policy
-from debubble.torch.ranks.watch import State, Watch
-from debubble.torch.setup import Setup
+from debubble.torch.ranks.watch import RankState, Watch
+from debubble.torch.setup import EngineSetup
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class PyTorchEngine:
         When PyTorch cannot run the schedule as it says, see :func:`not_for_pytorch`.
     """
 
-    setup: Setup
+    setup: EngineSetup
     """What to run, on what."""
     watch: Watch
     """Is told where this rank is."""
@@ -51,16 +51,16 @@ class PyTorchEngine:
 
     def __post_init__(self) -> None:
         setup = self.setup
-        schedule, team = setup.schedule, setup.team
+        schedule, ranks = setup.schedule, setup.ranks
         reason = not_for_pytorch(schedule)
         if reason:
             raise ParameterError(
                 f"PyTorch's runtime cannot run '{schedule.name}': {reason}; use engine='debubble'"
             )
-        self.plan = Plan.of(schedule, self.pace, receive_policy(team.group, team.device))
-        program = self.plan.programs[team.rank]
-        self._pace, self._device = self.plan.pace_of(team.rank), team.device
-        self.recorder = Recorder(len(program), team.device)
+        self.plan = ExecutionPlan.of(schedule, self.pace, receive_policy(ranks.group, ranks.device))
+        program = self.plan.programs[ranks.rank]
+        self._pace, self._device = self.plan.pace_of(ranks.rank), ranks.device
+        self.recorder = Recorder(len(program), ranks.device)
         self._loss_fn = setup.loss_fn
         self._index = {(step.kind, step.stage, step.unit): i for i, step in enumerate(program)}
         self._units = range(schedule.microbatches)
@@ -68,7 +68,7 @@ class PyTorchEngine:
         """Receives that are posted, and not over."""
         self._free = 0
         """When the latest action was over."""
-        self._batch = Batch()
+        self._batch = StepData()
         self._losses: dict[int, Tensor] = {}
         """By unit, without their weights."""
         self._signature: int | None = None
@@ -80,7 +80,7 @@ class PyTorchEngine:
             self.plan.lowered, self._stages, self._loss, scale_grads=False
         )
 
-    def step(self, batch: Batch) -> dict[int, Tensor]:
+    def step(self, batch: StepData) -> dict[int, Tensor]:
         """Forwards and backwards; gradients are added to those of the modules' parameters."""
         if self._stages[-1].is_last and not batch.targets:
             raise ParameterError("the last stage has no target; give step() its target= there")
@@ -89,19 +89,19 @@ class PyTorchEngine:
         self.recorder.close()
         return losses
 
-    def forward(self, batch: Batch, outputs: bool) -> Forwarded:
+    def forward(self, batch: StepData, outputs: bool) -> ForwardResult:
         """Forwards only, in the order of the program."""
         last = self._stages[-1]
         last.outputs = {} if outputs and last.is_last else None
         losses = self._run(self._runtime.eval, batch)
         found, last.outputs = last.outputs or {}, None
-        return Forwarded(losses, found)
+        return ForwardResult(losses, found)
 
     @contextlib.contextmanager
     def around(self, kind: Kind, stage: int, unit: int) -> Iterator[None]:
         """Note when an action begins and ends; between actions PyTorch waits for transfers."""
         index = self._index[kind, stage, unit]
-        self.watch.position, self.watch.state = index, State.RUNNING
+        self.watch.position, self.watch.state = index, RankState.RUNNING
         self._received(Kind.RECV_F if kind == Kind.F else Kind.RECV_B, stage, unit)
         self.recorder.begin(index)
         end = time.perf_counter() + self._pace[index]
@@ -110,7 +110,7 @@ class PyTorchEngine:
             sleep_until(end, self._device)
         self.recorder.finish(index)
         self._free = time.perf_counter_ns()
-        self.watch.position, self.watch.state = index + 1, State.WAITING
+        self.watch.position, self.watch.state = index + 1, RankState.WAITING
 
     def posts(self, kind: Kind, stage: int, unit: int) -> None:
         """Note that a transfer is posted."""
@@ -130,7 +130,7 @@ class PyTorchEngine:
             self.recorder.start[index] = max(self._free, self.recorder.posted[index])
             self.recorder.end[index] = time.perf_counter_ns()
 
-    def _run(self, run: Callable[..., Any], batch: Batch) -> dict[int, Tensor]:
+    def _run(self, run: Callable[..., Any], batch: StepData) -> dict[int, Tensor]:
         self._batch = batch
         self._prepare(batch)
         self._losses = {}
@@ -153,10 +153,10 @@ class PyTorchEngine:
                 ) from None
             raise
         finally:
-            self._batch = Batch()
+            self._batch = StepData()
         return self._losses
 
-    def _prepare(self, batch: Batch) -> None:
+    def _prepare(self, batch: StepData) -> None:
         """Have the buffers of transfers made anew for inputs of another form."""
         forms = set(batch.signatures)
         if len(forms) > 1:
@@ -171,25 +171,25 @@ class PyTorchEngine:
 
     def _loss(self, output: Any, unit: Tensor) -> Tensor:
         number = int(unit)
-        loss = single(self._loss_fn(output, self._batch.targets[number]), output)
+        loss = check_loss_value(self._loss_fn(output, self._batch.targets[number]), output)
         for more in self._stages[-1].added.pop(number, ()):
             loss = loss + more
         self._losses[number] = loss.detach()
         weight = self._batch.weights[number]
-        return loss * weight if weight else nothing_of(output)
+        return loss * weight if weight else zero_of(output)
 
 
 class _Stage(PipelineStage):
     """A stage whose actions are noted, and whose backward can be one piece."""
 
     def __init__(
-        self, engine: PyTorchEngine, setup: Setup, number: int, fused: bool | None
+        self, engine: PyTorchEngine, setup: EngineSetup, number: int, fused: bool | None
     ) -> None:
-        module, team = setup.modules[number], setup.team
+        module, ranks = setup.modules[number], setup.ranks
         if isinstance(module, DistributedDataParallel):
             # Gradients of replicas are averaged once, after the step.
             module = module.module
-        super().__init__(module, number, setup.schedule.stages, team.device, group=team.group)
+        super().__init__(module, number, setup.schedule.stages, ranks.device, group=ranks.group)
         self._engine, self._tell = engine, setup.tell
         self._fused = fused
         """Whether I does the whole backward; None until a forward with a graph shows it."""
@@ -211,7 +211,7 @@ class _Stage(PipelineStage):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if decides:
             tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-            why = why_not_split(seen, [*tensors, *added])
+            why = reason_not_split(seen, [*tensors, *added])
             self._fused = bool(why)
             if why:
                 self._tell(self.stage_index, why)

@@ -37,7 +37,7 @@ from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
 from debubble.torch.errors import RunError
 from debubble.torch.models.sharded import is_sharded
-from debubble.torch.ranks.process_group import by_nccl
+from debubble.torch.ranks.process_group import uses_nccl
 
 _HAS_WAITS = "WAIT_SEND_F" in schedules._ComputationType.__members__
 """Whether sends and reductions are waited for by actions of their own."""
@@ -201,7 +201,7 @@ def with_communication(
 
 def receive_policy(group: dist.ProcessGroup | None, device: torch.device) -> ReceivePolicy:
     """Where receives stand: NCCL works off its queues in order, all else meets out of order."""
-    return "queued" if device.type == "cuda" and by_nccl(group) else "eager"
+    return "queued" if device.type == "cuda" and uses_nccl(group) else "eager"
 
 
 def forward_only(lowered: Schedule, sharded: bool) -> Schedule:

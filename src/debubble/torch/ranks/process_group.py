@@ -57,14 +57,14 @@ def from_bytes(row: Tensor) -> Any:
     return pickle.loads(row.numpy().tobytes())
 
 
-class Link:
+class Channel:
     """Connections of ranks on the host, of their own: nobody else's messages are among theirs."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         # Making a group of the world's would need all ranks of the world, or equal names of groups.
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
-        _LINKS.add(self)
+        _CHANNELS.add(self)
 
     def send(self, tensor: Tensor, peer: int, tag: Tag) -> Any:
         """Begin to send."""
@@ -130,7 +130,7 @@ class Link:
 
 
 @dataclass(frozen=True, eq=False)
-class Team:
+class Ranks:
     """The ranks of a pipeline, as one of them sees them."""
 
     rank: int
@@ -139,7 +139,7 @@ class Team:
     """How many ranks there are."""
     group: Any
     """The process group whose ranks are the schedule's; tensors on a GPU go through it."""
-    link: Link
+    channel: Channel
     """The same ranks on the host: tensors there, and what goes beside tensors."""
     device: torch.device
     """Where this rank computes."""
@@ -154,7 +154,7 @@ class Team:
     """Where these ranks, and nobody else, may write."""
 
     @classmethod
-    def of(cls, group: Any, device: Any, timeout: float) -> Team:
+    def of(cls, group: Any, device: Any, timeout: float) -> Ranks:
         """The ranks of a process group, the world's when it is None.
 
         Raises ParameterError when there is no process group.
@@ -175,7 +175,7 @@ class Team:
                 "mesh.get_group('pp')"
             )
         if device is None:
-            device = "cuda" if torch.cuda.is_available() and by_nccl(group) else "cpu"
+            device = "cuda" if torch.cuda.is_available() and uses_nccl(group) else "cpu"
         try:
             device = torch.device(device)
         except (RuntimeError, TypeError):
@@ -195,14 +195,14 @@ class Team:
         key = "debubble/" + "-".join(map(str, ranks))
         count = _COUNTS[key] = _COUNTS.get(key, 0) + 1
         store = dist.PrefixStore(f"{key}/{count}", _get_default_store())
-        link = Link(dist.PrefixStore("link", store), rank, size, limit)
-        batched = device.type == "cuda" and by_nccl(group)
+        channel = Channel(dist.PrefixStore("link", store), rank, size, limit)
+        batched = device.type == "cuda" and uses_nccl(group)
         wire = device if batched else torch.device("cpu")
         if batched:
             # The first call makes the group's communicator, which takes all ranks; transfers of
             # some of them would wait for others that wait for them.
             dist.all_reduce(torch.zeros(1, device=device), group=group)
-        return cls(rank, size, group, link, device, wire, batched, limit, store)
+        return cls(rank, size, group, channel, device, wire, batched, limit, store)
 
     def exchange(self, row: Tensor, ranks: Sequence[int]) -> list[Tensor]:
         """What each of some ranks has, in their order; `row` is this rank's."""
@@ -232,7 +232,7 @@ class Team:
     def total(self, numbers: Tensor) -> Tensor:
         """Add up what ranks have, where tensors are sent; on a GPU nobody waits for it."""
         if not self.batched:
-            return self.link.sum(numbers)
+            return self.channel.sum(numbers)
         dist.all_reduce(numbers, group=self.group)
         return numbers
 
@@ -240,20 +240,20 @@ class Team:
         """Wait for what an optimizer step waits for, see ``sync`` of a schedule."""
         norm = torch.zeros(1)
         if sync == "global":
-            self.link.sum(norm)
+            self.channel.sum(norm)
         elif sync == "post-validation":
             # The partial norm goes from rank to rank.
             if self.rank > 0:
-                self.link.receive(norm, self.rank - 1, Tag.STEPS)
+                self.channel.receive(norm, self.rank - 1, Tag.STEPS)
             if self.rank < self.size - 1:
-                self.link.send(norm, self.rank + 1, Tag.STEPS).wait(self.timeout)
+                self.channel.send(norm, self.rank + 1, Tag.STEPS).wait(self.timeout)
 
     def _start(
         self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[int, Tensor]]
     ) -> list[Any]:
         if not self.batched:
-            works = [self.link.send(row, rank, Tag.WEIGHTS) for row, rank in sends]
-            return works + [self.link.begin(part, rank, Tag.WEIGHTS) for rank, part in receives]
+            works = [self.channel.send(row, rank, Tag.WEIGHTS) for row, rank in sends]
+            return works + [self.channel.begin(part, rank, Tag.WEIGHTS) for rank, part in receives]
         calls = [dist.P2POp(dist.isend, row, group=self.group, group_peer=rank)
                  for row, rank in sends]  # fmt: skip
         calls += [dist.P2POp(dist.irecv, part, group=self.group, group_peer=rank)
@@ -262,23 +262,23 @@ class Team:
         return begun
 
 
-def by_nccl(group: Any) -> bool:
+def uses_nccl(group: Any) -> bool:
     """Whether a process group sends tensors of a GPU by NCCL."""
     return "cuda:nccl" in dist.get_backend_config(group)
 
 
-_LINKS: WeakSet[Link] = WeakSet()
+_CHANNELS: WeakSet[Channel] = WeakSet()
 
 
 @atexit.register
-def _end_links() -> None:
+def _end_channels() -> None:
     """End the threads of all links.
 
     They let go of the tensors of what is over; one that does so for the last time when there is no
     interpreter any more ends the process with SIGABRT.
     """
-    for link in _LINKS:
-        del link._gloo
+    for channel in _CHANNELS:
+        del channel._gloo
 
 
 _COUNTS: dict[str, int] = {}

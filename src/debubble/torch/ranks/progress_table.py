@@ -1,119 +1,118 @@
-"""Where every rank of a run is: noted on a board in shared memory, and told in messages."""
+"""Progress of all ranks of a run in one table, and messages about a rank that failed or hangs."""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.torch.ranks.watch import MEETS, SHOWN, WAITS, State, Watch
+from debubble.torch.ranks.watch import MEETS, SHOWN, WAITS, RankState, Watch
+
+Row: TypeAlias = NDArray[np.int64]
+Text: TypeAlias = Callable[[int, int, int], str]
+"""Words for (job, rank, position) in messages."""
 
 
-class Board:
-    """Where every rank is: shared by all processes that are forked after it was made.
+class ProgressTable:
+    """A row per rank: its job, position in the program, state, count of moves, time of failure.
 
-    Columns: the job, the position in the rank's program, the state, how often the rank has moved,
-    and when it failed.
+    Processes that open the same file share the table; without a file it is this process's own.
     """
 
     JOB, POSITION, STATE, MOVES, FAILED = range(5)
 
-    def __init__(self, ranks: int) -> None:
-        self._memory = mmap.mmap(-1, ranks * 5 * 8)
-        self.rows: NDArray[np.int64] = np.frombuffer(self._memory, dtype=np.int64).reshape(ranks, 5)
+    def __init__(self, ranks: int, path: str = "") -> None:
+        self._path = path
+        shape = (ranks, 5)
+        if path:
+            mode: Any = "r+" if Path(path).exists() else "w+"
+            self.rows: Row = np.asarray(np.memmap(path, np.int64, mode, shape=shape))
+        else:
+            self.rows = np.zeros(shape, np.int64)
 
-    def note(self, rank: int, position: int, state: State) -> None:
-        """Say where a rank is."""
+    def __reduce__(self) -> Any:
+        return ProgressTable, (len(self.rows), self._path)
+
+    def report_progress(self, rank: int, position: int, state: RankState) -> None:
+        """Note a rank's position and state."""
         row = self.rows[rank]
-        row[1], row[2] = position, state
-        row[3] += 1
+        row[self.POSITION], row[self.STATE] = position, state
+        row[self.MOVES] += 1
 
 
-Text: TypeAlias = Callable[[int, int, int], str]
-"""What (job, rank, position) is, for messages."""
+class TableWatch(Watch):
+    """Progress of this rank in a table; the run's supervisor reads it and ends all ranks."""
 
-
-class BoardWatch(Watch):
-    """Says on the board where this rank is; whoever looks there ends a world in trouble."""
-
-    def __init__(self, board: Board, rank: int) -> None:
-        self._row = board.rows[rank]
+    def __init__(self, table: ProgressTable, rank: int) -> None:
+        self._row = table.rows[rank]
 
     @property
     def position(self) -> int:
-        """Of the rank in its program."""
-        return int(self._row[Board.POSITION])
+        """Position in the rank's program."""
+        return int(self._row[ProgressTable.POSITION])
 
     @position.setter
     def position(self, value: int) -> None:
-        self._row[Board.POSITION] = value
-        self._row[Board.MOVES] += 1
+        self._row[ProgressTable.POSITION] = value
+        self._row[ProgressTable.MOVES] += 1
 
     @property
-    def state(self) -> State:
-        """What the rank does there."""
-        return State(int(self._row[Board.STATE]))
+    def state(self) -> RankState:
+        """State of the rank at this position."""
+        return RankState(int(self._row[ProgressTable.STATE]))
 
     @state.setter
-    def state(self, value: State) -> None:
-        self._row[Board.STATE] = value
+    def state(self, value: RankState) -> None:
+        self._row[ProgressTable.STATE] = value
 
-    def meet(self, link: Any, call: str) -> None:
-        """Nothing: the ranks of a run do the same."""
+    def enter(self, channel: Any, call: str) -> None:
+        """Do nothing: the ranks of a run make the same calls."""
 
     def stop(self) -> None:
-        """Nothing runs that would have to stop."""
+        """Do nothing: no thread runs."""
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step; errors go to who watches."""
-        self.position, self.state = 0, State.RUNNING
+        """Run a step; its errors go to the supervisor."""
+        self.position, self.state = 0, RankState.RUNNING
         yield
-        self.state = State.OUTSIDE
+        self.state = RankState.OUTSIDE
 
 
-def describe(rank: int, error: str, board: Board, text: Text) -> str:
-    """Which rank failed at what, and where the others were."""
-    where = _place(board.rows[rank], rank, text)
-    return f"rank {rank} {_verb(error)} {where}\n{_others(board, text, {rank})}"
+def describe_failure(rank: int, error: str, table: ProgressTable, text: Text) -> str:
+    """Return a message with the rank that failed, its action, and the actions of the others."""
+    died = error.startswith(("died", "left"))
+    verb = f"{error} at" if died else f"failed: {error}; it was at"
+    return f"rank {rank} {verb} {_place(table, rank, text)}\n{_others(table, text, rank)}"
 
 
-def _verb(error: str) -> str:
-    return f"{error} at" if error.startswith(("died", "left")) else f"failed: {error}; it was at"
+def describe_stall(table: ProgressTable, text: Text, timeout: float) -> str:
+    """Return a message with the rank that hangs, or with what every rank waits for."""
+    head = f"nothing has moved for {timeout:g} s"
+    stuck = np.flatnonzero(table.rows[:, ProgressTable.STATE] == RankState.RUNNING).tolist()
+    hangs = f": rank {stuck[0]} hangs at {_place(table, stuck[0], text)}" if stuck else ""
+    others = _others(table, text, stuck[0] if stuck else -1)
+    return f"{head}{hangs}\n{others}; --timeout {2 * timeout:g} waits longer"
 
 
-def _place(row: NDArray[np.int64], rank: int, text: Text) -> str:
-    if row[Board.STATE] == State.OUTSIDE:
+def _place(table: ProgressTable, rank: int, text: Text) -> str:
+    job, position, state, _, _ = table.rows[rank].tolist()
+    if state == RankState.OUTSIDE:
         return "the start"
-    if row[Board.STATE] == State.MEETING:
-        return MEETS
-    return text(int(row[Board.JOB]), rank, int(row[Board.POSITION]))
+    return MEETS if state == RankState.MEETING else text(job, rank, position)
 
 
-def _others(board: Board, text: Text, without: set[int]) -> str:
+def _others(table: ProgressTable, text: Text, without: int) -> str:
     parts = []
-    for rank, row in enumerate(board.rows):
-        state = State(int(row[Board.STATE]))
-        if state == State.DONE:
+    for rank, state in enumerate(table.rows[:, ProgressTable.STATE].tolist()):
+        if state == RankState.DONE:
             parts.append(f"rank {rank} is done")
-        elif rank not in without:
+        elif rank != without:
             verb = "waits" if state in WAITS else "is"
-            parts.append(f"rank {rank} {verb} at {_place(row, rank, text)}")
+            parts.append(f"rank {rank} {verb} at {_place(table, rank, text)}")
     more = [f"{len(parts) - SHOWN} more"] if len(parts) > SHOWN else []
     return "; ".join(parts[:SHOWN] + more)
-
-
-def stall(board: Board, text: Text, timeout: float) -> str:
-    """Which rank hangs, or who waits for whom."""
-    longer = f"--timeout {2 * timeout:g} waits longer"
-    stuck = [r for r, row in enumerate(board.rows) if row[Board.STATE] == State.RUNNING]
-    head = f"nothing has moved for {timeout:g} s"
-    if stuck:
-        rank = stuck[0]
-        place = _place(board.rows[rank], rank, text)
-        return f"{head}: rank {rank} hangs at {place}\n{_others(board, text, {rank})}; {longer}"
-    return f"{head}\n{_others(board, text, set())}; {longer}"

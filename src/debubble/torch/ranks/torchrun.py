@@ -22,8 +22,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
-from debubble.torch.ranks.progress_table import Board, Text, describe, stall
-from debubble.torch.ranks.watch import FAILED, GRACE, PERIOD, WAITS, State, reason
+from debubble.torch.ranks.progress_table import (
+    ProgressTable,
+    Text,
+    describe_failure,
+    describe_stall,
+)
+from debubble.torch.ranks.watch import FAILED, GRACE, PERIOD, WAITS, RankState, reason
 from debubble.torch.ranks.world import Work, World, devices
 
 FAILURE = f"debubble/{FAILED}"
@@ -68,10 +73,10 @@ def run_joined(
         torch.cuda.set_device(names[local])
     torch.set_num_threads(1)
     limit = timedelta(seconds=timeout + 600)
-    board = Board(size)
+    table = ProgressTable(size)
     try:
         store = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout)))[0]
-        guard = _Guard(rank, board, text, timeout)
+        guard = _Guard(rank, table, text, timeout)
     except dist.DistError as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise RunError(f"rank {rank} cannot reach the store at {address}") from error
@@ -82,9 +87,9 @@ def run_joined(
             timeout=limit,
         )  # fmt: skip
         control = dist.new_group(backend="gloo", timeout=limit)
-        world = World(rank, size, names[local], board)
+        world = World(rank, size, names[local], table)
         result = work(world)
-        board.note(rank, 0, State.DONE)
+        table.report_progress(rank, 0, RankState.DONE)
         results: list[Any] | None = [None] * size if rank == 0 else None
         dist.gather_object(result, results, dst=0, group=control)
         guard.stop()
@@ -100,9 +105,9 @@ def run_joined(
 class _Guard(threading.Thread):
     """Looks after the world while the rank computes or waits."""
 
-    def __init__(self, rank: int, board: Board, text: Text, timeout: float) -> None:
+    def __init__(self, rank: int, table: ProgressTable, text: Text, timeout: float) -> None:
         super().__init__(daemon=True)
-        self.rank, self.board, self.text, self.timeout = rank, board, text, timeout
+        self.rank, self.table, self.text, self.timeout = rank, table, text, timeout
         self.over = threading.Event()
         self._talk = ThreadPoolExecutor(1)
         # A connection of its own: the main thread may be waiting on the other one.
@@ -117,11 +122,11 @@ class _Guard(threading.Thread):
         while not self.over.wait(PERIOD):
             if self._ask(self._exchange):
                 self._leave("")
-            now = self.board.rows.tobytes()
+            now = self.table.rows.tobytes()
             if now != seen:
                 seen, moved = now, time.monotonic()
             elif time.monotonic() - moved > self.timeout:
-                words = stall(self.board, self.text, self.timeout)
+                words = describe_stall(self.table, self.text, self.timeout)
                 self._leave(self._ask(lambda: self._claim(words)))  # noqa: B023 - asked at once
 
     def _ask(self, question: Callable[[], str]) -> str:
@@ -149,14 +154,14 @@ class _Guard(threading.Thread):
     def report(self, error: BaseException) -> RunError:
         """What to raise for an error of this rank; leaves when another rank reports."""
         lost = not isinstance(error, RunError) and (
-            self.board.rows[self.rank, Board.STATE] in WAITS
+            self.table.rows[self.rank, ProgressTable.STATE] in WAITS
         )
         if lost:
             # It is the partner that is in trouble: let it speak first.
             time.sleep(4 * PERIOD)
         words = "lost the rank it waited for" if lost else reason(error)
         refused = isinstance(error, DebubbleError) and not isinstance(error, RunError)
-        whole = words if refused else describe(self.rank, words, self.board, self.text)
+        whole = words if refused else describe_failure(self.rank, words, self.table, self.text)
         message = self._claim(whole)
         if not message:
             self._leave("")
@@ -171,12 +176,12 @@ class _Guard(threading.Thread):
 
     def _exchange(self) -> str:
         """Say where this rank is, see where the others are; what failed, if anything did."""
-        self.store.set(f"debubble/{self.rank}", self.board.rows[self.rank].tobytes().hex())
-        for other in range(len(self.board.rows)):
+        self.store.set(f"debubble/{self.rank}", self.table.rows[self.rank].tobytes().hex())
+        for other in range(len(self.table.rows)):
             key = f"debubble/{other}"
             if other != self.rank and self.store.check([key]):
                 row = bytes.fromhex(self.store.get(key).decode())
-                self.board.rows[other] = np.frombuffer(row, dtype=np.int64)
+                self.table.rows[other] = np.frombuffer(row, dtype=np.int64)
         return self.store.get(FAILURE).decode() if self.store.check([FAILURE]) else ""
 
     def _leave(self, message: str) -> None:

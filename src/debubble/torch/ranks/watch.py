@@ -24,7 +24,7 @@ from torch import distributed as dist
 
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
-from debubble.torch.ranks.process_group import Link, Team
+from debubble.torch.ranks.process_group import Channel, Ranks
 
 PERIOD = 0.5
 """Seconds between two looks at the store."""
@@ -52,7 +52,7 @@ MEETS = "the beginning or end of a call, where all ranks meet"
 """Where a rank is that is at none of its actions."""
 
 
-class State(IntEnum):
+class RankState(IntEnum):
     """What a rank is doing."""
 
     OUTSIDE = 0
@@ -65,7 +65,7 @@ class State(IntEnum):
     """It waits until all ranks are there."""
 
 
-WAITS = (State.WAITING, State.MEETING)
+WAITS = (RankState.WAITING, RankState.MEETING)
 """States of a rank that waits for another."""
 
 
@@ -82,7 +82,7 @@ class Watch:
 
     def __init__(self, rank: int, size: int, store: Any, timeout: float, text: Text) -> None:
         self.rank, self.size, self.timeout, self.text = rank, size, timeout, text
-        self.position, self.state = START, State.OUTSIDE
+        self.position, self.state = START, RankState.OUTSIDE
         self._store, self._lock = store, threading.Lock()
         self._told = ""
         self._over = threading.Event()
@@ -90,12 +90,12 @@ class Watch:
         self._thread.start()
 
     @classmethod
-    def of(cls, team: Team, text: Text) -> Watch:
+    def of(cls, ranks: Ranks, text: Text) -> Watch:
         """One for the ranks of a pipeline."""
-        store = dist.PrefixStore("watch", team.store)
+        store = dist.PrefixStore("watch", ranks.store)
         # A connection of its own: the main thread may be waiting on the other one.
         store = store.clone() if hasattr(store, "clone") else store
-        return cls(team.rank, team.size, store, team.timeout.total_seconds(), text)
+        return cls(ranks.rank, ranks.size, store, ranks.timeout.total_seconds(), text)
 
     def stop(self) -> None:
         """Watch no longer.
@@ -114,24 +114,24 @@ class Watch:
         Raises RunError when another rank failed, or is not heard of.
         """
         self._raise_failure()
-        self.position, self.state = START, State.RUNNING
+        self.position, self.state = START, RankState.RUNNING
         try:
             yield
         except BaseException as error:
             self._fail(error)
             raise
         finally:
-            self.state = State.OUTSIDE
+            self.state = RankState.OUTSIDE
 
-    def waits(self) -> None:
+    def set_waiting(self) -> None:
         """All ranks meet, before or after a step's actions."""
-        self.state = State.MEETING
+        self.state = RankState.MEETING
 
-    def meet(self, link: Link, call: str) -> None:
+    def enter(self, channel: Channel, call: str) -> None:
         """Have all ranks call the same: a RunError tells of a rank that calls something else."""
-        self.waits()
-        calls = link.words(call)
-        self.state = State.RUNNING
+        self.set_waiting()
+        calls = channel.words(call)
+        self.state = RankState.RUNNING
         for rank, other in enumerate(calls):
             if other != calls[0]:
                 raise RunError(
@@ -164,7 +164,7 @@ class Watch:
         """Who waits for whom, as far as ranks have told."""
         rows = self._rows()
         hang = [rank for rank, (state, _) in rows.items()
-                if state in (State.OUTSIDE, State.RUNNING)]  # fmt: skip
+                if state in (RankState.OUTSIDE, RankState.RUNNING)]  # fmt: skip
         places = [f"rank {rank} {self._doing(rank, *row)}" for rank, row in rows.items()]
         others = "; ".join(places[:SHOWN])
         if not _timed_out(error):
@@ -173,7 +173,7 @@ class Watch:
         head = f"nothing has moved for {self.timeout:g} s: "
         if hang:
             state, position = rows[hang[0]]
-            outside = state == State.OUTSIDE
+            outside = state == RankState.OUTSIDE
             where = "is in no step" if outside else f"hangs at {self.text(hang[0], position)}"
             return (
                 f"{head}rank {hang[0]} {where}; rank {self.rank} waits at {here}\n"
@@ -182,26 +182,26 @@ class Watch:
         return f"{head}rank {self.rank} waits at {here}\n{others}".strip()
 
     def _here(self) -> str:
-        return MEETS if self.state == State.MEETING else self.text(self.rank, self.position)
+        return MEETS if self.state == RankState.MEETING else self.text(self.rank, self.position)
 
     def _lost(self) -> str:
         return f"rank {self.rank} lost the rank it waited for at {self._here()}"
 
-    def _rows(self) -> dict[int, tuple[State, int]]:
+    def _rows(self) -> dict[int, tuple[RankState, int]]:
         rows = {}
         with self._lock, suppress(Exception):
             for rank in range(self.size):
                 if rank != self.rank and self._store.check([str(rank)]):
                     state, position = self._store.get(str(rank)).decode().split()
-                    rows[rank] = (State(int(state)), int(position))
+                    rows[rank] = (RankState(int(state)), int(position))
         return rows
 
-    def _doing(self, rank: int, state: State, position: int) -> str:
-        if state == State.OUTSIDE:
+    def _doing(self, rank: int, state: RankState, position: int) -> str:
+        if state == RankState.OUTSIDE:
             return "is in no step"
-        if state == State.MEETING:
+        if state == RankState.MEETING:
             return f"waits at {MEETS}"
-        verb = "waits" if state == State.WAITING else "is"
+        verb = "waits" if state == RankState.WAITING else "is"
         return f"{verb} at {self.text(rank, position)}"
 
     def _claim(self, message: str) -> str:
@@ -234,10 +234,10 @@ class Watch:
                     failed = self._store.check([FAILED])
             except Exception:
                 # The store goes with rank 0's process: at the end of training, or before.
-                failed = self.state != State.OUTSIDE
+                failed = self.state != RankState.OUTSIDE
                 if not failed:
                     return
-            if not failed or self.state == State.OUTSIDE:
+            if not failed or self.state == RankState.OUTSIDE:
                 since = 0.0
             elif not since:
                 since = time.monotonic()

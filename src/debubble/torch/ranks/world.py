@@ -1,73 +1,84 @@
-"""A world of local processes: start them, watch them, and end all of them when one is in trouble.
+"""Local processes of a run: start them, watch them, and end all of them when one is in trouble.
 
-Every rank notes on a board in shared memory where it is. The parent ends the world when a rank dies
-or raises, or when for a time no rank gets any further, and says who waited for what.
+Ranks start from a clean process, Python's fork server: a fork of this one would copy locks that its
+threads hold. Each rank notes its progress in a shared table. The parent ends all ranks when one
+dies or raises, or when none has moved for a time, and says which rank was where.
+
+``torch.distributed.elastic`` and ``torch.multiprocessing`` start and end processes, too. They
+report exit codes and the first error that they see, but neither the action of each rank nor that
+all ranks wait; only :func:`end` and half of :func:`_collect` could be left to them.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import tempfile
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import distributed
+from torch import distributed as dist
 
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
-from debubble.torch.ranks.progress_table import Board, Text, describe, stall
-from debubble.torch.ranks.watch import State, reason
+from debubble.torch.ranks.progress_table import (
+    ProgressTable,
+    Text,
+    describe_failure,
+    describe_stall,
+)
+from debubble.torch.ranks.watch import RankState, reason
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
 POLL = 0.1
-"""Seconds between two looks at the board."""
+"""Seconds between two looks at the table."""
+
+START = 120.0
+"""Seconds that ranks may take to start, however short the timeout of their steps is."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What a rank knows about its world."""
+    """One rank's view of a run."""
 
     rank: int
-    """Which one it is."""
     size: int
-    """How many there are."""
     device: str
     """Where it computes, as torch names it."""
-    board: Board
-    """Where it says what it does."""
+    table: ProgressTable
 
     def begin(self, job: int) -> None:
-        """Start with one of the programs."""
-        self.board.rows[self.rank, Board.JOB] = job
-        self.board.note(self.rank, 0, State.OUTSIDE)
+        """Start one of the programs."""
+        self.table.rows[self.rank, ProgressTable.JOB] = job
+        self.table.report_progress(self.rank, 0, RankState.OUTSIDE)
 
 
 Work: TypeAlias = Callable[[World], Any]
+"""A function that every rank calls; for local processes one that can be pickled."""
 
 
 def devices(device: str, ranks: int) -> tuple[list[str], str, bool]:
-    """Device of every local rank, backend, and whether transfers go through the host.
+    """Return the device of every local rank, the backend, and if transfers go through the host.
 
-    NCCL needs a GPU for every rank; where there are fewer, ranks share them and talk by gloo.
+    NCCL needs a GPU for every rank; where there are fewer, ranks share them and use gloo.
 
     Raises RunError when CUDA is asked for and not there.
     """
-    # NVML counts devices without a CUDA context, which could not be used after a fork.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     count = torch.cuda.device_count() if device != "cpu" else 0
     if device == "cuda" and not count:
         raise RunError("--device cuda: PyTorch finds no CUDA device; use --device cpu")
@@ -78,46 +89,46 @@ def devices(device: str, ranks: int) -> tuple[list[str], str, bool]:
 
 
 def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str) -> list[Any]:
-    """Run `work` on forked processes of this machine and return what each rank returned.
+    """Call `work` in a process per rank, each with a process group, and return their results.
 
-    It gets the :class:`World` of its rank, with a process group that is ready; `text` says what is
-    at a position of a program. The device is ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    Parameters
+    ----------
+    work
+        Gets the :class:`World` of its rank.
+    ranks
+        Number of processes.
+    text
+        Words for a position of a program.
+    timeout
+        Seconds without any progress after which the run is ended.
+    device
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
-    Raises RunError when a rank dies, raises, or no rank has moved for `timeout` seconds. No process
-    is left then.
+    Raises
+    ------
+    RunError
+        When a rank dies, raises, or no rank has moved for `timeout` seconds. No process is left.
     """
     names, backend, _ = devices(device, ranks)
-    board = Board(ranks)
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
     with _ended_kindly(), tempfile.TemporaryDirectory(prefix="debubble-") as folder:
-        pipes, processes = [], []
-        # What is buffered here would be written once more by every child.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        Path(folder, "work").write_bytes(pickle.dumps(work))
+        table = ProgressTable(ranks, f"{folder}/progress")
+        pipes: list[Connection] = []
+        processes: list[Any] = []
         try:
-            with _forking():
-                for rank in range(ranks):
-                    receiver, sender = context.Pipe(duplex=False)
-                    world = World(rank, ranks, names[rank], board)
-                    process = context.Process(
-                        target=_child,
-                        args=(
-                            work,
-                            world,
-                            backend,
-                            f"{folder}/store",
-                            timeout,
-                            sender,
-                            os.getpid(),
-                        ),
-                        name=f"debubble-rank-{rank}",
-                        daemon=True,
-                    )
-                    process.start()
-                    sender.close()
-                    processes.append(process)
-                    pipes.append(receiver)
-            return _watch(processes, pipes, board, text, timeout)
+            for rank in range(ranks):
+                receiver, sender = context.Pipe(duplex=False)
+                world = World(rank, ranks, names[rank], table)
+                process = context.Process(
+                    target=_child, args=(world, backend, folder, timeout, sender),
+                    name=f"debubble-rank-{rank}", daemon=True,
+                )  # fmt: skip
+                process.start()
+                sender.close()
+                processes.append(process)
+                pipes.append(receiver)
+            return _collect(processes, pipes, table, text, timeout)
         finally:
             end(processes)
             for pipe in pipes:
@@ -126,7 +137,7 @@ def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str
 
 @contextmanager
 def _ended_kindly() -> Iterator[None]:
-    """A context in which SIGTERM leaves neither a process nor a file."""
+    """Raise SystemExit on SIGTERM, so that neither a process nor a file is left."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -141,28 +152,8 @@ def _ended_kindly() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-@contextmanager
-def _forking() -> Iterator[None]:
-    """A context in which signals wait: what Python calls around a fork would swallow them."""
-    pressed: list[int] = []
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for one in (signal.SIGINT, signal.SIGTERM):
-            before[one] = signal.signal(one, lambda number, _: pressed.append(number))
-    try:
-        with warnings.catch_warnings():
-            # Python warns of threads that are not copied; the child uses none of them.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-        if pressed:
-            signal.raise_signal(pressed[0])
-
-
 def end(processes: Sequence[Any]) -> None:
-    """End processes, first kindly, and wait until they are gone."""
+    """Terminate processes, kill those that stay, and wait until all are gone."""
     for process in processes:
         if process.is_alive():
             process.terminate()
@@ -174,64 +165,59 @@ def end(processes: Sequence[Any]) -> None:
             process.join()
 
 
-def _child(
-    work: Work,
-    world: World,
-    backend: str,
-    store: str,
-    timeout: float,
-    pipe: Connection,
-    parent: int,
-) -> None:
+def _child(world: World, backend: str, folder: str, timeout: float, pipe: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Ctrl-C goes to the whole group of processes; the parent ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
         torch.set_num_threads(1)
         if backend == "gloo":
             os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
         if world.device != "cpu":
             torch.cuda.set_device(world.device)
-        from datetime import timedelta
-
-        distributed.init_process_group(
+        work: Work = pickle.loads(Path(folder, "work").read_bytes())
+        dist.init_process_group(
             backend,
-            store=distributed.FileStore(store, world.size),
+            store=dist.FileStore(f"{folder}/store", world.size),
             rank=world.rank,
             world_size=world.size,
             timeout=timedelta(seconds=timeout + 600),
         )
         pipe.send((True, work(world)))
-        world.board.note(world.rank, 0, State.DONE)
-        distributed.barrier()
-        distributed.destroy_process_group()
+        world.table.report_progress(world.rank, 0, RankState.DONE)
+        dist.barrier()
+        dist.destroy_process_group()
     except BaseException as error:
-        world.board.rows[world.rank, Board.FAILED] = time.monotonic_ns()
+        world.table.rows[world.rank, ProgressTable.FAILED] = time.monotonic_ns()
         if os.environ.get("DEBUBBLE_DEBUG"):
             traceback.print_exc()
-        # What does not fit is no failure of this rank.
+        # An input that does not fit is no failure of this rank: the error itself is passed on.
         refused = isinstance(error, DebubbleError) and not isinstance(error, RunError)
         pipe.send((False, error if refused else reason(error)))
         pipe.close()
         os._exit(1)
 
 
-def _leave_with(parent: int) -> None:
+def _leave_with_parent() -> None:
     """End this process when its parent is gone, however that ended."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "ranks are started by a parent"
+    parent.join()
     os._exit(1)
 
 
-def _watch(
-    processes: Sequence[Any], pipes: Sequence[Connection], board: Board, text: Text, timeout: float
+def _collect(
+    processes: Sequence[Any],
+    pipes: Sequence[Connection],
+    table: ProgressTable,
+    text: Text,
+    timeout: float,
 ) -> list[Any]:
-    """Collect results until every rank is done; raise when that will not happen."""
+    """Return the results once every rank is done; raise when that will not happen."""
     results: dict[int, Any] = {}
     errors: dict[int, Any] = {}
-    seen = board.rows.copy()
-    moved = time.monotonic()
+    seen, moved = table.rows.copy(), time.monotonic()
     waiting = dict(enumerate(processes))
     while waiting:
         wait([*(pipes[rank] for rank in waiting), *(p.sentinel for p in waiting.values())], POLL)
@@ -248,11 +234,12 @@ def _watch(
             if isinstance(error, DebubbleError):
                 raise error
         if errors:
-            raise RunError(_failure(processes, errors, board, text))
-        if not np.array_equal(seen, board.rows):
-            seen, moved = board.rows.copy(), time.monotonic()
-        elif time.monotonic() - moved > timeout:
-            raise RunError(stall(board, text, timeout))
+            raise RunError(_failure(processes, errors, table, text))
+        limit = timeout if seen[:, ProgressTable.MOVES].all() else max(timeout, START)
+        if not np.array_equal(seen, table.rows):
+            seen, moved = table.rows.copy(), time.monotonic()
+        elif time.monotonic() - moved > limit:
+            raise RunError(describe_stall(table, text, limit))
     return [results[rank] for rank in range(len(processes))]
 
 
@@ -270,16 +257,14 @@ def _death(code: int) -> str:
     return f"left with exit code {code}"
 
 
-def _failure(processes: Sequence[Any], errors: dict[int, str], board: Board, text: Text) -> str:
+def _failure(
+    processes: Sequence[Any], errors: dict[int, str], table: ProgressTable, text: Text
+) -> str:
     # Ranks that lose their partner fail at once, maybe before its end is known.
     time.sleep(POLL)
     for rank, process in enumerate(processes):
         if process.exitcode is not None and process.exitcode < 0:
             errors.setdefault(rank, _death(process.exitcode))
-
-    def when(rank: int) -> tuple[int, int]:
-        failed = int(board.rows[rank, Board.FAILED])
-        return (1, failed) if failed else (0, 0)
-
-    first = min(errors, key=when)
-    return describe(first, errors[first], board, text)
+    # A rank that died by a signal noted no time: it comes first.
+    first = min(errors, key=lambda rank: int(table.rows[rank, ProgressTable.FAILED]))
+    return describe_failure(first, errors[first], table, text)

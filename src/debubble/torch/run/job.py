@@ -1,4 +1,4 @@
-"""What every rank of a run does: steps of one schedule on copies of a model's stages."""
+"""Jobs of a run: every rank takes steps of one schedule on copies of a model's stages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import distributed as dist
 
 from debubble.core.schedule import Schedule
 from debubble.interchange.cost_files import costs_data
-from debubble.torch.engine.plan import Plan
+from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.pipeline import Pipeline
-from debubble.torch.ranks.progress_table import BoardWatch
+from debubble.torch.ranks.progress_table import TableWatch
 from debubble.torch.ranks.world import World
-from debubble.torch.run.run_data import Batches, copied
+from debubble.torch.run.run_data import RunData, copied
 from debubble.torch.run.verify import RATE
 
 WARM_UP = 1
@@ -27,26 +27,26 @@ WARM_UP = 1
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One schedule that all ranks execute some times."""
+    """One schedule that all ranks run for some steps."""
 
-    plan: Plan
-    batches: Batches
+    plan: ExecutionPlan
+    data: RunData
     theirs: bool
-    """Whether PyTorch's runtime does it."""
+    """If PyTorch's runtime runs it."""
     dtype: torch.dtype
-    """What is computed in."""
+    """Type of the numbers."""
     verifies: bool
-    """Whether gradients and losses of one step are wanted, or times."""
+    """If gradients and losses of one step are wanted; else times."""
     steps: int = 1
-    """How many steps are timed, after one to warm up."""
+    """Number of timed steps, after one to warm up."""
     timeout: float = 600.0
-    """Seconds that a rank waits for another; who watches the world is to be faster."""
+    """Seconds that a rank waits for another; the supervisor of the run is to be faster."""
 
     def work(self, world: World, number: int) -> dict[str, Any]:
-        """What one rank does; returns its times, and when it verifies gradients and losses."""
+        """Take the steps on one rank; return its times, and gradients and losses to verify."""
         world.begin(number)
         device = torch.device(world.device)
-        args, targets = self.batches.microbatches(device, self.dtype)
+        args, targets = self.data.microbatches(device, self.dtype)
         pipe = Stepping(self, world)
         times = []
         for step in range(self.steps if self.verifies else WARM_UP + self.steps):
@@ -86,7 +86,7 @@ class Stepping(Pipeline):
         """Share of this rank's microbatches or slices in the loss of the latest step."""
         self.whole: dict[int, str] = {}
         """Why the backward of a stage is not split, by stage."""
-        schedule, model = job.plan.schedule, job.batches.model
+        schedule, model = job.plan.schedule, job.data.model
         here = schedule.placement.stages_on(world.rank)
         own = {stage: model.stages[stage] for stage in here}
         super().__init__(
@@ -94,7 +94,7 @@ class Stepping(Pipeline):
             copied(own, world.device, job.dtype),
             model.loss,
             engine="torch" if job.theirs else "debubble",
-            shared=job.batches.ties,
+            shared=job.data.ties,
             timeout=job.timeout,
             device=world.device,
         )
@@ -149,5 +149,5 @@ class Stepping(Pipeline):
     def _tell(self, stage: int, why: str) -> None:
         self.whole[stage] = why
 
-    def _watched(self) -> BoardWatch:
-        return BoardWatch(self._world.board, self._world.rank)
+    def _watched(self) -> TableWatch:
+        return TableWatch(self._world.table, self._world.rank)

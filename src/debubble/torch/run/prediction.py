@@ -21,7 +21,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.interchange.run_trace import Transfer
-from debubble.torch.engine.plan import Plan
+from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.recorder import transfers_of
 
 Times = NDArray[np.float64]
@@ -45,7 +45,7 @@ class Measured:
 
     @classmethod
     def of(
-        cls, plan: Plan, parts: Sequence[NDArray[np.int64]], hosts: Sequence[str] = ()
+        cls, plan: ExecutionPlan, parts: Sequence[NDArray[np.int64]], hosts: Sequence[str] = ()
     ) -> Measured:
         """From each rank's times on one clock, as of a recorder: ``(steps, 3, actions)``."""
         times = np.concatenate(parts, axis=2)

@@ -26,7 +26,7 @@ from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.validate import has
 from debubble.torch.models.shard_output_layer import LAYERS
-from debubble.torch.run.run_data import Batches, copied
+from debubble.torch.run.run_data import RunData, copied
 
 RATE = 0.1
 """Learning rate of optimizer steps, which are plain stochastic gradient descent."""
@@ -81,12 +81,12 @@ class Verification:
         return values | {"equal": self.equal, "tolerance": self.tolerance}
 
 
-def precision(batches: Batches) -> torch.dtype:
+def precision(data: RunData) -> torch.dtype:
     """What a model can be compared in: float64, or float32 where a kernel has no float64."""
-    modules = copied(dict(enumerate(batches.model.stages)), "cpu", torch.float64)
+    modules = copied(dict(enumerate(data.model.stages)), "cpu", torch.float64)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            batches.loss(list(modules.values()), 0, torch.float64)
+            data.loss(list(modules.values()), 0, torch.float64)
     except RuntimeError as error:
         if any(word in str(error).lower() for word in ("double", "float64", "bfloat16")):
             return torch.float32
@@ -96,7 +96,7 @@ def precision(batches: Batches) -> torch.dtype:
 
 def verify(
     schedule: Schedule,
-    batches: Batches,
+    data: RunData,
     gradients: Sequence[Mapping[tuple[int, int], Arrays]],
     losses: Sequence[Mapping[int, float]],
     dtype: torch.dtype = torch.float64,
@@ -106,7 +106,7 @@ def verify(
     Of every rank are given its gradients, by (iteration, stage) and name, and the share of its
     microbatches or slices in their step's loss; `dtype` is what they computed in.
     """
-    wanted = reference(schedule, batches, dtype)
+    wanted = reference(schedule, data, dtype)
     period = schedule.microbatches * schedule.slices
     found = np.zeros(len(wanted[0]))
     for shares in losses:
@@ -115,7 +115,7 @@ def verify(
     checked = _compared(schedule, wanted, found, gradients, dtype)
     if checked.equal or not math.isfinite(checked.reference_loss):
         return checked
-    again = reference(schedule, batches, dtype)
+    again = reference(schedule, data, dtype)
     return replace(checked, random=_differ(wanted, again, checked.tolerance))
 
 
@@ -212,11 +212,9 @@ def versions_used(schedule: Schedule) -> NDArray[np.int64]:
     return used
 
 
-def reference(
-    schedule: Schedule, batches: Batches, dtype: torch.dtype = torch.float64
-) -> Reference:
+def reference(schedule: Schedule, data: RunData, dtype: torch.dtype = torch.float64) -> Reference:
     """What the model computes without a pipeline, with optimizer steps where the schedule has."""
-    modules = copied(dict(enumerate(batches.model.stages)), "cpu", dtype)
+    modules = copied(dict(enumerate(data.model.stages)), "cpu", dtype)
     steps = has(schedule, STEP_KINDS)
     used = versions_used(schedule) * steps
     # Stages share a weight by its id, in all versions.
@@ -229,7 +227,7 @@ def reference(
     per_iteration = schedule.microbatches * schedule.iterations // iterations
     losses = np.zeros(iterations)
     gradients: dict[tuple[int, int], Arrays] = {}
-    shares = batches.shares(schedule)
+    shares = data.shares
     for iteration in range(iterations):
         for number in range(iteration * per_iteration, (iteration + 1) * per_iteration):
             stages = [
@@ -237,7 +235,7 @@ def reference(
                                         for name, key in names[stage].items()})
                 for stage, module in modules.items()
             ]  # fmt: skip
-            loss = batches.loss(stages, number, dtype) * shares[number]
+            loss = data.loss(stages, number, dtype) * shares[number]
             if loss.requires_grad:
                 loss.backward()
             losses[iteration] += loss.item()
