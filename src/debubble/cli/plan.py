@@ -17,6 +17,7 @@ from debubble.cli.options import AsJson, Text, with_rows, writes
 from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
+from debubble.interchange.files import save, write_text
 from debubble.planner.options import ASKED, PLAN_OPTIONS, ROWS
 
 if TYPE_CHECKING:
@@ -124,7 +125,6 @@ def _check_output(path: str) -> None:
 
 def _write(found: Plan, path: str) -> None:
     """Write the report as a page; or of the best plan its order, or costs for other commands."""
-    from debubble.interchange.files import save, write_text
     from debubble.planner.answer.report import costs_yaml
 
     if path.lower().endswith(".csv"):
