@@ -66,18 +66,18 @@ class Training:
     once."""
     fused: bool = True
     """Whether elementwise operations are fused into their neighbors. Where they run one by one,
-    gated parts store their activation function's output beside the product, and experts' outputs
+    gated parts store their activation function's output next to the product, and experts' outputs
     are stored before they are weighed."""
     fused_loss: bool = False
     """Whether one kernel computes the loss, from logits in 16 bits, as FlashAttention's does."""
     imbalance: float = 1.0
     """Tokens of the busiest expert group over their mean, 1 for balanced experts."""
     overlap_tp: bool = True
-    """Whether tensor-parallel communication runs in pieces beside the products next to it."""
+    """Whether tensor-parallel communication runs in pieces during the products next to it."""
     overlap_dp: bool = True
-    """Whether gradients are reduced and weights gathered beside other work."""
+    """Whether gradients are reduced and weights gathered during other work."""
     overlap_p2p: bool = True
-    """Whether activations are sent to the next stage beside other work."""
+    """Whether activations are sent to the next stage during other work."""
 
     @property
     def tokens(self) -> int:

@@ -274,7 +274,7 @@ def left_out(found: Found) -> str:
 def whole_timeline(plan: Evaluated) -> Timeline:
     """Return the pipeline of a finished plan, with all that its ranks hold.
 
-    Static memory is what a rank's peak has beside its activations.
+    Static memory is a rank's peak without its activations.
     """
     timeline = plan.simulate()
     beside = np.maximum(np.array(plan.peaks) - timeline.peak_activation, 0.0)

@@ -81,14 +81,14 @@ def calibrate_from(
     factors
         What counts where the file says nothing.
     candidate, missing
-        How logs and profiles were run, or the options that nobody gave; not needed for the others.
+        How logs and profiles were run, or the options that are missing; not needed for the others.
     text
         The file's text, where it is not to be read.
 
     Raises
     ------
     FormatError, ParameterError
-        With what is wrong in the file, or missing beside it.
+        With what is wrong in the file, or missing besides it.
     """
     if text is None:
         text = read_text(path, MAX_BYTES)
@@ -225,7 +225,7 @@ def measured_run(
 ) -> tuple[Cluster, Training, Candidate]:
     """Return how a step ran, from its keys or options, with defaults for those left out.
 
-    Degrees are 1 where nothing is said, `dp` is what is left of the GPUs, and the schedule 1F1B,
+    Degrees are 1 unless given, `dp` is what is left of the GPUs, and the schedule 1F1B,
     interleaved where there are chunks. A wrong value is refused with its key.
     """
     given = {key: value for key, value in given.items() if value is not None}

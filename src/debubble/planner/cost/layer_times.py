@@ -24,14 +24,14 @@ from debubble.planner.memory.state import scatters
 from debubble.planner.model.transformer import Attention, Layer, Model
 
 EXPOSED = 0.5
-"""Share of tensor-parallel communication that stays visible when it runs in pieces beside products:
+"""Share of tensor-parallel communication that stays visible when it runs in pieces during products:
 torchtitan's asynchronous tensor parallelism hides half of it on H100, at 8B as at 70B (step times
 with and without it in its benchmarks of June 2025)."""
 
 
 INTERFERENCE = 0.25
-"""Share of a collective's time that work beside it takes longer: Galvatron measures 1.1 to 1.3
-times the time of work that a collective runs beside."""
+"""Share of a collective's time that concurrent work takes longer: Galvatron measures 1.1 to 1.3
+times the time of work during a collective."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _tensor_parallel(
 ) -> Times:
     """Return the times of the group's sums, two per layer and pass, or gathers and scatters.
 
-    Weights that were kept in shards of the sequence are gathered once more for W, beside I. Experts
+    Weights that were kept in shards of the sequence are gathered once more for W, during I. Experts
     work on shards of the sequence: only attention and shared experts communicate.
     """
     gpu, degrees = cluster.gpu, candidate.degrees
@@ -172,7 +172,7 @@ def _sharded(
     """Return the exposed time of weights and gradients that replicas split, per microbatch.
 
     With weights in shards (ZeRO-3), each layer is gathered before both passes, its gradients
-    scattered; with only gradients in shards (ZeRO-2), that alone. This runs beside the neighboring
+    scattered; with only gradients in shards (ZeRO-2), that alone. This runs during the neighboring
     layer's work, which it slows down; what takes longer than that work is exposed.
     """
     degrees = candidate.degrees

@@ -1,7 +1,7 @@
 """Work of one GPU for one layer and microbatch, by module: products, attention, memory traffic.
 
 Modules are Megatron-LM's names for what can be computed again: ``core_attn``, ``mla_up_proj``,
-``layernorm``, ``mlp``, ``moe``, ``moe_act``, ``shared_experts``; beside them ``attention`` (other
+``layernorm``, ``mlp``, ``moe``, ``moe_act``, ``shared_experts``; besides them ``attention`` (other
 projections and rotations) and ``residual``.
 """
 

@@ -30,7 +30,7 @@ def stage_costs(
 
     What recompute adds is in I and in B; so is W where the runtime then keeps backwards whole. The
     embedding is in the first stage's numbers, head and multi-token prediction in the last one's.
-    `memory` has costs in bytes beside.
+    `memory` has costs in bytes.
     """
     times = times_by_stage(model, cluster, training, candidate, factors)
     p2p = transfer(model, cluster, training, candidate)

@@ -40,11 +40,11 @@ def step_ends(
 ) -> StepEnds:  # fmt: skip
     """Return the overheads of a step on every rank.
 
-    Gradients that are reduced beside other work show what takes longer than the backward of the
+    Gradients that are reduced during other work show what takes longer than the backward of the
     rank's last stage, and at least one layer's; those that every microbatch scatters, one layer's.
     Without overlap everything shows.
 
-    `backward` are the seconds of one microbatch's backward on every stage, beside which gradients
+    `backward` are the seconds of one microbatch's backward on every stage, during which gradients
     are reduced.
     """
     degrees, gpu = candidate.degrees, cluster.gpu

@@ -13,7 +13,7 @@ from debubble.planner.plannable import placement_of
 from debubble.schedules.registry import find
 
 DEGREES, ORDER, STATE = "degrees", "order", "state"
-"""What a rule looks at beside model and training: tp, cp, ep, dp and pp with the number of GPUs;
+"""What a rule looks at besides model and training: tp, cp, ep, dp and pp with the number of GPUs;
 schedule, stages and microbatches, too; or recompute and ZeRO, too."""
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, eq=False)
 class Habits:
-    """What one runtime keeps in memory, and for how long.
+    """The tensors that one runtime keeps in memory, and for how long.
 
     Compared by identity: results are looked up by it for every plan.
 

@@ -107,10 +107,10 @@ def stage_activation(
 
     The first stage stores the embedding's dropout mask, the last the inputs of final norm, head
     and multi-token prediction. Logits are apart: see :func:`logits_bytes`. `recomputed` is that of
-    one layer, because layers come back one at a time, less what the backward of layers behind it
+    one layer, because layers come back one at a time, less what the backward of layers after it
     has freed by then; `boundary` is that of one layer, too.
 
-    Of ``"full:N"``, layers behind the first N and multi-token prediction are not recomputed, as
+    Of ``"full:N"``, layers after the first N and multi-token prediction are not recomputed, as
     with Megatron-LM's ``--recompute-method block``.
     """
     return stage_activations(model, training, candidate)[stage]

@@ -22,7 +22,7 @@ from debubble.schedules import registry
 Counts = NDArray[np.int32]
 
 WHOLE = 1024
-"""Units of an activation, so that one unit beside them is told apart."""
+"""Units of an activation, so that one unit more can be told from them."""
 
 LARGEST = 1 << 22
 """Most numbers that are counted for one rank; larger orders are not counted."""

@@ -19,7 +19,7 @@ norms. A mixture of experts has, in place of the MLP, k routed copies of the tok
 each, the router's logits in fp32, and shared experts.
 
 Products in 8 or 4 bits store their inputs so (Transformer Engine keeps what it has cast for the
-weight's gradient): those of QKV, of both matrices of the MLP, and of the projection behind
+weight's gradient): those of QKV, of both matrices of the MLP, and of the projection after
 attention, whose backward needs its output in 16 bits, too. PyTorch casts once more instead.
 
 A weight's gradient needs the layer's input and its output's gradient: both stay from I to W (Zero

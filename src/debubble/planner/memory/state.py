@@ -19,7 +19,7 @@ together; experts have replicas of their own. With weights split (ZeRO-3; Rajbha
 
 DeepSpeed's bf16 optimizer adds bf16 gradients up in a whole fp32 copy: 8 + 12 / D.
 
-Gradients that are split (ZeRO-2 and 3) are scattered behind the backward of every microbatch, layer
+Gradients that are split (ZeRO-2 and 3) are scattered after the backward of every microbatch, layer
 by layer: one layer's whole gradients are there while the next one's come. Only without that
 communication would they add up whole, and take as much as with ZeRO-1 (pytorch#126166 says so of
 FSDP2, and offers both).

@@ -97,7 +97,7 @@ class Keys:
     ) -> int:
         """Return a whole number, `default` where there is none.
 
-        One that is needed and not there is refused with the nearest key that nobody reads.
+        One that is needed and not there is refused with the nearest unread key.
         """
         value = self.optional(key, least=least, most=most)
         if value is not None:

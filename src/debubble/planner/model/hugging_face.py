@@ -75,7 +75,7 @@ def _attention(
 
     `head_dim` is the family's default; `bias` that of queries, keys and values where the family
     fixes it, else ``attention_bias`` says it, for the output, too; `all_heads` whether every query
-    has a key of its own where nothing is said.
+    has a key of its own unless given.
     """
     heads = keys.count("num_attention_heads")
     width = keys.optional("head_dim") or head_dim

@@ -197,7 +197,7 @@ class Model:
     positions
         Learned position vectors, 0 for none.
     mtp
-        Layers of multi-token prediction behind the last one; each has a projection of twice the
+        Layers of multi-token prediction after the last one; each has a projection of twice the
         hidden size and three norms of its own and shares embedding and head.
     dropout
         Whether masks of dropout are stored.

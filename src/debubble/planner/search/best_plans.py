@@ -40,7 +40,7 @@ from debubble.planner.search.within import Base, base_cut, base_of, fastest_with
 from debubble.schedules import registry
 
 Progress = Callable[[Found], None]
-"""Is told, now and then, what has been found so far."""
+"""Called, now and then, with what has been found so far."""
 
 
 def best_plans(
@@ -76,7 +76,7 @@ def search(
     Ctrl-C ends the search with the best so far, as does a `progress` that raises KeyboardInterrupt.
     """
     found = Found(request, top, below=below * (1 - ROUNDING))
-    tell = progress or (lambda found: None)  # noqa: ARG005 - nobody is told
+    tell = progress or (lambda found: None)  # noqa: ARG005 - no progress
     screen = _Screen(request, found, splits)
     batches: list[Batch] = []
     try:

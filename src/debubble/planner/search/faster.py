@@ -33,8 +33,8 @@ def optimized(
 
     Each that is faster within the memory joins the plans in `found`, which are ranked anew; Ctrl-C
     ends that with what there is. `time_limit` is in seconds for each plan, see
-    :func:`debubble.optimize`; `report` is told the number of a plan, from 1, and what has become of
-    it.
+    :func:`debubble.optimize`; `report` is called with the number of a plan,
+    from 1, and what became of it.
     """
     for number, plan in enumerate(found.plans.copy(), 1):
         if count == 0 or found.interrupted:

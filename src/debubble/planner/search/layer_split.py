@@ -111,7 +111,7 @@ def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
             begin = stop
         return tuple(cut)
 
-    # The busiest rank does what some run of layers takes, alone or beside embedding or head.
+    # The busiest rank does what some run of layers takes, alone or with embedding or head.
     works = {b - a for i, a in enumerate(sums) for b in sums[i:]}
     least = max(loads.first, loads.last)
     choices = sorted({work + end for work in works for end in ends if work + end >= least})
@@ -194,7 +194,7 @@ def with_balanced(request: PlanRequest, candidate: Candidate) -> Candidate:
 
 
 Allowed: TypeAlias = Callable[[Candidate], bool]
-"""Whether whoever runs it can run a candidate."""
+"""Whether a framework, if any, runs a candidate."""
 
 
 def runnable(request: PlanRequest) -> Allowed:
@@ -213,7 +213,7 @@ def refined(
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes
     it faster, but not below `floor` seconds. What cannot be faster by
     :func:`~debubble.planner.search.bounds.pipeline_bound` is not simulated. Without a limit of
-    memory nobody asks for peaks, and there are none. `room` is for orders that are made, see
+    memory peaks are not computed. `room` is for orders that are made, see
     :func:`~debubble.planner.search.evaluate.schedule_of`.
     """
     search = _Moves(plan, allowed, floor, room)

@@ -46,7 +46,7 @@ def torchtitan_lines(case: Case) -> list[str]:
         lines += [*schedule_lines(case), *split_lines(own.layers, d.pp, d.chunks)]
         lines.append("--training.disable_cuda_graphs")
     lines += _notes(case)
-    # A subcommand: last, since flags behind it would be its own.
+    # A subcommand: last, since flags after it would be its own.
     return [*lines, f"activation_checkpoint:{own.recompute}"]
 
 
