@@ -14,9 +14,9 @@ from tests import typed_client
 EXPORTED = {
     "Action", "ClosedForm", "Comparison", "Constraint", "CostError", "Costs",
     "DebubbleDeprecationWarning", "DebubbleError", "Diagnosis", "FormatError", "Jitter", "Kind",
-    "ParameterError", "Placement", "Report", "Result", "Schedule", "ScheduleError", "Spread",
-    "Timeline", "check", "compare", "load", "make", "optimize", "read_trace", "register",
-    "schedules", "simulate",
+    "ParameterError", "Placement", "Plan", "Report", "Result", "Schedule", "ScheduleError",
+    "Spread", "Timeline", "check", "compare", "load", "make", "optimize", "plan", "read_trace",
+    "register", "schedules", "simulate",
 }  # fmt: skip
 
 PARAMETERS = {
@@ -26,6 +26,33 @@ PARAMETERS = {
     "compare": {"schedules", "ranks", "microbatches", "chunks", "costs", "memory", "p2p_mode"},
     "load": {"path"},
     "read_trace": {"path"},
+    "plan": {
+        "model",
+        "gpu",
+        "gpus",
+        "batch",
+        "seq",
+        "tp",
+        "cp",
+        "ep",
+        "dp",
+        "pp",
+        "chunks",
+        "microbatch_size",
+        "schedule",
+        "layers",
+        "recompute",
+        "zero",
+        "precision",
+        "framework",
+        "memory",
+        "imbalance",
+        "calibrate",
+        "why",
+        "top",
+        "optimize",
+        "time_limit",
+    },
     "schedules": set(),
 }
 """Parameters that callers rely on; there may be more."""
@@ -41,6 +68,10 @@ MEMBERS = {
     },
     "Comparison": {"rows", "skipped", "notes", "headline", "save", "to_dict"},
     "Result": {"schedule", "makespan", "lower_bound", "status", "seconds"},
+    "Plan": {
+        "fits", "best", "alternatives", "candidate", "schedule", "costs", "timeline",
+        "step_seconds", "step_error", "memory", "flags", "to_dict",
+    },
     "Report": {"problems", "ok"},
     "Jitter": {"times", "samples", "seed", "replicas", "slow"},
     "Spread": {"mean", "p50", "p95", "p99", "quantile", "times", "planned", "slowdown", "to_dict"},

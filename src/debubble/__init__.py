@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from debubble.interchange.files import load
     from debubble.optimize.result import Result
     from debubble.optimize.search import optimize
+    from debubble.planner.answer.plan import Plan, plan
     from debubble.schedules.registry import ClosedForm, Constraint, make, register, schedules
 
 _HOME = {
@@ -65,6 +66,8 @@ _HOME = {
     "Constraint": "schedules.registry",
     "make": "interchange.named",
     "optimize": "optimize",
+    "Plan": "planner.answer.plan",
+    "plan": "planner.answer.plan",
     "read_trace": "diagnosis.diagnose",
     "register": "schedules.registry",
     "schedules": "schedules",
@@ -97,6 +100,7 @@ __all__ = [
     "Kind",
     "ParameterError",
     "Placement",
+    "Plan",
     "Report",
     "Result",
     "Schedule",
@@ -108,6 +112,7 @@ __all__ = [
     "load",
     "make",
     "optimize",
+    "plan",
     "read_trace",
     "register",
     "schedules",

@@ -55,7 +55,7 @@ def test_text_says_the_plan_and_why_others_lose(run: Run) -> None:
     assert "llama-3.1-8b: 8.03 B parameters, 32 layers, on 8 × h100" in out
     assert "per step" in out
     assert "memory: rank" in out
-    assert "how sure: times and bytes are modelled; kernels run at" in out
+    assert "how sure: times and bytes are modeled; kernels run at" in out
     assert "with 8 more GPUs, a step takes " in out
     assert "the fastest that fits" in out
     assert "pp=4: " in out

@@ -25,8 +25,8 @@ def main() -> None:
         import debubble.diagnosis.readers.folder
         import debubble.interchange.files
         import debubble.interchange.read_trace
-        import debubble.planner.constraints
         import debubble.planner.cost.calibration_files
+        import debubble.planner.options
         import debubble.playground.app
         import debubble.playground.traces
         import debubble.sweeps  # noqa: F401

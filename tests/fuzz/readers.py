@@ -180,11 +180,9 @@ def searched(content: bytes) -> object:
 
 
 def held(content: bytes) -> object:
-    from debubble.planner.constraints import held_with
+    from debubble.planner.options import fixed_with
 
-    given = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size", "schedule", "recompute",
-             "zero", "layers")  # fmt: skip
-    return held_with(dict.fromkeys(given), typed(content), None)
+    return fixed_with({}, typed(content))
 
 
 def plan_memory(content: bytes) -> object:

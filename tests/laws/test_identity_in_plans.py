@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from debubble.planner.answer.why import why_not
-from debubble.planner.ask import ask
+from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import best_plans
-from debubble.planner.search.evaluate import Asked, Plan
-from debubble.planner.search.groups import Fixed
+from debubble.planner.search.evaluate import Evaluated
 
 HELD = Fixed(pp=4, microbatch_size=1, recompute="none")
 
 
-def asked_within(limit: float) -> Asked:
-    asked = ask("llama-3.1-8b", "h100", 4, 8, 4096)
-    return replace(asked, limit=limit, model=replace(asked.model, layers=asked.model.layers[:8]))
+def asked_within(limit: float) -> PlanRequest:
+    asked = plan_request("llama-3.1-8b", "h100", 4, 8, 4096)
+    model = replace(asked.model, layers=asked.model.layers[:8])
+    return replace(asked, limit=limit, model=model, fixed=HELD)
 
 
-def own_values(plan: Plan) -> dict[str, Any]:
+def own_values(plan: Evaluated) -> dict[str, Any]:
     """What the command line would hold so that this plan is asked for, option by option."""
     candidate = plan.candidate
     return {
@@ -38,23 +38,24 @@ def own_values(plan: Plan) -> dict[str, Any]:
 @pytest.mark.parametrize("limit", [25e9, pytest.param(80e9, marks=pytest.mark.slow)])
 def test_the_best_plan_is_the_best_with_its_own_values(limit: float) -> None:
     asked = asked_within(limit)
-    best = best_plans(asked, HELD, 2).plans[0]
+    best = best_plans(asked, 2).plans[0]
     values = own_values(best)
     assert set(values) | {"framework"} == {spec.name for spec in fields(Fixed)}
     for name, value in values.items():
         held = replace(HELD, **{name: value})
         if name == "layers":  # a split is found for one schedule; others may make more of it
             held = replace(held, schedules=(best.candidate.schedule,))
-        again = best_plans(asked, held, 1)
+        other = replace(asked, fixed=held)
+        again = best_plans(other, 1)
         assert math.isclose(again.plans[0].step_time, best.step_time, rel_tol=1e-9), name
         assert again.plans[0].candidate == best.candidate, name
-        why = why_not(asked, best, name, held, lambda fixed: best_plans(asked, fixed, 1))
+        why = why_not(name, other, best, lambda request: best_plans(request, 1))
         assert why.reason == "the best plan has it", name
 
 
 def test_memory_that_nothing_needs_moves_nothing() -> None:
-    best = best_plans(asked_within(80e9), HELD, 2).plans[0]
+    best = best_plans(asked_within(80e9), 2).plans[0]
     for limit in (max(best.peaks), 80e9 + 1, 1e15):
-        again = best_plans(asked_within(limit), HELD, 2).plans[0]
+        again = best_plans(asked_within(limit), 2).plans[0]
         assert again.step_time == pytest.approx(best.step_time, rel=1e-9) or limit > 80e9
         assert again.step_time <= best.step_time * (1 + 1e-9)

@@ -9,12 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from debubble.planner.ask import ask
 from debubble.planner.plannable import plannable
+from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import best_plans
-from debubble.planner.search.evaluate import Asked
 from debubble.planner.search.found import Found
-from debubble.planner.search.groups import Fixed
 from debubble.schedules import registry
 from tests.conftest import EXPLORES
 
@@ -22,19 +20,19 @@ MADE = tuple(name for name in plannable() if registry.find(name).uses_costs)
 """Schedules whose orders are made for costs and memory."""
 
 
-def small(layers: int = 8, batch: int = 8) -> Asked:
+def small(layers: int = 8, batch: int = 8) -> PlanRequest:
     """A model of a few layers that four GPUs train."""
-    asked = ask("llama-3.1-8b", "h100", 4, batch, 4096)
+    asked = plan_request("llama-3.1-8b", "h100", 4, batch, 4096)
     return replace(asked, model=replace(asked.model, layers=asked.model.layers[:layers]))
 
 
-def best(asked: Asked, limit: float, fixed: Fixed) -> float:
+def best(asked: PlanRequest, limit: float, fixed: Fixed) -> float:
     """Seconds of the best plan within a limit; infinite where none fits."""
-    found = best_plans(replace(asked, limit=limit), fixed, 1)
+    found = best_plans(replace(asked, limit=limit, fixed=fixed), 1)
     return found.plans[0].step_time if found.plans else math.inf
 
 
-def never_longer(asked: Asked, fixed: Fixed, limits: Iterable[float]) -> list[float]:
+def never_longer(asked: PlanRequest, fixed: Fixed, limits: Iterable[float]) -> list[float]:
     """Steps at growing limits, each no longer than the one before."""
     steps = [best(asked, limit, fixed) for limit in limits]
     for less, more in pairwise(steps):
@@ -74,8 +72,8 @@ def test_more_memory_never_makes_the_best_step_of_all_plans_longer() -> None:
     never_longer(small(8), Fixed(schedules=SOME), grid(8e9, 60e9, 30 if EXPLORES else 5))
 
 
-def searched(asked: Asked, fixed: Fixed) -> Found:
-    return best_plans(asked, fixed, 3)
+def searched(asked: PlanRequest, fixed: Fixed) -> Found:
+    return best_plans(replace(asked, fixed=fixed), 3)
 
 
 @pytest.mark.slow

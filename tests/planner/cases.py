@@ -10,6 +10,7 @@ from typing import Any
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.habits import Habits
+from debubble.planner.memory import activations
 from debubble.planner.model.transformer import (
     Attention,
     Experts,
@@ -19,8 +20,9 @@ from debubble.planner.model.transformer import (
     Model,
 )
 from debubble.planner.plannable import first_cut
-from debubble.planner.search.evaluate import Asked, Plan, finished, timed
-from debubble.planner.search.groups import Fixed, groups
+from debubble.planner.request import Fixed, PlanRequest
+from debubble.planner.search.evaluate import Evaluated, finished, timed
+from debubble.planner.search.groups import groups
 
 PLAIN = Habits("plain", "software without habits")
 
@@ -126,6 +128,20 @@ def sampled(framework: str, each: int) -> list[Case]:
     return found
 
 
-def evaluate(asked: Asked, candidate: Candidate) -> Plan:
+def evaluate(asked: PlanRequest, candidate: Candidate) -> Evaluated:
     """All that is said of one candidate."""
-    return finished(asked, timed(asked, candidate)[0])
+    return finished(timed(asked, candidate)[0])
+
+
+def mtp_parameters(model: Model) -> int:
+    """Return the parameters of multi-token prediction, embedding and head left out."""
+    one = model.layer_parameters(model.layers[-1]) + 2 * model.hidden**2
+    return model.mtp * (one + 3 * model.norm_parameters)
+
+
+def layer_activation(
+    model: Model, layer: Layer, training: Training, candidate: Candidate
+) -> activations.Activation:
+    """Return the bytes that one layer stores of one microbatch on one GPU."""
+    key = activations._key(model, training, candidate)
+    return activations._activation(model, layer, training, key)

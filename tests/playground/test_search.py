@@ -9,11 +9,12 @@ import pytest
 
 import debubble as db
 from debubble.planner.answer.report import columns, paragraphs
-from debubble.planner.ask import ask as asked_for
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.model.files import shipped_models
+from debubble.planner.request import Fixed
+from debubble.planner.request import plan_request as asked_for
 from debubble.planner.search.best_plans import search
-from debubble.planner.search.groups import Fixed, groups
+from debubble.planner.search.groups import groups
 from debubble.planner.search.layer_split import runnable
 from debubble.playground import limits, plans
 from debubble.playground.searches import Searches
@@ -75,11 +76,11 @@ def test_plans_are_those_of_the_library(ask):
     fixed = Fixed(tp=1, pp=2, schedules=("zb-h1",))
     wanted = search(
         asked, groups(asked.model, asked.cluster, asked.training, fixed), plans.TOP,
-        splits=runnable(asked, None),
+        splits=runnable(asked),
     )  # fmt: skip
-    assert answer["paragraphs"] == paragraphs(asked, wanted)
+    assert answer["paragraphs"] == paragraphs(wanted)
     assert [(column["title"], tuple(column["cells"])) for column in answer["plans"]] == [
-        (column.title, column.cells) for column in columns(asked, wanted, verdicts=True)
+        (column.title, column.cells) for column in columns(wanted, verdicts=True)
     ]
     assert not answer["interrupted"]
     assert len(answer["memory"]) == 3

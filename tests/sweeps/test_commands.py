@@ -9,9 +9,9 @@ import pytest
 
 import debubble as db
 from debubble.interchange.cost_files import load_costs
-from debubble.planner.ask import ask
+from debubble.planner.request import Fixed, plan_request
 from debubble.planner.search.best_plans import search
-from debubble.planner.search.groups import Fixed, groups
+from debubble.planner.search.groups import groups
 from debubble.sweeps import spec_of
 from debubble.sweeps.commands import COMMANDS, simulate
 from debubble.sweeps.work import compute
@@ -103,7 +103,7 @@ PLAN = {
 
 def test_a_plan_is_the_best_of_the_search() -> None:
     (row,) = rows_of("plan", PLAN)
-    asked = ask("llama-3.1-8b", "h100", 8, 16, 4096)
+    asked = plan_request("llama-3.1-8b", "h100", 8, 16, 4096)
     fixed = Fixed(zero=1, cp=1, microbatch_size=1, schedules=("1f1b",))
     best = search(asked, groups(asked.model, asked.cluster, asked.training, fixed), 1).plans[0]
     assert row["step_time"] == best.step_time

@@ -38,3 +38,14 @@ def models(typed: str) -> list[str]:
     from debubble.planner.model.files import shipped_models
 
     return one_of(shipped_models())(typed)
+
+
+def frameworks(typed: str) -> list[str]:
+    """Offers names of frameworks that plans are made for."""
+    from debubble.planner.frameworks.table import FRAMEWORKS
+
+    return one_of(FRAMEWORKS)(typed)
+
+
+BY_NAME: dict[str, Complete] = {"framework": frameworks, "gpu": gpus}
+"""Words for options that are not one of a few."""

@@ -266,32 +266,43 @@ def with_setup(
     """
     if function is None:
         return partial(with_setup, more=more, hidden=hidden)
-    hints = get_type_hints(function, include_extras=True)
     own = inspect.signature(function).parameters
     shared = [
         row for row in (*OPTIONS, *more)
         if row.name not in own and function.__name__ in (row.only or (function.__name__,))
     ]  # fmt: skip
+    return with_rows(function, "setup", shared, Setup, hidden=hidden)
+
+
+def with_rows(
+    function: Callable[..., None], name: str, rows: Iterable[OptionSpec],
+    make: Callable[[dict[str, Any]], Any] = dict, *, defaults: bool = False,
+    hidden: Container[OptionSpec] = (),
+) -> Callable[..., Any]:  # fmt: skip
+    """Give a command an option for every row, and its parameter `name` what `make` makes of them.
+
+    `make` gets the texts as typed, by row; None where nothing was, or its default if `defaults`.
+    """
+    rows = list(rows)
+    hints = get_type_hints(function, include_extras=True)
     parameters = []
-    for name, parameter in own.items():
-        if name != "setup":
-            parameters.append(parameter.replace(annotation=hints[name]))
+    for own, parameter in inspect.signature(function).parameters.items():
+        if own != name:
+            parameters.append(parameter.replace(annotation=hints[own]))
             continue
         parameters += [
             inspect.Parameter(
-                row.name,
-                parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=_annotation(row, row in hidden),
+                row.name, parameter.KEYWORD_ONLY, annotation=_annotation(row, row in hidden),
+                default=str(row.default) if defaults and row.default is not None else None,
             )
-            for row in shared
+            for row in rows
         ]  # fmt: skip
     parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
 
     @wraps(function)
     def run(**values: Any) -> None:
-        texts = {row.name: values.pop(row.name) for row in shared}
-        function(setup=Setup(texts), **values)
+        texts = {row.name: values.pop(row.name) for row in rows}
+        function(**{name: make(texts)}, **values)
 
     signature = inspect.Signature(
         [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
@@ -303,7 +314,9 @@ def with_setup(
 
 def _annotation(row: OptionSpec, hidden: bool) -> Any:
     words = row.type.words if isinstance(row.type, Word) else ()
-    complete = completion.one_of(words) if words else None
+    complete = completion.one_of(words) if words else completion.BY_NAME.get(row.name)
     option = takes(row.metavar, row.help, *row.flags, complete=complete)
     option.hidden = hidden
+    if row.shown:
+        option.show_default = row.shown
     return Annotated[list[str] | None if row.repeated else Text, option]

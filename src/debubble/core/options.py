@@ -178,12 +178,17 @@ class OptionSpec:
     """Stands for the value in ``--help``."""
     help: str
     """One line of ``--help``."""
-    group: Literal["schedule", "costs", "memory", "transfers", "lowerings", "jitter", "search"]
+    group: Literal[
+        "schedule", "costs", "memory", "transfers", "lowerings", "jitter", "search", "request",
+        "held",
+    ]  # fmt: skip
     """The part of a question it is of."""
     flags: tuple[str, ...] = ()
     """Flags of the command line; the default is the name."""
     default: Any = None
     """The value where none is given."""
+    shown: str = ""
+    """The default as ``--help`` shows it, where it depends on other options."""
     example: str = ""
     """A value as typed; words are their own examples."""
     neutral: str = ""

@@ -1,4 +1,4 @@
-"""From a model and a cluster to a plan: degrees, schedule, layer split, step time, memory, flags.
+"""Plans: the degrees, schedule, layer split, step time, memory and flags for a model and GPUs.
 
 The data's way: a :class:`~debubble.planner.model.transformer.Model` and a
 :class:`~debubble.planner.hardware.cluster.Cluster` give times and bytes of every layer under a

@@ -1,4 +1,4 @@
-"""What is asked for, and one way to run it: training, degrees, candidate."""
+"""Trainings, and candidates: one way each to run a training on a number of GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRECISIONS = ("bf16", "fp16", "fp8")
 
 @cache
 def recomputed_layers(recompute: str) -> int | None:
-    """The N of ``"full:N"``, None for other ways to recompute; all else is refused.
+    """Return the N of ``"full:N"``, None for other ways to recompute; all else is refused.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def recomputed_layers(recompute: str) -> int | None:
 
 @dataclass(frozen=True)
 class Training:
-    """What a step computes and in which precision; the same for every candidate."""
+    """The work of a step and its precision; the same for every candidate."""
 
     batch: int
     """Sequences per optimizer step, over all replicas."""
@@ -65,19 +65,19 @@ class Training:
     """Bytes of the optimizer's own copy of a weight: 4, or 0 where it updates the weights at
     once."""
     fused: bool = True
-    """Whether elementwise operations are fused into their neighbours. Where they run one by one,
-    gated parts store their activation function's output beside the product, and experts' outputs
+    """Whether elementwise operations are fused into their neighbors. Where they run one by one,
+    gated parts store their activation function's output next to the product, and experts' outputs
     are stored before they are weighed."""
     fused_loss: bool = False
     """Whether one kernel computes the loss, from logits in 16 bits, as FlashAttention's does."""
     imbalance: float = 1.0
     """Tokens of the busiest expert group over their mean, 1 for balanced experts."""
     overlap_tp: bool = True
-    """Whether tensor-parallel communication runs in pieces beside the products next to it."""
+    """Whether tensor-parallel communication runs in pieces during the products next to it."""
     overlap_dp: bool = True
-    """Whether gradients are reduced and weights gathered beside other work."""
+    """Whether gradients are reduced and weights gathered during other work."""
     overlap_p2p: bool = True
-    """Whether activations are sent to the next stage beside other work."""
+    """Whether activations are sent to the next stage during other work."""
 
     @property
     def tokens(self) -> int:
@@ -148,7 +148,7 @@ class Candidate:
             )
 
     def recomputing(self, recompute: str) -> Candidate:
-        """The candidate with another way to recompute."""
+        """Return the candidate with another way to recompute."""
         return replace(self, recompute=recompute)
 
     @cached_property
@@ -159,7 +159,7 @@ class Candidate:
         return tuple(start + min(most, count) for start, count in starts)
 
     def without_order(self, recompute: str | None = None) -> Candidate:
-        """The candidate as one layer sees it, recomputed as here or in a given way.
+        """Return the candidate as one layer sees it, recomputed as here or in a given way.
 
         Without schedule, split and microbatches; and without data-parallel replicas where they
         split neither weights nor gradients.
@@ -181,7 +181,7 @@ def _one_stage(
     tp: int, cp: int, ep: int, dp: int, size: int, recompute: str, zero: int,
     modules: tuple[str, ...],
 ) -> Candidate:  # fmt: skip
-    """A candidate with one stage and one microbatch, the same object for the same numbers."""
+    """Return a candidate with one stage and microbatch; the same object for the same numbers."""
     return Candidate(Degrees(tp, cp, ep, dp), size, 1, "", (0,), recompute, zero, modules)
 
 

@@ -1,4 +1,4 @@
-"""Which registered schedules a plan can have, with which chunks, and a first cut of the layers."""
+"""Registered schedules that a plan can have, their chunks, and a first cut of the layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_CHUNKS = 256
 
 @cache
 def why_not(name: str) -> str:
-    """Why a plan cannot have a schedule; empty where it can.
+    """Return the reason for which a plan cannot have a schedule; empty where it can.
 
     A plan is about one copy of the model that is trained step by step on whole microbatches and
     keeps its activations on their GPU.
@@ -32,13 +32,13 @@ def why_not(name: str) -> str:
 
 
 def plannable() -> tuple[str, ...]:
-    """Names of all schedules that a plan can have, oldest first."""
+    """Return names of all schedules that a plan can have, oldest first."""
     return tuple(entry.name for entry in registry.schedules() if not why_not(entry.name))
 
 
 @lru_cache(maxsize=1 << 16)
 def fits(name: str, ranks: int, chunks: int, microbatches: int) -> bool:
-    """Whether a schedule has an order for these sizes."""
+    """Return whether a schedule exists for these sizes."""
     entry = registry.find(name)
     if entry.chunks is not None and entry.chunks != chunks:
         return False
@@ -48,14 +48,14 @@ def fits(name: str, ranks: int, chunks: int, microbatches: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def placement_of(name: str, ranks: int, chunks: int) -> Placement:
-    """Where a schedule has its stages."""
+    """Return the placement of a schedule's stages."""
     entry = registry.find(name)
     return entry.placement(ranks, chunks)
 
 
 @cache
 def chunks_of(name: str, ranks: int, layers: int) -> tuple[int, ...]:
-    """The numbers of chunks with which a schedule cuts layers over ranks.
+    """Return the numbers of chunks with which a schedule cuts layers over ranks.
 
     Every stage has a layer, but for the first and the last, which can do with embedding or head.
     One chunk of a schedule that takes several is the plain schedule, and left to that.
@@ -69,7 +69,7 @@ def chunks_of(name: str, ranks: int, layers: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def first_cut(layers: int, stages: int, mtp: int = 0) -> tuple[int, ...]:
-    """Layers of every stage: as many on each where they divide, else balanced around the ends.
+    """Return layers of every stage: equal ones where they divide, else balanced around the ends.
 
     Then the embedding counts as a layer of the first stage, and the head and each multi-token
     prediction as one of the last. What is left over goes to the last stages between them, which

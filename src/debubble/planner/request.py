@@ -1,75 +1,107 @@
-"""What is asked for, checked before anything is searched: value, limit, nearest workable choice.
-
-What is offered instead is tried: there are plans with it, while all else stays as it was given.
-"""
+"""Planning requests: a model, GPUs, a training, and what is held fixed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
-from itertools import islice
-from math import prod
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.planner.candidate import (
-    PRECISIONS,
-    RECOMPUTES,
-    Candidate,
-    Degrees,
-    Training,
-    recomputed_layers,
-)
-from debubble.planner.frameworks.any_rules import ANY_RULES
-from debubble.planner.frameworks.case import DEGREES, STATE, Case, Rule, divisors
-from debubble.planner.frameworks.rules import broken, rules_of
+from debubble.planner.candidate import PRECISIONS, Training
+from debubble.planner.cost.published_efficiencies import Factors, shipped_factors
+from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.table import find_framework
+from debubble.planner.hardware.cluster import Cluster, find_gpu, read_bytes
 from debubble.planner.hardware.gpus import GPUS, Gpu
+from debubble.planner.model.files import read_model
 from debubble.planner.model.transformer import Model
-from debubble.planner.plannable import first_cut, plannable, why_not
-from debubble.planner.search.groups import ZEROS, Fixed, candidates, groups
-from debubble.schedules import registry
 
-if TYPE_CHECKING:
-    from debubble.planner.hardware.cluster import Cluster
+LARGEST = 10_000_000
+"""Most GPUs, sequences or tokens that a plan is made for."""
 
-SIZES = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size")
-OF_GPUS = ("tp", "cp", "dp", "pp")
-"""Degrees whose product is the number of GPUs."""
+SEQUENCE = 4096
+"""Tokens of a sequence unless given."""
 
-SOME = 1000
-"""Plans of which a framework is asked why it runs none."""
-
-TRIES = 24
-"""Numbers of GPUs and of sequences that are tried around the ones given."""
+MOST_IMBALANCE = 1000
 
 
-def check_request(model: Model, cluster: Cluster, training: Training, fixed: Fixed) -> None:
-    """Refuse what no plan can meet, with value, limit and the nearest choice that works."""
-    _check_words(fixed)
-    check_precision(training.precision, cluster.gpu)
-    _check_counts(training, fixed)
-    asked = _Request(model, cluster, training, fixed)
-    for check in (
-        asked.gpus, asked.degrees, asked.batch, asked.stages, asked.layers, asked.recompute,
-        asked.rest,
-    ):  # fmt: skip
-        check()
+@dataclass(frozen=True)
+class Fixed:
+    """Constraints on a :class:`~debubble.planner.candidate.Candidate`; None is open.
+
+    `schedules` are names of registered schedules to choose from; `framework` runs the plan, and
+    without one only what has to divide what counts.
+    """
+
+    tp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+    pp: int | None = None
+    chunks: int | None = None
+    microbatch_size: int | None = None
+    schedules: tuple[str, ...] | None = None
+    recompute: str | None = None
+    zero: int | None = None
+    layers: tuple[int, ...] | None = None
+    framework: str | None = None
 
 
-def _check_words(fixed: Fixed) -> None:
-    if fixed.framework is not None:
-        find_framework(fixed.framework)
-    for name in fixed.schedules or ():
-        entry = registry.find(name)
-        if reason := why_not(entry.name):
-            hint = did_you_mean(entry.name, plannable())
-            raise ParameterError(f"'{entry.name}' is not for plans: {reason}; {hint}")
-    if fixed.recompute is not None:
-        recomputed_layers(fixed.recompute)
-    if fixed.zero is not None and fixed.zero not in ZEROS:
-        near = min(max(fixed.zero, ZEROS[0]), ZEROS[-1])
-        raise ParameterError(f"zero is {fixed.zero}; it goes from 0 to 3; the nearest is {near}")
+@dataclass(frozen=True)
+class PlanRequest:
+    """A planning problem: model, GPUs, training, efficiencies, memory and constraints."""
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    factors: Factors
+    """Efficiencies of kernels."""
+    limit: float
+    """Bytes that one GPU has for it."""
+    fixed: Fixed = Fixed()
+
+
+def plan_request(
+    model: str | Model, gpu: str, gpus: int, batch: int, sequence: int | None = None, *,
+    precision: str = "bf16", memory: str | float | None = None, imbalance: float = 1.0,
+    fixed: Fixed | None = None,
+) -> PlanRequest:  # fmt: skip
+    """Return a request from names, files and numbers.
+
+    Parameters
+    ----------
+    model, gpu
+        Names, or files, see :func:`debubble.planner.model.files.read_model` and
+        :func:`debubble.planner.hardware.cluster.find_gpu`; or a model that was read.
+    gpus, batch, sequence
+        Number of GPUs, sequences per step, tokens per sequence; of the latter :data:`SEQUENCE`
+        unless given, or as many as the model has learned positions.
+    precision
+        ``"bf16"``, ``"fp16"`` or ``"fp8"``.
+    memory
+        Memory of one GPU in bytes, or such as ``"72GB"``; the default is all that it has.
+    imbalance
+        Tokens of the busiest experts over the mean.
+    fixed
+        What is held. Its framework says what is kept in memory for how long; Megatron-LM unless
+        given.
+    """
+    if not 1 <= imbalance <= MOST_IMBALANCE:
+        raise ParameterError(
+            f"imbalance is {imbalance:g}; it is from 1, balanced, to {MOST_IMBALANCE}"
+        )
+    found = find_gpu(gpu)
+    check_precision(precision, found)
+    limit = found.memory if memory is None else read_bytes(str(memory))
+    known = read_model(model) if isinstance(model, str) else model
+    length = min(SEQUENCE, known.positions or SEQUENCE) if sequence is None else sequence
+    if known.positions and length > known.positions:
+        raise ParameterError(
+            f"a sequence of {length:,} tokens, and {known.name} has {known.positions:,} learned "
+            f"positions; the nearest that works is {known.positions:,}"
+        )
+    fixed = fixed or Fixed()
+    runtime = MEGATRON if fixed.framework is None else find_framework(fixed.framework).runtime
+    training = Training(batch, length, precision, imbalance=imbalance, runtime=runtime)
+    return PlanRequest(known, Cluster(found, gpus), training, shipped_factors(), limit, fixed)
 
 
 def check_precision(precision: str, gpu: Gpu) -> None:
@@ -82,219 +114,3 @@ def check_precision(precision: str, gpu: Gpu) -> None:
             f"precision is 'fp8', and {gpu.name} has no products in 8 bits; the nearest that works "
             f"is precision bf16, or one of {able}"
         )
-
-
-def _check_counts(training: Training, fixed: Fixed) -> None:
-    asked = {name: getattr(fixed, name) for name in SIZES}
-    asked |= {"batch": training.batch, "sequence": training.sequence}
-    for name, value in asked.items():
-        if value is not None and (isinstance(value, bool) or value < 1):
-            raise ParameterError(f"{WORDS.get(name, name)} is {value}; it is at least 1")
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A request, and changes to it that lead to plans."""
-
-    model: Model
-    cluster: Cluster
-    training: Training
-    fixed: Fixed
-
-    def gpus(self) -> None:
-        """Degrees divide the GPUs, each and together."""
-        total = self.cluster.gpus
-        given = {name: value for name in OF_GPUS if (value := getattr(self.fixed, name))}
-        for name, value in given.items():
-            if total % value:
-                self.refuse(f"{name} {value} does not divide {total} GPUs", (name, "gpus"))
-        together = prod(given.values())
-        shown = " × ".join(f"{name} {value}" for name, value in given.items())
-        if total % together:
-            text = f"{shown} = {together} does not divide {total} GPUs"
-            self.refuse(text, (*given, "gpus"))
-        if len(given) == len(OF_GPUS) and together != total:
-            self.refuse(f"{shown} are {together} GPUs of {total}", (*given, "gpus"))
-
-    def degrees(self) -> None:
-        """The rules about degrees hold for those that are given."""
-        sizes = {name: getattr(self.fixed, name) or 1 for name in ("tp", "cp", "ep", "pp")}
-        dp = self.fixed.dp or self.cluster.gpus // (sizes["tp"] * sizes["cp"] * sizes["pp"])
-        own = Degrees(**sizes, dp=dp)
-        stages = first_cut(len(self.model.layers), own.pp, self.model.mtp)
-        one = Candidate(own, 1, 1, "1f1b", stages)
-        case = Case(self.model, own.gpus, self.training, one)
-        for rule in rules_of(self.fixed.framework, DEGREES):
-            problem = rule.check(case)
-            if problem is not None:
-                any_plan = rule in ANY_RULES
-                who = "" if any_plan else f"{self.fixed.framework} does not run this: "
-                self.refuse(
-                    who + problem.text, [one for one in problem.changes if one != "schedule"]
-                )
-
-    def batch(self) -> None:
-        """Replicas and microbatches divide the batch, each and together."""
-        batch, dp, size = self.training.batch, self.fixed.dp, self.fixed.microbatch_size
-        for name, value in (("dp", dp), ("microbatch_size", size)):
-            if value is not None and batch % value:
-                text = f"{WORDS.get(name, name)} {value} does not divide a batch of {batch}"
-                self.refuse(text, (name, "batch"))
-        if dp is not None and size is not None and batch % (dp * size):
-            text = f"dp {dp} × microbatch size {size} = {dp * size} does not divide a batch of "
-            self.refuse(f"{text}{batch}", ("microbatch_size", "dp", "batch"))
-
-    def stages(self) -> None:
-        """Stages have a layer each, but for the first and the last."""
-        count, pp, chunks = len(self.model.layers), self.fixed.pp, self.fixed.chunks
-        stages = (pp or 1) * (chunks or 1)
-        if stages > count + 2:
-            shown = " × ".join(
-                f"{name} {value}" for name, value in (("pp", pp), ("chunks", chunks)) if value
-            )
-            text = (
-                f"{shown} makes {stages} stages of {count} layers; embedding and head can be "
-                f"stages of their own, so that {count + 2} are the most"
-            )
-            self.refuse(text, ("pp", "chunks"))
-
-    def layers(self) -> None:
-        """Given layers are the model's, on the given stages."""
-        cut, count = self.fixed.layers, len(self.model.layers)
-        pp, chunks = self.fixed.pp, self.fixed.chunks
-        if cut is None:
-            return
-        if sum(cut) != count or min(cut) < 0:
-            near = "/".join(map(str, first_cut(count, len(cut), self.model.mtp)))
-            raise ParameterError(
-                f"layers {'/'.join(map(str, cut))} are {sum(cut)}, and the model has {count}; "
-                f"the nearest that works is layers {near}"
-            )
-        stages = (pp or 1) * (chunks or 1)
-        if len(cut) % stages or (pp and chunks and len(cut) != stages):
-            text = f"layers names {len(cut)} stages, which are not pp {pp or 'any'} × chunks "
-            self.refuse(f"{text}{chunks or 'any'}", ("pp", "chunks", "layers"))
-
-    def recompute(self) -> None:
-        """A number of recomputed layers is at most the model's, and the framework takes one."""
-        recompute, count = self.fixed.recompute, len(self.model.layers)
-        layers = None if recompute is None else recomputed_layers(recompute)
-        if recompute is None or layers is None:
-            return
-        if layers > count:
-            text = f"recompute {recompute} of a model with {count} layers"
-            self.refuse(text, ("recompute",))
-        one = Candidate(Degrees(), 1, 1, "1f1b", (count,), recompute)
-        case = Case(self.model, 1, self.training, one)
-        for rule in rules_of(self.fixed.framework, STATE):
-            problem = rule.check(case)
-            if problem is not None and "recompute" in problem.changes:
-                self.refuse(f"{problem.text}, is not for {self.fixed.framework}", ("recompute",))
-
-    def rest(self) -> None:
-        """There is a plan."""
-        if self.works():
-            return
-        given = {spec.name: getattr(self.fixed, spec.name) for spec in fields(Fixed)}
-        given = {name: value for name, value in given.items() if value is not None}
-        shown = ", ".join(_said(name, value) for name, value in given.items())
-        text = f"no plan has a batch of {self.training.batch} on {self.cluster.gpus} GPUs"
-        text += f" with {shown}" if shown else ""
-        if reasons := self.reasons():
-            text += f" ({self.fixed.framework} does not run this: {'; '.join(reasons)})"
-        self.refuse(text, (*given, "batch", "gpus"))
-
-    def reasons(self) -> list[str]:
-        """What the framework refuses in all plans that there would be without it."""
-        if self.fixed.framework is None:
-            return []
-        free = replace(self.fixed, framework=None)
-        plans = candidates(self.model, self.cluster, self.training, free)
-        found: dict[Rule, str] | None = None
-        for one in islice(plans, SOME):
-            case = Case.of(self.model, self.cluster.gpus, self.training, one)
-            problems = broken(case, self.fixed.framework)
-            texts = {rule: problem.text for rule, problem in problems.items()}
-            found = {rule: text for rule, text in (found or texts).items() if rule in texts}
-            if not found:
-                break
-        return list((found or {}).values())
-
-    def refuse(self, text: str, names: Iterable[str]) -> None:
-        """Raise, with the nearest value of each of these options that works."""
-        found = []
-        for name in names:
-            for value in self.values(name):
-                if self.changed(name, value).works():
-                    found.append(_said(name, value))
-                    break
-        if found:
-            verb = "works is" if len(found) == 1 else "work are"
-            text += f"; the nearest that {verb} {', or '.join(found)}"
-        else:
-            text += "; leave out more of what is given"
-        raise ParameterError(text)
-
-    def works(self) -> bool:
-        """Whether there is a plan."""
-        found = groups(self.model, self.cluster, self.training, self.fixed)
-        return next(found, None) is not None
-
-    def changed(self, name: str, value: Any) -> _Request:
-        """The request with another value."""
-        if name == "gpus":
-            return replace(self, cluster=replace(self.cluster, gpus=value))
-        if name in ("batch", "sequence", "sequence_parallel", "precision"):
-            return replace(self, training=replace(self.training, **{name: value}))
-        if name in ("mtp", "tied"):
-            return replace(self, model=replace(self.model, **{name: value}))
-        return replace(self, fixed=replace(self.fixed, **{name: value}))
-
-    def values(self, name: str) -> list[Any]:
-        """What is tried for an option, the nearest first."""
-        if name in ("layers", "framework", "zero"):
-            return [None]
-        if name == "recompute":
-            return [one for one in reversed(RECOMPUTES) if one != self.fixed.recompute]
-        if name == "schedules":
-            return [(one,) for one in plannable()]
-        if name in ("sequence_parallel", "mtp", "tied", "precision"):
-            return [{"sequence_parallel": True, "mtp": 0, "tied": False, "precision": "bf16"}[name]]
-        given = {"gpus": self.cluster.gpus, "batch": self.training.batch,
-                 "sequence": self.training.sequence}  # fmt: skip
-        value = given[name] if name in given else getattr(self.fixed, name)
-        if value is None:
-            return []
-        if name in OF_GPUS:
-            found = set(divisors(self.cluster.gpus))
-        elif name in given:
-            found = set(range(max(value - TRIES, 1), value + TRIES + 1))
-            unit = prod(getattr(self.fixed, size) or 1 for size in OF_GPUS)
-            unit *= 2 * (self.fixed.microbatch_size or 1)
-            found |= {max(value // unit + step, 1) * unit for step in (0, 1)}
-            found |= {max(2 * value // unit + step, 1) * unit // 2 for step in (0, 1)}
-            found |= {unit << power for power in range(24) if unit << power < 2 * value}
-        elif name == "microbatch_size":
-            found = set(divisors(self.training.batch))
-        else:
-            found = set(range(1, 2 * value + TRIES))
-        return sorted(found - {value}, key=lambda one: (max(one, value) / min(one, value), one))
-
-
-WORDS = {"microbatch_size": "microbatch size", "schedules": "schedule", "gpus": "GPUs",
-         "sequence_parallel": "sequence parallelism", "mtp": "MTP layers"}  # fmt: skip
-
-
-def _said(name: str, value: Any) -> str:
-    """An option with its value, as people say it."""
-    if value is None:
-        return f"any {name}"
-    if name == "gpus":
-        return f"{value} GPUs"
-    if name in ("batch", "sequence"):
-        return f"a {name} of {value}"
-    if isinstance(value, tuple):
-        return f"{WORDS.get(name, name)} {'/'.join(map(str, value))}"
-    if isinstance(value, bool):
-        return f"{WORDS.get(name, name)} {'on' if value else 'off'}"
-    return f"{WORDS.get(name, name)} {value}"

@@ -7,29 +7,28 @@ from dataclasses import replace
 from typing import Any
 
 from debubble.core.errors import did_you_mean
-from debubble.planner.answer.data import plan_flags
+from debubble.planner.answer.plan import Plan, with_measured_steps
 from debubble.planner.answer.report import (
     columns,
     costs_yaml,
     gigabytes,
     left_out,
     paragraphs,
-    whole_timeline,
 )
 from debubble.planner.answer.why import why_not, why_text
-from debubble.planner.ask import ask
 from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
-from debubble.planner.constraints import held, held_with, with_measured_steps
 from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.model.files import parse_model, read_model, shipped_models
 from debubble.planner.model.transformer import Model
+from debubble.planner.options import ROWS, SIZES, fixed_with, request_of
 from debubble.planner.plannable import plannable
-from debubble.planner.request import SIZES, check_request
+from debubble.planner.request import PlanRequest
+from debubble.planner.request_check import check_request
 from debubble.planner.search.best_plans import search
-from debubble.planner.search.evaluate import Asked
+from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.found import Found
-from debubble.planner.search.groups import ZEROS, Fixed, Group, groups
+from debubble.planner.search.groups import ZEROS, Group, groups
 from debubble.planner.search.layer_split import runnable
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError, about
@@ -70,26 +69,19 @@ def plan(question: PlanForm, running: Search) -> dict[str, Any]:
     """Return the best plans, or those found until the search is over."""
     if question.gpu not in GPUS:
         raise RefusedError(f"gpu '{question.gpu}': {did_you_mean(question.gpu, GPUS)}", "gpu")
-    asked = ask(
-        _model(question), question.gpu, question.gpus, question.batch, question.sequence,
-        precision=question.precision, memory=question.memory, imbalance=question.imbalance,
-        framework=question.framework,
-    )  # fmt: skip
     with about("recompute"):
         recomputed_layers(question.recompute or RECOMPUTES[0])
-    values = {name: getattr(question, name) for name in (*SIZES, "schedule", "recompute", "zero")}
-    given = {name: None if value is None else str(value) for name, value in values.items()}
-    fixed = held(given, question.framework)
-    check_request(asked.model, asked.cluster, asked.training, fixed)
+    values = {name: value for name, value in question if name in ROWS and value is not None}
+    if question.schedule is not None:
+        values["schedule"] = ROWS["schedule"].type.read("--schedule", question.schedule)
+    request = request_of(values | {"model": _model(question), "seq": question.sequence})
+    check_request(request)
     if question.measured is not None:
-        file = question.measured
-        _check_length(file, limits.MAX_MEASURED, "what was measured", "measured")
-        with about("measured"):
-            asked = with_measured_steps(asked, file.name, fixed, file.text)
+        request = _measured(request, question.measured)
     conditions = question.why.replace(",", " ").split()
     if len(conditions) > MOST_WHY:
         raise RefusedError(f"why has {len(conditions)} conditions; the limit is {MOST_WHY}", "why")
-    others = [(text, held_with(given, text, question.framework)) for text in conditions]
+    others = [(text, replace(request, fixed=fixed_with(values, text))) for text in conditions]
 
     def report(found: Found) -> None:
         best = found.best.step_time if found.best else None
@@ -99,22 +91,27 @@ def plan(question: PlanForm, running: Search) -> dict[str, Any]:
         if running.over():
             raise KeyboardInterrupt
 
-    def found_with(fixed: Fixed, count: int, long: list[int]) -> Found:
-        short = _short(groups(asked.model, asked.cluster, asked.training, fixed), long)
-        splits = None if fixed.layers else runnable(asked, fixed.framework)
-        return search(asked, short, count, report, splits)
+    def searched(request: PlanRequest, count: int = 1, long: list[int] | None = None) -> Found:
+        every = groups(request.model, request.cluster, request.training, request.fixed)
+        short = _short(every, [] if long is None else long)
+        splits = None if request.fixed.layers else runnable(request)
+        return search(request, short, count, report, splits)
 
     long: list[int] = []
-    found = found_with(fixed, TOP, long)
+    found = searched(request, TOP, long)
     if sum(long) and not found.considered:
         raise RefusedError(f"all {sum(long):,} plans {TOO_LONG}; use a smaller batch", "batch")
     if sum(long):
         found.leave_out(TOO_LONG, sum(long))
-    answers = [
-        why_not(asked, found.searched, text, other, lambda fixed: found_with(fixed, 1, []))
-        for text, other in others
-    ]
-    return _answer(asked, found) | {"why": [why_text(answer) for answer in answers]}
+    answers = [why_not(text, other, found.searched, searched) for text, other in others]
+    return _answer(Plan(found)) | {"why": [why_text(answer) for answer in answers]}
+
+
+def _measured(request: PlanRequest, file: File) -> PlanRequest:
+    """Return a request with the efficiency that a measured step implies."""
+    _check_length(file, limits.MAX_MEASURED, "what was measured", "measured")
+    with about("measured"):
+        return with_measured_steps(request, file.name, file.text)
 
 
 def _check_length(file: File, most: int, what: str, field: str) -> None:
@@ -154,36 +151,34 @@ def _short(found: Iterable[Group], long: list[int]) -> Iterator[Group]:
             yield kept
 
 
-def _answer(asked: Asked, found: Found) -> dict[str, Any]:
+def _answer(plan: Plan) -> dict[str, Any]:
     from debubble.view.figure import render
 
+    found = plan.found
     answer: dict[str, Any] = {
-        "paragraphs": paragraphs(asked, found),
+        "paragraphs": paragraphs(found),
         "left_out": left_out(found),
         "interrupted": found.interrupted,
         "plans": None,
     }
-    if not found.plans:
+    if not plan.fits:
         return answer
-    best = found.plans[0]
-    timeline = whole_timeline(asked, best)
     with DRAWING:
         picture = render(front(found), "svg", facecolor="none").decode()
     return answer | {
         "plans": [
             {"title": column.title, "cells": column.cells, "left": column.left}
-            for column in columns(asked, found, verdicts=True)
+            for column in columns(found, verdicts=True)
         ],
-        "memory": memory_rows(best),
+        "memory": memory_rows(plan.best),
         "front": picture,
-        "flags": [[name, plan_flags(asked, best, name)] for name in FRAMEWORKS],
-        "timelines": encode([timeline], limit=asked.limit),
-        "other_tab": _for_comparison(asked, found),
+        "flags": [[name, plan.flags(name)] for name in FRAMEWORKS],
+        "timelines": encode([plan.timeline], limit=found.request.limit),
+        "other_tab": _for_comparison(plan.best),
     }
 
 
-def _for_comparison(asked: Asked, found: Found) -> dict[str, Any]:
+def _for_comparison(best: Evaluated) -> dict[str, Any]:
     """Return costs, sizes and schedule of the best plan, for the page that compares schedules."""
-    best = found.plans[0]
-    file = File(name="plan.yaml", text=costs_yaml(asked, best))
+    file = File(name="plan.yaml", text=costs_yaml(best))
     return upload(file) | {"name": best.candidate.schedule}

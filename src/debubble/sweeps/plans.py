@@ -8,45 +8,35 @@ from typing import Any
 
 from debubble.core.errors import ParameterError
 from debubble.core.options import Real, Whole, Word
-from debubble.planner.ask import LARGEST, ask
 from debubble.planner.candidate import PRECISIONS, recomputed_layers
 from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.cluster import find_gpu
 from debubble.planner.model.files import ENDINGS, read_model
-from debubble.planner.request import SIZES, check_request
+from debubble.planner.options import SIZES, request_of
+from debubble.planner.request import LARGEST
+from debubble.planner.request_check import check_request
 from debubble.planner.search.best_plans import best_plans
-from debubble.planner.search.evaluate import relative_error, speed
-from debubble.planner.search.groups import ZEROS, Fixed
+from debubble.planner.search.groups import ZEROS
 from debubble.sweeps.parameters import Parameter, Parameters, schedule_name
 
 CHOSEN = ("microbatch_size", "microbatches", "schedule", "recompute", "zero")
 """Fields of a plan that are results by the same names."""
 
-HELD = (*SIZES, "recompute", "zero", "framework")
-
 
 def plan(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the best plan that fits, as one row of results."""
-    asked = ask(
-        options["model"], options["gpu"], options["gpus"], options["batch"], options["seq"],
-        precision=options.get("precision", "bf16"), memory=options.get("memory"),
-        imbalance=options.get("imbalance", 1.0), framework=options.get("framework"),
-    )  # fmt: skip
-    held = {name: options[name] for name in HELD if name in options}
-    if "schedules" in options:
-        held["schedules"] = tuple(options["schedules"])
-    fixed = Fixed(**held)
-    check_request(asked.model, asked.cluster, asked.training, fixed)
-    found = best_plans(asked, fixed, 1)
+    request = request_of({**options, "schedule": options.get("schedules")})
+    check_request(request)
+    found = best_plans(request, 1)
     if not found.plans:
-        raise ParameterError(f"no plan fits into {asked.limit / 1e9:.1f} GB")
+        raise ParameterError(f"no plan fits into {request.limit / 1e9:.1f} GB")
     best = found.plans[0]
-    candidate, fast = best.candidate, speed(asked, best.step_time)
+    candidate, fast = best.candidate, best.speed
     return [
         asdict(candidate.degrees) | {
             **{name: getattr(candidate, name) for name in CHOSEN},
             "step_time": best.step_time,
-            "step_time_error": relative_error(asked, best) * best.step_time,
+            "step_time_error": best.step_error * best.step_time,
             "tokens_per_second": fast.tokens_per_second, "mfu": fast.mfu["causal"],
             "bubble_ratio": best.bubble_ratio, "peak": max(best.peaks),
         }

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from debubble.analysis.layout import html_table
-from debubble.planner.answer.data import plan_flags
-from debubble.planner.answer.report import (
-    columns,
-    gigabytes,
-    left_out,
-    paragraphs,
-    ranked,
-    whole_timeline,
-)
-from debubble.planner.answer.why import Why, why_text
+from debubble.planner.answer.plan import Plan
+from debubble.planner.answer.report import columns, gigabytes, left_out, paragraphs, ranked
+from debubble.planner.answer.why import why_text
 from debubble.planner.frameworks.table import FRAMEWORKS
-from debubble.planner.search.evaluate import Asked, Plan
+from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.found import Found
 from debubble.view.colors import FAINT, INK, LIMIT
 from debubble.view.page import inline_svg, page
@@ -32,33 +25,33 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits"
 """Parts of a rank's memory, in the order of the columns."""
 
 
-def plan_page(asked: Asked, found: Found, answers: Sequence[Why] = ()) -> str:
-    """Return a self-contained page about the plans that a search has found, at least one."""
-    best = found.plans[0]
-    timeline = whole_timeline(asked, best)
-    said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(asked, found))
+def plan_page(plan: Plan) -> str:
+    """Return a self-contained page about a plan, its alternatives, and why it is not another."""
+    found, best = plan.found, plan.best
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(found))
     sections = [
         said,
-        *(f"<p>{html.escape(why_text(answer))}</p>" for answer in answers),
+        *(f"<p>{html.escape(why_text(answer))}</p>" for answer in plan.why),
         "<h2>Plans</h2>",
-        html_table(columns(asked, found, verdicts=True)),
+        html_table(columns(found, verdicts=True)),
         f"<p>{html.escape(left_out(found))}</p>",
         inline_svg(front(found), "Step time and memory of plans"),
         "<h2>Memory of every rank at its peak</h2>",
         _table(memory_rows(best)),
         "<h2>Flags</h2>",
         *(
-            f"<h3>{html.escape(name)}</h3><pre>{html.escape(plan_flags(asked, best, name))}</pre>"
+            f"<h3>{html.escape(name)}</h3><pre>{html.escape(plan.flags(name))}</pre>"
             for name in FRAMEWORKS
         ),
     ]
+    request = found.request
     return page(
-        [timeline], title=f"A plan for {asked.model.name}", table_html="\n".join(sections),
-        limit=asked.limit,
+        [plan.timeline], title=f"A plan for {request.model.name}", table_html="\n".join(sections),
+        limit=request.limit,
     )  # fmt: skip
 
 
-def memory_rows(plan: Plan) -> list[list[str]]:
+def memory_rows(plan: Evaluated) -> list[list[str]]:
     """Return the memory of every rank at its peak, part by part; heads first."""
     heads = ["rank", "peak", *PARTS, "at action"]
     rows = [
@@ -88,7 +81,7 @@ def front(found: Found) -> Figure:
     from debubble.view.figure import style
 
     plans = ranked(found)
-    limit = found.plans[0].limit
+    limit = found.request.limit
     with style():
         figure = Figure(figsize=(7.0, 3.2), dpi=100, facecolor="white", layout="constrained")
         ax = figure.add_subplot()

@@ -1,17 +1,18 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from debubble.core.errors import FormatError, ParameterError
+from debubble.planner.answer.plan import with_measured_steps
 from debubble.planner.answer.report import paragraphs
-from debubble.planner.ask import ask
 from debubble.planner.candidate import Candidate
-from debubble.planner.constraints import with_measured_steps
 from debubble.planner.cost.calibration_files import calibrate_from, log_seconds, measured_run
 from debubble.planner.cost.layer_times import layer_times
 from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.request import Fixed, plan_request
 from debubble.planner.search.best_plans import search
-from debubble.planner.search.groups import Fixed, groups
+from debubble.planner.search.groups import groups
 from tests.planner.published import llama_70b
 
 CASE = llama_70b()
@@ -53,18 +54,20 @@ def test_a_log_says_the_seconds_of_the_candidate(tmp_path: Path) -> None:
 
 def test_what_is_open_beside_a_log_is_named(tmp_path: Path) -> None:
     path = str(written(tmp_path / "run.log", LINE.format(n=9, ms=6000.0, batch=64)))
-    asked = ask("llama-3.1-8b", "h100", 8, 64, 8192)
+    asked = plan_request("llama-3.1-8b", "h100", 8, 64, 8192)
     message = r"give --cp, --dp, --schedule, --recompute, --zero, too"
     with pytest.raises(ParameterError, match=message):
-        with_measured_steps(asked, path, Fixed(tp=2, pp=2, chunks=1, microbatch_size=1))
+        with_measured_steps(
+            replace(asked, fixed=Fixed(tp=2, pp=2, chunks=1, microbatch_size=1)), path
+        )
     fixed = Fixed(tp=2, cp=1, pp=2, chunks=1, microbatch_size=1, schedules=("1f1b",),
                   recompute="none", zero=1)  # fmt: skip
-    found = with_measured_steps(asked, path, fixed)
+    found = with_measured_steps(replace(asked, fixed=fixed), path)
     assert found.factors.table[-1].measured
 
 
 def test_steps_faster_than_the_peak_are_refused(tmp_path: Path) -> None:
-    asked = ask("llama-3.1-8b", "h100", 8, 64, 8192)
+    asked = plan_request("llama-3.1-8b", "h100", 8, 64, 8192)
     fixed = Fixed(tp=2, cp=1, pp=2, chunks=1, microbatch_size=1, schedules=("1f1b",),
                   recompute="none", zero=1)  # fmt: skip
     path = str(written(tmp_path / "run.log", LINE.format(n=9, ms=2000.0, batch=64)))
@@ -72,18 +75,18 @@ def test_steps_faster_than_the_peak_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ParameterError, match=r"MFU of 170.* 100 % is the most, which is 3.41 s. Ch"
     ):
-        with_measured_steps(asked, path, fixed)
+        with_measured_steps(replace(asked, fixed=fixed), path)
 
 
 def test_steps_faster_than_the_best_product_warn(tmp_path: Path) -> None:
-    asked = ask("llama-3.1-8b", "h100", 8, 64, 8192)
+    asked = plan_request("llama-3.1-8b", "h100", 8, 64, 8192)
     fixed = Fixed(tp=2, cp=1, pp=2, chunks=1, microbatch_size=1, schedules=("1f1b",),
                   recompute="none", zero=1)  # fmt: skip
     for ms, warns in ((4100.0, True), (6000.0, False)):
         path = str(written(tmp_path / "run.log", LINE.format(n=9, ms=ms, batch=64)))
-        measured = with_measured_steps(asked, path, fixed)
+        measured = with_measured_steps(replace(asked, fixed=fixed), path)
         found = search(measured, groups(measured.model, measured.cluster, measured.training, fixed))
-        said = " ".join(paragraphs(measured, found))
+        said = " ".join(paragraphs(found))
         assert ("more than the 80.00 % that the best matrix product on h100" in said) == warns
 
 

@@ -53,7 +53,6 @@ def test_layer_of_llama_3_8b():
     assert one.core == pytest.approx(67.1e6, abs=0.05e6)
     assert one.experts == 0
     assert 2 * one.core == one.I - one.W
-    assert one.executed_I() - one.W == pytest.approx(167.8e6, abs=0.05e6)
     assert one.linear == one.W
     assert head_flops(model) == 2 * 4096 * 128256
 

@@ -9,12 +9,12 @@ from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.memory.activations import (
     default_modules,
-    layer_activation,
     logits_bytes,
     stage_activation,
 )
 from debubble.planner.model.files import read_model
 from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
+from tests.planner.cases import layer_activation
 
 GIB = 1 << 30
 CLASSIC = Training(8, 2048, flash=False)

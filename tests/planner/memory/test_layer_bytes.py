@@ -3,8 +3,8 @@
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.memory.activations import layer_activation
 from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
+from tests.planner.cases import layer_activation
 
 torch = pytest.importorskip("torch")
 nn, functional = torch.nn, torch.nn.functional

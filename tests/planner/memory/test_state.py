@@ -18,7 +18,7 @@ from debubble.planner.memory.state import (
 )
 from debubble.planner.model.files import read_model
 from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
-from tests.planner.cases import PLAIN
+from tests.planner.cases import PLAIN, mtp_parameters
 
 GIB = 1 << 30
 
@@ -116,7 +116,7 @@ def test_multi_token_prediction_is_on_the_last_stage_with_an_embedding():
     without = replace(model, mtp=0)
     more = stage_parameters(model, training, plan, 1).total
     more -= stage_parameters(without, training, plan, 1).total
-    assert more == model.mtp_parameters + model.embedding_parameters
+    assert more == mtp_parameters(model) + model.embedding_parameters
 
 
 def test_experts_have_replicas_of_their_own():

@@ -10,21 +10,13 @@ import pytest
 
 import debubble as db
 from debubble.planner.answer.report import costs_yaml, whole_timeline
-from debubble.planner.ask import ask
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.hardware.cluster import read_bytes
-from debubble.planner.search.evaluate import (
-    CAUSES,
-    Asked,
-    simulated,
-    speed,
-    tied,
-    timed,
-    with_peaks,
-)
+from debubble.planner.request import PlanRequest, plan_request
+from debubble.planner.search.evaluate import CAUSES, simulated, tied, timed, with_peaks
 from tests.planner.cases import evaluate
 
-ASKED = ask("llama-3.1-8b", "h100", 32, 64, 8192)
+ASKED = plan_request("llama-3.1-8b", "h100", 32, 64, 8192)
 
 
 def candidate(schedule: str = "1f1b", chunks: int = 1, **more: object) -> Candidate:
@@ -59,7 +51,7 @@ def test_recompute_is_a_cause_of_its_own() -> None:
 def test_peaks_are_those_of_the_whole_memory(recompute: str) -> None:
     one = candidate(recompute=recompute)
     plan, timeline = timed(ASKED, one)
-    quick, whole = with_peaks(ASKED, plan, timeline), evaluate(ASKED, one)
+    quick, whole = with_peaks(plan, timeline), evaluate(ASKED, one)
     assert quick.peaks == whole.peaks
     assert [rank.peak for rank in whole.memory] == list(whole.peaks)
     for rank in whole.memory:
@@ -71,20 +63,20 @@ def test_peaks_are_those_of_the_whole_memory(recompute: str) -> None:
 def test_activations_alone_are_less_than_the_peaks() -> None:
     one = candidate()
     whole = evaluate(ASKED, one)
-    tight = Asked(ASKED.model, ASKED.cluster, ASKED.training, ASKED.factors, limit=1e9)
+    tight = PlanRequest(ASKED.model, ASKED.cluster, ASKED.training, ASKED.factors, limit=1e9)
     plan, timeline = timed(tight, one)
-    quick = with_peaks(tight, plan, timeline)
+    quick = with_peaks(plan, timeline)
     assert not quick.fits
     assert all(a <= b for a, b in zip(quick.peaks, whole.peaks, strict=True))
 
 
 def test_costs_of_a_plan_are_costs_for_every_command() -> None:
     plan = evaluate(ASKED, candidate("zb-v", 2))
-    timeline = whole_timeline(ASKED, plan)
+    timeline = whole_timeline(plan)
     costs = timeline.table.costs
     assert np.allclose(timeline.peak_activation, plan.peaks)
     assert np.array_equal(db.simulate(timeline.schedule, costs).end, timeline.end)
-    found = costs_yaml(ASKED, plan)
+    found = costs_yaml(plan)
     assert "unit: bytes" in found
     from debubble.interchange.cost_files import parse_costs
 
@@ -94,7 +86,7 @@ def test_costs_of_a_plan_are_costs_for_every_command() -> None:
 
 
 def test_speed_counts_attention_by_two_conventions() -> None:
-    fast = speed(ASKED, 2.0)
+    fast = replace(evaluate(ASKED, candidate()), step_time=2.0).speed
     assert fast.tokens_per_second == 64 * 8192 / 2
     flops = fast.flops_per_gpu
     # Published FLOPs per token: 57.913 G in full, 51.470 G of the causal half.
@@ -107,10 +99,10 @@ def test_plans_tie_within_the_error_of_what_differs() -> None:
     one = evaluate(ASKED, candidate())
     more = {"tp": one.causes["tp"] + 0.11, "bubble": one.causes["bubble"] - 0.1}
     other = replace(one, step_time=one.step_time + 0.01, causes=one.causes | more)
-    assert tied(ASKED, one, other)
-    assert not tied(ASKED, one, evaluate(ASKED, candidate(zero=2)))  # does what the other does
+    assert tied(one, other)
+    assert not tied(one, evaluate(ASKED, candidate(zero=2)))  # does what the other does
     slow = evaluate(ASKED, candidate(recompute="full"))
-    assert not tied(ASKED, one, slow)
+    assert not tied(one, slow)
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ import pytest
 from debubble.optimize import strategies
 from debubble.planner.answer.data import data
 from debubble.planner.answer.report import text
-from debubble.planner.ask import ask
 from debubble.planner.candidate import Candidate, Degrees
+from debubble.planner.request import PlanRequest, plan_request
 from debubble.planner.search import faster
 from debubble.planner.search.best_plans import Found
-from debubble.planner.search.evaluate import Asked, simulated
+from debubble.planner.search.evaluate import simulated
 from debubble.planner.search.faster import faster_order, optimized
 from tests.planner.cases import evaluate
 
-ASKED = ask("llama-3.1-8b", "h100", 8, 16, 4096)
+ASKED = plan_request("llama-3.1-8b", "h100", 8, 16, 4096)
 ONE = Candidate(Degrees(dp=2, pp=4), 1, 8, "zb-h1", (8, 9, 9, 6))
 
 
@@ -32,7 +32,7 @@ def test_a_faster_order_within_the_memory(solver: bool, monkeypatch: pytest.Monk
     if not solver:
         monkeypatch.setattr(strategies, "has_solver", lambda: False)
     plan = evaluate(ASKED, ONE)
-    found, least, interrupted = faster_order(ASKED, plan, 1.0)
+    found, least, interrupted = faster_order(plan, 1.0)
     assert found is not None
     assert not interrupted
     assert least <= found.step_time < 0.97 * plan.step_time
@@ -49,8 +49,8 @@ def test_a_faster_order_within_the_memory(solver: bool, monkeypatch: pytest.Monk
 def test_little_memory_is_kept() -> None:
     tight = replace(ASKED, limit=52e9)
     plan = evaluate(tight, ONE)
-    found, least, _ = faster_order(tight, plan, 1.0)
-    wide, least_of_all, _ = faster_order(ASKED, evaluate(ASKED, ONE), 1.0)
+    found, least, _ = faster_order(plan, 1.0)
+    wide, least_of_all, _ = faster_order(evaluate(ASKED, ONE), 1.0)
     assert wide is not None
     assert max(wide.peaks) > tight.limit
     assert least >= least_of_all - 1e-9
@@ -62,38 +62,38 @@ def test_little_memory_is_kept() -> None:
 def test_the_best_plans_get_orders() -> None:
     alone = evaluate(ASKED, Candidate(Degrees(tp=8), 1, 16, "1f1b", (32,)))
     plans = [evaluate(ASKED, ONE), evaluate(ASKED, replace(ONE, schedule="1f1b")), alone]
-    found = Found(3, sorted(plans, key=lambda plan: plan.step_time))
+    found = Found(ASKED, 3, sorted(plans, key=lambda plan: plan.step_time))
     told: list[int] = []
-    optimized(ASKED, found, 1, 1.0, lambda number, _: told.append(number))
+    optimized(found, 1, 1.0, lambda number, _: told.append(number))
     assert len(told) == 1
     assert [plan.schedule for plan in found.plans].count("optimized") == 1
     assert found.plans[0].schedule == "optimized"
-    said = data(ASKED, found)["plans"]
+    said = data(found)["plans"]
     assert said[0]["schedule"] == "optimized"
     assert said[0]["instead_of"] == "zb-h1"
     assert said[0]["lower_bound"] <= said[0]["step_time"]
     assert all("order.csv" in lines for lines in said[0]["flags"].values())
-    assert "no order of its stages takes less than" in text(ASKED, found, 100)
+    assert "no order of its stages takes less than" in text(found, 100)
 
 
 def test_ctrl_c_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = [evaluate(ASKED, ONE), evaluate(ASKED, replace(ONE, schedule="1f1b"))]
-    found = Found(2, plans.copy())
+    found = Found(ASKED, 2, plans.copy())
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(faster, "faster_order", stop)
-    optimized(ASKED, found, 2)
+    optimized(found, 2)
     assert found.interrupted
     assert found.plans == plans
 
 
 def test_what_cannot_be_optimized_is_said() -> None:
     plan = evaluate(ASKED, ONE)
-    tight: Asked = replace(ASKED, limit=20e9)
-    found = Found(1, [replace(plan, limit=20e9)])
+    tight: PlanRequest = replace(ASKED, limit=20e9)
+    found = Found(tight, 1, [replace(plan, request=tight)])
     told: list[str] = []
-    optimized(tight, found, 1, 1.0, lambda _, line: told.append(line))
+    optimized(found, 1, 1.0, lambda _, line: told.append(line))
     assert len(told) == 1
     assert len(found.plans) == 1

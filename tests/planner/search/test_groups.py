@@ -13,7 +13,8 @@ from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import first_cut, fits, plannable, why_not
-from debubble.planner.search.groups import Fixed, candidates, groups
+from debubble.planner.request import Fixed
+from debubble.planner.search.groups import candidates, groups
 from debubble.schedules import registry
 from tests.planner.cases import Gpus, dense, latent, mixture
 

@@ -10,11 +10,11 @@ from itertools import combinations_with_replacement, pairwise
 
 import pytest
 
-from debubble.planner.ask import ask
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.plannable import first_cut, placement_of
+from debubble.planner.request import PlanRequest, plan_request
 from debubble.planner.search.bounds import pipeline_bound
-from debubble.planner.search.evaluate import Asked, Plan, timed, with_peaks
+from debubble.planner.search.evaluate import Evaluated, timed, with_peaks
 from debubble.planner.search.layer_split import (
     SIMULATIONS,
     Cut,
@@ -34,18 +34,18 @@ def cuts(layers: int, stages: int) -> Iterator[Cut]:
         yield tuple(b - a for a, b in pairwise((0, *ends, layers)))
 
 
-def small(layers: int, name: str = "llama-3.1-8b", limit: float = 80e9) -> Asked:
-    asked = ask(name, "h100", 8, 8, 4096)
+def small(layers: int, name: str = "llama-3.1-8b", limit: float = 80e9) -> PlanRequest:
+    asked = plan_request(name, "h100", 8, 8, 4096)
     model = replace(asked.model, layers=asked.model.layers[:layers])
     return replace(asked, model=model, limit=limit)
 
 
-def planned(asked: Asked, candidate: Candidate) -> Plan:
+def planned(asked: PlanRequest, candidate: Candidate) -> Evaluated:
     plan, timeline = timed(asked, candidate)
-    return with_peaks(asked, plan, timeline)
+    return with_peaks(plan, timeline)
 
 
-def of(asked: Asked, schedule: str, pp: int, chunks: int, m: int = 8) -> Candidate:
+def of(asked: PlanRequest, schedule: str, pp: int, chunks: int, m: int = 8) -> Candidate:
     stages = pp * chunks
     cut = first_cut(len(asked.model.layers), stages, asked.model.mtp)
     degrees = Degrees(tp=8 // pp, pp=pp, chunks=chunks)
@@ -62,7 +62,7 @@ def test_no_split_is_faster(schedule: str, pp: int, chunks: int, layers: int) ->
     asked = small(layers)
     start = planned(asked, of(asked, schedule, pp, chunks))
     assert start.fits
-    found, simulated = refined(asked, start, lambda _: True)
+    found, simulated = refined(start, lambda _: True)
     every = [
         planned(asked, replace(start.candidate, layers=cut)) for cut in cuts(layers, pp * chunks)
     ]
@@ -87,7 +87,7 @@ def test_layers_move_until_the_fullest_rank_has_room(schedule: str) -> None:
     tight = replace(asked, limit=limit)
     start = planned(tight, start.candidate)
     assert not start.fits
-    found, _ = refined(tight, start, lambda _: True)
+    found, _ = refined(start, lambda _: True)
     assert found.fits
     best = min(plan.step_time for plan in every if max(plan.peaks) <= limit)
     assert found.step_time <= best * 1.01
@@ -96,9 +96,9 @@ def test_layers_move_until_the_fullest_rank_has_room(schedule: str) -> None:
 def test_what_is_not_allowed_is_not_chosen() -> None:
     asked = small(12)
     start = planned(asked, of(asked, "1f1b", 4, 1))
-    free, _ = refined(asked, start, lambda _: True)
+    free, _ = refined(start, lambda _: True)
     assert free.step_time < start.step_time
-    held, simulated = refined(asked, start, lambda _: False)
+    held, simulated = refined(start, lambda _: False)
     assert held == start
     assert simulated == 0
 
@@ -106,7 +106,7 @@ def test_what_is_not_allowed_is_not_chosen() -> None:
 def test_one_stage_stays() -> None:
     asked = small(6)
     start = planned(asked, of(asked, "1f1b", 1, 1))
-    assert refined(asked, start, lambda _: True) == (start, 0)
+    assert refined(start, lambda _: True) == (start, 0)
 
 
 HOMES = [("1f1b", 3, 1), ("interleaved-1f1b", 2, 2), ("zb-v", 2, 2), ("1f1b", 4, 1)]
@@ -131,10 +131,10 @@ def test_the_busiest_rank_does_least(schedule: str, pp: int, chunks: int) -> Non
 
 
 def test_layers_of_several_kinds() -> None:
-    asked = ask("deepseek-v3", "h800", 2048, 15360, 4096)
+    asked = plan_request("deepseek-v3", "h800", 2048, 15360, 4096)
     degrees = Degrees(ep=64, dp=128, pp=16)
     one = Candidate(degrees, 1, 120, "1f1b", first_cut(61, 16, 1), "full")
     start = planned(asked, one)
-    found, _ = refined(asked, start, lambda _: True)
+    found, _ = refined(start, lambda _: True)
     assert sum(found.candidate.layers) == 61
     assert found.step_time < start.step_time or not start.fits

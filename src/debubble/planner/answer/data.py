@@ -1,11 +1,10 @@
-"""The answer to what was asked, as plain data, with the flags of every framework."""
+"""The answer to what was request, as plain data, with the flags of every framework."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
 from typing import Any
 
-from debubble.planner.answer.more_gpus import with_gpus
 from debubble.planner.answer.report import gigabytes
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.frameworks.case import Case
@@ -14,22 +13,16 @@ from debubble.planner.frameworks.table import FRAMEWORKS, find_framework
 from debubble.planner.frameworks.torch.flags import CSV
 from debubble.planner.memory.peaks import RankMemory, memory_of
 from debubble.planner.model.shape_traps import shape_traps
+from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import (
-    Asked,
-    Plan,
-    efficiency,
-    origin,
-    relative_error,
-    simulated,
-    speed,
+    Evaluated,
 )
 from debubble.planner.search.found import Found
 
 
-def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
-    """A plan as plain data, in seconds and bytes."""
-    candidate = plan.candidate
-    fast = speed(asked, plan.step_time)
+def plan_data(plan: Evaluated) -> dict[str, Any]:
+    """Return a plan as plain data, in seconds and bytes."""
+    candidate, fast = plan.candidate, plan.speed
     return {
         "degrees": asdict(candidate.degrees),
         "microbatch_size": candidate.microbatch_size,
@@ -39,8 +32,8 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
         "recompute": candidate.recompute,
         "zero": candidate.zero,
         "step_time": plan.step_time,
-        "step_time_error": relative_error(asked, plan) * plan.step_time,
-        "efficiency": {"value": efficiency(asked, plan), "origin": origin(asked, plan)},
+        "step_time_error": plan.step_error * plan.step_time,
+        "efficiency": {"value": plan.efficiency, "origin": plan.efficiency_origin},
         "tokens_per_second": fast.tokens_per_second,
         "tflops_per_gpu": fast.flops_per_gpu["causal"] / 1e12,
         "mfu": fast.mfu,
@@ -48,20 +41,20 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
         "causes": {name: seconds for name, seconds in plan.causes.items() if seconds},
         "memory": [_memory_data(rank) for rank in plan.memory],
         "fits": plan.fits,
-        "warnings": list(shape_traps(asked.model, candidate.degrees.tp)),
-        "flags": {name: plan_flags(asked, plan, name) for name in FRAMEWORKS},
+        "warnings": list(shape_traps(plan.request.model, candidate.degrees.tp)),
+        "flags": {name: plan_flags(plan, name) for name in FRAMEWORKS},
         **({"lower_bound": plan.lower_bound} if plan.lower_bound else {}),
         **({"instead_of": candidate.schedule} if plan.optimized else {}),
     }
 
 
-def plan_flags(asked: Asked, plan: Plan, framework: str) -> str:
-    """The text with which a framework runs a plan, and what it holds there if that is different."""
+def plan_flags(plan: Evaluated, framework: str) -> str:
+    """Return the text with which a framework runs a plan, and its memory there if that differs."""
     if not plan.optimized:
-        gpus = plan.candidate.degrees.gpus
-        case = Case.of(asked.model, gpus, asked.training, plan.candidate)
+        request, gpus = plan.request, plan.candidate.degrees.gpus
+        case = Case.of(request.model, gpus, request.training, plan.candidate)
         text = flags(case, framework)
-        return text if runs_nothing(text) else _held_there(asked, plan, framework) + text
+        return text if runs_nothing(text) else _held_there(plan, framework) + text
     return (
         f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with\n"
         f"# debubble.torch.Pipeline({CSV!r}, stages, loss_fn) in a training loop, or\n"
@@ -70,24 +63,24 @@ def plan_flags(asked: Asked, plan: Plan, framework: str) -> str:
 
 
 def runs_nothing(text: str) -> bool:
-    """Whether flags are comments alone, because the framework does not run the plan."""
+    """Return whether flags are comments alone, because the framework does not run the plan."""
     return all(line.startswith("#") for line in text.splitlines())
 
 
-def _held_there(asked: Asked, plan: Plan, framework: str) -> str:
-    """A comment on the fullest rank where a framework keeps other things than were counted."""
-    runtime = find_framework(framework).runtime
-    if runtime == asked.training.runtime:
+def _held_there(plan: Evaluated, framework: str) -> str:
+    """Return a comment on the fullest rank where a framework keeps other things than counted."""
+    request, runtime = plan.request, find_framework(framework).runtime
+    if runtime.name == request.training.runtime.name:
         return ""
-    training = replace(asked.training, runtime=runtime)
-    timeline = simulated(asked, plan.candidate, plan.order)
-    ranks = memory_of(asked.model, asked.cluster.gpu, training, plan.candidate, timeline)
+    training = replace(request.training, runtime=runtime)
+    timeline = plan.simulate()
+    ranks = memory_of(request.model, request.cluster.gpu, training, plan.candidate, timeline)
     fullest = max(ranks, key=lambda rank: rank.peak)
     line = (
         f"# as {runtime.title} keeps it, rank {fullest.rank} is the fullest with "
-        f"{gigabytes(fullest.peak)} of {gigabytes(plan.limit)}"
+        f"{gigabytes(fullest.peak)} of {gigabytes(request.limit)}"
     )
-    if fullest.peak > plan.limit:
+    if fullest.peak > request.limit:
         line += f", which is too much:\n# --framework {framework} looks for plans that fit there"
     return f"{line}\n"
 
@@ -102,13 +95,13 @@ def _memory_data(rank: RankMemory) -> dict[str, Any]:
     }
 
 
-def data(asked: Asked, found: Found) -> dict[str, Any]:
-    """The whole answer as plain data."""
+def data(found: Found) -> dict[str, Any]:
+    """Return the whole answer as plain data."""
     return {
-        "model": model_data(asked),
-        "plans": [plan_data(asked, plan) for plan in found.plans],
-        "near": [plan_data(asked, plan) for plan in found.near],
-        "buys": larger_data(asked, found),
+        "model": model_data(found.request),
+        "plans": [plan_data(plan) for plan in found.plans],
+        "near": [plan_data(plan) for plan in found.near],
+        "buys": larger_data(found),
         "considered": found.considered,
         "simulated": found.simulated,
         "left_out": dict(found.left_out),
@@ -116,23 +109,22 @@ def data(asked: Asked, found: Found) -> dict[str, Any]:
     }
 
 
-def larger_data(asked: Asked, found: Found) -> dict[str, Any] | None:
-    """What more GPUs bring, as plain data; `saves` are seconds per step."""
+def larger_data(found: Found) -> dict[str, Any] | None:
+    """Return the best plan on more GPUs as plain data; `saves` are seconds per step."""
     plan = found.larger
     if plan is None:
         return None
-    gpus = plan.candidate.degrees.gpus - asked.cluster.gpus
+    gpus = plan.candidate.degrees.gpus - found.request.cluster.gpus
     saves = found.searched.step_time - plan.step_time if found.searched else None
-    more = plan_data(with_gpus(asked, plan.candidate.degrees.gpus), plan)
-    return {"gpus": gpus, "saves": saves, "plan": more}
+    return {"gpus": gpus, "saves": saves, "plan": plan_data(plan)}
 
 
-def model_data(asked: Asked) -> dict[str, Any]:
-    """The model as plain data."""
-    model = asked.model
+def model_data(request: PlanRequest) -> dict[str, Any]:
+    """Return the model as plain data."""
+    model = request.model
     return {
         "name": model.name,
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
-        "flops_per_token": flops_per_token(model, asked.training.sequence),
+        "flops_per_token": flops_per_token(model, request.training.sequence),
     }

@@ -1,12 +1,13 @@
-"""What more GPUs bring: one more node next to the best plan, or enough where none fits."""
+"""Plans on more GPUs: with one more node, or enough where none fits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from debubble.planner.request import PlanRequest
 from debubble.planner.search.best_plans import Progress, best_plans, search
-from debubble.planner.search.evaluate import Asked, Plan
-from debubble.planner.search.groups import Fixed, groups
+from debubble.planner.search.evaluate import Evaluated
+from debubble.planner.search.groups import groups
 
 DOUBLINGS = 10
 """How often the GPUs are doubled in search of enough."""
@@ -15,32 +16,33 @@ SMALLEST = {"microbatch_size": 1, "recompute": "full", "schedules": ("1f1b",)}
 """What needs least memory, where it is open."""
 
 
-def with_gpus(asked: Asked, gpus: int) -> Asked:
-    """The same question for another number of GPUs."""
-    return replace(asked, cluster=replace(asked.cluster, gpus=gpus))
+def with_gpus(request: PlanRequest, gpus: int) -> PlanRequest:
+    """Return a request with another number of GPUs."""
+    return replace(request, cluster=replace(request.cluster, gpus=gpus))
 
 
 def one_more_node(
-    asked: Asked, fixed: Fixed, best: Plan, progress: Progress | None = None
-) -> Plan | None:
-    """The fastest plan with one more node; None where none is faster than `best`."""
-    node = asked.cluster.gpu.node
-    more = with_gpus(asked, (asked.cluster.gpus // node + 1) * node)
-    plans = best_plans(more, fixed, 1, progress, below=best.step_time).plans
+    request: PlanRequest, best: Evaluated, progress: Progress | None = None
+) -> Evaluated | None:
+    """Return the fastest plan with one more node; None where none is faster than `best`."""
+    node = request.cluster.gpu.node
+    more = with_gpus(request, (request.cluster.gpus // node + 1) * node)
+    plans = best_plans(more, 1, progress, below=best.step_time).plans
     return plans[0] if plans and plans[0].step_time < best.step_time else None
 
 
-def enough_gpus(asked: Asked, fixed: Fixed, progress: Progress | None = None) -> Plan | None:
-    """A plan that fits on more GPUs, out of doublings of those that were asked for.
+def enough_gpus(request: PlanRequest, progress: Progress | None = None) -> Evaluated | None:
+    """Return a plan that fits on more GPUs, out of doublings of those of the request.
 
     Only what needs least memory is tried, so that fewer GPUs may do.
     """
+    fixed = request.fixed
     free = {name: value for name, value in SMALLEST.items() if getattr(fixed, name) is None}
     if fixed.chunks is not None:
         free.pop("schedules", None)
     small = replace(fixed, **free)  # type: ignore[arg-type]
     for doubling in range(1, DOUBLINGS + 1):
-        more = with_gpus(asked, asked.cluster.gpus << doubling)
+        more = with_gpus(request, request.cluster.gpus << doubling)
         found = groups(more.model, more.cluster, more.training, small)
         result = search(more, found, 1, progress)
         if result.plans:

@@ -1,4 +1,4 @@
-"""Why not otherwise: the best plan with one thing held fixed, beside the best of all."""
+"""Answers to "why not?": the best plan under one more condition, next to the best of all."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from typing import Any
 from debubble.core.errors import DebubbleError
 from debubble.planner.answer.data import plan_data
 from debubble.planner.answer.report import degrees_text, difference, excess, gigabytes, seconds
-from debubble.planner.request import check_request
-from debubble.planner.search.evaluate import Asked, Plan, tied
+from debubble.planner.request import PlanRequest
+from debubble.planner.request_check import check_request
+from debubble.planner.search.evaluate import Evaluated, tied
 from debubble.planner.search.found import Found
-from debubble.planner.search.groups import Fixed
 
 
 @dataclass(frozen=True)
 class Why:
-    """Why not with what was asked for, such as ``"pp=16"``.
+    """An answer to "why not with this condition?", such as ``"pp=16"``.
 
     It is the best plan with that, if there is one, and the reason for which it is not the best.
     """
 
     asked_for: str
-    plan: Plan | None
+    plan: Evaluated | None
     reason: str
 
 
 def why_not(
-    asked: Asked, best: Plan | None, asked_for: str, fixed: Fixed, again: Callable[[Fixed], Found]
-) -> Why:
-    """The best plan under one more condition, and what it loses by to the best without it.
+    asked_for: str, request: PlanRequest, best: Evaluated | None,
+    again: Callable[[PlanRequest], Found],
+) -> Why:  # fmt: skip
+    """Return the best plan under one more condition, and what it loses by to the best without it.
 
-    `asked_for` is the condition in words, and `fixed` all that is held with it; `again` searches.
+    `asked_for` is the condition in words, `request` has it, and `again` searches.
     """
     try:
-        check_request(asked.model, asked.cluster, asked.training, fixed)
-        found = again(fixed)
+        check_request(request)
+        found = again(request)
     except DebubbleError as error:
         return Why(asked_for, None, str(error))
     if not found.plans:
@@ -53,14 +54,14 @@ def why_not(
         return Why(asked_for, plan, "the best plan has it")
     lost = plan.step_time - best.step_time
     causes = difference(best, plan)
-    tie = "a tie within the error, " if tied(asked, best, plan) else ""
+    tie = "a tie within the error, " if tied(best, plan) else ""
     slower = f"{seconds(abs(lost))} {'slower' if lost > 0 else 'faster'}" if lost else "as fast"
     slower += f" {'than' if lost else 'as'} {seconds(best.step_time)}"
     return Why(asked_for, plan, f"{tie}{slower}{f': {causes}' if causes else ''}")
 
 
 def why_text(why: Why) -> str:
-    """An answer in a line."""
+    """Return an answer in a line."""
     if why.plan is None:
         return f"{why.asked_for}: {why.reason}"
     candidate = why.plan.candidate
@@ -71,7 +72,7 @@ def why_text(why: Why) -> str:
     )
 
 
-def why_data(asked: Asked, why: Why) -> dict[str, Any]:
-    """An answer as plain data."""
-    plan = None if why.plan is None else plan_data(asked, why.plan)
+def why_data(why: Why) -> dict[str, Any]:
+    """Return an answer as plain data."""
+    plan = None if why.plan is None else plan_data(why.plan)
     return {"asked": why.asked_for, "reason": why.reason, "plan": plan}

@@ -19,7 +19,7 @@ def calibrated(
     factors: Factors, model: Model, cluster: Cluster, training: Training, candidate: Candidate,
     seconds: float,
 ) -> Factors:  # fmt: skip
-    """Factors with the efficiency that a measured step says for its GPU, degree and precision.
+    """Return efficiencies with the one that a measured step implies.
 
     A time that no efficiency explains is refused.
     """
@@ -67,7 +67,7 @@ def with_measured(
     factors: Factors, model: Model, cluster: Cluster, training: Training, candidate: Candidate,
     efficiency: float, seconds: float = 0.0,
 ) -> Factors:  # fmt: skip
-    """Factors with a measured efficiency in place of that of the same GPU, degree and software."""
+    """Return efficiencies with a measured one in place of that with the same key."""
     new = Factor(
         cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency,
         training.runtime.name, "measured", cluster.gpus, seconds, bool(model.experts),

@@ -1,4 +1,4 @@
-"""Files that turn modelled times into measured ones: steps, a log of Megatron, or a profile."""
+"""Files of measurements that scale the modeled times: steps, a log of Megatron, or a profile."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def calibrate_from(
     path: str, factors: Factors, model: Model, cluster: Cluster, training: Training,
     candidate: Candidate | None = None, text: str | None = None, missing: Sequence[str] = (),
 ) -> Factors:  # fmt: skip
-    """Efficiencies that a file of measurements says.
+    """Return the efficiencies that a file of measurements implies.
 
     Parameters
     ----------
@@ -81,14 +81,14 @@ def calibrate_from(
     factors
         What counts where the file says nothing.
     candidate, missing
-        How logs and profiles were run, or the options that nobody gave; not needed for the others.
+        How logs and profiles were run, or the options that are missing; not needed for the others.
     text
         The file's text, where it is not to be read.
 
     Raises
     ------
     FormatError, ParameterError
-        With what is wrong in the file, or missing beside it.
+        With what is wrong in the file, or missing besides it.
     """
     if text is None:
         text = read_text(path, MAX_BYTES)
@@ -112,7 +112,7 @@ def calibrate_from(
 
 
 def log_seconds(text: str, where: str, batch: int | None = None) -> float:
-    """Median seconds of the iterations in a log of Megatron, the first ones left out.
+    """Return the median seconds of the iterations in a log of Megatron, without the first ones.
 
     A log without any, or with another batch, is refused.
     """
@@ -223,9 +223,9 @@ def _from_step(
 def measured_run(
     given: Mapping[str, Any], where: str, model: Model, cluster: Cluster, training: Training
 ) -> tuple[Cluster, Training, Candidate]:
-    """What ran: a step's keys, or options of the command, with defaults for what they leave out.
+    """Return how a step ran, from its keys or options, with defaults for those left out.
 
-    Degrees are 1 where nothing is said, `dp` is what is left of the GPUs, and the schedule 1F1B,
+    Degrees are 1 unless given, `dp` is what is left of the GPUs, and the schedule 1F1B,
     interleaved where there are chunks. A wrong value is refused with its key.
     """
     given = {key: value for key, value in given.items() if value is not None}
@@ -270,7 +270,7 @@ def measured_run(
 
 
 def _layers(value: Any, where: str, stages: int, layers: int) -> tuple[int, ...]:
-    """The number of layers of every stage."""
+    """Return the number of layers of every stage."""
     counts = value if isinstance(value, list | tuple) else ()
     if not all(type(count) is int and count >= 0 for count in counts) or (
         (len(counts), sum(counts)) != (stages, layers)
@@ -283,7 +283,7 @@ def _layers(value: Any, where: str, stages: int, layers: int) -> tuple[int, ...]
 
 
 def spread(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers per stage as frameworks spread them by default.
+    """Return layers per stage as frameworks spread them by default.
 
     Evenly; else with embedding and head counted as a layer each; else the first stages get more.
     """
@@ -301,7 +301,7 @@ SECONDS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 def _of_layers(profile: CostFile, path: str, _: Candidate) -> float:
-    """What the median layer of a profile takes."""
+    """Return the seconds of the median layer of a profile."""
     times = {kind: profile.layers.get(kind) for kind in "FIW"}
     if any(not isinstance(value, list | tuple) or not value for value in times.values()):
         raise FormatError(f"{path}: layers needs lists F, I and W; profile stages that are lists of"
@@ -310,7 +310,7 @@ def _of_layers(profile: CostFile, path: str, _: Candidate) -> float:
 
 
 def _of_stages(profile: CostFile, path: str, candidate: Candidate) -> float:
-    """What a layer takes on the median stage, of those without embedding and head if there are."""
+    """Return a layer's seconds on the median stage, without embedding and head where possible."""
     degrees = candidate.degrees
     for flag, ran, planned in (
         ("--pp", profile.ranks, degrees.pp), ("--chunks", profile.chunks, degrees.chunks),
@@ -327,7 +327,7 @@ def _from_profile(
     profile: CostFile, path: str, factors: Factors, model: Model, cluster: Cluster,
     training: Training, candidate: Candidate,
 ) -> Factors:  # fmt: skip
-    """The efficiency with which a layer takes as long as the median one of a profile."""
+    """Return the efficiency with which a layer takes as long as the median one of a profile."""
     if profile.time_unit not in SECONDS:
         units = ", ".join(filter(None, SECONDS))
         raise FormatError(f"{path}: time_unit {profile.time_unit!r}; give one of {units}")

@@ -18,9 +18,6 @@ from functools import lru_cache
 
 from debubble.planner.model.transformer import Experts, Layer, Model
 
-FLASH_BACKWARD = 2.5
-"""FLOPs of core attention's backward over its forward's where scores are computed once more."""
-
 
 @dataclass(frozen=True)
 class LayerFlops:
@@ -35,7 +32,7 @@ class LayerFlops:
 
     @property
     def F(self) -> float:
-        """Forward."""
+        """Forward FLOPs."""
         return self.linear + self.experts + self.core
 
     @property
@@ -47,10 +44,6 @@ class LayerFlops:
     def W(self) -> float:
         """Backward for the weights."""
         return self.linear + self.experts
-
-    def executed_I(self, flash: bool = True) -> float:
-        """Backward for the input as kernels execute it."""
-        return self.linear + self.experts + (FLASH_BACKWARD if flash else 2) * self.core
 
     @property
     def causal(self) -> float:
@@ -64,7 +57,7 @@ class LayerFlops:
 
 
 def seen_tokens(sequence: int, window: int | None) -> float:
-    """Tokens that a query attends to on average under a causal mask: half of the sequence.
+    """Return tokens that a query attends to on average under a causal mask: half of the sequence.
 
     With a window of w tokens they are ``w − w² / 2s``, the band of the mask's triangle.
     """
@@ -75,7 +68,7 @@ def seen_tokens(sequence: int, window: int | None) -> float:
 
 @lru_cache(maxsize=4096)
 def layer_flops(model: Model, layer: Layer, sequence: int) -> LayerFlops:
-    """Forward FLOPs per token of one layer at a sequence length."""
+    """Return forward FLOPs per token of one layer at a sequence length."""
     attention, mlp, hidden = layer.attention, layer.mlp, model.hidden
     dense, routed = attention.matmul_parameters(hidden), 0
     if isinstance(mlp, Experts):
@@ -89,7 +82,7 @@ def layer_flops(model: Model, layer: Layer, sequence: int) -> LayerFlops:
 
 
 def head_flops(model: Model, vocabulary: int | None = None) -> float:
-    """FLOPs per token of the head's F, of its I and of its W: two per weight.
+    """Return FLOPs per token of the head's F, of its I and of its W: two per weight.
 
     `vocabulary` is its size with padding, see
     :func:`debubble.planner.memory.state.padded_vocabulary`.
@@ -98,7 +91,7 @@ def head_flops(model: Model, vocabulary: int | None = None) -> float:
 
 
 def mtp_flops(model: Model, sequence: int) -> LayerFlops:
-    """Forward FLOPs per token of multi-token prediction.
+    """Return forward FLOPs per token of multi-token prediction.
 
     Each of its layers is one more decoder layer, a projection of twice the hidden size to it, and
     one more pass of the head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
@@ -112,7 +105,7 @@ def mtp_flops(model: Model, sequence: int) -> LayerFlops:
 
 
 def flops_per_token(model: Model, sequence: int) -> dict[str, float]:
-    """FLOPs per token of forward and backward, under both conventions.
+    """Return FLOPs per token of forward and backward, under both conventions.
 
     Returns
     -------

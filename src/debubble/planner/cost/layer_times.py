@@ -24,14 +24,14 @@ from debubble.planner.memory.state import scatters
 from debubble.planner.model.transformer import Attention, Layer, Model
 
 EXPOSED = 0.5
-"""Share of tensor-parallel communication that stays visible when it runs in pieces beside products:
+"""Share of tensor-parallel communication that stays visible when it runs in pieces during products:
 torchtitan's asynchronous tensor parallelism hides half of it on H100, at 8B as at 70B (step times
 with and without it in its benchmarks of June 2025)."""
 
 
 INTERFERENCE = 0.25
-"""Share of a collective's time that work beside it takes longer: Galvatron measures 1.1 to 1.3
-times the time of work that a collective runs beside."""
+"""Share of a collective's time that concurrent work takes longer: Galvatron measures 1.1 to 1.3
+times the time of work during a collective."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def layer_times(
     model: Model, layer: Layer, cluster: Cluster, training: Training, candidate: Candidate,
     factors: Factors,
 ) -> LayerTimes:  # fmt: skip
-    """Times of one layer under a candidate, of whose split and schedule they do not depend."""
+    """Return the times of one layer, which do not depend on a candidate's split and schedule."""
     frame = model.without_layers
     seen = candidate.without_order()
     if candidate.recompute == "selective":
@@ -102,7 +102,7 @@ about as much as the feed-forward part and the norms."""
 
 
 def _selective(modules: dict[str, Times], experts: Times, chosen: tuple[str, ...]) -> float:
-    """Seconds in which some modules run forward again; experts with their communication."""
+    """Return the seconds in which some modules run forward again; experts with communication."""
     names = {part for name in chosen for part in INSIDE.get(name, (name,))}
     again = sum(modules[name].F for name in sorted(names) if name in modules)
     return again + experts.F * ("moe" in chosen)
@@ -111,9 +111,9 @@ def _selective(modules: dict[str, Times], experts: Times, chosen: tuple[str, ...
 def _tensor_parallel(
     model: Model, layer: Layer, cluster: Cluster, training: Training, candidate: Candidate
 ) -> Times:
-    """Two sums over the group per layer and pass, or gathers and scatters in their place.
+    """Return the times of the group's sums, two per layer and pass, or gathers and scatters.
 
-    Weights that were kept in shards of the sequence are gathered once more for W, beside I. Experts
+    Weights that were kept in shards of the sequence are gathered once more for W, during I. Experts
     work on shards of the sequence: only attention and shared experts communicate.
     """
     gpu, degrees = cluster.gpu, candidate.degrees
@@ -134,7 +134,7 @@ def _tensor_parallel(
 def _context_parallel(
     layer: Layer, cluster: Cluster, training: Training, candidate: Candidate, core: Times
 ) -> Times:
-    """Keys and values go round the ring beside attention; what a step takes longer is exposed."""
+    """Return the exposed time of keys and values on the ring, next to attention."""
     gpu, degrees, part = cluster.gpu, candidate.degrees, layer.attention
     group, tokens = group_of(cluster, degrees, "cp"), tokens_of(training, candidate)
     if group.size == 1:
@@ -155,7 +155,7 @@ def _context_parallel(
 def _expert_parallel(
     model: Model, layer: Layer, cluster: Cluster, training: Training, candidate: Candidate
 ) -> Times:
-    """Tokens go to their experts and back, forward and backward; the busiest rank gets most."""
+    """Return the times in which tokens go to their experts and back; the busiest rank counts."""
     gpu, degrees, experts = cluster.gpu, candidate.degrees, layer.experts
     group = group_of(cluster, degrees, "ep")
     if experts is None or group.size == 1:
@@ -169,10 +169,10 @@ def _sharded(
     model: Model, layer: Layer, cluster: Cluster, training: Training, candidate: Candidate,
     compute: Times,
 ) -> Times:  # fmt: skip
-    """What every microbatch moves of weights and gradients that replicas split.
+    """Return the exposed time of weights and gradients that replicas split, per microbatch.
 
     With weights in shards (ZeRO-3), each layer is gathered before both passes, its gradients
-    scattered; with only gradients in shards (ZeRO-2), that alone. This runs beside the neighbouring
+    scattered; with only gradients in shards (ZeRO-2), that alone. This runs during the neighboring
     layer's work, which it slows down; what takes longer than that work is exposed.
     """
     degrees = candidate.degrees

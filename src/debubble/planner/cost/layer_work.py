@@ -1,7 +1,7 @@
-"""What one GPU computes for one layer and one microbatch, by module: products, attention, traffic.
+"""Work of one GPU for one layer and microbatch, by module: products, attention, memory traffic.
 
 Modules are Megatron-LM's names for what can be computed again: ``core_attn``, ``mla_up_proj``,
-``layernorm``, ``mlp``, ``moe``, ``moe_act``, ``shared_experts``; beside them ``attention`` (other
+``layernorm``, ``mlp``, ``moe``, ``moe_act``, ``shared_experts``; besides them ``attention`` (other
 projections and rotations) and ``residual``.
 """
 
@@ -55,14 +55,14 @@ class Product:
 
 
 def tokens_of(training: Training, candidate: Candidate) -> int:
-    """Tokens of one microbatch on one rank of its tensor-parallel group."""
+    """Return tokens of one microbatch on one rank of its tensor-parallel group."""
     return -(-training.sequence * candidate.microbatch_size // candidate.degrees.cp)
 
 
 def module_times(
     model: Model, layer: Layer, gpu: Gpu, training: Training, candidate: Candidate
 ) -> dict[str, Times]:
-    """Seconds of every module of a layer; the busiest experts' load decides."""
+    """Return seconds of every module of a layer; the busiest experts' load decides."""
     tokens = tokens_of(training, candidate)
     shard = candidate.degrees.tp if training.sequence_parallel else 1
     stream, mask = tokens * model.hidden / shard, 2 * model.dropout
@@ -74,7 +74,7 @@ def module_times(
 
 
 def _traffic(gpu: Gpu, forward: float, backward: float, *, launches: int) -> Times:
-    """Kernels that move so many bytes forward and backward."""
+    """Return the times of kernels that move so many bytes forward and backward."""
     start = launches * LAUNCH
     return Times(memory_time(gpu, forward) + start, memory_time(gpu, backward) + start)
 
@@ -136,13 +136,13 @@ def _dense(
 def _matrices(
     tokens: int, width: int, hidden: int, part: Mlp | Experts, count: int = 1
 ) -> Iterator[Product]:
-    """Products of a feed-forward part; gate and first matrix are one."""
+    """Yield products of a feed-forward part; gate and first matrix are one."""
     yield Product(tokens, width * (2 if part.gated else 1), hidden, count)
     yield Product(tokens, hidden, width, count)
 
 
 def _activation(gpu: Gpu, numbers: float, part: Mlp | Experts) -> Times:
-    """The activation function of so many numbers: what it reads and writes, and its gradient."""
+    """Return the times of the activation function of so many numbers, by bytes moved."""
     forward, backward = (6, 10) if part.gated else (4, 6)
     return _traffic(gpu, forward * numbers, backward * numbers, launches=1)
 
@@ -152,7 +152,7 @@ def _products(gpu: Gpu, training: Training, products: Iterator[Product] | list[P
 
 
 def product_times(gpu: Gpu, training: Training, product: Product, *, wide: bool = False) -> Times:
-    """Forward, and both backward products, of one weight; with casts to narrower inputs.
+    """Return the times of the products of one weight, with casts to narrower inputs.
 
     A fused product adds to the gradient that is there already; else a kernel of its own does. A
     `wide` product keeps inputs of 16 bits in every precision, as the head does.
@@ -179,7 +179,7 @@ def product_times(gpu: Gpu, training: Training, product: Product, *, wide: bool 
 
 
 def core_times(layer: Layer, gpu: Gpu, training: Training, candidate: Candidate) -> Times:
-    """Scores, softmax and their product with the values, without and with stored scores."""
+    """Return the times of scores, softmax and their product with the values."""
     part, cp, tp = layer.attention, candidate.degrees.cp, candidate.degrees.tp
     s, batch = training.sequence, candidate.microbatch_size
     if training.flash:

@@ -38,13 +38,13 @@ class Factor:
 
     @property
     def key(self) -> tuple[str, int, str, str, bool]:
-        """What it counts for."""
+        """GPU, degree, precision, software and kind of model that it counts for."""
         return self.gpu, self.tp, self.precision, self.runtime, self.experts
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Efficiencies, of which the nearest to what is asked for counts."""
+    """Efficiencies, of which the nearest to a plan counts."""
 
     table: tuple[Factor, ...] = ()
 
@@ -57,7 +57,7 @@ class Factors:
         return self._hash
 
     def efficiency(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
-        """Share of the modelled speed of kernels that training reaches.
+        """Return the share of the modeled speed of kernels that training reaches.
 
         A measured step of the same GPU and software counts for other degrees, too: published
         efficiencies say how they differ from its own degree's.
@@ -73,7 +73,7 @@ class Factors:
         return found.efficiency * here / there
 
     def error(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
-        """Relative error of a step's time that 9 of 10 published steps stay within."""
+        """Return relative error of a step's time that 9 of 10 published steps stay within."""
         found = self.nearest(gpu.name, tp, training, experts=experts)
         if experts:
             return ERRORS["experts"]
@@ -86,7 +86,7 @@ class Factors:
         return ERRORS["measured"] if found.tp == tp else ERRORS["other degree"]
 
     def origin(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> str:
-        """Where an efficiency is from, for people: a measured step, a published one, or neither."""
+        """Return the origin of an efficiency: a measured step, a published one, or neither."""
         found = self.nearest(gpu.name, tp, training, experts=experts)
         if found is None:
             return f"assumed: no step of {gpu.name} or its generation is known"
@@ -98,7 +98,7 @@ class Factors:
         return f"published{other}: {found.source}"
 
     def nearest(self, gpu: str, tp: int, training: Training, *, experts: bool) -> Factor | None:
-        """The factor that counts for a GPU, one of its generation.
+        """Return the factor that counts for a GPU, one of its generation.
 
         First that of models with experts, or without; of the same precision (16 bits, 8 or 4); the
         same software; of the GPU itself; one that the user measured; one of the same precision to
@@ -130,7 +130,7 @@ def _bits(precision: str) -> str:
 
 @cache
 def _generation(gpu: str) -> str:
-    """Chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
+    """Return chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
     return {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}.get(gpu[:1], gpu[:5])
 
 

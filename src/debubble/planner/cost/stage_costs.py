@@ -26,11 +26,11 @@ def stage_costs(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors,
     **memory: Any,
 ) -> Costs:  # fmt: skip
-    """Costs in seconds and bytes of one microbatch on every stage.
+    """Return costs in seconds and bytes of one microbatch on every stage.
 
     What recompute adds is in I and in B; so is W where the runtime then keeps backwards whole. The
     embedding is in the first stage's numbers, head and multi-token prediction in the last one's.
-    `memory` has costs in bytes beside.
+    `memory` has costs in bytes.
     """
     times = times_by_stage(model, cluster, training, candidate, factors)
     p2p = transfer(model, cluster, training, candidate)
@@ -45,7 +45,7 @@ def stage_costs(
 def stage_times(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> list[Times]:
-    """F, I with recompute, and W of every stage."""
+    """Return F, I with recompute, and W of every stage."""
     times = times_by_stage(model, cluster, training, candidate, factors)
     return [Times(*stage) for stage in times.T.tolist()]
 
@@ -53,7 +53,7 @@ def stage_times(
 def times_by_stage(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> Floats:
-    """The same in rows, shape ``(3, stages)``."""
+    """Return F, I with recompute, and W of every stage in rows; shape ``(3, stages)``."""
     if recomputed_layers(candidate.recompute) is None:
         one = candidate.without_order()
         sums, first, last = layer_sums(model, cluster, training, one, factors)
@@ -79,7 +79,7 @@ def times_by_stage(
 def layer_sums(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> tuple[Floats, Floats, Floats]:
-    """F, I and W of the first n layers, for every n, in rows; of the embedding; and of the head.
+    """Return F, I and W of the first n layers in rows, for every n; of the embedding; of the head.
 
     All layers recompute alike: not ``"full:N"``, where that depends on the stage.
     """
@@ -108,7 +108,7 @@ gradient."""
 def embedding_times(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate
 ) -> Times:
-    """Look-up, its sum over the tensor-parallel group, and the scattered gradient."""
+    """Return the times of look-up, its sum over the group, and the scattered gradient."""
     gpu, tokens = cluster.gpu, tokens_of(training, candidate)
     size = 2 * tokens * model.hidden
     group = group_of(cluster, candidate.degrees, "tp")
@@ -122,7 +122,7 @@ def embedding_times(
 def head_times(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> Times:
-    """Last norm, head and loss; and multi-token prediction, each with a layer and a head more."""
+    """Return the times of last norm, head and loss, and of multi-token prediction."""
     gpu, degrees = cluster.gpu, candidate.degrees
     tokens = tokens_of(training, candidate)
     experts = model.layers[-1].experts is not None
@@ -149,7 +149,7 @@ def head_times(
 def transfer(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate
 ) -> float | tuple[tuple[float, ...], ...]:
-    """Seconds between neighbouring ranks: one number, or a matrix where only some share a node."""
+    """Return seconds between neighboring ranks; a matrix where only some share a node."""
     degrees, gpu = candidate.degrees, cluster.gpu
     if degrees.pp == 1:
         return 0.0

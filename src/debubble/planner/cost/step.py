@@ -16,7 +16,7 @@ from debubble.schedules import registry
 
 @dataclass(frozen=True)
 class Step:
-    """A simulated step."""
+    """The simulated pipeline of a step with its overheads."""
 
     seconds: float
     timeline: Timeline
@@ -26,7 +26,7 @@ class Step:
 def step_time(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> Step:
-    """Seconds of one optimizer step, from the engine's timeline and what comes after it."""
+    """Return seconds of one optimizer step, from the engine's timeline and what comes after it."""
     degrees = candidate.degrees
     costs = stage_costs(model, cluster, training, candidate, factors)
     schedule = registry.make(
@@ -39,7 +39,7 @@ def step_time(
 def step_of(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, timeline: Timeline
 ) -> Step:
-    """The step whose pipeline was simulated with costs of :func:`stage_costs`.
+    """Return the step whose pipeline was simulated with costs of :func:`stage_costs`.
 
     When the last rank has its gradients, the optimizer runs, and then weights are gathered.
     """

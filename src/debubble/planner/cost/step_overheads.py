@@ -1,4 +1,4 @@
-"""What a step does beside its pipeline: gradients over replicas, optimizer, weights."""
+"""Overheads of a step besides its pipeline: gradient sums, optimizer, new weights."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def step_ends(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate,
     backward: tuple[float, ...], placement: Placement,
 ) -> StepEnds:  # fmt: skip
-    """The ends of a step on every rank.
+    """Return the overheads of a step on every rank.
 
-    Gradients that are reduced beside other work show what takes longer than the backward of the
+    Gradients that are reduced during other work show what takes longer than the backward of the
     rank's last stage, and at least one layer's; those that every microbatch scatters, one layer's.
     Without overlap everything shows.
 
-    `backward` are the seconds of one microbatch's backward on every stage, beside which gradients
+    `backward` are the seconds of one microbatch's backward on every stage, during which gradients
     are reduced.
     """
     degrees, gpu = candidate.degrees, cluster.gpu
@@ -56,7 +56,7 @@ def step_ends(
 
     @cache
     def shared(part: StageParameters) -> tuple[float, float]:
-        """Seconds to reduce gradients and to gather weights; most stages are like others."""
+        """Return seconds to reduce gradients and to gather weights; most stages are like others."""
         return (
             reduce(gpu, shards, training.gradient_bytes * part.dense)
             + reduce(gpu, experts, training.gradient_bytes * part.experts),
@@ -92,7 +92,7 @@ def _optimizer(
     gpu: Gpu, training: Training, own: list[StageParameters], shards: tuple[int, int],
     *, split: bool,
 ) -> float:  # fmt: skip
-    """Seconds in which the optimizer reads and writes this rank's share of all states."""
+    """Return seconds in which the optimizer reads and writes this rank's share of all states."""
     dense, routed = sum(part.dense for part in own), sum(part.experts for part in own)
     share = dense / shards[0] + routed / shards[1] if split else dense + routed
     moved = WEIGHT_BYTES + 4 * training.moment_bytes + GRADIENT_BYTES

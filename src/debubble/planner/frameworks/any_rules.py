@@ -1,4 +1,4 @@
-"""Rules that hold whoever runs a plan: what has to divide what."""
+"""Rules of any plan: what has to divide what."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from debubble.schedules import registry
 
 
 def gpus(case: Case) -> Problem | None:
-    """The product of the degrees is the number of GPUs."""
+    """Check that the product of the degrees is the number of GPUs."""
     d = case.degrees
     if d.gpus == case.gpus:
         return None
@@ -31,7 +31,7 @@ def gpus(case: Case) -> Problem | None:
 
 
 def batch(case: Case) -> Problem | None:
-    """The batch is replicas × microbatches × microbatch size."""
+    """Check that the batch is replicas × microbatches × microbatch size."""
     dp, size, count = case.degrees.dp, case.candidate.microbatch_size, case.candidate.microbatches
     total = case.training.batch
     if dp * size * count == total:
@@ -49,7 +49,7 @@ def batch(case: Case) -> Problem | None:
 
 
 def tensor_degrees(case: Case, whole_groups: bool) -> tuple[int, ...]:
-    """Tensor-parallel degrees that divide all heads and go into the groups of keys and values."""
+    """Return the tensor-parallel degrees that divide heads, and heads of keys and values."""
     attentions = case.model.attentions
     allowed = divisors(gcd(*(one.heads for one in attentions)))
     return tuple(
@@ -63,7 +63,7 @@ def tensor_degrees(case: Case, whole_groups: bool) -> tuple[int, ...]:
 
 
 def heads(case: Case) -> Problem | None:
-    """Tensor parallelism splits attention by heads."""
+    """Check that tensor parallelism splits attention by heads."""
     counts = sorted({one.heads for one in case.model.attentions})
     tp = case.degrees.tp
     if not any(count % tp for count in counts):
@@ -73,7 +73,7 @@ def heads(case: Case) -> Problem | None:
 
 
 def kv_heads(case: Case) -> Problem | None:
-    """Heads of keys and values are split, or each is repeated the same number of times."""
+    """Check that heads of keys and values are split, or each is repeated equally often."""
     tp = case.degrees.tp
     for count in sorted({one.kv_heads for one in case.model.attentions}):
         if count % tp and tp % count:
@@ -84,7 +84,7 @@ def kv_heads(case: Case) -> Problem | None:
 
 
 def sequence(case: Case) -> Problem | None:
-    """Context parallelism gives every rank two pieces of a sequence, one from each end."""
+    """Check that a sequence is cut into two pieces per context-parallel rank."""
     cp, length = case.degrees.cp, case.training.sequence
     if cp == 1 or length % (2 * cp) == 0:
         return None
@@ -97,7 +97,7 @@ def sequence(case: Case) -> Problem | None:
 
 
 def experts(case: Case) -> Problem | None:
-    """Expert parallelism gives every rank the same number of experts."""
+    """Check that expert parallelism gives every rank the same number of experts."""
     ep, count = case.degrees.ep, case.experts
     if ep == 1 or (count and count % ep == 0):
         return None
@@ -108,13 +108,13 @@ def experts(case: Case) -> Problem | None:
 
 
 def expert_degrees(case: Case) -> tuple[int, ...]:
-    """Expert-parallel degrees that divide the experts and the ranks of a stage."""
+    """Return expert-parallel degrees that divide the experts and the ranks of a stage."""
     d = case.degrees
     return divisors(gcd(d.tp * d.cp * d.dp, case.experts or 1))
 
 
 def expert_ranks(case: Case) -> Problem | None:
-    """Expert-parallel groups are made of whole tensor-, context- and data-parallel ranks."""
+    """Check that expert-parallel groups are made of whole ranks of a stage."""
     d = case.degrees
     ranks = d.tp * d.cp * d.dp
     if ranks % d.ep == 0:
@@ -124,7 +124,7 @@ def expert_ranks(case: Case) -> Problem | None:
 
 
 def layers(case: Case) -> Problem | None:
-    """Stages have all layers, and no stage is without anything to do."""
+    """Check that stages have all layers, and no stage is without anything to do."""
     cut, count = case.candidate.layers, len(case.model.layers)
     near = {"layers": first_cut(count, len(cut), case.model.mtp)}
     if sum(cut) != count or min(cut) < 0:
@@ -133,7 +133,7 @@ def layers(case: Case) -> Problem | None:
 
 
 def sizes(case: Case) -> Problem | None:
-    """A schedule has an order for these ranks, chunks and microbatches."""
+    """Check that a schedule has an order for these ranks, chunks and microbatches."""
     own, d = case.candidate, case.degrees
     entry = registry.find(own.schedule)
     if entry.chunks is not None and d.chunks != entry.chunks:
@@ -151,7 +151,7 @@ def sizes(case: Case) -> Problem | None:
 
 
 def kind_of_schedule(case: Case) -> Problem | None:
-    """A plan trains one copy of the model step by step on whole microbatches."""
+    """Check that a plan trains one copy of the model step by step on whole microbatches."""
     own = registry.find(case.candidate.schedule)
     reason = why_not(own.name)
     if not reason:
@@ -162,7 +162,7 @@ def kind_of_schedule(case: Case) -> Problem | None:
 
 
 def rounds(case: Case) -> Problem | None:
-    """Several chunks need several ranks."""
+    """Check that several chunks come with several ranks."""
     d = case.degrees
     if d.pp > 1 or d.chunks == 1:
         return None

@@ -13,13 +13,13 @@ from debubble.planner.plannable import placement_of
 from debubble.schedules.registry import find
 
 DEGREES, ORDER, STATE = "degrees", "order", "state"
-"""What a rule looks at beside model and training: tp, cp, ep, dp and pp with the number of GPUs;
+"""What a rule looks at besides model and training: tp, cp, ep, dp and pp with the number of GPUs;
 schedule, stages and microbatches, too; or recompute and ZeRO, too."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What rules look at: a candidate, and what it is one for."""
+    """A candidate with the request that it is for, as rules look at it."""
 
     model: Model
     gpus: int
@@ -28,7 +28,7 @@ class Case:
 
     @classmethod
     def of(cls, model: Model, gpus: int, training: Training, candidate: Candidate) -> Case:
-        """A case whose schedule has its registered name, where an alias was given."""
+        """Return a case whose schedule has its registered name, where an alias was given."""
         name = find(candidate.schedule).name
         own = candidate if name == candidate.schedule else replace(candidate, schedule=name)
         return cls(model, gpus, training, own)
@@ -40,7 +40,7 @@ class Case:
 
     @property
     def placement(self) -> Placement:
-        """Where the candidate's schedule has its stages."""
+        """Ranks of the stages of the candidate's schedule."""
         degrees = self.degrees
         return placement_of(self.candidate.schedule, degrees.pp, degrees.chunks)
 
@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a case by a rule: the value, the limit, and who has it.
+    """A broken rule: the wrong value with its limit, and the nearest that works.
 
     `changes` are the nearest values with which the rule holds, by name: a degree, or a field of
     candidate, training or model.
@@ -109,16 +109,16 @@ def _shown(value: Any) -> str:
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of a number, ascending."""
+    """Return all divisors of a number, ascending."""
     small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
     return tuple(dict.fromkeys([*small, *(number // k for k in reversed(small))]))
 
 
 def nearest_of(value: int, allowed: tuple[int, ...]) -> int:
-    """The allowed number nearest to a value, by ratio; the smaller of two."""
+    """Return the allowed number nearest to a value, by ratio; the smaller of two."""
     return min(allowed, key=lambda one: (max(one, value) / min(one, value), one))
 
 
 def nearest_multiple(value: int, unit: int) -> int:
-    """The multiple of a number nearest to a value, at least one; the larger of two."""
+    """Return the multiple of a number nearest to a value, at least one; the larger of two."""
     return max(round(value / unit + 1e-9), 1) * unit

@@ -8,9 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True, eq=False)
 class Habits:
-    """What one software keeps in memory, and for how long.
+    """The tensors that one runtime keeps in memory, and for how long.
 
-    Two are equal if their names are, so that one is cheap to look results up by.
+    Compared by identity: results are looked up by it for every plan.
 
     Parameters
     ----------
@@ -60,9 +60,3 @@ class Habits:
     gathered_inputs: bool = False
     portable_attention: bool = False
     selective: tuple[str, ...] = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Habits) and other.name == self.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)

@@ -32,7 +32,7 @@ class Cluster:
 
 
 def find_gpu(name_or_path: str) -> Gpu:
-    """A GPU by its short name, or from a YAML file that ends in .yaml, .yml or .json.
+    """Return a GPU by its short name, or from a YAML file that ends in .yaml, .yml or .json.
 
     A file has keys of :class:`~debubble.planner.hardware.gpus.Gpu` in FLOP/s, bytes and bytes per
     second, ``memory: 80GB``, too; with ``base: h100`` it names only what differs from that GPU::
@@ -53,7 +53,7 @@ def find_gpu(name_or_path: str) -> Gpu:
 
 
 def read_bytes(text: str) -> float:
-    """An amount of memory in bytes: ``72GB``, ``72 GiB``, or a number of bytes.
+    """Return an amount of memory in bytes: ``72GB``, ``72 GiB``, or a number of bytes.
 
     Examples
     --------

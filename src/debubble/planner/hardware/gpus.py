@@ -79,7 +79,7 @@ class Gpu:
     source: str = field(default="", compare=False)
 
     def peak(self, precision: str) -> float:
-        """Dense peak in FLOP/s of matrix products whose inputs have a precision."""
+        """Return dense peak in FLOP/s of matrix products whose inputs have a precision."""
         if precision == "fp4" and self.fp4:
             return self.fp4
         return self.fp8 if precision in ("fp8", "fp4") and self.fp8 else self.bf16
@@ -89,7 +89,7 @@ def _gpu(
     name: str, bf16: float, fp8: float, memory: float, bandwidth: float, sms: int, link: float,
     nic: float, host: float, **more: float | int | str | tuple[float, float],
 ) -> Gpu:  # fmt: skip
-    """A GPU from the units that tables print: TFLOP/s, GB, TB/s and GB/s."""
+    """Return a GPU from the units that tables print: TFLOP/s, GB, TB/s and GB/s."""
     fp4, peer = float(more.pop("fp4", 0.0)), float(more.pop("peer", 0.0))  # type: ignore[arg-type]
     return Gpu(
         name, bf16 * TERA, fp8 * TERA, memory * GIGA, bandwidth * TERA, sms, link * GIGA,

@@ -39,7 +39,7 @@ PRECISIONS = {
 def product_time(
     gpu: Gpu, precision: str, m: int, n: int, k: int, count: int = 1, *, written: int = 2
 ) -> float:
-    """Seconds of `count` matrix products ``(m, k) x (k, n)`` in one launch.
+    """Return seconds of `count` matrix products ``(m, k) x (k, n)`` in one launch.
 
     Parameters
     ----------
@@ -71,12 +71,12 @@ def product_time(
 
 
 def memory_time(gpu: Gpu, size: float) -> float:
-    """Seconds of kernels that read and write `size` bytes and do little else."""
+    """Return seconds of kernels that read and write `size` bytes and do little else."""
     return size / (gpu.bandwidth * MEMORY)
 
 
 def attention_time(
     gpu: Gpu, flops: float, *, backward: bool = False, portable: bool = False
 ) -> float:
-    """Seconds of a fused attention kernel, cuDNN's or a portable one, by executed FLOPs."""
+    """Return seconds of a fused attention kernel, cuDNN's or a portable one, by executed FLOPs."""
     return flops / (gpu.attention[backward] * (gpu.portable if portable else 1.0))

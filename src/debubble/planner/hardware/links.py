@@ -26,14 +26,12 @@ HIDDEN = 0.4
 nodes of B200 take 22 ms for 4 GiB, the network alone 16.1, both in turn 26.3."""
 NETWORK = 0.95
 """Share of a network card's rate that large collectives reach: 24 of 25, 48 of 50, 380 of 400."""
-EXCHANGE_NETWORK = 0.74
-"""The same for all-to-all: 32 ranks of DGX H100 reach 48 GB/s, and 24 parts in 31 leave a node."""
 END_NETWORK = 0.22
-"""Share of a network card's rate that a step's last collectives reach when nothing runs beside:
+"""Share of a network card's rate that a step's last collectives reach when nothing else runs:
 the all-reduce of 3.8 GB of fp16 gradients over 8 replicas adds 1.32 s on A100 with 25 GB/s each
 (arXiv 2205.05198, section 6.3: 530B, one replica and eight), with the wait for the last rank."""
 LATENCY_INSIDE, LATENCY_BETWEEN = 10e-6, 20e-6
-"""Seconds until a message between two ranks arrives, beside its bytes."""
+"""Seconds until a message between two ranks arrives, besides those of its bytes."""
 
 Dimension = Literal["tp", "cp", "ep", "dp", "pp", "expert_dp", "shards"]
 
@@ -47,13 +45,13 @@ class Group:
 
     @property
     def nodes(self) -> int:
-        """Nodes it spans."""
+        """Number of nodes that the group spans."""
         return -(-self.size // self.inside)
 
 
 @lru_cache(maxsize=4096)
 def group_of(cluster: Cluster, degrees: Degrees, dimension: Dimension) -> Group:
-    """The group of one dimension, ranks numbered tp first, then cp, dp and pp.
+    """Return the group of one dimension, ranks numbered tp first, then cp, dp and pp.
 
     ``ep`` counts over the ranks of tp, cp and dp; ``expert_dp`` are the copies of one expert, and
     ``shards`` the ranks of cp and dp together, over which optimizer states are spread.
@@ -71,18 +69,18 @@ def group_of(cluster: Cluster, degrees: Degrees, dimension: Dimension) -> Group:
 
 
 def _inside(size: int, stride: int, node: int) -> int:
-    """Ranks of a group in one node: the largest divisor of its size that fits."""
+    """Return ranks of a group in one node: the largest divisor of its size that fits."""
     fit = max(node // stride, 1)
     return next(count for count in range(min(fit, size), 0, -1) if size % count == 0)
 
 
 def all_reduce(gpu: Gpu, group: Group, size: float) -> float:
-    """Seconds to sum `size` bytes that every rank has."""
+    """Return seconds to sum `size` bytes that every rank has."""
     return _collective(gpu, group, 2 * size, gpu.reduce)
 
 
 def all_gather(gpu: Gpu, group: Group, size: float) -> float:
-    """Seconds until every rank has all `size` bytes, of which each had its share."""
+    """Return seconds until every rank has all `size` bytes, of which each had its share."""
     return _collective(gpu, group, size, gpu.gather)
 
 
@@ -90,18 +88,8 @@ reduce_scatter = all_gather
 """Seconds to sum `size` bytes that every rank has, each keeping its share: as all-gather."""
 
 
-def all_to_all(gpu: Gpu, group: Group, size: float) -> float:
-    """Seconds in which every rank sends `size` bytes, an equal part to every rank of the group."""
-    if group.size <= 1 or not size:
-        return 0.0
-    per_rank = size / group.size
-    inside = per_rank * (group.inside - 1) / _inner(gpu, group.inside, gpu.exchange)
-    outside = per_rank * (group.size - group.inside) / (gpu.nic * EXCHANGE_NETWORK)
-    return _started(max(inside, outside), group)
-
-
 def dispatch(gpu: Gpu, group: Group, tokens: float, width: float, copies: int) -> float:
-    """Seconds in which a rank's tokens reach the ranks of their experts, each rank and node once.
+    """Return seconds in which a rank's tokens reach their experts, each rank and node once.
 
     A token of `width` bytes with several experts on one rank is sent there once, over the network
     once per node, as DeepEP and HybridEP do. Of `copies` experts in balance,
@@ -119,18 +107,18 @@ def dispatch(gpu: Gpu, group: Group, tokens: float, width: float, copies: int) -
 
 
 def _met(places: int, copies: int) -> float:
-    """Different places among those of a token's copies, each of which is anywhere."""
+    """Return the number of different places among a token's copies, placed at random."""
     return float(places * (1 - (1 - 1 / places) ** copies))
 
 
 def send(gpu: Gpu, size: float, *, inside: bool) -> float:
-    """Seconds until a message of `size` bytes has arrived at another rank."""
+    """Return seconds until a message of `size` bytes has arrived at another rank."""
     rate = (gpu.peer or gpu.link) * gpu.gather if inside else gpu.nic * NETWORK
     return (LATENCY_INSIDE if inside else LATENCY_BETWEEN) + size / rate
 
 
 def _collective(gpu: Gpu, group: Group, size: float, share: float) -> float:
-    """A collective that moves `size` bytes, less one rank's share, through every rank."""
+    """Return seconds of a collective of `size` bytes, less one share, through every rank."""
     if group.size <= 1 or not size:
         return 0.0
     inner, nodes = group.inside, group.nodes
@@ -147,7 +135,7 @@ SMALLEST_SWITCH_REDUCE, RING = 5, 0.82
 
 
 def _inner(gpu: Gpu, ranks: int, share: float) -> float:
-    """Bytes per second that a collective reaches among so many ranks of one node."""
+    """Return bytes per second that a collective reaches among so many ranks of one node."""
     if gpu.peer:
         return max(ranks - 1, 1) * gpu.peer * min(share, RING)
     if ranks < SMALLEST_SWITCH_REDUCE:
@@ -156,7 +144,7 @@ def _inner(gpu: Gpu, ranks: int, share: float) -> float:
 
 
 def _started(wire: float, group: Group) -> float:
-    """Seconds with the start of a collective on top of the bytes' own time."""
+    """Return seconds with the start of a collective on top of the bytes' own time."""
     if not wire:
         return 0.0
     start = START_BETWEEN if group.nodes > 1 else START_INSIDE * group.size / 8

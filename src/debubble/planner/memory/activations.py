@@ -58,7 +58,7 @@ class Activation:
 
 
 def recompute_modules(model: Model, training: Training, candidate: Candidate) -> tuple[str, ...]:
-    """Modules that ``"selective"`` computes again.
+    """Return modules that ``"selective"`` computes again.
 
     Those that the candidate names; else core attention where its scores are stored, and where
     flash attention stores none, norms, the upward projections of latent attention, and the
@@ -91,7 +91,7 @@ class _Key(NamedTuple):
 
 @lru_cache(maxsize=256)
 def default_modules(model: Model, training: Training) -> tuple[str, ...]:
-    """Modules that ``"selective"`` computes again where a candidate names none."""
+    """Return modules that ``"selective"`` computes again where a candidate names none."""
     if training.runtime.selective:
         return training.runtime.selective
     if not training.flash:
@@ -100,24 +100,17 @@ def default_modules(model: Model, training: Training) -> tuple[str, ...]:
     return ("layernorm", *["mla_up_proj"] * latent, *["moe_act"] * bool(model.experts))
 
 
-def layer_activation(
-    model: Model, layer: Layer, training: Training, candidate: Candidate
-) -> Activation:
-    """Bytes that one layer stores of one microbatch on one GPU."""
-    return _activation(model, layer, training, _key(model, training, candidate))
-
-
 def stage_activation(
     model: Model, training: Training, candidate: Candidate, stage: int
 ) -> Activation:
-    """The same summed over the layers of one stage, embedding and head included.
+    """Return bytes summed over the layers of one stage, embedding and head included.
 
     The first stage stores the embedding's dropout mask, the last the inputs of final norm, head
     and multi-token prediction. Logits are apart: see :func:`logits_bytes`. `recomputed` is that of
-    one layer, because layers come back one at a time, less what the backward of layers behind it
+    one layer, because layers come back one at a time, less what the backward of layers after it
     has freed by then; `boundary` is that of one layer, too.
 
-    Of ``"full:N"``, layers behind the first N and multi-token prediction are not recomputed, as
+    Of ``"full:N"``, layers after the first N and multi-token prediction are not recomputed, as
     with Megatron-LM's ``--recompute-method block``.
     """
     return stage_activations(model, training, candidate)[stage]
@@ -126,7 +119,7 @@ def stage_activation(
 def stage_activations(
     model: Model, training: Training, candidate: Candidate
 ) -> tuple[Activation, ...]:
-    """The same of all stages; candidates that differ in order, replicas or ZeRO share it."""
+    """Return the activation of every stage; cached for candidates with the same layers."""
     return _stages(model, training, candidate.layers, _key(model, training, candidate))
 
 
@@ -164,7 +157,7 @@ def _stages(
 
 
 def logits_bytes(model: Model, training: Training, candidate: Candidate) -> float:
-    """Bytes of one microbatch's logits on one GPU, from the last stage's forward to its backward.
+    """Return bytes of one microbatch's logits on one GPU, from forward to backward of the head.
 
     4 of the 12 bytes per logit are its fp32 value; the others its bf16 value, the loss's
     temporaries and gradients. With a fused loss they are the bf16 value and its gradient. Every

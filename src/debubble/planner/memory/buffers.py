@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 def buffers(
     timeline: Timeline, rank: int, moments: Moments, boundary: float, runtime: Habits
 ) -> Floats:
-    """Bytes of transferred tensors, of `boundary` bytes each, that a rank holds in one step.
+    """Return bytes of transferred tensors, of `boundary` bytes each, that a rank holds in one step.
 
     From every moment of the rank on, as a runtime keeps them.
     """
@@ -54,8 +54,8 @@ def buffers(
         add(arrivals, came_back, size)
         add(stops, came_back, -size)
     if runtime.sent_until != "made":
-        goes = hands_output & _neighbour_elsewhere(timeline, rank, moments, 1)
-        goes |= hands_gradient & _neighbour_elsewhere(timeline, rank, moments, -1)
+        goes = hands_output & _neighbor_elsewhere(timeline, rank, moments, 1)
+        goes |= hands_gradient & _neighbor_elsewhere(timeline, rank, moments, -1)
         add(stops, goes, size)
         if runtime.sent_until == "next":
             add(stops + 2, goes & (stops + 2 < len(moments.times)), -size)
@@ -66,7 +66,7 @@ def buffers(
 
 
 def _arrivals(timeline: Timeline, rank: int, moments: Moments) -> tuple[NDArray[np.int64], Mask]:
-    """Moment at which what each action computes with is there, and whether it is another rank's."""
+    """Return the moment at which each action's input is there, and whether from another rank."""
     schedule = timeline.schedule
     producer = primary_of(schedule)[moments.positions]
     known = producer >= 0
@@ -79,8 +79,8 @@ def _arrivals(timeline: Timeline, rank: int, moments: Moments) -> tuple[NDArray[
     return 2 * groups, known & (receives | (home != rank))
 
 
-def _neighbour_elsewhere(timeline: Timeline, rank: int, moments: Moments, offset: int) -> Mask:
-    """Whether the stage `offset` away from each action's, of its copy, is on another rank."""
+def _neighbor_elsewhere(timeline: Timeline, rank: int, moments: Moments, offset: int) -> Mask:
+    """Return whether the stage `offset` away from each action's is on another rank."""
     schedule = timeline.schedule
     table = np.asarray(schedule.placement.table)
     copies = schedule.places_of(moments.program) // schedule.stages % schedule.placement.copies

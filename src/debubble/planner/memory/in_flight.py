@@ -1,4 +1,4 @@
-"""How many microbatches of its stages every rank has in flight, from the order alone.
+"""Counts of microbatches in flight on every rank, from the order alone.
 
 A rank takes and frees activations in the order of its program, whatever its actions take. So what
 it holds when it holds most follows from numbers of microbatches, which are counted once for each
@@ -22,7 +22,7 @@ from debubble.schedules import registry
 Counts = NDArray[np.int32]
 
 WHOLE = 1024
-"""Units of an activation, so that one unit beside them is told apart."""
+"""Units of an activation, so that one unit more can be told from them."""
 
 LARGEST = 1 << 22
 """Most numbers that are counted for one rank; larger orders are not counted."""
@@ -54,7 +54,7 @@ class InFlight:
     stages: NDArray[np.int64]
 
     def peaks(self, stored: NDArray[np.float64], kept: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Largest activations of every rank, shape ``(ranks,)``, from those of one microbatch.
+        """Return the largest activations of every rank, shape ``(ranks,)``, from one microbatch's.
 
         What a stage keeps for W is at most what it stores.
         """
@@ -77,7 +77,7 @@ class InFlight:
 def in_flight(
     name: str, ranks: int, microbatches: int, chunks: int, runtime: str
 ) -> InFlight | None:
-    """What an order has in flight; None where that depends on costs, or is too much to count."""
+    """Return the counts of an order; None where they depend on costs, or are too many."""
     if registry.find(name).uses_costs:
         return None
     schedule = registry.made_once(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
@@ -87,7 +87,7 @@ def in_flight(
 
 
 def counted(schedule: Schedule, runtime: str) -> InFlight:
-    """What a schedule of whole microbatches has in flight.
+    """Return the counts of a schedule of whole microbatches.
 
     The engine says what actions take and free, of a microbatch that leaves :data:`WHOLE` units of
     which W needs one.
@@ -111,7 +111,7 @@ def counted(schedule: Schedule, runtime: str) -> InFlight:
 def _moments(
     schedule: Schedule, rank: int, slots: NDArray[np.int64], chunks: int, use: MemoryUse
 ) -> Counts:
-    """Microbatches in flight while a group of actions runs, where no other group has more."""
+    """Return microbatches in flight during groups of actions that may be a peak."""
     program = schedule.actions[schedule.offsets[rank] : schedule.offsets[rank + 1]]
     closes = ends_group(program)
     groups: NDArray[np.int64] = np.cumsum(closes) - closes
@@ -123,7 +123,7 @@ def _moments(
         np.add.at(changes[when], (groups, columns), whole.astype(np.int32))
         np.add.at(changes[when], (groups, columns + chunks), kept.astype(np.int32))
     during = np.cumsum(changes.sum(axis=0), axis=0, dtype=np.int32) - changes[1]
-    # Where a neighbour has as many of everything, a moment is not needed.
+    # Where a neighbor has as many of everything, a moment is not needed.
     during = during[~np.append(np.all(during[:-1] <= during[1:], axis=1), values=False)]
     during = during[~np.append(False, np.all(during[1:] <= during[:-1], axis=1))]
     rows: Counts = during[list({row.tobytes(): at for at, row in enumerate(during)}.values())]

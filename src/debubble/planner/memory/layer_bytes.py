@@ -19,7 +19,7 @@ norms. A mixture of experts has, in place of the MLP, k routed copies of the tok
 each, the router's logits in fp32, and shared experts.
 
 Products in 8 or 4 bits store their inputs so (Transformer Engine keeps what it has cast for the
-weight's gradient): those of QKV, of both matrices of the MLP, and of the projection behind
+weight's gradient): those of QKV, of both matrices of the MLP, and of the projection after
 attention, whose backward needs its output in 16 bits, too. PyTorch casts once more instead.
 
 A weight's gradient needs the layer's input and its output's gradient: both stay from I to W (Zero
@@ -59,14 +59,14 @@ class Parts:
 
 
 def input_bytes(training: Training) -> float:
-    """Bytes of a number that is the stored input of a product."""
+    """Return the bytes of a number that is the stored input of a product."""
     if not training.runtime.narrow_inputs:
         return 2.0
     return {"fp8": 1.0, "fp4": 0.5}.get(PRECISIONS.get(training.precision, ""), 2.0)
 
 
 def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dict[str, Parts]:
-    """All that a layer stores per token, and what each module's recompute drops of it."""
+    """Return all that a layer stores per token, and the part that each module's recompute drops."""
     hidden, attention, mlp = model.hidden, layer.attention, layer.mlp
     found = dict.fromkeys(RECOMPUTE_MODULES, Parts())
     # The outputs of both norms are the inputs of linear layers.
@@ -105,7 +105,7 @@ def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dic
 
 
 def every_second_product(model: Model, layer: Layer, tp: int) -> Parts:
-    """The layer's input, attention's output, and every second output of a matrix, per token.
+    """Return the layer's input, attention's output, and every second output of a matrix, per token.
 
     Queries, values, the gate and the last matrix are the first, third, … of a gated layer. Experts'
     matrices are multiplied in groups, which count as none; what is sent to experts and comes back
@@ -125,7 +125,7 @@ def every_second_product(model: Model, layer: Layer, tp: int) -> Parts:
 
 
 def kept_parts(model: Model, layer: Layer, training: Training, tp: int) -> Parts:
-    """Inputs of a layer's linear layers and gradients of their outputs, per token."""
+    """Return inputs of a layer's linear layers and gradients of their outputs, per token."""
     hidden, attention, mlp = model.hidden, layer.attention, layer.mlp
     query, both = _widths(attention, tp)
     # With gradients of what both branches add to the residual stream.
@@ -145,7 +145,7 @@ def kept_parts(model: Model, layer: Layer, training: Training, tp: int) -> Parts
 
 
 def _linear_inputs(model: Model, training: Training) -> Parts:
-    """Inputs of QKV and of the first matrix of a layer, per token.
+    """Return inputs of QKV and of the first matrix of a layer, per token.
 
     Megatron-LM stores them split over the sequence and gathers them once more in the backward;
     PyTorch's tensor parallelism stores what was gathered.
@@ -155,7 +155,7 @@ def _linear_inputs(model: Model, training: Training) -> Parts:
 
 
 def _widths(attention: Attention | LatentAttention, tp: int) -> tuple[float, float]:
-    """Width of queries, and of keys and values together, over all ranks.
+    """Return width of queries, and of keys and values together, over all ranks.
 
     Fewer heads of keys than `tp` are there more than once.
     """

@@ -39,7 +39,7 @@ class Moments:
 
     @classmethod
     def of(cls, timeline: Timeline, rank: int) -> Moments:
-        """The moments of one rank of a timeline."""
+        """Return the moments of one rank of a timeline."""
         schedule = timeline.schedule
         first, last = int(schedule.offsets[rank]), int(schedule.offsets[rank + 1])
         program = schedule.actions[first:last]
@@ -62,12 +62,12 @@ class Moments:
         return stages_of(self.program)
 
     def handing(self, direction: int) -> Mask:
-        """Mask of what computes for the stage behind (1), or for the one before (−1)."""
+        """Return the mask of actions that compute for the next stage (1) or the one before (−1)."""
         offsets = boundary_offsets().items()
         return np.isin(self.kinds, [kind for kind, offset in offsets if offset == direction])
 
     def backwards(self, runtime: str, in_input: bool = False) -> Backwards:
-        """Masks of backwards for the input, of those for the weights, and of whole ones.
+        """Return masks of backwards for the input, of those for the weights, and of whole ones.
 
         PyTorch's runtime does nothing in the first stage's I and the whole backward in its W,
         unless all of every backward is `in_input`.
@@ -105,15 +105,15 @@ class Moments:
         return np.repeat(self.positions[first], 2)
 
     def during(self, times: Floats) -> Integers:
-        """Group that runs at each time, or ran last before it; the first for earlier times."""
+        """Return the group that runs at each time, or ran last before it; at least the first."""
         return np.maximum(np.searchsorted(self.begins, times, side="right") - 1, 0)
 
     def before(self, times: Floats) -> Integers:
-        """Last group that begins before each time."""
+        """Return the last group that begins before each time."""
         return np.maximum(np.searchsorted(self.begins, times, side="left") - 1, 0)
 
     def held(self, *changes: tuple[Integers, Floats | float]) -> Floats:
-        """What is held from every moment on, by pairs of moments and of what is added then."""
+        """Return the amount held from every moment on, by pairs of moments and changes."""
         found = np.zeros(len(self.times))
         for moments, amounts in changes:
             np.add.at(found, moments, amounts)

@@ -35,7 +35,7 @@ from debubble.planner.model.transformer import Model
 Floats = NDArray[np.float64]
 
 MARGIN = 2e9
-"""Bytes of a GPU that no formula here itemises: the driver's context, buffers of the communication
+"""Bytes of a GPU that no formula here itemizes: the driver's context, buffers of the communication
 library, workspaces of kernels."""
 
 FRAGMENTATION = 0.1
@@ -50,7 +50,7 @@ HELD_FUSED = 1 / 2
 
 
 class Moment(NamedTuple):
-    """When a rank's memory is largest."""
+    """The moment at which a rank's memory is largest."""
 
     action: str
     """The action that starts or ends then."""
@@ -123,7 +123,7 @@ class MemoryCurve:
 
     @property
     def margin(self) -> Floats:
-        """What no formula itemises, from each time on."""
+        """Bytes that no formula itemizes, from each time on."""
         return self.fixed + FRAGMENTATION * (self.activations + self.buffers + self.logits)
 
     @property
@@ -136,7 +136,7 @@ class MemoryCurve:
 def memory_of(
     model: Model, gpu: Gpu, training: Training, candidate: Candidate, timeline: Timeline
 ) -> tuple[RankMemory, ...]:
-    """The largest memory of every rank, in bytes per GPU, and what it consists of.
+    """Return the largest memory of every rank, in bytes per GPU, and what it consists of.
 
     The timeline is one step of the candidate's schedule, simulated with any costs in time.
     """
@@ -167,7 +167,7 @@ def memory_of(
 def memory_curves(
     model: Model, training: Training, candidate: Candidate, timeline: Timeline
 ) -> Iterator[MemoryCurve]:
-    """Memory of every rank over time, see :func:`memory_of`."""
+    """Yield memory of every rank over time, see :func:`memory_of`."""
     schedule = timeline.schedule
     each = stage_activations(model, training, candidate)
     costs = Costs(**memory_costs(model, training, candidate))
@@ -190,7 +190,7 @@ def memory_curves(
 
 
 def margin(training: Training) -> float:
-    """Bytes that no formula itemises, with the buckets in which DeepSpeed sends what is split.
+    """Return bytes that no formula itemizes, with the buckets in which a runtime sends shards.
 
     Gradients are sent as they add up: in fp16, or, of bf16, in fp32.
     """
@@ -199,7 +199,7 @@ def margin(training: Training) -> float:
 
 
 def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict[str, Any]:
-    """Keywords of :class:`debubble.Costs` that say what activations take, in bytes per stage.
+    """Return the keywords of :class:`debubble.Costs` on memory, in bytes per stage.
 
     What a stage keeps for W is at most what it stores there; :func:`memory_of` counts the rest.
     """
@@ -219,7 +219,7 @@ def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict
 def rank_state(
     model: Model, training: Training, candidate: Candidate, schedule: Schedule, rank: int
 ) -> State:
-    """Weights, gradients and optimizer states of all stages of one rank.
+    """Return weights, gradients and optimizer states of all stages of one rank.
 
     Bidirectional schedules have two copies of the model, schedules without a flush several versions
     of the weights. Where the vocabulary is sharded, every rank has its part of the head.
@@ -243,7 +243,7 @@ def _activations(
     each: Sequence[Activation],
     backwards: Backwards,
 ) -> Floats:
-    """What the engine says is in flight, and what backwards hold beside it."""
+    """Return activations in flight by the engine, and those of running backwards."""
     schedule = timeline.schedule
     changes: list[tuple[NDArray[np.int64], Floats]] = []
     if timeline.graph.has_copies:
@@ -272,7 +272,7 @@ def _activations(
 
 
 def _logits(schedule: Schedule, moments: Moments, size: float, share: float) -> Floats:
-    """Logits where the head runs: all of them while it does, a share from forward to backward."""
+    """Return logits where the head runs: all of them then, a share from forward to backward."""
     last = moments.stages == schedule.stages - 1
     if schedule.vocabulary:
         size /= schedule.ranks

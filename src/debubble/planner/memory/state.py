@@ -19,7 +19,7 @@ together; experts have replicas of their own. With weights split (ZeRO-3; Rajbha
 
 DeepSpeed's bf16 optimizer adds bf16 gradients up in a whole fp32 copy: 8 + 12 / D.
 
-Gradients that are split (ZeRO-2 and 3) are scattered behind the backward of every microbatch, layer
+Gradients that are split (ZeRO-2 and 3) are scattered after the backward of every microbatch, layer
 by layer: one layer's whole gradients are there while the next one's come. Only without that
 communication would they add up whole, and take as much as with ZeRO-1 (pytorch#126166 says so of
 FSDP2, and offers both).
@@ -46,7 +46,7 @@ next."""
 
 
 def scatters(training: Training, candidate: Candidate) -> bool:
-    """Whether the replicas scatter gradients behind the backward of every microbatch.
+    """Return whether the replicas scatter gradients after the backward of every microbatch.
 
     PyTorch's pipelines add them up first where weights stay gathered.
     """
@@ -93,12 +93,12 @@ class StageParameters:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """All parameters."""
         return self.dense + self.experts
 
 
 def padded_vocabulary(model: Model, training: Training, tp: int) -> int:
-    """Size of the vocabulary as embedding and head have it.
+    """Return size of the vocabulary as embedding and head have it.
 
     Megatron-LM pads it to a multiple of 128 times `tp`; others to a multiple of `tp` at most.
     """
@@ -108,7 +108,7 @@ def padded_vocabulary(model: Model, training: Training, tp: int) -> int:
 
 @lru_cache(maxsize=65536)
 def layer_parameters(model: Model, layer: Layer, tp: int, ep: int) -> tuple[float, float]:
-    """Parameters of one layer on one GPU: those of routed experts apart, second.
+    """Return parameters of one layer on one GPU: those of routed experts apart, second.
 
     Tensor parallelism splits projections, dense parts and shared experts; norms, the router and
     the narrow projections of latent attention are on every GPU. Keys and values of fewer heads
@@ -129,7 +129,7 @@ def layer_parameters(model: Model, layer: Layer, tp: int, ep: int) -> tuple[floa
 
 @lru_cache(maxsize=1024)
 def _sums(model: Model, tp: int, ep: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Parameters of the first n layers on one GPU, for every n: those of experts apart."""
+    """Return parameters of the first n layers on one GPU, for every n: those of experts apart."""
     each = [layer_parameters(model, layer, tp, ep) for layer in model.layers]
     dense, experts = zip(*each, strict=True)
     return tuple(accumulate(dense, initial=0.0)), tuple(accumulate(experts, initial=0.0))
@@ -138,7 +138,7 @@ def _sums(model: Model, tp: int, ep: int) -> tuple[tuple[float, ...], tuple[floa
 def stage_parameters(
     model: Model, training: Training, candidate: Candidate, stage: int
 ) -> StageParameters:
-    """Parameters of one stage on one GPU, embedding and head included.
+    """Return parameters of one stage on one GPU, embedding and head included.
 
     The first stage has the embedding; the last the final norm, the head and multi-token
     prediction. A head that is the embedding's matrix, and multi-token prediction, need a copy of
@@ -173,12 +173,12 @@ def _parameters(
 
 
 def stage_state(model: Model, training: Training, candidate: Candidate, stage: int) -> State:
-    """Bytes of one stage's weights, gradients and optimizer states on one GPU."""
+    """Return bytes of one stage's weights, gradients and optimizer states on one GPU."""
     return stage_states(model, training, candidate)[stage]
 
 
 def stage_states(model: Model, training: Training, candidate: Candidate) -> tuple[State, ...]:
-    """The same of all stages; candidates that differ in order or microbatches share it."""
+    """Return the states of all stages; cached for candidates with the same layers."""
     return _states(model, training, candidate.degrees, candidate.layers, candidate.zero)
 
 
@@ -207,14 +207,14 @@ def _states(
 
 
 def head_state(model: Model, training: Training, candidate: Candidate, share: float) -> State:
-    """Bytes of a share of the head, as :func:`stage_state` counts it on the last stage."""
+    """Return bytes of a share of the head, as :func:`stage_state` counts it on the last stage."""
     tp, replicas = candidate.degrees.tp, candidate.degrees.dp * candidate.degrees.cp
     count = padded_vocabulary(model, training, tp) * model.hidden / tp
     return _bytes(share * count, replicas, training, candidate.zero)
 
 
 def _two_layers(model: Model, degrees: Degrees, layers: tuple[Layer, ...]) -> float:
-    """Parameters of the most that is gathered at a time: twice the largest layer's."""
+    """Return parameters of the most that is gathered at a time: twice the largest layer's."""
     sizes = [sum(layer_parameters(model, layer, degrees.tp, degrees.ep)) for layer in set(layers)]
     return min(GATHERED_LAYERS, len(layers)) * max(sizes, default=0.0)
 
@@ -225,7 +225,7 @@ def _bytes(count: float, replicas: int, training: Training, zero: int) -> State:
 
 
 def bytes_per_parameter(training: Training, zero: int, replicas: int) -> tuple[float, float, float]:
-    """Bytes of weights, gradients and optimizer states per parameter."""
+    """Return bytes of weights, gradients and optimizer states per parameter."""
     moments = 2 * training.moment_bytes
     if training.runtime.fsdp:
         # FSDP2 splits all three or none.

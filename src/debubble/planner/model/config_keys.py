@@ -73,19 +73,19 @@ class Keys:
         self.read: set[str] = set()
 
     def take(self, key: str) -> Any:
-        """The value, None where there is none."""
+        """Return the value, None where there is none."""
         self.read.add(key)
         return self.values.get(key)
 
     def _fitting(self, key: str, fits: Callable[[Any], bool], advice: str) -> Any:
-        """The value where it fits, None where there is none."""
+        """Return the value where it fits, None where there is none."""
         value = self.take(key)
         if value is not None and not fits(value):
             raise FormatError(f"{self.name} has {key} {shown(value)}; {advice}")
         return value
 
     def optional(self, key: str, *, least: int = 1, most: int = MOST) -> int | None:
-        """A whole number, None where there is none."""
+        """Return a whole number, None where there is none."""
         found: int | None = self._fitting(
             key, lambda value: type(value) is int and least <= value <= most,
             f"give a whole number from {least} to {most}",
@@ -95,9 +95,9 @@ class Keys:
     def count(
         self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST
     ) -> int:
-        """A whole number, `default` where there is none.
+        """Return a whole number, `default` where there is none.
 
-        One that is needed and not there is refused with the nearest key that nobody reads.
+        One that is needed and not there is refused with the nearest unread key.
         """
         value = self.optional(key, least=least, most=most)
         if value is not None:
@@ -110,7 +110,7 @@ class Keys:
         raise FormatError(f"{self.name} has no key '{key}', a whole number from {least} up{hint}")
 
     def either(self, key: str, other: str) -> int:
-        """A whole number that has two names."""
+        """Return a whole number that has two names."""
         first, second = self.optional(key), self.optional(other)
         if first is not None and second is not None and first != second:
             raise FormatError(
@@ -120,17 +120,17 @@ class Keys:
         return second or self.count(key)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A truth value."""
+        """Return a truth value, `default` where there is none."""
         value = self._fitting(key, lambda value: isinstance(value, bool), "give true or false")
         return default if value is None else bool(value)
 
     def word(self, key: str, default: str) -> str:
-        """A text for display."""
+        """Return a text for display."""
         value = self._fitting(key, _is_short_text, "give a short text")
         return default if value is None else str(value)
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
-        """One of several words."""
+        """Return one of several words."""
         value = self.take(key)
         if value is None:
             return default
@@ -141,7 +141,7 @@ class Keys:
         return str(value)
 
     def words(self, key: str, choices: Sequence[str], count: int) -> list[str] | None:
-        """One of several words for every layer, None where there are none."""
+        """Return one of several words for every layer, None where there are none."""
         value = self.take(key)
         if value is None:
             return None
@@ -155,7 +155,7 @@ class Keys:
         return value
 
     def indices(self, key: str, count: int) -> frozenset[int]:
-        """Numbers of layers."""
+        """Return a set of layers by their numbers."""
         value = self.take(key)
         if value is None:
             return frozenset()
@@ -168,14 +168,14 @@ class Keys:
         return frozenset(items)
 
     def positive(self, key: str, default: float) -> bool:
-        """Whether a number is above zero."""
+        """Return whether a number is above zero, `default` where there is none."""
         value = self._fitting(
             key, lambda value: type(value) in (int, float) and value >= 0, "give a number from 0 up"
         )
         return bool((default if value is None else value) > 0)
 
     def ignore(self, *keys: str) -> None:
-        """Say of keys that they set no shape beside those that were read."""
+        """Mark keys as read that set no further shape."""
         self.read.update(keys)
 
     def refuse_unknown(self) -> None:
@@ -186,7 +186,7 @@ class Keys:
                 raise FormatError(f"{self.name} has the unknown key {shown(key)}; {hint}")
 
     def refuse_unknown_shapes(self, family: str) -> None:
-        """Refuse keys that nobody knows and that speak of shapes, and ignore all others.
+        """Refuse unknown keys whose names speak of shapes, and ignore all others.
 
         A key that is null, false or zero is taken to switch something off.
         """

@@ -65,7 +65,7 @@ def shipped_models() -> dict[str, str]:
 
 
 def read_model(target: str | Path) -> Model:
-    """A model by the name of a shipped one; or from a ``.json`` or ``.yaml`` file.
+    """Return a model by the name of a shipped one; or from a ``.json`` or ``.yaml`` file.
 
     A folder stands for the ``config.json`` in it.
 
@@ -98,7 +98,7 @@ def read_model(target: str | Path) -> Model:
 
 
 def parse_model(text: str, where: str) -> Model:
-    """A model from a text; its name `where` says by its ending which format it has."""
+    """Return a model from a text; `where` names it, with its format as the ending."""
     data = parse(text, where)
     if not isinstance(data, Mapping):
         raise FormatError(f"{where} holds {shown(data)}; a model is a mapping from keys to values")
@@ -133,7 +133,7 @@ _PARTS = ("attention", "mlp", "experts")
 
 
 def _groups(keys: Keys, common: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """All layers: one number of them, or groups that share what the model says."""
+    """Return all layers: a number of equal ones, or groups that share parts."""
     value = keys.values.get("layers")
     if not isinstance(value, list):
         return (_layer(keys.name, common),) * keys.count("layers", most=MOST_LAYERS)
@@ -179,7 +179,7 @@ def _layer(where: str, parts: Mapping[str, Any]) -> Layer:
 
 
 def _part(kind: type[Part], data: Any, where: str) -> Part:
-    """One part of a layer: keys are the fields of its class."""
+    """Return one part of a layer: keys are the fields of its class."""
     if not isinstance(data, Mapping):
         raise FormatError(f"{where} is {shown(data)}; give a mapping from keys to values")
     keys = Keys(data, where)

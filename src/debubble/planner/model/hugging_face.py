@@ -28,7 +28,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
-    """The model that a ``config.json`` describes.
+    """Return the model that a ``config.json`` describes.
 
     An unknown family is refused; so is a key that is missing, has a value it cannot have,
     contradicts another, or is unknown and could change a shape.
@@ -63,7 +63,7 @@ def check_experts(name: str, experts: Experts) -> None:
 
 
 def _sizes(keys: Keys) -> tuple[int, int]:
-    """Hidden size and number of layers."""
+    """Return hidden size and number of layers."""
     return keys.count("hidden_size"), keys.count("num_hidden_layers", most=MOST_LAYERS)
 
 
@@ -71,11 +71,11 @@ def _attention(
     keys: Keys, hidden: int, head_dim: int | None = None, *, bias: bool | None = None,
     all_heads: bool = False, **more: bool,
 ) -> Attention:  # fmt: skip
-    """Attention by the keys that most families share.
+    """Return attention by the keys that most families share.
 
     `head_dim` is the family's default; `bias` that of queries, keys and values where the family
     fixes it, else ``attention_bias`` says it, for the output, too; `all_heads` whether every query
-    has a key of its own where nothing is said.
+    has a key of its own unless given.
     """
     heads = keys.count("num_attention_heads")
     width = keys.optional("head_dim") or head_dim
@@ -94,7 +94,7 @@ def _attention(
 
 
 def _windows(keys: Keys, layers: int, kinds: Sequence[str], window: int | None) -> list[int | None]:
-    """Sliding window of every layer; `kinds` says which have one where ``layer_types`` does not."""
+    """Return the sliding window of every layer; `kinds` counts where ``layer_types`` is missing."""
     said = keys.words("layer_types", (FULL, SLIDING), layers)
     if said is not None and SLIDING in said and window is None:
         raise FormatError(
@@ -105,7 +105,7 @@ def _windows(keys: Keys, layers: int, kinds: Sequence[str], window: int | None) 
 
 
 def _window_of_all(keys: Keys, layers: int, default: int | None) -> list[int | None]:
-    """Sliding windows of families whose layers all have one, `default` where nothing is said."""
+    """Return the sliding windows of families whose layers all have one."""
     window = keys.optional("sliding_window")
     if "sliding_window" not in keys.values:
         window = default
@@ -113,7 +113,7 @@ def _window_of_all(keys: Keys, layers: int, default: int | None) -> list[int | N
 
 
 def _window_from_some_layer_on(keys: Keys, layers: int) -> list[int | None]:
-    """Sliding windows of Qwen's families."""
+    """Return sliding windows of Qwen's families."""
     used = keys.flag("use_sliding_window")
     first = keys.count("max_window_layers", 28, least=0)
     window = keys.count("sliding_window", 4096) if used else None
@@ -126,7 +126,7 @@ def _model(
     keys: Keys, hidden: int, attention: Attention | LatentAttention,
     parts: Sequence[Mlp | Experts], windows: Sequence[int | None] = (), mtp: int = 0,
 ) -> Model:  # fmt: skip
-    """A model with RMS norms; layers of one shape are one object."""
+    """Return a model with RMS norms; layers of one shape are one object."""
     for part in parts:
         if isinstance(part, Experts):
             check_experts(keys.name, part)
@@ -164,7 +164,7 @@ def _mixtral(keys: Keys) -> Model:
 
 
 def _experts(keys: Keys, count: int, width: str) -> Experts:
-    """Experts by their number and the key of their width."""
+    """Return experts by their number and the key of their width."""
     return Experts(count, keys.count("num_experts_per_tok"), keys.count(width))
 
 
@@ -176,7 +176,7 @@ def _qwen(keys: Keys, head_dim: int | None = None, **attention: bool) -> Model:
 
 
 def _qwen_experts(keys: Keys, layers: int, experts: Experts) -> list[Mlp | Experts]:
-    """Experts in every ``decoder_sparse_step``-th layer, but not in ``mlp_only_layers``."""
+    """Return experts in every ``decoder_sparse_step``-th layer, but not in ``mlp_only_layers``."""
     step = keys.count("decoder_sparse_step", 1)
     dense = keys.indices("mlp_only_layers", layers)
     mlp = Mlp(keys.count("intermediate_size"))
@@ -185,7 +185,7 @@ def _qwen_experts(keys: Keys, layers: int, experts: Experts) -> list[Mlp | Exper
 
 
 def _qwen_moe(keys: Keys, *, third: bool) -> Model:
-    """Qwen2's mixture of experts, or Qwen3's, which has norms of queries and no shared experts."""
+    """Return Qwen2's mixture of experts, or Qwen3's with norms of queries, no shared experts."""
     hidden, layers = _sizes(keys)
     bias = None if third else keys.flag("qkv_bias", True)
     attention = _attention(keys, hidden, bias=bias, qk_norm=third)

@@ -18,7 +18,7 @@ VECTOR = 8
 
 
 def shape_traps(model: Model, tp: int = 1) -> tuple[str, ...]:
-    """What is odd about the sizes of a model, one sentence each; empty where nothing is.
+    """Return warnings on sizes of a model that kernels handle badly, one sentence each.
 
     The tensor-parallel degree divides the widths of dense parts.
     """

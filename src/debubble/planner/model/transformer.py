@@ -25,21 +25,21 @@ class Attention:
     window: int | None = None
 
     def parameters(self, hidden: int) -> int:
-        """Number of parameters, norms before the layer's parts left out."""
+        """Return number of parameters, norms before the layer's parts left out."""
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         extra = width * self.bias + self.heads * self.sinks
         return self.matmul_parameters(hidden) + self.whole_parameters(hidden) + extra
 
     def whole_parameters(self, hidden: int) -> int:
-        """Those that tensor parallelism does not split: norms, and the output's bias."""
+        """Return parameters that tensor parallelism does not split: norms, the output's bias."""
         return 2 * self.head_dim * self.qk_norm + hidden * self.out_bias
 
     def kv_parameters(self, hidden: int) -> int:
-        """Those of the projections to keys and values."""
+        """Return parameters of the projections to keys and values."""
         return 2 * self.kv_heads * self.head_dim * (hidden + self.bias)
 
     def matmul_parameters(self, hidden: int) -> int:
-        """Weights that every token is multiplied with."""
+        """Return weights that every token is multiplied with."""
         query, both = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
         return hidden * (query + both) + query * hidden
 
@@ -66,7 +66,7 @@ class LatentAttention:
 
     @property
     def kv_heads(self) -> int:
-        """As many as heads, once the latent vector is projected up."""
+        """As many heads as queries have, once the latent vector is projected up."""
         return self.heads
 
     @property
@@ -75,20 +75,20 @@ class LatentAttention:
         return self.nope_dim + self.rope_dim
 
     def parameters(self, hidden: int) -> int:
-        """Number of parameters, the norms of the latent vectors included."""
+        """Return number of parameters, the norms of the latent vectors included."""
         return self.matmul_parameters(hidden) + self.q_rank + self.kv_rank
 
     def whole_parameters(self, hidden: int) -> int:
-        """Those that tensor parallelism does not split: the projections down, and norms."""
+        """Return parameters that tensor parallelism does not split: projections down, and norms."""
         narrow = self.q_rank + self.kv_rank
         return hidden * (narrow + self.rope_dim) + narrow
 
     def kv_parameters(self, hidden: int) -> int:  # noqa: ARG002 (as of other attention)
-        """Those of the projections up to keys and values."""
+        """Return parameters of the projections up to keys and values."""
         return self.kv_rank * self.heads * (self.nope_dim + self.v_dim)
 
     def matmul_parameters(self, hidden: int) -> int:
-        """Weights that every token is multiplied with."""
+        """Return weights that every token is multiplied with."""
         query = self.heads * self.head_dim
         down = hidden * (self.q_rank + self.kv_rank + self.rope_dim)
         up = (self.q_rank or hidden) * query
@@ -110,13 +110,13 @@ class Mlp:
     bias: bool = False
 
     def parameters(self, hidden: int) -> int:
-        """Number of parameters."""
+        """Return number of parameters."""
         matrices = 3 if self.gated else 2
         biases = ((matrices - 1) * self.width + hidden) * self.bias
         return matrices * hidden * self.width + biases
 
     def matmul_parameters(self, hidden: int) -> int:
-        """Weights that every token is multiplied with."""
+        """Return weights that every token is multiplied with."""
         return (3 if self.gated else 2) * hidden * self.width
 
 
@@ -144,21 +144,21 @@ class Experts:
         return 3 if self.gated else 2
 
     def expert_parameters(self, hidden: int) -> int:
-        """Parameters of one routed expert."""
+        """Return parameters of one routed expert."""
         biases = ((self.matrices - 1) * self.width + hidden) * self.bias
         return self.matrices * hidden * self.width + biases
 
     def common_parameters(self, hidden: int) -> int:
-        """Parameters that every token meets: router, shared experts and their gate."""
+        """Return parameters that every token meets: router, shared experts and their gate."""
         shared = self.matrices * hidden * self.shared_width + hidden * self.shared_gate
         return hidden * self.count + self.count * self.router_bias + shared
 
     def parameters(self, hidden: int) -> int:
-        """Number of parameters."""
+        """Return number of parameters."""
         return self.count * self.expert_parameters(hidden) + self.common_parameters(hidden)
 
     def matmul_parameters(self, hidden: int) -> int:
-        """Weights that one token is multiplied with, router included."""
+        """Return weights that one token is multiplied with, router included."""
         wide = self.top_k * self.width + self.shared_width
         return self.matrices * hidden * wide + hidden * self.count
 
@@ -197,7 +197,7 @@ class Model:
     positions
         Learned position vectors, 0 for none.
     mtp
-        Layers of multi-token prediction behind the last one; each has a projection of twice the
+        Layers of multi-token prediction after the last one; each has a projection of twice the
         hidden size and three norms of its own and shares embedding and head.
     dropout
         Whether masks of dropout are stored.
@@ -215,7 +215,7 @@ class Model:
 
     @cached_property
     def without_layers(self) -> Model:
-        """What a layer needs to know of its model; small, to look results up by it."""
+        """The model without layers and name, for looking up results of one layer."""
         return replace(self, name="", layers=())
 
     @cached_property
@@ -223,7 +223,7 @@ class Model:
         return hash((self.name, self.hidden, self.layers, self.vocabulary, self.tied, self.mtp))
 
     def __hash__(self) -> int:
-        # Computed once: caches of what layers take are asked for every plan.
+        # Computed once: caches of times and bytes look it up for every plan.
         return self._hash
 
     @cached_property
@@ -242,12 +242,12 @@ class Model:
         return self.hidden * (2 if self.norm == "layer" else 1)
 
     def layer_parameters(self, layer: Layer) -> int:
-        """Parameters of one layer with its two norms."""
+        """Return parameters of one layer with its two norms."""
         parts = layer.attention.parameters(self.hidden) + layer.mlp.parameters(self.hidden)
         return parts + 2 * self.norm_parameters
 
     def expert_parameters(self, layer: Layer) -> int:
-        """Those of the layer's routed experts, which expert parallelism spreads; 0 without."""
+        """Return parameters of a layer's routed experts; 0 without."""
         experts = layer.experts
         return 0 if experts is None else experts.count * experts.expert_parameters(self.hidden)
 
@@ -260,14 +260,6 @@ class Model:
     def head_parameters(self) -> int:
         """Parameters of the head alone, also where it is the embedding's matrix."""
         return self.vocabulary * self.hidden
-
-    @cached_property
-    def mtp_parameters(self) -> int:
-        """Parameters of multi-token prediction, embedding and head left out."""
-        if not self.mtp:
-            return 0
-        one = self.layer_parameters(self.layers[-1]) + 2 * self.hidden**2
-        return self.mtp * (one + 3 * self.norm_parameters)
 
     @cached_property
     def parameters(self) -> int:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
+from debubble.planner.request import PlanRequest
 from debubble.planner.search.batches import Batch, on_one_rank
 from debubble.planner.search.bounds import least_memory, least_peaks, least_time, pipeline_bound
-from debubble.planner.search.evaluate import Asked, Plan, finished
+from debubble.planner.search.evaluate import Evaluated, finished
 from debubble.planner.search.found import (
     BOUND,
     IN_FLIGHT,
@@ -33,33 +34,33 @@ from debubble.planner.search.found import (
     rank,
     rounded,
 )
-from debubble.planner.search.groups import FEWEST, Fixed, Group, groups
+from debubble.planner.search.groups import FEWEST, Group, groups
 from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
 from debubble.planner.search.within import Base, base_cut, base_of, fastest_within
 from debubble.schedules import registry
 
 Progress = Callable[[Found], None]
-"""Is told, now and then, what has been found so far."""
+"""Called, now and then, with what has been found so far."""
 
 
 def best_plans(
-    asked: Asked, fixed: Fixed, top: int = 10, progress: Progress | None = None,
-    *, below: float = math.inf,
+    request: PlanRequest, top: int = 10, progress: Progress | None = None, *,
+    below: float = math.inf,
 ) -> Found:  # fmt: skip
-    """The fastest plans that fit and have what is held; layers move where they are not given.
+    """Return the fastest plans that fit and keep to what is fixed.
 
-    Every question about plans is this search, with something else in `asked` or `fixed`.
+    Every question about plans is this search, with another request.
     """
-    splits = None if fixed.layers else runnable(asked, fixed.framework)
-    found = groups(asked.model, asked.cluster, asked.training, fixed)
-    return search(asked, found, top, progress, splits, below=below)
+    splits = None if request.fixed.layers else runnable(request)
+    found = groups(request.model, request.cluster, request.training, request.fixed)
+    return search(request, found, top, progress, splits, below=below)
 
 
 def search(
-    asked: Asked, groups: Iterable[Group], top: int = 10, progress: Progress | None = None,
+    request: PlanRequest, groups: Iterable[Group], top: int = 10, progress: Progress | None = None,
     splits: Allowed | None = None, *, below: float = math.inf,
 ) -> Found:  # fmt: skip
-    """The fastest plans that fit, out of all candidates of `groups`, with steps below `below`.
+    """Return the fastest plans out of all candidates of `groups`, with steps below `below`.
 
     Candidates that differ only in schedule, chunks and layer split do the same work with the same
     weights. That gives one bound for all of them, the lowest of which come first; when the next
@@ -74,15 +75,15 @@ def search(
 
     Ctrl-C ends the search with the best so far, as does a `progress` that raises KeyboardInterrupt.
     """
-    found = Found(top, below=below * (1 - ROUNDING))
-    tell = progress or (lambda found: None)  # noqa: ARG005 - nobody is told
-    screen = _Screen(asked, found, splits)
+    found = Found(request, top, below=below * (1 - ROUNDING))
+    tell = progress or (lambda found: None)  # noqa: ARG005 - no progress
+    screen = _Screen(request, found, splits)
     batches: list[Batch] = []
     try:
         for number, group in enumerate(groups, 1):
-            batches += _bounded(asked, group, len(batches), found)
+            batches += _bounded(request, group, len(batches), found)
             if found.early is None and number & (number - 1) == 0:
-                screen.start(_soon(asked, batches, splits))
+                screen.start(_soon(request, batches, splits))
             tell(found)
         batches.sort()
         rest = sum(batch.count for batch in batches)
@@ -105,8 +106,8 @@ def search(
         found.interrupted = True
         for plan in screen.heads:
             found.take(plan)
-    found.plans = [finished(asked, plan) for plan in found.plans]
-    found.near = [finished(asked, plan) for plan in found.near]
+    found.plans = [finished(plan) for plan in found.plans]
+    found.near = [finished(plan) for plan in found.near]
     found.searched = found.plans[0] if found.plans else None
     return found
 
@@ -115,10 +116,10 @@ def search(
 class _Screen:
     """Candidates that may be among the best."""
 
-    asked: Asked
+    request: PlanRequest
     found: Found
     splits: Allowed | None
-    heads: list[Plan] = field(default_factory=list)
+    heads: list[Evaluated] = field(default_factory=list)
     """The best plans so far of those whose bases fit."""
     alike: dict[Kin, float] = field(default_factory=dict)
     """Seconds of the best plan so far of those alike, of which only one is kept."""
@@ -132,7 +133,7 @@ class _Screen:
             return self.found.below
         return min(self.found.below, self.heads[-1].step_time * (1 + ROUNDING))
 
-    def start(self, plan: Plan | None) -> None:
+    def start(self, plan: Evaluated | None) -> None:
         """Begin with a plan that fits."""
         if plan is not None:
             self._keep(plan)
@@ -148,7 +149,7 @@ class _Screen:
             self._wait([base])
 
     def look_at_fewest(self, given: Candidate) -> None:
-        """The same with every number of recomputed layers of a stage."""
+        """Simulate a candidate with every number of recomputed layers that may be the fewest."""
         numbers = range(1, max(given.layers))
         if not numbers:
             self.found.leave_out(NO_FEWER)
@@ -183,20 +184,20 @@ class _Screen:
                 self.found.leave_out(SLOWER, simulated=True)
             yield
 
-    def _decided(self, base: Base) -> Plan | None:
-        """The fastest variant of a base, or one that is near; None where all are too slow."""
+    def _decided(self, base: Base) -> Evaluated | None:
+        """Return the fastest variant of a base, or one that is near; None where all are slow."""
         limit = self._limit(base.plan.candidate)
         if base.floor <= limit:
-            return fastest_within(self.asked, base, self.splits, limit)
+            return fastest_within(self.request, base, self.splits, limit)
         return base.plan if not base.plan.fits and base.without_limit <= limit else None
 
-    def _take(self, plan: Plan) -> None:
+    def _take(self, plan: Evaluated) -> None:
         if plan.fits:
             self._keep(plan)
         self.found.take(plan)
 
     def _base(self, given: Candidate) -> tuple[Base | None, str]:
-        """The base of a candidate that may be among the best or near them; or why it is not.
+        """Return the base of a candidate that may be among the best or near; or the reason against.
 
         With its peaks; and with a reason nevertheless where it is near and no more.
         """
@@ -204,13 +205,13 @@ class _Screen:
         if reason:
             return None, reason
         limit = self._limit(candidate)
-        peaks = least_peaks(self.asked, candidate)
+        peaks = least_peaks(self.request, candidate)
         near = self._forced(candidate, peaks) > limit
         if near and not self._may_be_near(candidate, peaks):
             made = registry.find(candidate.schedule).uses_costs
             return None, NO_ORDER if made else IN_FLIGHT
         try:
-            base = base_of(self.asked, candidate, self.splits, limit)
+            base = base_of(self.request, candidate, self.splits, limit)
         except DebubbleError:
             return None, NO_ORDER
         if base is None:
@@ -219,46 +220,46 @@ class _Screen:
         return base, IN_FLIGHT if near else ""
 
     def _limit(self, candidate: Candidate) -> float:
-        """Seconds above which a candidate cannot be among the best, nor the best of those alike."""
+        """Return seconds above which a candidate is neither among the best nor of those alike."""
         alike = self.alike.get(kin(candidate), math.inf)
         return min(self.limit, alike * (1 + ROUNDING))
 
     def _start(self, given: Candidate) -> tuple[Candidate, str]:
-        """A candidate in its base cut; and why it cannot be among the best, empty where it may."""
+        """Return a candidate in its base cut, and the reason against it, empty if there is none."""
         limit = self._limit(given)
-        if self.splits is not None and split_bound(self.asked, given) > limit:
+        if self.splits is not None and split_bound(self.request, given) > limit:
             return given, BOUND
-        candidate, bound = base_cut(self.asked, given, self.splits)
+        candidate, bound = base_cut(self.request, given, self.splits)
         if bound <= limit:
             return candidate, ""
         return candidate, BOUND if self.splits is None else SLOW_PIPELINE
 
     def _may_fit(self, given: Candidate, number: int) -> bool:
-        some, _ = base_cut(self.asked, given.recomputing(f"full:{number}"), self.splits)
-        return math.isfinite(self._forced(some, least_peaks(self.asked, some)))
+        some, _ = base_cut(self.request, given.recomputing(f"full:{number}"), self.splits)
+        return math.isfinite(self._forced(some, least_peaks(self.request, some)))
 
     def _forced(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> float:
-        """Seconds that a candidate takes at least so that it fits, by bounds for its base's peaks.
+        """Return seconds that a candidate takes at least so that it fits, by bounds for its peaks.
 
         Infinite where no variant has room.
         """
-        if peaks is None or float(peaks.max()) <= self.asked.limit * (1 + ROUNDING):
+        if peaks is None or float(peaks.max()) <= self.request.limit * (1 + ROUNDING):
             return 0.0
         made = registry.find(candidate.schedule).uses_costs
         if made or self.splits is None or candidate.degrees.pp == 1:
             return math.inf
-        return forced_time(self.asked, candidate, peaks)
+        return forced_time(self.request, candidate, peaks)
 
     def _may_be_near(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> bool:
-        """Whether a candidate that does not fit may be among those that are kept nevertheless."""
+        """Return whether a candidate that does not fit may be kept as near."""
         near = self.found.near
         if registry.find(candidate.schedule).uses_costs or peaks is None:
             return False
         if len(near) < self.found.top:
             return True
-        most, limit = float(peaks.max()), self.asked.limit
+        most, limit = float(peaks.max()), self.request.limit
         if most <= NEAR * limit * (1 + ROUNDING):
-            return (0, rounded(pipeline_bound(self.asked, candidate))) <= rank(near[-1])[:2]
+            return (0, rounded(pipeline_bound(self.request, candidate))) <= rank(near[-1])[:2]
         return (1, most * (1 - ROUNDING)) <= rank(near[-1])
 
     def _wait(self, bases: list[Base]) -> None:
@@ -268,7 +269,7 @@ class _Screen:
         floor = min(base.floor for base in bases)
         self.waiting.append((floor, len(self.waiting), bases))
 
-    def _keep(self, plan: Plan) -> None:
+    def _keep(self, plan: Evaluated) -> None:
         kept(self.heads, plan, self.found.top)
         self.found.early = self.heads[0]
         own = kin(plan.candidate)
@@ -279,17 +280,17 @@ SOON = 16
 """Batches that are looked at for a first plan, each time."""
 
 
-def _soon(asked: Asked, batches: list[Batch], splits: Allowed | None) -> Plan | None:
-    """Some plan that fits, out of few of the most promising batches so far."""
+def _soon(request: PlanRequest, batches: list[Batch], splits: Allowed | None) -> Evaluated | None:
+    """Return some plan that fits, out of few of the most promising batches so far."""
     for batch in nsmallest(SOON, batches):
         if batch.setting[0] == FEWEST:
             continue
         for candidate in batch.candidates(usual=True):
-            own, _ = base_cut(asked, candidate, splits)
-            peaks = least_peaks(asked, own)
-            if peaks is not None and float(peaks.max()) <= asked.limit:
+            own, _ = base_cut(request, candidate, splits)
+            peaks = least_peaks(request, own)
+            if peaks is not None and float(peaks.max()) <= request.limit:
                 try:
-                    base = base_of(asked, own, splits)
+                    base = base_of(request, own, splits)
                 except DebubbleError:
                     continue
                 if base is not None and base.plan.fits:
@@ -297,12 +298,12 @@ def _soon(asked: Asked, batches: list[Batch], splits: Allowed | None) -> Plan | 
     return None
 
 
-def _bounded(asked: Asked, group: Group, number: int, found: Found) -> Iterator[Batch]:
-    """The batches of a group with their bounds, without those that have no room."""
+def _bounded(request: PlanRequest, group: Group, number: int, found: Found) -> Iterator[Batch]:
+    """Yield the batches of a group with their bounds, without those that have no room."""
     for setting in dict.fromkeys(one for each in group.settings.values() for one in each):
-        alone = on_one_rank(asked, group, setting)
-        batch = Batch(least_time(asked, alone, group.degrees.pp), number, group, setting)
-        if least_memory(asked, alone, group.degrees.pp) > asked.limit:
+        alone = on_one_rank(request, group, setting)
+        batch = Batch(least_time(request, alone, group.degrees.pp), number, group, setting)
+        if least_memory(request, alone, group.degrees.pp) > request.limit:
             found.leave_out(NO_ROOM, batch.count)
         else:
             number += 1

@@ -1,4 +1,4 @@
-"""Faster orders for the best plans than those of published schedules."""
+"""Orders for the best plans that are faster than published schedules."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
 from debubble.planner.memory.peaks import FRAGMENTATION
 from debubble.planner.search.evaluate import (
-    Asked,
-    Plan,
+    Evaluated,
     costs_of,
     finished,
-    simulated,
     timed,
     with_peaks,
 )
@@ -28,15 +26,15 @@ from debubble.planner.search.within import within_limit
 
 
 def optimized(
-    asked: Asked, found: Found, count: int, time_limit: float | None = None,
-    report: Callable[[int, str], None] = lambda number, text: None,  # noqa: ARG005 - nobody is told
+    found: Found, count: int, time_limit: float | None = None,
+    report: Callable[[int, str], None] = lambda number, text: None,  # noqa: ARG005 - no report
 ) -> None:  # fmt: skip
     """Look for faster orders of the best `count` plans with a pipeline.
 
     Each that is faster within the memory joins the plans in `found`, which are ranked anew; Ctrl-C
     ends that with what there is. `time_limit` is in seconds for each plan, see
-    :func:`debubble.optimize`; `report` is told the number of a plan, from 1, and what has become of
-    it.
+    :func:`debubble.optimize`; `report` is called with the number of a plan,
+    from 1, and what became of it.
     """
     for number, plan in enumerate(found.plans.copy(), 1):
         if count == 0 or found.interrupted:
@@ -45,7 +43,7 @@ def optimized(
             continue
         count -= 1
         try:
-            order, least, found.interrupted = faster_order(asked, plan, time_limit)
+            order, least, found.interrupted = faster_order(plan, time_limit)
         except KeyboardInterrupt:
             found.interrupted = True
             break
@@ -62,9 +60,9 @@ def optimized(
 
 
 def faster_order(
-    asked: Asked, plan: Plan, time_limit: float | None = None
-) -> tuple[Plan | None, float, bool]:
-    """A faster order of a finished plan's stages, a bound for any, and whether Ctrl-C was pressed.
+    plan: Evaluated, time_limit: float | None = None
+) -> tuple[Evaluated | None, float, bool]:
+    """Return a faster order of a plan's stages, a bound for any, and whether Ctrl-C was pressed.
 
     The optimizer counts activations, with what lies unused between them; all else stays as in the
     plan, for the bound as well. Where buffers and logits turn out larger in its order, it tries
@@ -72,26 +70,26 @@ def faster_order(
     """
     results: list[Result] = []
 
-    def make(less: NDArray[np.float64]) -> Plan | None:
+    def make(less: NDArray[np.float64]) -> Evaluated | None:
         if results and results[-1].status == "interrupted":
             return None
-        room = np.broadcast_to(asked.limit - less, len(plan.peaks))
-        results.append(_result(asked, plan, room.tolist(), time_limit))
-        return _plan_of(asked, plan, results[-1])
+        room = np.broadcast_to(plan.request.limit - less, len(plan.peaks))
+        results.append(_result(plan, room.tolist(), time_limit))
+        return _plan_of(plan, results[-1])
 
-    found = within_limit(make, asked.limit)
+    found = within_limit(make, plan.request.limit)
     least = results[0].lower_bound + plan.causes["optimizer"] + plan.causes["weights"]
     interrupted = results[-1].status == "interrupted"
     if found is None or not found.fits or found.step_time >= plan.step_time:
         return None, least, interrupted
-    return finished(asked, replace(found, lower_bound=least)), least, interrupted
+    return finished(replace(found, lower_bound=least)), least, interrupted
 
 
-def _result(asked: Asked, plan: Plan, room: Sequence[float], time_limit: float | None) -> Result:
-    """The optimizer's answer for the stages of a plan, with `room` bytes on every rank."""
+def _result(plan: Evaluated, room: Sequence[float], time_limit: float | None) -> Result:
+    """Return the optimizer's answer for the stages of a plan, with `room` bytes on every rank."""
     candidate = plan.candidate
-    timeline = simulated(asked, candidate, plan.order)
-    costs = costs_of(asked, candidate)
+    timeline = plan.simulate()
+    costs = costs_of(plan.request, candidate)
     # Of what comes and goes a share lies unused between tensors: as if GPUs were so much smaller.
     share = 1 / (1 + FRAGMENTATION)
     beside = [
@@ -108,7 +106,7 @@ def _result(asked: Asked, plan: Plan, room: Sequence[float], time_limit: float |
         )  # fmt: skip
 
 
-def _plan_of(asked: Asked, plan: Plan, result: Result) -> Plan:
-    found, timeline = timed(asked, plan.candidate, result.schedule)
-    whole = with_peaks(replace(asked, limit=math.inf), found, timeline)
-    return replace(whole, limit=asked.limit, order=result.schedule, optimized=True)
+def _plan_of(plan: Evaluated, result: Result) -> Evaluated:
+    wide = replace(plan.request, limit=math.inf)
+    whole = with_peaks(*timed(wide, plan.candidate, result.schedule))
+    return replace(whole, request=plan.request, order=result.schedule, optimized=True)

@@ -1,4 +1,4 @@
-"""What a search has found: the best plans, those that are near, and why others were left out."""
+"""Results of a search: the best plans, those that are near, and counts of others by reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from debubble.planner.candidate import Candidate, Degrees
-from debubble.planner.search.evaluate import Plan
+from debubble.planner.request import PlanRequest
+from debubble.planner.search.evaluate import Evaluated
 
 ROUNDING = 1e-9
 """Share by which times and bytes have to differ, so that rounding decides nothing."""
@@ -25,10 +26,12 @@ NO_ORDER = "no order of the schedule for these sizes and this memory"
 
 @dataclass
 class Found:
-    """What a search has found.
+    """The results of a search.
 
     Parameters
     ----------
+    request
+        What is to be planned.
     top
         Most plans that are kept.
     plans
@@ -46,7 +49,7 @@ class Found:
     below
         Seconds that a plan has to stay below to be kept.
     larger
-        The best plan on more GPUs, where that was asked: with one more node, or, where no plan
+        The best plan on more GPUs, where that was asked for: with one more node, or, where no plan
         fits, one that does.
     searched
         The best plan that the search found, whatever joined the plans later.
@@ -54,20 +57,21 @@ class Found:
         A plan that fits, found before the search began with the most promising ones.
     """
 
+    request: PlanRequest
     top: int
-    plans: list[Plan] = field(default_factory=list)
-    near: list[Plan] = field(default_factory=list)
+    plans: list[Evaluated] = field(default_factory=list)
+    near: list[Evaluated] = field(default_factory=list)
     considered: int = 0
     simulated: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
     below: float = math.inf
-    larger: Plan | None = None
-    searched: Plan | None = None
-    early: Plan | None = None
+    larger: Evaluated | None = None
+    searched: Evaluated | None = None
+    early: Evaluated | None = None
 
     @property
-    def best(self) -> Plan | None:
+    def best(self) -> Evaluated | None:
         """The best plan that fits, so far."""
         return self.plans[0] if self.plans else self.early
 
@@ -77,7 +81,7 @@ class Found:
         self.considered += count
         self.simulated += count * simulated
 
-    def take(self, plan: Plan) -> None:
+    def take(self, plan: Evaluated) -> None:
         """Keep a plan if it is among the best, or the nearest of those that do not fit."""
         self.considered += 1
         self.simulated += 1
@@ -86,7 +90,7 @@ class Found:
             self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
 
-def kept(plans: list[Plan], plan: Plan, top: int) -> list[Plan]:
+def kept(plans: list[Evaluated], plan: Evaluated, top: int) -> list[Evaluated]:
     """Put a plan among the best `top`, all of which fit or none; return those that are left out."""
     alike = next((one for one in plans if _alike(one, plan)), None)
     if alike is not None and rank(alike) <= rank(plan):
@@ -107,12 +111,12 @@ Kin: TypeAlias = tuple[Degrees, int, str]
 
 
 def kin(candidate: Candidate) -> Kin:
-    """Degrees but for chunks, microbatch size and schedule of a candidate."""
+    """Return degrees but for chunks, microbatch size and schedule of a candidate."""
     return replace(candidate.degrees, chunks=1), candidate.microbatch_size, candidate.schedule
 
 
-def _alike(one: Plan, other: Plan) -> bool:
-    """Whether only the better of two plans is kept.
+def _alike(one: Evaluated, other: Evaluated) -> bool:
+    """Return whether only the better of two plans is kept.
 
     They are kin, or would be if their schedules, whose orders turn out the same, were one.
     """
@@ -129,8 +133,8 @@ NEAR = 1.25
 """Share of a GPU's memory up to which a plan that does not fit is worth a look."""
 
 
-def rank(plan: Plan) -> tuple[object, ...]:
-    """Faster first; of plans as fast as each other the simpler one, then the smaller.
+def rank(plan: Evaluated) -> tuple[object, ...]:
+    """Return the sort key of a plan: faster first, then simpler, then smaller.
 
     Of plans that do not fit those that nearly do come first, and then those that need least memory.
     """
@@ -142,10 +146,10 @@ def rank(plan: Plan) -> tuple[object, ...]:
 
 
 def rounded(value: float) -> float:
-    """A number to nine digits, so that rounding decides nothing."""
+    """Return a number to nine digits, so that rounding decides nothing."""
     return float(f"{value:.9g}")
 
 
-def nearly_fits(plan: Plan) -> bool:
-    """Whether a plan that does not fit is near."""
-    return max(plan.peaks) <= NEAR * plan.limit
+def nearly_fits(plan: Evaluated) -> bool:
+    """Return whether a plan that does not fit is near."""
+    return max(plan.peaks) <= NEAR * plan.request.limit

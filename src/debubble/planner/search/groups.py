@@ -24,6 +24,7 @@ from debubble.planner.frameworks.rules import rules_of
 from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import chunks_of, first_cut, fits, plannable
+from debubble.planner.request import Fixed
 from debubble.schedules import registry
 
 if TYPE_CHECKING:
@@ -37,28 +38,6 @@ FEWEST = "full:N"
 ZEROS = (0, 1, 2, 3)
 FSDP_ZEROS = (0, 2, 3)
 """Levels of ZeRO that differ on FSDP2."""
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """What is given of a :class:`~debubble.planner.candidate.Candidate`, and held; None is open.
-
-    `schedules` are names of registered schedules to choose from; `framework` runs the plan, and
-    without one only what divides what counts.
-    """
-
-    tp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    dp: int | None = None
-    pp: int | None = None
-    chunks: int | None = None
-    microbatch_size: int | None = None
-    schedules: tuple[str, ...] | None = None
-    recompute: str | None = None
-    zero: int | None = None
-    layers: tuple[int, ...] | None = None
-    framework: str | None = None
 
 
 Split: TypeAlias = tuple[int, tuple[int, ...]]
@@ -95,17 +74,17 @@ class Group:
 
     @cached_property
     def count(self) -> int:
-        """How many candidates there are."""
+        """Number of candidates."""
         return sum(len(splits) * len(self.settings[name]) for name, splits in self.orders.items())
 
     def candidates(self) -> Iterator[Candidate]:
-        """The candidates, those with one order next to each other; the fewest layers are 1 here."""
+        """Yield all candidates, group by group, those with one order next to each other."""
         for schedule, splits in self.orders.items():
             for split, setting in product(splits, self.settings[schedule]):
                 yield self.candidate(schedule, split, setting)
 
     def candidate(self, schedule: str, split: Split, setting: Setting) -> Candidate:
-        """One of the candidates, with one layer where the fewest are recomputed."""
+        """Return one of the candidates, with one layer where the fewest are recomputed."""
         chunks, layers = split
         return Candidate(
             replace(self.degrees, chunks=chunks), self.microbatch_size, self.microbatches, schedule,
@@ -114,14 +93,14 @@ class Group:
 
 
 def first_setting(setting: Setting) -> Setting:
-    """The setting that is tried first: one layer, where the fewest layers are recomputed."""
+    """Return the setting that is tried first: one layer, where the fewest layers are recomputed."""
     return ("full:1", setting[1]) if setting[0] == FEWEST else setting
 
 
 def candidates(
     model: Model, cluster: Cluster, training: Training, fixed: Fixed | None = None
 ) -> Iterator[Candidate]:
-    """Every candidate, group by group."""
+    """Yield all candidates, group by group, those with one order next to each other."""
     for group in groups(model, cluster, training, fixed):
         yield from group.candidates()
 
@@ -129,7 +108,7 @@ def candidates(
 def groups(
     model: Model, cluster: Cluster, training: Training, fixed: Fixed | None = None
 ) -> Iterator[Group]:
-    """All groups that hold a candidate, those with the smallest model-parallel size first."""
+    """Yield all groups that hold a candidate, the smallest model-parallel size first."""
     choice = _Choice(model, cluster.gpus, cluster.gpu.node, training, fixed or Fixed())
     for degrees in choice.degrees():
         whole = training.batch // degrees.dp
@@ -145,7 +124,7 @@ def groups(
 
 @dataclass(frozen=True)
 class _Choice:
-    """What is open for one training, with what was found out once."""
+    """The open choices for one training, with results that are needed again."""
 
     model: Model
     gpus: int
@@ -161,7 +140,7 @@ class _Choice:
 
     @cached_property
     def count(self) -> int:
-        """Layers of the model."""
+        """Number of layers of the model."""
         return len(self.model.layers)
 
     @cached_property
@@ -172,7 +151,7 @@ class _Choice:
         return tuple(dict.fromkeys(registry.find(name).name for name in self.fixed.schedules))
 
     def degrees(self) -> list[Degrees]:
-        """All degrees with one chunk, the smallest model-parallel size first."""
+        """Return all degrees with one chunk, the smallest model-parallel size first."""
         found = []
         for tp in _open(self.fixed.tp, divisors(self.gpus)):
             if self.gpus % tp or (tp > self.node and self.fixed.tp is None):
@@ -195,7 +174,7 @@ class _Choice:
         return tuple(ep for ep in divisors(self.model.experts or 1) if ranks % ep == 0)
 
     def orders(self, degrees: Degrees, microbatches: int) -> dict[str, tuple[Split, ...]]:
-        """How each schedule cuts the model over these ranks, for so many microbatches."""
+        """Return the cuts of the model over these ranks by schedule, for so many microbatches."""
         key = (degrees.pp, microbatches, degrees.ep > 1)
         if key not in self.known_orders:
             found = {
@@ -232,7 +211,7 @@ class _Choice:
         return (given,) if right else ()
 
     def settings(self, degrees: Degrees, schedule: str) -> tuple[Setting, ...]:
-        """The ways to keep activations and states."""
+        """Return the ways to keep activations and states."""
         copies = min(degrees.dp, 2), min(degrees.dp * degrees.cp, 2)
         key = (schedule, degrees.ep, degrees.cp * degrees.tp, sum(copies))
         if key not in self.known_settings:
@@ -261,7 +240,7 @@ class _Choice:
         self, scope: str, degrees: Degrees, order: Order | None = None, microbatches: int = 1,
         recompute: str = "none", zero: int = 1,
     ) -> bool:  # fmt: skip
-        """Whether the rules of a scope hold for a representative."""
+        """Return whether the rules of a scope hold for a representative."""
         name, chunks, layers = order or ("1f1b", 1, first_cut(self.count, degrees.pp))
         size = self.training.batch // degrees.dp // microbatches
         own = Candidate(

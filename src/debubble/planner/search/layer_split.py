@@ -23,8 +23,9 @@ from debubble.planner.frameworks.rules import broken
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.memory.peaks import margin
 from debubble.planner.model.transformer import Model
+from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import homes_of, pipeline_bound
-from debubble.planner.search.evaluate import Asked, Plan, costs_of, schedule_of, timed, with_peaks
+from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.schedules import registry
 
 Cut: TypeAlias = tuple[int, ...]
@@ -53,14 +54,14 @@ class Loads(NamedTuple):
     """Of the head and multi-token prediction."""
 
 
-def loads_of(asked: Asked, candidate: Candidate) -> Loads:
-    """The loads of a candidate, which are the same for every cut.
+def loads_of(request: PlanRequest, candidate: Candidate) -> Loads:
+    """Return the loads of a candidate, which are the same for every cut.
 
     Without the layers that ``"full:N"`` recomputes, which are others in every cut.
     """
     some = recomputed_layers(candidate.recompute) is not None
     one = candidate.without_order("none" if some else None)
-    return _loads(asked.model, asked.cluster, asked.training, one, asked.factors)
+    return _loads(request.model, request.cluster, request.training, one, request.factors)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -73,7 +74,7 @@ def _loads(
 
 
 def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:
-    """What every rank does for one microbatch under a cut; `homes` are the ranks of the stages."""
+    """Return the load of every rank for one microbatch; `homes` are the ranks of the stages."""
     found = [0.0] * (max(homes) + 1)
     sums = list(accumulate(loads.layers, initial=0.0))
     begin = 0
@@ -87,7 +88,7 @@ def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:
 
 @lru_cache(maxsize=1 << 14)
 def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
-    """The cut whose busiest rank does least.
+    """Return the cut whose busiest rank does least.
 
     Exact for equal layers, and for any where every rank has one stage; layers of several kinds over
     several stages per rank count as the average.
@@ -100,7 +101,7 @@ def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
     total = len(loads.layers)
 
     def filled(most: float) -> Cut:
-        """Stages that take as many layers as `most` allows; all together maybe too few."""
+        """Return stages with as many layers as `most` allows; maybe too few in all."""
         cut, begin = [], 0
         for end in ends:
             stop = begin
@@ -110,7 +111,7 @@ def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
             begin = stop
         return tuple(cut)
 
-    # The busiest rank does what some run of layers takes, alone or beside embedding or head.
+    # The busiest rank does what some run of layers takes, alone or with embedding or head.
     works = {b - a for i, a in enumerate(sums) for b in sums[i:]}
     least = max(loads.first, loads.last)
     choices = sorted({work + end for work in works for end in ends if work + end >= least})
@@ -119,7 +120,7 @@ def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
 
 
 def _shared_out(loads: Loads, homes: tuple[int, ...]) -> Cut:
-    """Equal layers one by one, each to the rank that does least with it, there to its least stage.
+    """Return a cut from giving equal layers, one by one, to the rank with the least load.
 
     Of ranks alike the later one, which holds fewer microbatches.
     """
@@ -147,25 +148,25 @@ def _shared_out(loads: Loads, homes: tuple[int, ...]) -> Cut:
 
 @lru_cache(maxsize=1 << 14)
 def least_load(loads: Loads, homes: tuple[int, ...]) -> float:
-    """Seconds per microbatch below which no cut brings the busiest rank."""
+    """Return seconds per microbatch below which no cut brings the busiest rank."""
     small = min(loads.layers)
     alike = loads._replace(layers=(small,) * len(loads.layers))
     mean = (sum(loads.layers) + loads.first + loads.last) / (max(homes) + 1)
     return max(mean, *rank_loads(alike, homes, _shared_out(alike, homes)))
 
 
-def forced_time(asked: Asked, candidate: Candidate, peaks: NDArray[np.float64]) -> float:
-    """Seconds below which nothing is looked for that fits, where ranks are too full; else 0.
+def forced_time(request: PlanRequest, candidate: Candidate, peaks: NDArray[np.float64]) -> float:
+    """Return seconds below which nothing that fits is looked for; 0 where every rank has room.
 
     Every rank that is too full gives layers to those with room, first to the least busy. Infinite
     where these have no room for as many. A layer counts as the average of its rank.
     """
     homes = homes_of(candidate)
     counts = np.bincount(homes, candidate.layers)
-    each = np.maximum((peaks - margin(asked.training)) / np.maximum(counts, 1), 1.0)
-    gone = np.ceil((peaks - asked.limit) / each)
+    each = np.maximum((peaks - margin(request.training)) / np.maximum(counts, 1), 1.0)
+    gone = np.ceil((peaks - request.limit) / each)
     missing = int(gone[gone > 0].sum())
-    loads = loads_of(asked, candidate)
+    loads = loads_of(request, candidate)
     ranks = list(zip(rank_loads(loads, homes, candidate.layers), (-gone).tolist(), strict=True))
     heap = [(load, room) for load, room in ranks if room >= 0]
     if missing > sum(room for _, room in heap):
@@ -180,42 +181,42 @@ def forced_time(asked: Asked, candidate: Candidate, peaks: NDArray[np.float64]) 
     return most * candidate.microbatches
 
 
-def split_bound(asked: Asked, candidate: Candidate) -> float:
-    """Seconds below which no order and no layer split brings a candidate's pipeline."""
-    least = least_load(loads_of(asked, candidate), homes_of(candidate))
+def split_bound(request: PlanRequest, candidate: Candidate) -> float:
+    """Return seconds below which no order and no layer split brings a candidate's pipeline."""
+    least = least_load(loads_of(request, candidate), homes_of(candidate))
     return least * candidate.microbatches
 
 
-def with_balanced(asked: Asked, candidate: Candidate) -> Candidate:
-    """The candidate with the cut whose busiest rank does least."""
-    cut = balanced(loads_of(asked, candidate), homes_of(candidate))
+def with_balanced(request: PlanRequest, candidate: Candidate) -> Candidate:
+    """Return the candidate with the cut whose busiest rank does least."""
+    cut = balanced(loads_of(request, candidate), homes_of(candidate))
     return replace(candidate, layers=cut)
 
 
 Allowed: TypeAlias = Callable[[Candidate], bool]
-"""Whether whoever runs it can run a candidate."""
+"""Whether a framework, if any, runs a candidate."""
 
 
-def runnable(asked: Asked, framework: str | None) -> Allowed:
-    """Whether a framework runs a candidate; without one, whether anything can."""
-    model, gpus, training = asked.model, asked.cluster.gpus, asked.training
+def runnable(request: PlanRequest) -> Allowed:
+    """Return whether the framework of a request runs a candidate; without one, whether any can."""
+    model, gpus, training = request.model, request.cluster.gpus, request.training
+    framework = request.fixed.framework
     return lambda candidate: not broken(Case.of(model, gpus, training, candidate), framework)
 
 
 def refined(
-    asked: Asked, plan: Plan, allowed: Allowed, floor: float = 0.0,
-    room: Sequence[float] | None = None,
-) -> tuple[Plan, int]:  # fmt: skip
-    """A plan with its layers split better, and how many simulations that took.
+    plan: Evaluated, allowed: Allowed, floor: float = 0.0, room: Sequence[float] | None = None
+) -> tuple[Evaluated, int]:
+    """Return a plan with its layers split better, and the number of simulations for it.
 
     From the better of its own cut and the balanced one, a layer moves from one stage to another
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes
     it faster, but not below `floor` seconds. What cannot be faster by
     :func:`~debubble.planner.search.bounds.pipeline_bound` is not simulated. Without a limit of
-    memory nobody asks for peaks, and there are none. `room` is for orders that are made, see
+    memory peaks are not computed. `room` is for orders that are made, see
     :func:`~debubble.planner.search.evaluate.schedule_of`.
     """
-    search = _Moves(asked, plan, allowed, floor, room)
+    search = _Moves(plan, allowed, floor, room)
     search.run()
     return search.best, search.simulated
 
@@ -224,13 +225,13 @@ class _Moves:
     """A descent over cuts; `best` is where it is."""
 
     def __init__(
-        self, asked: Asked, plan: Plan, allowed: Allowed, floor: float,
-        room: Sequence[float] | None,
-    ) -> None:  # fmt: skip
-        self.asked, self.best, self.allowed, self.floor = asked, plan, allowed, floor
+        self, plan: Evaluated, allowed: Allowed, floor: float, room: Sequence[float] | None
+    ) -> None:
+        request = self.request = plan.request
+        self.best, self.allowed, self.floor = plan, allowed, floor
         self.room = room
-        self.limited = math.isfinite(asked.limit)
-        self.loads = loads_of(asked, plan.candidate)
+        self.limited = math.isfinite(request.limit)
+        self.loads = loads_of(request, plan.candidate)
         self.homes = homes_of(plan.candidate)
         self.simulated = 0
         self.tried = {plan.candidate.layers}
@@ -251,7 +252,7 @@ class _Moves:
         return not self.limited or self.best.fits
 
     def _moves(self) -> Iterator[Cut]:
-        """Cuts with one layer elsewhere, first those that take it from the fullest or busiest."""
+        """Yield cuts with one layer elsewhere, first taken from the fullest or busiest."""
         cut = self.best.candidate.layers
         load = rank_loads(self.loads, self.homes, cut)
         if not self._fits:
@@ -270,13 +271,13 @@ class _Moves:
             yield tuple(found)
 
     def _is_better(self, cut: Cut) -> bool:
-        """Whether a cut is better than the best, which it then is."""
+        """Try a cut, keep it if it is better than the best, and return whether it is."""
         if cut in self.tried or self.simulated >= self.most:
             return False
         self.tried.add(cut)
         candidate = replace(self.best.candidate, layers=cut)
         fits = self._fits
-        if fits and pipeline_bound(self.asked, candidate) >= self.best.step_time:
+        if fits and pipeline_bound(self.request, candidate) >= self.best.step_time:
             return False
         if not self.allowed(candidate):
             return False
@@ -284,13 +285,13 @@ class _Moves:
         try:
             order = None
             if self.room is not None:
-                costs = costs_of(self.asked, candidate)
+                costs = costs_of(self.request, candidate)
                 order = schedule_of(candidate, costs, self.room)
-            plan, timeline = timed(self.asked, candidate, order, memory=self.limited)
+            plan, timeline = timed(self.request, candidate, order, memory=self.limited)
             if plan.step_time < self.floor or (fits and plan.step_time >= self.best.step_time):
                 return False
             if self.limited:
-                plan = with_peaks(self.asked, plan, timeline)
+                plan = with_peaks(plan, timeline)
         except DebubbleError:
             return False
         if self.limited and _value(plan) >= _value(self.best):
@@ -299,6 +300,6 @@ class _Moves:
         return True
 
 
-def _value(plan: Plan) -> tuple[float, float]:
-    """Less is better: first what is missing of the memory, then the time."""
-    return max(max(plan.peaks) - plan.limit, 0.0), plan.step_time
+def _value(plan: Evaluated) -> tuple[float, float]:
+    """Return what is missing of the memory, then the time; less is better."""
+    return max(max(plan.peaks) - plan.request.limit, 0.0), plan.step_time

@@ -19,16 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
-from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Candidate
 from debubble.planner.memory.peaks import FRAGMENTATION
+from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import pipeline_bound, saves_memory
 from debubble.planner.search.evaluate import (
-    Asked,
-    Plan,
+    Evaluated,
     costs_of,
     schedule_of,
-    simulated,
     timed,
     with_peaks,
 )
@@ -60,57 +58,59 @@ than they do where it matters, and says of most candidates that they cannot be t
 class Base:
     """A candidate in its base, simulated."""
 
-    plan: Plan
+    plan: Evaluated
     floor: float
     """Seconds that none of its variants within the limit is below."""
     without_limit: float
     """The same with any memory."""
 
 
-def base_cut(asked: Asked, given: Candidate, splits: Allowed | None) -> tuple[Candidate, float]:
-    """The candidate with its own layer split, or with the balanced one where its bound is lower.
+def base_cut(
+    request: PlanRequest, given: Candidate, splits: Allowed | None
+) -> tuple[Candidate, float]:
+    """Return the candidate with its own layer split, or the balanced one if its bound is lower.
 
     With seconds that no variant is below, whatever the layer split that it moves to.
     """
-    bound = pipeline_bound(asked, given)
+    bound = pipeline_bound(request, given)
     if splits is None or given.degrees.pp == 1:
         return given, bound
-    other = with_balanced(asked, given)
+    other = with_balanced(request, given)
     if other.layers != given.layers:
-        less = pipeline_bound(asked, other)
+        less = pipeline_bound(request, other)
         if less < bound and splits(other):
             given, bound = other, less
     return given, (1 - MOST_TIME) * bound
 
 
 def base_of(
-    asked: Asked, candidate: Candidate, splits: Allowed | None, enough: float = math.inf
+    request: PlanRequest, candidate: Candidate, splits: Allowed | None, enough: float = math.inf
 ) -> Base | None:
-    """A candidate with its base cut, simulated; None where no variant takes `enough` seconds."""
-    plan, timeline = timed(asked, candidate)
+    """Return a candidate with its base cut, simulated; None if all take more than `enough`."""
+    plan, timeline = timed(request, candidate)
     floor = plan.step_time
     free = splits is not None and candidate.degrees.pp > 1
     if free or registry.find(candidate.schedule).uses_costs:
         busy = float(timeline.busy.max())
-        uneven = max(busy - split_bound(asked, candidate), 0.0) if free else 0.0
+        uneven = max(busy - split_bound(request, candidate), 0.0) if free else 0.0
         saved = uneven + MOST_WAITS * (timeline.makespan - busy)
         floor = max(floor - saved, (1 - MOST_TIME) * floor)
     if floor > enough:
         return None
-    plan, within = with_peaks(asked, plan, timeline), floor
+    plan, within = with_peaks(plan, timeline), floor
     if free and not plan.fits and not registry.find(candidate.schedule).uses_costs:
-        within = max(floor, forced_time(asked, candidate, np.array(plan.peaks)))
+        within = max(floor, forced_time(request, candidate, np.array(plan.peaks)))
         if within <= enough:  # not by what activations take alone, but maybe by all that is there
-            whole = with_peaks(replace(asked, limit=math.inf), plan, timeline)
-            plan = replace(whole, limit=asked.limit)
-            within = max(within, forced_time(asked, candidate, np.array(plan.peaks)))
+            wide = replace(request, limit=math.inf)
+            plan = replace(with_peaks(replace(plan, request=wide), timeline), request=request)
+            within = max(within, forced_time(request, candidate, np.array(plan.peaks)))
     return Base(plan, within, floor)
 
 
 def fastest_within(
-    asked: Asked, base: Base, splits: Allowed | None, enough: float = math.inf
-) -> Plan:
-    """The fastest variant that fits, or the base, with its peaks, where none does.
+    request: PlanRequest, base: Base, splits: Allowed | None, enough: float = math.inf
+) -> Evaluated:
+    """Return the fastest variant that fits, or the base, with its peaks, where none does.
 
     Variants that take longer than `enough` seconds are not looked for.
     """
@@ -119,50 +119,51 @@ def fastest_within(
     if start.candidate.degrees.pp == 1 or (splits is None and not made):
         return start
     found = [start]
-    for plan in _chain(replace(asked, limit=math.inf), base, splits):
+    wide = replace(request, limit=math.inf)
+    for plan in _chain(replace(start, request=wide), base.without_limit, splits):
         if plan.step_time > enough:
             break
-        if max(plan.peaks) <= asked.limit and plan.step_time >= base.floor:
-            found.append(replace(plan, limit=asked.limit))
+        if max(plan.peaks) <= request.limit and plan.step_time >= base.floor:
+            found.append(replace(plan, request=request))
             break
     return min((plan for plan in found if plan.fits), key=rank, default=start)
 
 
-def _chain(wide: Asked, base: Base, splits: Allowed | None) -> Iterator[Plan]:
-    """Variants with their peaks, each no faster than the one before and in less memory."""
-    plan = base.plan
+def _chain(plan: Evaluated, floor: float, splits: Allowed | None) -> Iterator[Evaluated]:
+    """Yield variants with their peaks, each no faster than the one before and in less memory."""
     if not registry.find(plan.candidate.schedule).uses_costs:
         if splits is not None:
-            plan, _ = refined(wide, plan, splits, base.without_limit)
-        yield from _with_other_layers(wide, _judged(wide, plan), splits)
+            plan, _ = refined(plan, splits, floor)
+        yield from _with_other_layers(with_peaks(plan, plan.simulate()), splits)
         return
-    room = simulated(wide, plan.candidate, plan.order).peak_activation.max()
+    room = plan.simulate().peak_activation.max()
     own = saves_memory(plan.candidate.schedule)
     shares = SMALLER if own else (*LARGER, *SMALLER)
     if splits is not None:
         for_moves = np.full(plan.candidate.degrees.pp, shares[0 if own else 1] * room)
-        plan, _ = refined(wide, plan, splits, base.without_limit, for_moves.tolist())
-    yield from _with_other_orders(wide, _judged(wide, plan), [share * room for share in shares])
+        plan, _ = refined(plan, splits, floor, for_moves.tolist())
+    plan = with_peaks(plan, plan.simulate())
+    yield from _with_other_orders(plan, [share * room for share in shares])
 
 
-def _with_other_layers(wide: Asked, plan: Plan, splits: Allowed | None) -> Iterator[Plan]:
+def _with_other_layers(plan: Evaluated, splits: Allowed | None) -> Iterator[Evaluated]:
     yield plan
     while splits is not None:
-        less = replace(wide, limit=(1 - STEP) * max(plan.peaks))
-        plan, _ = refined(less, replace(plan, limit=less.limit), splits, plan.step_time)
+        less = replace(plan.request, limit=(1 - STEP) * max(plan.peaks))
+        plan, _ = refined(replace(plan, request=less), splits, plan.step_time)
         if not plan.fits:
             return
         yield plan
 
 
-def _with_other_orders(wide: Asked, plan: Plan, rooms: Sequence[float]) -> Iterator[Plan]:
-    """Variants in orders that hold less: first the smallest that is as fast, then slower ones.
+def _with_other_orders(plan: Evaluated, rooms: Sequence[float]) -> Iterator[Evaluated]:
+    """Yield variants in orders that hold less: first the smallest as fast, then slower ones.
 
     `rooms` are bytes of activations that every rank may hold, some larger and some smaller.
     """
     found, longest = [plan], plan.step_time * (1 + AS_FAST)
     for room in rooms:
-        other = _made(wide, plan.candidate, np.full(plan.candidate.degrees.pp, room))
+        other = _made(plan, np.full(plan.candidate.degrees.pp, room))
         if other is None:
             break
         found.append(other)
@@ -171,11 +172,11 @@ def _with_other_orders(wide: Asked, plan: Plan, rooms: Sequence[float]) -> Itera
             break
     first = min((one for one in found if one.step_time <= longest), key=lambda one: max(one.peaks))
     yield first
-    last, top = first, float(simulated(wide, plan.candidate, first.order).peak_activation.max())
+    last, top = first, float(first.simulate().peak_activation.max())
     limit = max(first.peaks)
     while True:
         limit = (1 - STEP) * min(limit, max(last.peaks))
-        smaller = _smaller(wide, first, limit, top)
+        smaller = _smaller(first, limit, top)
         if smaller is None:
             return
         if smaller.step_time >= last.step_time:
@@ -183,39 +184,36 @@ def _with_other_orders(wide: Asked, plan: Plan, rooms: Sequence[float]) -> Itera
             yield last
 
 
-def _smaller(wide: Asked, plan: Plan, limit: float, top: float) -> Plan | None:
-    """A plan in an order that its schedule makes for a limit, with at most `top` on any rank."""
+def _smaller(plan: Evaluated, limit: float, top: float) -> Evaluated | None:
+    """Return a plan in an order made for a limit, with at most `top` bytes on any rank."""
     share = 1 + FRAGMENTATION
-    held = simulated(wide, plan.candidate, plan.order).peak_activation
+    held = plan.simulate().peak_activation
     room = np.minimum((limit - np.array(plan.peaks)) / share + held, top)
 
-    def make(less: NDArray[np.float64]) -> Plan | None:
-        return _made(wide, plan.candidate, room - less / share)
+    def make(less: NDArray[np.float64]) -> Evaluated | None:
+        return _made(plan, room - less / share)
 
     return within_limit(make, limit)
 
 
-def _made(wide: Asked, candidate: Candidate, room: NDArray[np.float64]) -> Plan | None:
-    """A candidate in the order that its schedule makes for some bytes of activations."""
+def _made(plan: Evaluated, room: NDArray[np.float64]) -> Evaluated | None:
+    """Return a plan in the order that its schedule makes for some bytes of activations."""
+    request, candidate = plan.request, plan.candidate
     try:
-        order = schedule_of(candidate, costs_of(wide, candidate), room.tolist())
-        plan, timeline = timed(wide, candidate, order)
+        order = schedule_of(candidate, costs_of(request, candidate), room.tolist())
+        return with_peaks(*timed(request, candidate, order))
     except DebubbleError:
         return None
-    return _judged(wide, plan, timeline)
-
-
-def _judged(wide: Asked, plan: Plan, timeline: Timeline | None = None) -> Plan:
-    """A plan with its peaks."""
-    return with_peaks(wide, plan, timeline or simulated(wide, plan.candidate, plan.order))
 
 
 TRIES = 4
 """How often an order is made with less room, where buffers or logits are larger than before."""
 
 
-def within_limit(make: Callable[[NDArray[np.float64]], Plan | None], limit: float) -> Plan | None:
-    """What `make` makes when it is given so much less room that the whole memory is in the limit.
+def within_limit(
+    make: Callable[[NDArray[np.float64]], Evaluated | None], limit: float
+) -> Evaluated | None:
+    """Return the plan that `make` makes with so much less room that all memory is in the limit.
 
     An order decides over more than activations: buffers and logits may be larger in it, or be there
     at another time. So what is judged is the whole, and what it is too large by is taken from the

@@ -1,1 +1,1 @@
-"""NeMo Automodel."""
+"""Rules and flags of NeMo Automodel."""

@@ -13,7 +13,7 @@ CHECKPOINTING = {"none": "false", "selective": "selective", "full": "full"}
 
 
 def automodel_lines(case: Case) -> list[str]:
-    """The YAML that makes NeMo Automodel run a plan that breaks none of its rules."""
+    """Return the YAML that makes NeMo Automodel run a plan that breaks none of its rules."""
     own, d, training = case.candidate, case.degrees, case.training
     sharding = "true" if own.zero == 3 else "false"
     lines = [

@@ -1,4 +1,4 @@
-"""What NeMo Automodel 0.7 refuses."""
+"""Rules of NeMo Automodel 0.7."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from debubble.planner.frameworks.torch import rules as shared
 
 
 def copies(case: Case) -> Problem | None:
-    """Its FSDP2 has to shard over something: replicas alone (ZeRO 0) are refused."""
+    """Check that FSDP2 shards over something: replicas alone (ZeRO 0) are refused."""
     d = case.degrees
     if case.candidate.zero > 0 or d.dp == 1:
         return None
@@ -16,7 +16,7 @@ def copies(case: Case) -> Problem | None:
 
 
 def filled_pipeline(case: Case) -> Problem | None:
-    """There are at least as many microbatches as ranks."""
+    """Check that there are at least as many microbatches as ranks."""
     count, ranks = case.candidate.microbatches, case.degrees.pp
     if ranks == 1 or count >= ranks:
         return None

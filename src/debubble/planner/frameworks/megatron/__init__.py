@@ -1,1 +1,1 @@
-"""Megatron-LM."""
+"""Rules, flags and habits of Megatron-LM."""

@@ -24,7 +24,7 @@ PRECISIONS = {
 
 
 def megatron_lines(case: Case) -> list[str]:
-    """The arguments that make Megatron-LM run a plan that breaks none of its rules."""
+    """Return the arguments that make Megatron-LM run a plan that breaks none of its rules."""
     own, d, training = case.candidate, case.degrees, case.training
     lines = [
         f"--tensor-model-parallel-size {d.tp}",
@@ -58,7 +58,7 @@ def megatron_lines(case: Case) -> list[str]:
 
 
 def split_lines(cut: Sequence[int], ranks: int, chunks: int, mtp: int) -> list[str]:
-    """The arguments that cut layers into stages: the older forms where they do, or a layout."""
+    """Return the arguments that cut layers into stages, or a layout."""
     if ranks == 1:
         return []
     count, stages = sum(cut), len(cut)
@@ -86,7 +86,7 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int, mtp: int) -> list[s
 
 
 def _state(case: Case) -> list[str]:
-    """Who keeps which part of weights, gradients and optimizer states."""
+    """Return the arguments on splitting weights, gradients and optimizer states."""
     zero, training = case.candidate.zero, case.training
     lines = []
     if zero == 1:

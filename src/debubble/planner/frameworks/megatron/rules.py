@@ -1,4 +1,4 @@
-"""What Megatron-LM refuses, as of Megatron Core 0.19: arguments, config classes, schedules."""
+"""Rules of Megatron-LM as of Megatron Core 0.19: arguments, config classes, schedules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OVERLAP_FLAG = "--overlap-moe-expert-parallel-comm"
 
 
 def schedule(case: Case) -> Problem | None:
-    """Megatron-LM has 1F1B and interleaved 1F1B; orders from elsewhere cannot be fed to it."""
+    """Check that a schedule is 1F1B or interleaved; Megatron-LM takes no other."""
     name, d = case.candidate.schedule, case.degrees
     if name in SCHEDULES:
         return None
@@ -33,7 +33,7 @@ def schedule(case: Case) -> Problem | None:
 
 
 def split_sequence(case: Case) -> Problem | None:
-    """With sequence parallelism, tensor-parallel ranks share a context-parallel rank's tokens."""
+    """Check that tensor-parallel ranks can share a context-parallel rank's tokens."""
     d, length = case.degrees, case.training.sequence
     if not case.training.sequence_parallel or d.tp == 1 or length % (d.cp * d.tp) == 0:
         return None
@@ -42,7 +42,7 @@ def split_sequence(case: Case) -> Problem | None:
 
 
 def experts_and_tensors(case: Case) -> Problem | None:
-    """Layers of experts take tensor parallelism with sequence parallelism alone."""
+    """Check that layers of experts take tensor parallelism with sequence parallelism alone."""
     tp = case.degrees.tp
     if not case.experts or tp == 1 or case.training.sequence_parallel:
         return None
@@ -51,7 +51,7 @@ def experts_and_tensors(case: Case) -> Problem | None:
 
 
 def interleaving(case: Case) -> Problem | None:
-    """Interleaving takes microbatches in groups, of as many as ranks when not said otherwise.
+    """Check that microbatches come in groups of as many as ranks.
 
     What is left over is none, or at least one for each rank.
     """
@@ -66,7 +66,7 @@ def interleaving(case: Case) -> Problem | None:
 
 
 def overlap_experts(case: Case) -> Problem | None:
-    """Overlapped forwards and backwards hide the exchange between experts, so there is one."""
+    """Check that there is an exchange between experts to overlap."""
     if case.candidate.schedule != OVERLAP or case.degrees.ep > 1:
         return None
     allowed = expert_degrees(case)[1:]
@@ -77,7 +77,7 @@ def overlap_experts(case: Case) -> Problem | None:
 
 
 def overlap_recompute(case: Case) -> Problem | None:
-    """Overlapped forwards and backwards take no full recompute."""
+    """Check that overlapped passes have no full recompute."""
     if case.candidate.schedule != OVERLAP or not case.candidate.recompute.startswith("full"):
         return None
     text = f"'{OVERLAP}' ({OVERLAP_FLAG}) takes no full recompute"
@@ -85,7 +85,7 @@ def overlap_recompute(case: Case) -> Problem | None:
 
 
 def overlap_mtp(case: Case) -> Problem | None:
-    """Overlapped forwards and backwards take one layer of multi-token prediction."""
+    """Check that overlapped passes have at most one layer of multi-token prediction."""
     if case.candidate.schedule != OVERLAP or case.model.mtp <= 1:
         return None
     text = f"'{OVERLAP}' ({OVERLAP_FLAG}) takes one MTP layer, not {case.model.mtp}"
@@ -93,7 +93,7 @@ def overlap_mtp(case: Case) -> Problem | None:
 
 
 def overlap_sharding(case: Case) -> Problem | None:
-    """Overlapped forwards and backwards of several chunks do not run on Megatron-FSDP."""
+    """Check that overlapped passes of several chunks do not run on Megatron-FSDP."""
     if case.candidate.schedule != OVERLAP or case.candidate.zero < 2:
         return None
     text = f"'{OVERLAP}' does not run on Megatron-FSDP (ZeRO {case.candidate.zero})"
@@ -101,7 +101,7 @@ def overlap_sharding(case: Case) -> Problem | None:
 
 
 def small_moments(case: Case) -> Problem | None:
-    """Moments in two bytes are kept by the distributed optimizer alone."""
+    """Check that moments in two bytes are kept by the distributed optimizer alone."""
     if case.training.moment_bytes == 4 or case.candidate.zero >= 1:
         return None
     text = f"moments of {case.training.moment_bytes} bytes without distributed optimizer (ZeRO 0)"

@@ -16,7 +16,7 @@ CSV = "order.csv"
 
 
 def own_name(case: Case) -> str | None:
-    """PyTorch's name of a schedule, None where the order has to come from a CSV."""
+    """Return PyTorch's name of a schedule, None where the order has to come from a CSV."""
     own = case.candidate
     if own.schedule == "1f1b" and own.microbatches < case.degrees.pp:
         return None  # its 1F1B refuses fewer microbatches than stages
@@ -24,7 +24,7 @@ def own_name(case: Case) -> str | None:
 
 
 def csv_command(case: Case) -> str:
-    """The command that writes the order."""
+    """Return the command that writes the order."""
     own, d = case.candidate, case.degrees
     entry = find(own.schedule)
     words = f"-p {d.pp} -m {own.microbatches}"

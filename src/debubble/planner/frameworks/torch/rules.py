@@ -15,7 +15,7 @@ from debubble.planner.plannable import first_cut
 
 
 def placement(case: Case) -> Problem | None:
-    """Any order runs from a CSV, but stages go round, or in a V of two chunks."""
+    """Check that stages are in a loop, or a V of two chunks; any order runs from a CSV."""
     if in_loop(case.placement) or in_v(case.placement):
         return None
     name = case.candidate.schedule
@@ -24,7 +24,7 @@ def placement(case: Case) -> Problem | None:
 
 
 def kv_heads(case: Case) -> Problem | None:
-    """Heads of keys and values are split, never repeated."""
+    """Check that heads of keys and values are split, never repeated."""
     tp = case.degrees.tp
     for count in sorted({one.kv_heads for one in case.model.attentions}):
         if count % tp:
@@ -35,7 +35,7 @@ def kv_heads(case: Case) -> Problem | None:
 
 
 def split_sequence(case: Case) -> Problem | None:
-    """Tensor-parallel ranks share the tokens of context-parallel pieces."""
+    """Check that tensor-parallel ranks share the tokens of context-parallel pieces."""
     d, training = case.degrees, case.training
     unit = (d.tp if training.sequence_parallel else 1) * (2 * d.cp if d.cp > 1 else 1)
     if training.sequence % unit == 0:
@@ -45,7 +45,7 @@ def split_sequence(case: Case) -> Problem | None:
 
 
 def filled(case: Case) -> Problem | None:
-    """A stage is a list of modules, so that it has a layer, the embedding or the head."""
+    """Check that no stage is without a module: a layer, the embedding or the head."""
     cut = case.candidate.layers
     empty = [stage for stage, count in enumerate(cut[1:-1], 1) if count == 0]
     if not empty:
@@ -58,7 +58,7 @@ def filled(case: Case) -> Problem | None:
 
 
 def tied(case: Case) -> Problem | None:
-    """One matrix for embedding and head would be on two pipeline ranks."""
+    """Check that one matrix for embedding and head is on one pipeline rank."""
     if not case.model.tied or case.degrees.pp == 1:
         return None
     text = f"tied embeddings with pp {case.degrees.pp}"
@@ -66,7 +66,7 @@ def tied(case: Case) -> Problem | None:
 
 
 def mtp(case: Case) -> Problem | None:
-    """Multi-token prediction is neither cut into stages nor over sequences."""
+    """Check that multi-token prediction is cut neither into stages nor over sequences."""
     d = case.degrees
     if not case.model.mtp or d.pp == d.cp == 1:
         return None
@@ -77,7 +77,7 @@ def mtp(case: Case) -> Problem | None:
 
 
 def whole_recompute(case: Case) -> Problem | None:
-    """Every layer is recomputed, or none: their classes take no number of layers."""
+    """Check that all layers are recomputed, or none: classes take no number of layers."""
     recompute = case.candidate.recompute
     if recomputed_layers(recompute) is None:
         return None

@@ -1,1 +1,1 @@
-"""torchtitan."""
+"""Rules and flags of torchtitan."""

@@ -17,7 +17,7 @@ RESHARD = {1: "never", 2: "never", 3: "always"}
 
 
 def torchtitan_lines(case: Case) -> list[str]:
-    """The flags that make torchtitan run a plan that breaks none of its rules."""
+    """Return the flags that make torchtitan run a plan that breaks none of its rules."""
     own, d, training = case.candidate, case.degrees, case.training
     copies = own.zero == 0
     values: dict[str, int | str] = {
@@ -46,12 +46,12 @@ def torchtitan_lines(case: Case) -> list[str]:
         lines += [*schedule_lines(case), *split_lines(own.layers, d.pp, d.chunks)]
         lines.append("--training.disable_cuda_graphs")
     lines += _notes(case)
-    # A subcommand: last, since flags behind it would be its own.
+    # A subcommand: last, since flags after it would be its own.
     return [*lines, f"activation_checkpoint:{own.recompute}"]
 
 
 def schedule_lines(case: Case) -> list[str]:
-    """The schedule by name, or as a CSV with the name of one that places stages like it."""
+    """Return the flags of the schedule: its name, or a CSV and a name with its placement."""
     name = own_name(case)
     if name is not None:
         return [f"--parallelism.pipeline_parallel_schedule={name}"]
@@ -63,7 +63,7 @@ def schedule_lines(case: Case) -> list[str]:
 
 
 def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
-    """The flags that cut layers into stages, or the list of modules for the config."""
+    """Return the flags that cut layers into stages, or the list of modules for the config."""
     weights = even_weights(cut)
     if weights is None:
         return [
@@ -83,7 +83,7 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
 
 
 def even_weights(cut: Sequence[int]) -> tuple[int, int] | None:
-    """For how many layers embedding and head count, where torchtitan's own cut is this one.
+    """Return the layers that embedding and head count for where torchtitan's own cut is this one.
 
     It spreads layers and weights evenly, what is left over to the first stages, and takes the
     weights off the first and last. Its default is one layer each.
@@ -107,7 +107,7 @@ def even_weights(cut: Sequence[int]) -> tuple[int, int] | None:
 
 
 def _notes(case: Case) -> list[str]:
-    """What is not quite the plan, and the flags' names since 0.3.0."""
+    """Return comments on differences from the plan, and on newer names of flags."""
     own, d, training = case.candidate, case.degrees, case.training
     notes = []
     if own.zero == 1:

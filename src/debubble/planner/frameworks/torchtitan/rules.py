@@ -1,4 +1,4 @@
-"""What torchtitan 0.3 refuses."""
+"""Rules of torchtitan 0.3."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from debubble.planner.frameworks.torch import rules as shared
 
 
 def sharded_experts(case: Case) -> Problem | None:
-    """Expert-parallel groups are made of ranks that shard weights, not of copies (ZeRO 0)."""
+    """Check that expert-parallel groups are ranks that shard weights, not copies (ZeRO 0)."""
     d = case.degrees
     if case.candidate.zero > 0 or (d.cp * d.tp) % d.ep == 0:
         return None
@@ -16,7 +16,7 @@ def sharded_experts(case: Case) -> Problem | None:
 
 
 def precision(case: Case) -> Problem | None:
-    """Parameters are computed with in bfloat16 or float32."""
+    """Check that parameters are in bfloat16 or float32."""
     if case.training.precision != "fp16":
         return None
     return Problem("precision fp16", {"precision": "bf16"})

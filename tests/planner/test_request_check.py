@@ -8,19 +8,23 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.planner.ask import ask
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.model.transformer import Model
-from debubble.planner.request import check_precision, check_request
-from debubble.planner.search.evaluate import speed
-from debubble.planner.search.groups import Fixed, candidates
+from debubble.planner.request import Fixed, PlanRequest, check_precision, plan_request
+from debubble.planner.request_check import check_request
+from debubble.planner.search.groups import candidates
 from tests.planner.cases import Gpus, dense, evaluate, latent, mixture
+
+
+def request(model: Model, cluster: Any, training: Training, fixed: Fixed) -> PlanRequest:
+    return PlanRequest(model, cluster, training, Factors(), 80e9, fixed)
 
 
 def check(model: Model, gpus: int, batch: int, sequence: int = 8192, **fixed: Any) -> bool:
     cluster: Any = Gpus(gpus)
-    check_request(model, cluster, Training(batch, sequence), Fixed(**fixed))
+    check_request(request(model, cluster, Training(batch, sequence), Fixed(**fixed)))
     return True
 
 
@@ -113,7 +117,7 @@ def test_sequences_and_precisions_are_checked() -> None:
         check(dense(), 64, 128, 8191, cp=2)
     cluster: Any = Gpus(8)
     with pytest.raises(db.ParameterError, match=r"precision is 'fp4'; (did you mean|known)"):
-        check_request(dense(), cluster, Training(8, 64, precision="fp4"), Fixed())
+        check_request(request(dense(), cluster, Training(8, 64, precision="fp4"), Fixed()))
 
 
 def test_every_offer_of_a_number_works() -> None:
@@ -142,9 +146,9 @@ def test_what_a_framework_does_not_run_says_which_and_why(
     held: dict[str, Any], precision: str, message: str
 ) -> None:
     training = Training(64, 8192, precision)
-    asked = ask("llama-3.1-8b", "h100", 8, 64, 8192)
+    asked = plan_request("llama-3.1-8b", "h100", 8, 64, 8192)
     with pytest.raises(db.ParameterError, match=message):
-        check_request(asked.model, asked.cluster, training, Fixed(**held))
+        check_request(request(asked.model, asked.cluster, training, Fixed(**held)))
 
 
 def test_gpus_without_products_in_8_bits_are_refused() -> None:
@@ -154,20 +158,19 @@ def test_gpus_without_products_in_8_bits_are_refused() -> None:
     with pytest.raises(db.ParameterError, match="precision is 'fp9'; did you mean 'fp8'"):
         check_precision("fp9", GPUS["h100"])
     with pytest.raises(db.ParameterError, match="mi250x has no products"):
-        ask("llama-3.1-8b", "mi250x", 8, 8, 4096, precision="fp8")
+        plan_request("llama-3.1-8b", "mi250x", 8, 8, 4096, precision="fp8")
 
 
 def test_fp8_is_faster_and_smaller_and_its_peak_is_its_own() -> None:
     candidate = Candidate(Degrees(dp=8), 1, 1, "1f1b", (32,), zero=2)
     questions = [
-        ask("llama-3.1-8b", "h100", 8, 8, 4096, precision=precision)
+        plan_request("llama-3.1-8b", "h100", 8, 8, 4096, precision=precision)
         for precision in ("bf16", "fp8")
     ]
     wide, narrow = (evaluate(asked, candidate) for asked in questions)
     assert narrow.step_time < wide.step_time
     assert max(narrow.peaks) < max(wide.peaks)
     slow, fast = (
-        speed(asked, plan.step_time).mfu["full"]
-        for asked, plan in zip(questions, (wide, narrow), strict=True)
+        plan.speed.mfu["full"] for asked, plan in zip(questions, (wide, narrow), strict=True)
     )
     assert fast / slow == pytest.approx(wide.step_time / narrow.step_time * 989 / 1979)

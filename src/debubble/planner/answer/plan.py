@@ -1,0 +1,272 @@
+"""Plans for training a model on a number of GPUs: ``debubble.plan`` and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, TypeAlias
+
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError
+from debubble.core.schedule import Schedule
+from debubble.engine.timeline import Timeline
+from debubble.planner.answer import data, report
+from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
+from debubble.planner.answer.why import Why, why_data, why_not, why_text
+from debubble.planner.candidate import Candidate
+from debubble.planner.cost.calibration_files import DEGREES, calibrate_from
+from debubble.planner.memory.peaks import RankMemory
+from debubble.planner.model.transformer import Model
+from debubble.planner.options import ROWS, fixed_with, request_of
+from debubble.planner.request import PlanRequest
+from debubble.planner.request_check import check_request
+from debubble.planner.search.best_plans import Progress, best_plans
+from debubble.planner.search.evaluate import Evaluated
+from debubble.planner.search.found import Found
+from debubble.planner.search.groups import candidates
+
+Searching: TypeAlias = Callable[[], AbstractContextManager[Progress | None]]
+"""Makes, for every search, a context with what is called with what it has found so far."""
+
+WIDTH = 100
+"""Columns of a plan's text."""
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """The best plan that a search found, and its alternatives.
+
+    Attributes below are those of the best plan. Where none fits, they raise a
+    :class:`~debubble.ParameterError` that says what would; `fits`, text and data say so, too.
+
+    Parameters
+    ----------
+    found
+        What the search found.
+    why
+        Answers to why it is not another one.
+    """
+
+    found: Found
+    why: tuple[Why, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """There is a plan within the memory."""
+        return bool(self.found.plans)
+
+    @property
+    def best(self) -> Evaluated:
+        """The best plan as it was evaluated."""
+        if not self.found.plans:
+            raise ParameterError(report.nothing(self.found))
+        return self.found.plans[0]
+
+    @property
+    def alternatives(self) -> tuple[Plan, ...]:
+        """The plans after the best one, fastest first."""
+        return tuple(Plan(replace(self.found, plans=[one])) for one in self.found.plans[1:])
+
+    @property
+    def candidate(self) -> Candidate:
+        """Degrees, microbatches, layers of every stage, recompute and ZeRO."""
+        return self.best.candidate
+
+    @property
+    def timeline(self) -> Timeline:
+        """One step in the pipeline, with all that its ranks hold."""
+        return report.whole_timeline(self.best)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of actions on every pipeline rank."""
+        return self.timeline.schedule
+
+    @property
+    def costs(self) -> Costs:
+        """Costs of every stage in seconds and bytes."""
+        return self.timeline.table.costs
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one optimizer step."""
+        return self.best.step_time
+
+    @property
+    def step_error(self) -> float:
+        """Seconds within which 9 of 10 such steps stay."""
+        return self.best.step_error * self.best.step_time
+
+    @property
+    def memory(self) -> tuple[RankMemory, ...]:
+        """Bytes of a GPU of every pipeline rank at its peak, part by part."""
+        return self.best.memory
+
+    def flags(self, framework: str) -> str:
+        """Return the text with which a framework runs it, or comments on why it does not.
+
+        Parameters
+        ----------
+        framework
+            ``"megatron"``, ``"torchtitan"`` or ``"automodel"``; any other is refused.
+        """
+        return data.plan_flags(self.best, framework)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``debubble plan --json`` prints."""
+        return data.data(self.found) | {"why": [why_data(one) for one in self.why]}
+
+    def __str__(self) -> str:
+        return "\n".join([report.text(self.found, WIDTH), *map(why_text, self.why)])
+
+    def __repr__(self) -> str:
+        if not self.fits:
+            return f"<Plan: {report.nothing(self.found)}>"
+        best = self.best
+        return f"<Plan: {report.seconds(best.step_time)} per step with {report.short(best)}>"
+
+
+def plan(
+    model: str | Model, gpu: str, gpus: int, batch: int, seq: int | None = None, *,
+    tp: int | None = None, cp: int | None = None, ep: int | None = None, dp: int | None = None,
+    pp: int | None = None, chunks: int | None = None, microbatch_size: int | None = None,
+    schedule: str | Sequence[str] | None = None, layers: Sequence[int] | None = None,
+    recompute: str | None = None, zero: int | None = None, precision: str = "bf16",
+    framework: str | None = None, memory: str | float | None = None, imbalance: float = 1.0,
+    calibrate: str | None = None, why: str | Iterable[str] = (), top: int = 5,
+    optimize: int | None = None, time_limit: float | None = None,
+) -> Plan:  # fmt: skip
+    """Plan the training of a model on a number of GPUs, as ``debubble plan`` does.
+
+    Chooses tensor, context, expert, data and pipeline degrees, microbatch size, schedule, layer
+    split, recompute and ZeRO, within the memory of every GPU. What is given stays fixed.
+
+    Parameters
+    ----------
+    model
+        Name of a model, its ``config.json``, or a YAML file.
+    gpu, gpus
+        Name such as ``"h100"``, or a YAML file; and how many.
+    batch, seq
+        Sequences per optimizer step; tokens per sequence, 4096 unless given.
+    tp, cp, ep, dp, pp
+        Tensor, context, expert, data and pipeline degrees.
+    chunks, microbatch_size
+        Stages per pipeline rank; sequences per microbatch.
+    schedule
+        One schedule, or several to choose from.
+    layers
+        Layers of every stage.
+    recompute
+        ``"none"``, ``"selective"``, ``"full"``, or ``"full:3"`` for the first 3 layers of a stage.
+    zero
+        What replicas split: optimizer states (1), gradients (2), weights (3).
+    precision
+        ``"bf16"``, ``"fp16"`` or ``"fp8"``.
+    framework
+        Only what this framework can run, with what it keeps in memory.
+    memory
+        Bytes of one GPU, or such as ``"72GB"``; all that it has unless given.
+    imbalance
+        Tokens of the busiest experts over the mean.
+    calibrate
+        File with measured steps, a log, or a profile.
+    why
+        Conditions such as ``"pp=16"``, each answered by the best plan with it.
+    top
+        Number of plans.
+    optimize, time_limit
+        Number of plans for which faster orders are searched; seconds for each of them, a fixed
+        amount of work unless given.
+
+    Returns
+    -------
+    Plan
+        The best plan; where none fits, its `fits` is False.
+
+    Raises
+    ------
+    ParameterError
+        When a value cannot be used or no plan can meet it; the message has the nearest that works.
+    FormatError
+        When a file cannot be read.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> plan = db.plan("llama-3.2-1b", gpu="h100", gpus=4, batch=8, pp=2, schedule="1f1b")
+    >>> plan.candidate.degrees.tp, plan.fits
+    (1, True)
+    """
+    given = dict(locals())
+    values = {
+        name: given[name] if name in ("model", "why") else ROWS[name].type.check(name, given[name])
+        for name in ROWS
+        if given[name] is not None
+    }
+    return plan_for(values | {"why": [why] if isinstance(why, str) else list(why)})
+
+
+def plan_for(
+    values: Mapping[str, Any], searching: Searching = nullcontext,
+    note: Callable[[int, str], None] = lambda number, text: None,  # noqa: ARG005 - no notes
+) -> Plan:  # fmt: skip
+    """Return the plan for values of options, checked one by one, by name.
+
+    `note` is called with the number of a plan, from 1, and what has become of its order.
+    """
+    request, top, how_many = request_of(values), values.get("top", 5), values.get("optimize")
+    check_request(request)
+    if values.get("calibrate") is not None:
+        request = with_measured_steps(request, values["calibrate"])
+    others = {text: replace(request, fixed=fixed_with(values, text)) for text in values["why"]}
+    if values.get("time_limit") is not None and not how_many:
+        raise ParameterError("--time-limit is for --optimize; give both, or neither")
+
+    def searched(request: PlanRequest, top: int = 1) -> Found:
+        with searching() as progress:
+            return best_plans(request, top, progress)
+
+    found = searched(request, top)
+    if how_many:
+        from debubble.planner.search.faster import optimized  # the optimizer takes time to load
+
+        optimized(found, how_many, values.get("time_limit"), note)
+    if not found.interrupted:
+        with searching() as progress:
+            found.larger = (
+                one_more_node(request, found.searched or found.plans[0], progress)
+                if found.plans
+                else enough_gpus(request, progress)
+            )
+    answers = [why_not(text, other, found.searched, searched) for text, other in others.items()]
+    return Plan(found, tuple(answers))
+
+
+def with_measured_steps(request: PlanRequest, path: str, text: str | None = None) -> PlanRequest:
+    """Return a request with what was measured; logs and profiles are of the only plan that is left.
+
+    `path` is a file of :func:`~debubble.planner.cost.calibration_files.calibrate_from`, whose
+    ending tells its format, and `text` its content, where it is not to be read.
+    """
+    model, cluster, training = request.model, request.cluster, request.training
+    left = list(islice(candidates(model, cluster, training, request.fixed), SOME))
+    factors = calibrate_from(
+        path, request.factors, model, cluster, training, left[0] if len(left) == 1 else None, text,
+        open_options(left),
+    )  # fmt: skip
+    return replace(request, factors=factors)
+
+
+SOME = 10_000
+"""Candidates that are compared to find the options that are open."""
+
+
+def open_options(left: Sequence[Candidate]) -> tuple[str, ...]:
+    """Return the options in which candidates differ, so that none of them is what ran."""
+    names = (*DEGREES, "microbatch_size", "schedule", "recompute", "zero")
+    values = [vars(one) | vars(one.degrees) for one in left]
+    differ = (name for name in names if len({each[name] for each in values}) > 1)
+    return tuple(f"--{name.replace('_', '-')}" for name in differ)
