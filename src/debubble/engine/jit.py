@@ -60,8 +60,8 @@ class Kernel(Generic[R]):
     py_func
         The function, in the subset of Python that numba compiles.
     writes
-        Names of the parameters that the function writes to: one-dimensional arrays, or (named)
-        tuples of these.
+        Parameters that the function writes to, one-dimensional arrays or tuples of them; with dots
+        those of fields, ``"frame.graph"`` for instance.
     allocates
         Whether it makes arrays. Else compiled code need not count who uses an array, which takes
         ten times as long as all else where tuples of arrays are handed to helpers.
@@ -74,7 +74,8 @@ class Kernel(Generic[R]):
         self._allocates = allocates
         self.__doc__ = py_func.__doc__
         names = list(inspect.signature(py_func).parameters)
-        self._writes = [names.index(name) for name in writes]
+        paths = [name.split(".") for name in writes]
+        self._writes = [(names.index(first), fields) for first, *fields in paths]
         self._compiled: Callable[..., R] | None = None
         self._size = len(py_func.__code__.co_code)
         self._ready: set[tuple[object, ...]] = set()
@@ -135,8 +136,11 @@ class Kernel(Generic[R]):
         """
         lists = [_as_lists(argument) for argument in args]
         result: R = self.py_func(*lists)
-        for index in self._writes:
-            _write_back(args[index], lists[index])
+        for index, fields in self._writes:
+            argument, changed = args[index], lists[index]
+            for name in fields:
+                argument, changed = getattr(argument, name), getattr(changed, name)
+            _write_back(argument, changed)
         return result
 
 
@@ -154,13 +158,14 @@ def _on_disk(function: Any, args: tuple[Any, ...]) -> bool:
         return True
 
 
-def _told_apart(argument: Any) -> Any:
+def _told_apart(args: tuple[Any, ...]) -> tuple[object, ...]:
     """Return a key that differs wherever numba compiles once more, for the types kernels take."""
-    if isinstance(argument, np.ndarray):
-        return argument.dtype.num
-    if isinstance(argument, tuple):
-        return tuple([_told_apart(item) for item in argument])
-    return argument is None
+    return tuple([
+        a.dtype.num if type(a) is np.ndarray
+        else _told_apart(a) if isinstance(a, tuple)
+        else a is None
+        for a in args
+    ])  # fmt: skip
 
 
 def _as_lists(argument: Any) -> Any:
