@@ -107,10 +107,10 @@ def test_nothing_starts_where_it_is_forbidden(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_code_that_cannot_be_kept_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(**options: object) -> object:
+    def nowhere(*function: object, **options: object) -> object:
         if options.get("cache"):
             raise RuntimeError("cannot cache function: no locator available")
-        return njit(**options)
+        return njit(*function, **options)
 
     njit = numba.njit
     monkeypatch.setattr(numba, "njit", nowhere)
