@@ -9,7 +9,7 @@ PROFILE := examples/zero-bubble/gpt-6.2b-m24.yaml
 test quick: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick laws explore browser lint format fuzz figures docs bench packages clean
+.PHONY: help demo test quick laws explore browser lint lock format fuzz figures docs bench packages clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,8 +19,8 @@ $(BIN)/debubble: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/debubble pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+$(VENV)/.dev: $(BIN)/debubble pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(BIN)/debubble  ## which schedule wins on a real profile, with a picture
@@ -44,16 +44,21 @@ browser:  ## Chromium for the tests of pages, where apt has it
 test: $(VENV)/.dev browser  ## run every test
 	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
-quick: $(VENV)/.dev  ## the tests for every edit: no browser, no processes, nothing slow, fewer cases
-	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not browser and not processes and not slow"
+D ?=
+quick: $(VENV)/.dev  ## the tests for every edit, of one folder with make quick D=engine
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 --dist loadgroup \
+	-m "not browser and not processes and not slow and not law" $(if $(D),tests/$(D))
 
-laws: $(VENV)/.dev  ## what holds over all commands, options, costs, schedules and kinds
+laws: $(VENV)/.dev  ## the laws over all commands, options, costs, schedules and kinds
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/laws
 
 MINUTES ?= 10
 explore: $(VENV)/.dev  ## property tests with new random cases, six times as many, over and over: make explore MINUTES=60
 	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); while [ $$(date +%s) -lt $$end ]; do \
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -n 2 -x -m "not browser and not processes" || exit 1; done
+
+lock: $(VENV)/.dev  ## write the versions in .venv to constraints.txt, which development installs
+	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict and the import layers
 	$(BIN)/ruff check .

@@ -17,8 +17,8 @@ import torch
 
 import debubble as db
 import debubble.torch as dt
-from debubble.torch.models import gpt_tiny
-from debubble.torch.world import World, run_local
+from debubble.torch.models.build import gpt_tiny
+from debubble.torch.ranks.world import World, run_local
 
 ENGINES = ("debubble", "torch")
 WARM_UP = 3

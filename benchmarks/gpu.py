@@ -16,7 +16,7 @@ import sys
 
 import debubble as db
 from debubble.core.errors import ParameterError
-from debubble.torch.run import Settings, run
+from debubble.torch.run.run import Settings, run
 
 SHARED = 4
 """Ranks where there is one device."""

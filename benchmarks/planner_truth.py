@@ -2,7 +2,7 @@
 
     python benchmarks/planner_truth.py ROWS.csv [-o docs/planner-truth.md]
 
-ROWS.csv has published measurements in the columns of `debubble plan --rows`; it is no part of the
+ROWS.csv has published measurements in the columns of `published_rows.py`; it is no part of the
 project. Rows that gave a shipped efficiency or a constant are left out of every figure.
 """
 
@@ -17,19 +17,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from published_rows import read_rows, run_rows
+from row_plans import RowPlan, read_row, spread
+
 from debubble.core.errors import ParameterError
-from debubble.planner.calibrate import DEFAULT, Factors, calibrated, shipped_factors
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cluster import Cluster, find_gpu
-from debubble.planner.efficiency import product_time
-from debubble.planner.factors import SHIPPED
-from debubble.planner.gpus import GPUS
-from debubble.planner.links import Group, all_reduce
-from debubble.planner.memory import memory_of
-from debubble.planner.model_files import read_model
-from debubble.planner.row_plans import RowPlan, read_row, spread
-from debubble.planner.rows import read_rows, run_rows
-from debubble.planner.step import step_time
+from debubble.planner.cost.calibrate import calibrated
+from debubble.planner.cost.published_efficiencies import DEFAULT, Factors, shipped_factors
+from debubble.planner.cost.step import step_time
+from debubble.planner.frameworks.torch.runtime import TORCH
+from debubble.planner.hardware.cluster import Cluster, find_gpu
+from debubble.planner.hardware.gpus import GPUS
+from debubble.planner.hardware.kernel_times import product_time
+from debubble.planner.hardware.links import Group, all_reduce
+from debubble.planner.memory.peaks import memory_of
+from debubble.planner.model.files import read_model
 
 MIB = 2**20
 CURVES = {
@@ -321,7 +323,7 @@ def one_row(table: list[dict[str, str]]) -> Iterator[str]:
 def interleaved() -> str:
     """Gain of two chunks on torchtitan's 405B, as many microbatches as ranks."""
     model, cluster = read_model("llama-3.1-405b"), Cluster(find_gpu("h100-96gb-hbm2e"), 512)
-    training = Training(64, 8192, "fp8", runtime="torch")
+    training = Training(64, 8192, "fp8", runtime=TORCH)
     times = []
     for chunks, schedule in ((1, "1f1b"), (2, "interleaved-1f1b")):
         degrees = Degrees(tp=8, dp=8, pp=8, chunks=chunks)
@@ -357,7 +359,7 @@ def chart() -> str:
 
 def efficiencies() -> Iterator[str]:
     yield "| GPU | tp | precision | software | efficiency | from |\n|---|---|---|---|---|---|"
-    for item in SHIPPED:
+    for item in shipped_factors().table:
         software = item.runtime + (", experts" if item.experts else "")
         texts = f"{item.gpu} | {item.tp} | {item.precision} | {software} | {item.efficiency}"
         yield f"| {texts} | {item.source}, {item.gpus} GPUs, {item.seconds:g} s |"

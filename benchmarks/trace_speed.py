@@ -374,10 +374,10 @@ def most_memory() -> float:
 
 def measure(path: Path, count: int | None) -> None:
     """Read a folder in this process and those that it starts, and print what it took."""
-    from debubble.diagnosis.readers import folder, processes
+    from debubble.diagnosis.readers import folder, pool
 
     if count is not None:
-        folder.workers_for = lambda _: processes.Workers(count)
+        folder.workers_for = lambda _: pool.Workers(count)
     before = most_memory()
     begin, mine = time.perf_counter(), time.process_time()
     found = folder.read(path)

@@ -24,10 +24,10 @@ import torch
 import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.schedules.registry import find
-from debubble.torch.measure import calibrate, sleeping_times
-from debubble.torch.pytorch_runtime import not_for_pytorch
-from debubble.torch.report import RunReport
-from debubble.torch.run import Settings, run
+from debubble.torch.pytorch.runtime import not_for_pytorch
+from debubble.torch.run.prediction import calibrate, sleeping_times
+from debubble.torch.run.report import RunReport
+from debubble.torch.run.run import Settings, run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "truth.jsonl"

@@ -55,6 +55,9 @@ MARKS = {
 }
 """Markers of tests by the fixtures that they ask for."""
 
+LAWS = Path(__file__).parent / "laws"
+"""Tests of what holds over all commands, options, costs, schedules and kinds: marked ``law``."""
+
 QUICK = pytest.StashKey[dict[Path, bool]]()
 """Whether a file that was collected has tests without any marker."""
 
@@ -84,6 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(mark)
                 if workers:
                     item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        if LAWS in item.path.parents:
+            item.add_marker("law")
         if hasattr(getattr(item, "module", None), "in_ranks"):
             item.add_marker("processes")
         if hasattr(getattr(item, "module", None), "forked") and workers:
@@ -102,8 +107,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_left_out(item: pytest.Item) -> bool:
-    """Whether ``make quick`` leaves a test out: it is slow, or needs a browser or processes."""
-    return any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
+    """Return whether ``make quick`` leaves a test out: a law, slow, with a browser or processes."""
+    return any(item.get_closest_marker(mark) for mark in (*MARKS, "slow", "law"))
 
 
 def some_of_many(items: list[pytest.Item]) -> Iterator[pytest.Item]:

@@ -1,6 +1,7 @@
-"""Processes for tests that kill many: copies of one that has loaded everything are there at once.
+"""Processes for tests: copies of a clean one that has loaded PyTorch are there at once.
 
-Python has one such server in a process, so it loads what all tests need of it.
+A fork of pytest's own process would copy the locks of its threads. Python has one such server in a
+process, which is started with the first of its processes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,20 @@ from typing import Any
 forked: Any = multiprocessing.get_context("forkserver")
 """Begins processes; tests of modules that name it run on one worker, with one server."""
 
-forked.set_forkserver_preload(["tests.preloaded"])
+LOADED = [
+    "pytest", "debubble.cli.app", "debubble.cli.run", "debubble.torch.run.run",
+    "debubble.torch.pytorch.engine", "tests.torch.loop",
+]  # fmt: skip
+
+forked.set_forkserver_preload(LOADED)
 
 
-def serve() -> None:
-    """Have the server load everything, which takes seconds and is no part of what a fork takes."""
+def serve(*more: str) -> None:
+    """Have the server load everything, which takes seconds and is no part of what a fork takes.
+
+    It loads `more` modules when it is not there yet; its processes load them otherwise.
+    """
+    forked.set_forkserver_preload([*LOADED, *more])
     process = forked.Process(target=int)
     process.start()
     process.join()

@@ -6,7 +6,7 @@ import numpy as np
 
 from debubble import Costs, Schedule, simulate
 from debubble.analysis.measures import MEASURES
-from debubble.schedules.registry import closed_forms
+from debubble.schedules.forms import closed_forms
 
 VALUE = {measure.key: measure.value for measure in MEASURES}
 

@@ -27,10 +27,10 @@ def _swept(name: str, mode: Any, lower: Any = None, **options: Any) -> Callable[
 
 def _searched() -> None:
     """Compile what searches go through: lists, two bounds and annealing."""
-    from debubble.optimize.bounding import strongest_rank_bound
-    from debubble.optimize.bounds import lower_bound
-    from debubble.optimize.listed import listed
-    from debubble.optimize.refine import Annealer
+    from debubble.optimize.anneal.annealer import Annealer
+    from debubble.optimize.bounds.paths import lower_bound
+    from debubble.optimize.bounds.strategies import strongest_rank_bound
+    from debubble.optimize.programs.list_scheduling import listed
     from tests.optimize.problems import problem
 
     asked = problem(2, 4, 1.5, F=2, I=3, W=1)

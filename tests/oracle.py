@@ -118,7 +118,7 @@ def said_pair(costs: Costs, forward: int, backward: int | None) -> float | None:
 def pair_time(own: OwnCosts, first: Action, second: Action) -> float:
     """Time of an overlapped pair with a forward, each of its own microbatch."""
     schedule, costs = own.schedule, own.average
-    started, halves = costs.overhead, []
+    started, halves = costs.launch, []
     for action in (first, second):
         at, table = (int(action.kind), place_of(schedule, action)), own.table_of(action.microbatch)
         parts = float(table.part_duration[at])

@@ -1,4 +1,4 @@
-"""What the server of :mod:`tests.forkserver` has loaded when it is first asked for a process."""
+"""What commands load: for the server of :mod:`tests.forkserver` where tests kill many of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ for name in (
     "debubble.cli.optimize",
     "debubble.optimize.search",
     "ortools.sat.python",
-    "debubble.planner.sweeps.commands",
-    "tests.planner.sweeps.sweeper",
-    "debubble.cli.run",
-    "debubble.torch.run",
-    "tests.torch.loop",
+    "debubble.sweeps.commands",
+    "tests.sweeps.sweeper",
 ):
     # Where something is not installed the tests that need it are skipped.
     with suppress(ImportError):

@@ -34,13 +34,13 @@ FIELD = """
 """
 
 KINDS_END = '\n)  # fmt: skip\n"""A row for every kind'
-OVERHEAD = "\n    overhead: float = cost("
+LAUNCH = "\n    launch: float = cost("
 EDITS = {
     "core/kinds.py": (
         ("\n\nclass Stream(", MEMBER + "\n\nclass Stream("),
         (KINDS_END, ROW.rstrip("\n") + KINDS_END),
     ),
-    "core/costs.py": ((OVERHEAD, FIELD.rstrip("\n") + OVERHEAD),),
+    "core/costs.py": ((LAUNCH, FIELD.rstrip("\n") + LAUNCH),),
 }
 """What the guide says, as pieces of text and what stands in their places."""
 

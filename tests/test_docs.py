@@ -36,8 +36,8 @@ import debubble as db
 from debubble.cli.app import COMMANDS, app
 from debubble.interchange.cost_files import load_costs
 from debubble.optimize import cache
-from debubble.planner.sweeps import read_spec
 from debubble.schedules import registry
+from debubble.sweeps import read_spec
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -61,8 +61,8 @@ ELSEWHERE = {
     "torchrun --nproc-per-node 2 examples/train/train.py": "torch/test_train_examples.py",
     "python examples/train/train.py": "torch/test_train_examples.py",
     "python benchmarks/": "measures for minutes or hours",
-    "$ debubble run broken.json": "torch/test_watch.py",
-    "sqlite3 results.sqlite": "planner/sweeps: the view is read in Python",
+    "$ debubble run broken.json": "torch/ranks/test_watch.py",
+    "sqlite3 results.sqlite": "sweeps: the view is read in Python",
 }
 """Programs other than debubble, by how their lines begin, and who runs them."""
 

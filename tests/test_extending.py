@@ -14,6 +14,7 @@ from debubble.analysis.metrics import MODES
 from debubble.engine.graph import P2P_MODES, P2PMode
 
 ROOT = Path(__file__).parents[1]
+MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
@@ -37,6 +38,15 @@ def test_the_examples_run_one_after_the_other() -> None:
 @pytest.mark.parametrize("path", re.findall(r"`(src/debubble/[\w/.]+)`", GUIDE))
 def test_the_files_exist(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+def test_the_map_of_the_house_is_right() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", MAP)
+    named += [
+        f"{folder}/__init__.py" for folder in re.findall(r"^\| `(\w+)` \|", MAP, re.MULTILINE)
+    ]
+    places = (ROOT / "src" / "debubble", ROOT, ROOT / "docs")
+    assert [path for path in named if not any((place / path).exists() for place in places)] == []
 
 
 @pytest.mark.processes

@@ -14,11 +14,12 @@ import debubble
 
 HOUSE = Path(debubble.__file__).parent
 LAYERS = (
-    {"core"}, {"engine"}, {"lowering"}, {"listing"}, {"schedules"}, {"analysis"},
-    {"optimize", "interchange"}, {"torch", "planner", "diagnosis"}, {"view"},
+    {"_version", "core"}, {"engine"}, {"lowering"}, {"listing"}, {"schedules"}, {"analysis"},
+    {"optimize", "interchange"}, {"torch", "planner", "diagnosis"}, {"sweeps"}, {"view"},
     {"playground"}, {"cli"},
 )  # fmt: skip
-"""Packages from the lowest layer up; those of one layer may know each other."""
+"""Packages from the lowest layer up; those of one layer may know each other. The front door,
+``debubble`` itself, is on the floor of the command line."""
 
 FLOOR = {name: floor for floor, names in enumerate(LAYERS) for name in names}
 MODULES = {
@@ -93,7 +94,7 @@ def named_by(module: str, running: bool = False) -> Iterator[tuple[int, str]]:
 
 def floor_of(module: str) -> int:
     parts = module.split(".")
-    return FLOOR[parts[1]] if len(parts) > 1 and parts[1] in FLOOR else len(LAYERS)
+    return FLOOR.get(parts[1], len(LAYERS)) if len(parts) > 1 else FLOOR["cli"]
 
 
 def test_every_package_has_a_layer() -> None:
@@ -107,7 +108,7 @@ def test_no_module_names_one_of_a_higher_layer() -> None:
         f"{module}:{line} names {other}"
         for module in MODULES
         for line, other in named_by(module)
-        if other.startswith("debubble.") and floor_of(other) > floor_of(module)
+        if other.partition(".")[0] == "debubble" and floor_of(other) > floor_of(module)
     ]
     assert upward == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import QUICK
+from tests.conftest import LAWS, QUICK
 
 TESTS = Path(__file__).parent
 FILES = sorted(TESTS.rglob("test_*.py"))
@@ -21,9 +21,9 @@ ASSERTING = {
     "assert_as_alone",  # torch/test_train_examples.py
     "assert_closed",  # diagnosis/test_account.py
     "assert_named",  # diagnosis/test_planted.py
-    "in_ranks",  # torch/world.py: what ranks assert fails the test
+    "in_ranks",  # torch/ranks/world.py: what ranks assert fails the test
     "check_timeline", "check_drawn", "check_mode",  # engine/agreement.py
-    "compare",  # gradients in torch/test_verify.py
+    "compare",  # gradients in torch/run/test_verify.py
     "equals_the_oracle",  # engine/test_laws.py
     "the_same",  # laws/test_self.py
     "never_longer",  # laws/test_monotone_in_plans.py
@@ -110,11 +110,11 @@ def test_every_test_asserts_whichever_way_it_goes() -> None:
 
 
 def test_every_folder_has_tests_for_every_edit(request: pytest.FixtureRequest) -> None:
-    """``make quick`` leaves out browsers, processes and what is slow, but no folder."""
+    """``make quick`` leaves out browsers, processes and what is slow, but no folder except laws."""
     quick = request.config.stash[QUICK]
     assert quick[Path(__file__)]
     slow = []
-    for folder in {path.parent for path in FILES}:
+    for folder in {path.parent for path in FILES} - {LAWS}:
         files = [path for path in FILES if path.parent == folder]
         # Where only some files were asked for, nothing is known of the others.
         if quick.keys() >= set(files) and not any(quick[path] for path in files):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from debubble.core import hooks
+from debubble._version import __version__ as __version__
+from debubble.core.hooks import register_hooks
 
 if TYPE_CHECKING:
     from debubble.analysis.check import Report, check
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from debubble.optimize.result import Result
     from debubble.optimize.search import optimize
     from debubble.schedules.registry import ClosedForm, Constraint, make, register, schedules
-
-__version__ = "0.1.0"
 
 _HOME = {
     "Report": "analysis.check",
@@ -71,7 +70,7 @@ _HOME = {
     "schedules": "schedules",
 }
 
-hooks.fill(
+register_hooks(
     {
         "save_schedule": "debubble.interchange.files:save",
         "plot_timeline": "debubble.view.figure:plot",

@@ -89,7 +89,7 @@ def test_rank_costs_compare_one_model() -> None:
     assert unsaid.conventions()["times"] == "per rank ÷ chunks; F, I and W take 1 each"
 
 
-@pytest.mark.parametrize("changed", [{"overhead": 0.1}, *({"runtime": name} for name in RUNTIMES)])
+@pytest.mark.parametrize("changed", [{"launch": 0.1}, *({"runtime": name} for name in RUNTIMES)])
 def test_neither_a_runtime_nor_an_overhead_makes_another_model(changed: dict[str, Any]) -> None:
     for costs in (db.Costs(), db.Costs.per_rank(F=3, I=2, W=4)):
         costs = replace(costs, **changed)

@@ -10,7 +10,7 @@ import debubble as db
 from debubble.analysis.layout import html_table
 from debubble.analysis.measures import MEASURES, Measure
 from debubble.analysis.summary import report, summary
-from debubble.playground.state import State, Wanted
+from debubble.playground.state import PageState, Wanted
 from debubble.playground.work import simulate
 
 QUARTER = Measure(
@@ -47,7 +47,7 @@ def test_a_comparison_has_a_column_of_it() -> None:
 
 
 def test_the_playground_shows_it() -> None:
-    table = simulate(State(schedules=[Wanted(name="1f1b")]))["table"]
+    table = simulate(PageState(schedules=[Wanted(name="1f1b")]))["table"]
     [column] = [column for column in table["columns"] if column["title"] == "a quarter"]
     assert len(column["cells"]) == len(table["rows"]) == 1
 
@@ -60,6 +60,6 @@ def test_a_row_names_what_it_has() -> None:
 
 def test_the_playground_has_rows_that_cannot_be_held_against_each_other() -> None:
     wanted = [Wanted(name="1f1b"), Wanted(name="zb-v")]
-    state = State(schedules=wanted, costs={"basis": "action", "F": 1.0})  # type: ignore[arg-type]
+    state = PageState(schedules=wanted, costs={"basis": "action", "F": 1.0})  # type: ignore[arg-type]
     columns = {column["title"]: column["cells"] for column in simulate(state)["table"]["columns"]}
     assert columns["time / best"] == ("–", "–")

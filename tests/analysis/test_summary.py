@@ -21,7 +21,8 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.units import number, percent
 from debubble.engine.modes import P2P_MODES
-from debubble.schedules.registry import ClosedForm, Entry, FormValue, schedules
+from debubble.schedules.forms import FormValue
+from debubble.schedules.registry import ClosedForm, Entry, schedules
 from tests import oracle, strategies
 from tests.small import smallest
 

@@ -31,6 +31,11 @@ def test_version(run: Run) -> None:
     assert run("--version").out == f"debubble {debubble.__version__}\n"
 
 
+def test_the_list_of_commands_says_what_each_says(run: Run) -> None:
+    for name, line in COMMANDS.items():
+        assert line in " ".join(run(name, "--help").out.split())
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_examples(run: Run, name: str) -> None:
     result = run(name, "--help")

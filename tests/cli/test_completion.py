@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from debubble.cli.app import COMMANDS, app
-from debubble.planner.gpus import GPUS
-from debubble.planner.model_files import shipped_models
+from debubble.planner.hardware.gpus import GPUS
+from debubble.planner.model.files import shipped_models
 from debubble.schedules import registry
 
 

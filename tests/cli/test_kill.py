@@ -60,7 +60,7 @@ def kill(words: list[str], folder: Path, delay: float) -> bool:
 
 def killed(words: list[str], folder: Path, look: Callable[[], None], source: str) -> int:
     """Kill a command at random moments, most of them near its end; how often it was at work."""
-    serve()
+    serve("tests.preloaded")
     chance, usual = random.Random(source), seconds_of(words, folder)
     look()
     hits = 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.planner.cluster import find_gpu
+from debubble.planner.hardware.cluster import find_gpu
 
 Run = Callable[..., Any]
 

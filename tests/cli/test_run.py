@@ -66,8 +66,8 @@ def test_measured_costs_are_what_other_commands_take(run: Run, tmp_path: Path, n
     assert result.code == 0
     assert f"wrote {path}; try: debubble optimize --costs {path}" in result.err
     costs = load_costs(path).costs
-    assert costs.overhead == pytest.approx(1e3 * result.data["overhead"], abs=1e-6)
-    assert costs.p2p == 0 or costs.overhead == 0
+    assert costs.launch == pytest.approx(1e3 * result.data["overhead"], abs=1e-6)
+    assert costs.p2p == 0 or costs.launch == 0
     simulated = run("simulate", *words, "--costs", path, "--json")
     assert simulated.code == 0
     assert simulated.data["makespan"] > 0

@@ -46,6 +46,29 @@ def test_json_has_every_number_and_its_convention(run: Run) -> None:
     assert (data["memory_limit"], data["fits"], data["costs"]) == (None, None, None)
 
 
+@pytest.mark.filterwarnings("default::debubble.DebubbleDeprecationWarning")
+def test_the_former_name_of_a_cost_warns_and_counts(run: Run, tmp_path: Path) -> None:
+    here = ["simulate", "1f1b", "-p", 4, "-m", 8, "--json"]
+    new = run(*here, "--times", "F=1,B=2,launch=0.25")
+    old = run(*here, "--times", "F=1,B=2,overhead=0.25")
+    assert old.data["makespan"] == new.data["makespan"] == 38.5
+    assert (new.err, old.code) == ("", 0)
+    assert old.err == (
+        "debubble: warning: --times overhead= is deprecated and goes away in debubble 0.3; "
+        "use --times launch=\n"
+    )
+    (tmp_path / "old.yaml").write_text("times: {F: 1, B: 2, overhead: 0.25}\n")
+    old = run(*here, "--costs", tmp_path / "old.yaml")
+    assert old.data["makespan"] == 38.5
+    assert old.err == (
+        "debubble: warning: times.overhead is deprecated and goes away in debubble 0.3; "
+        "use times.launch\n"
+    )
+    (tmp_path / "both.yaml").write_text("times: {F: 1, B: 2, overhead: 0.25, launch: 0}\n")
+    both = run(*here, "--costs", tmp_path / "both.yaml")
+    assert both.err.endswith("both.yaml: times: launch is there as overhead, too; give it once\n")
+
+
 def test_text_has_numbers_formulas_and_conventions(run: Run) -> None:
     result = run("simulate", "1f1b", "-p", 4, "-m", 8)
     assert (result.code, result.err) == (0, "")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from debubble.planner.sweeps import Results, backends
+from debubble.sweeps import Results, backends
 
 Run = Callable[..., Any]
 Refused = Callable[..., str]

@@ -199,7 +199,7 @@ def test_files_are_written_whatever_becomes_of_the_output(
     def ended(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("debubble.cli.trace._print", ended)
+    monkeypatch.setattr("debubble.cli.trace.report", ended)
     files = {f"--{name}-out": tmp_path / f"{name}.json" for name in ("costs", "order")}
     files["--html"] = tmp_path / "run.html"
     assert run("trace", slow, *(word for pair in files.items() for word in pair)).code == 130

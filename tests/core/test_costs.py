@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import debubble
-from debubble import CostError, Costs, Kind, Placement
+from debubble import CostError, Costs, DebubbleDeprecationWarning, Kind, Placement
 from debubble.core.costs import COST_FIELDS
 
 V = Placement.v(2)
@@ -267,8 +267,22 @@ def test_costs_measured_in_pytorchs_runtime_stay_as_they_are() -> None:
     assert np.array_equal(measured.resolve(placement).duration, plain.resolve(placement).duration)
 
 
-def test_overhead_is_paid_once_by_every_action() -> None:
-    plain, started = Costs(F=1, I=2, W=3, B=4), Costs(F=1, I=2, W=3, B=4, overhead=0.5)
+def test_the_former_name_of_launch_works_on_and_warns() -> None:
+    wanted = Costs(F=1, launch=0.5)
+    with pytest.warns(DebubbleDeprecationWarning, match="overhead= is .*; use launch=$") as caught:
+        assert Costs(F=1, overhead=0.5) == wanted  # type: ignore[call-arg]
+    assert caught[0].filename == __file__
+    with pytest.warns(DebubbleDeprecationWarning, match="use launch="):
+        assert replace(Costs(F=1), overhead=0.5) == wanted  # type: ignore[call-arg]
+    with pytest.warns(DebubbleDeprecationWarning, match="use launch=") as caught:
+        assert Costs.per_rank(F=1, overhead=0.5) == Costs.per_rank(F=1, launch=0.5)
+    assert caught[0].filename == __file__
+    with pytest.warns(DebubbleDeprecationWarning, match="use Costs.launch"):
+        assert wanted.overhead == 0.5
+
+
+def test_launch_is_paid_once_by_every_action() -> None:
+    plain, started = Costs(F=1, I=2, W=3, B=4), Costs(F=1, I=2, W=3, B=4, launch=0.5)
     table = started.resolve(V)
     more = table.duration - plain.resolve(V).duration
     timed = [Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.S, Kind.T]
@@ -281,23 +295,23 @@ def test_overhead_is_paid_once_by_every_action() -> None:
     ("given", "time"),
     [({"overlap_factor": 0.8}, 0.8 * 5 + 1), ({"O": 3}, 3 + 1), ({"O": {(0, 1): 3.5}}, 3.5 + 1)],
 )
-def test_both_halves_of_a_pair_have_overhead(given: Any, time: float) -> None:
-    table = Costs(F=1, B=4, overhead=0.5, **given).resolve(V)
+def test_both_halves_of_a_pair_have_launch(given: Any, time: float) -> None:
+    table = Costs(F=1, B=4, launch=0.5, **given).resolve(V)
     assert table.pair((Kind.F, 0), (Kind.B, 1)) == pytest.approx(time)
 
 
-def test_overhead_is_not_divided_by_chunks_or_slices() -> None:
-    costs = Costs.per_rank(F=4, I=4, W=4, overhead=0.5)
+def test_launch_is_not_divided_by_chunks_or_slices() -> None:
+    costs = Costs.per_rank(F=4, I=4, W=4, launch=0.5)
     assert costs.resolve(V).duration[Kind.F, 0] == 4 / V.chunks + 0.5
-    halves = Costs(F=4, overhead=0.5).table(
+    halves = Costs(F=4, launch=0.5).table(
         debubble.make("terapipe", ranks=2, microbatches=1, slices=2)
     )
     assert halves.duration[Kind.F].tolist() == [2.5] * 4
 
 
-def test_overhead_changes_which_schedule_is_faster() -> None:
+def test_launch_changes_which_schedule_is_faster() -> None:
     sizes = {"ranks": 4, "microbatches": 16}
-    for overhead, faster in ((0.0, "zb-h1"), (0.5, "1f1b")):
-        costs = Costs(overhead=overhead)
+    for launch, faster in ((0.0, "zb-h1"), (0.5, "1f1b")):
+        costs = Costs(launch=launch)
         rows = debubble.compare(["1f1b", "zb-h1"], costs=costs, **sizes).rows
         assert min(rows, key=lambda row: row.makespan).name == faster

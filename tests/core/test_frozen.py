@@ -42,7 +42,7 @@ def test_shares_are_what_adapters_leave() -> None:
 
 
 def test_what_has_nothing_to_do_is_not_started() -> None:
-    costs = replace(PLAIN, overhead=0.5, frozen=[1, 0, 1, 0])
+    costs = replace(PLAIN, launch=0.5, frozen=[1, 0, 1, 0])
     found = rows(costs)
     assert [found[kind][0] for kind in (F, I, W, B, R)] == [2.5, 0, 0, 0, 0]
     assert [found[kind][2] for kind in (F, I, W, B, R)] == [2.5, 3.5, 0, 3.5, 2.5]
@@ -97,7 +97,7 @@ def test_a_pair_with_nothing_beside_the_forward_takes_the_forward() -> None:
     table = Costs(F=1, I=1, W=1, O=2.5, frozen=[1, 0]).resolve(Placement.loop(2, 1))
     assert table.pair((F, 0), (B, 0)) == 1
     assert table.pair((F, 1), (B, 1)) == 2.5
-    started = Costs(F=1, B=2, overlap_factor=0.5, overhead=0.25, frozen=[1, 0])
+    started = Costs(F=1, B=2, overlap_factor=0.5, launch=0.25, frozen=[1, 0])
     table = started.resolve(Placement.loop(2, 1))
     assert table.pair((F, 0), (B, 0)) == 1.25
     assert table.pair((F, 0), (B, 1)) == 1.5 + 0.5

@@ -9,9 +9,9 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import FormatError
-from debubble.diagnosis.names import named
 from debubble.diagnosis.observed import Actions, Observed
 from debubble.diagnosis.order import reconstruct
+from debubble.diagnosis.schedule_names import named
 from tests.diagnosis.made import Made, one_f_one_b
 
 CASES = [

@@ -17,7 +17,7 @@ from debubble.analysis.bubbles import bubbles
 from debubble.analysis.measures import p2p_volume
 from debubble.engine.modes import P2P_MODES
 from debubble.schedules.registry import Entry
-from debubble.view.transfers import transfers_of
+from debubble.view.transfers import transfer_ends
 from tests.engine.agreement import check_drawn, check_mode, close
 from tests.pairs import each_sort
 from tests.strategies import TIMES, costs_for, made
@@ -71,7 +71,7 @@ def test_equal_boundaries_are_as_one_number(name: str, mode: Any) -> None:
     assert own.start.tolist() == close(plain.start.tolist())
     assert own.critical_path()[-1].end == close(plain.critical_path()[-1].end)
     assert bubbles(own).cause.tolist() == bubbles(plain).cause.tolist()
-    assert transfers_of(own).end.tolist() == close(transfers_of(plain).end.tolist())
+    assert transfer_ends(own).end.tolist() == close(transfer_ends(plain).end.tolist())
 
 
 def test_one_slow_boundary() -> None:

@@ -133,7 +133,7 @@ def test_a_backward_may_stand_before_its_forward() -> None:
         (Costs(F=2, B=2, O=3, overlap_factor=0.75), 3),
         (Costs(F=2, B=2, FF=3.5, overlap_factor=0.75), 3.5),
         (Costs.per_rank(F=2, B=2, FF=[3.5, 9], chunks=1), 3.5),
-        (Costs(F=2, B=2, overlap_factor=0.5, overhead=0.25), 2.5),
+        (Costs(F=2, B=2, overlap_factor=0.5, launch=0.25), 2.5),
         (Costs(F=2, B=2, FF=3, overlap_factor=0.5, embedding={"F": 1}), 4),
         (Costs(F=2, B=2, FF=3, microbatch=[1, 3, 0.5, 2]), 6),
         (Costs(F=2, B=2, overlap_factor=0.5, microbatch=[1, 3, 0.5, 2]), 4),

@@ -35,7 +35,7 @@ def uneven(draw: st.DrawFn, schedule: Schedule) -> Costs:
     half = draw(st.lists(TIMES, min_size=schedule.stages, max_size=schedule.stages))
     return replace(
         costs, I=half, W=half, attention=draw(st.sampled_from([0.0, 0.25])), microbatch=lengths,
-        message=draw(TIMES), bandwidth=4.0, overhead=draw(st.sampled_from([0.0, 0.5])),
+        message=draw(TIMES), bandwidth=4.0, launch=draw(st.sampled_from([0.0, 0.5])),
         FF=draw(st.none() | st.just(1.25)), overlap_factor=draw(st.sampled_from([0.75, 1.0])),
         embedding=draw(st.none() | st.just({"F": 0.5, "B": 1.0, "activation": 0.25})),
     )  # fmt: skip
@@ -69,7 +69,7 @@ def test_every_mode_equals_its_oracle(entry: Entry, data: st.DataObject) -> None
 def test_lengths_of_one_change_nothing(name: str, mode: P2PMode) -> None:
     schedule = db.make(name, ranks=4, microbatches=8)
     costs = Costs(F=[1.0] * 4 + [1.1] * (schedule.stages - 4), p2p=0.1, message=1, bandwidth=7,
-                  O=1.7, attention=0.3, overhead=0.01)  # fmt: skip
+                  O=1.7, attention=0.3, launch=0.01)  # fmt: skip
     plain = db.simulate(schedule, costs, mode)
     ones = db.simulate(schedule, replace(costs, microbatch=[1] * 8), mode)
     assert ones.graph.base is None
@@ -82,7 +82,7 @@ def test_a_length_of_two_is_twice_the_linear_and_four_times_the_attention() -> N
     """One rank, one microbatch of length 2: sums by hand."""
     schedule = db.make("zb-h1", ranks=1, microbatches=2)
     costs = Costs(
-        F=10, I=8, W=4, attention=0.25, overhead=1, head={"F": 1, "I": 1, "W": 1},
+        F=10, I=8, W=4, attention=0.25, launch=1, head={"F": 1, "I": 1, "W": 1},
         activation=3, microbatch=[2, 1],
     )  # fmt: skip
     timeline = db.simulate(schedule, costs)

@@ -65,7 +65,7 @@ def test_no_room_beside_it():
 
 
 def test_forms_of_activations_are_left_out():
-    from debubble.schedules.registry import closed_forms
+    from debubble.schedules.forms import closed_forms
 
     schedule = db.make("1f1b", ranks=4, microbatches=8)
     held = [form.form.quantity for form in closed_forms(schedule, HELD, 0.1)]

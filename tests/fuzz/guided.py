@@ -25,12 +25,11 @@ def main() -> None:
         import debubble.diagnosis.readers.folder
         import debubble.interchange.files
         import debubble.interchange.read_trace
-        import debubble.planner.calibration_files
-        import debubble.planner.held
-        import debubble.planner.rows
-        import debubble.planner.sweeps
+        import debubble.planner.constraints
+        import debubble.planner.cost.calibration_files
         import debubble.playground.app
-        import debubble.playground.traces  # noqa: F401
+        import debubble.playground.traces
+        import debubble.sweeps  # noqa: F401
     from tests.fuzz.readers import at_home
     from tests.fuzz.run_readers import Board, Watch
 

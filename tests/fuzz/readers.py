@@ -119,32 +119,30 @@ def condition(content: bytes) -> object:
 
 
 def jitter(content: bytes) -> object:
-    from debubble.cli.jitter import read_jitter
+    from debubble.interchange.jitter import read_jitter
 
     fields: list[str | None] = [part or None for part in typed(content).split("|")]
     times, samples, seed, replicas, *slow = (fields + [None] * 4)[: max(len(fields), 4)]
     asked = times if times is None or not times.startswith(("/", "..")) else "x"
-    return read_jitter(asked, samples, seed, replicas, [word for word in slow if word] or None)
+    texts = {"jitter": asked, "samples": samples, "seed": seed, "replicas": replicas}
+    return read_jitter(texts | {"slow": [word for word in slow if word] or None})
 
 
 def memory(content: bytes) -> object:
-    from debubble.cli.options import read_limit
-    from debubble.interchange.cost_files import parse_costs
+    from debubble.core.options import MemoryLimit
 
-    found = parse_costs('{"times": {"F": 1}, "memory": {"unit": "bytes"}}', "x.json")
-    return read_limit(typed(content), found.costs)
+    return MemoryLimit().read("--memory", typed(content), "bytes")
 
 
 def plain_memory(content: bytes) -> object:
-    from debubble import Costs
-    from debubble.cli.options import read_limit
+    from debubble.core.options import MemoryLimit
 
-    return read_limit(typed(content), Costs())
+    return MemoryLimit().read("--memory", typed(content))
 
 
 def option(content: bytes) -> object:
     from debubble.interchange.files import declared_options
-    from debubble.interchange.options import parse_options
+    from debubble.interchange.schedule_options import parse_options
 
     pairs = typed(content).split("|")
     return parse_options(pairs, declared_options(seeds.names(), pairs))
@@ -182,7 +180,7 @@ def searched(content: bytes) -> object:
 
 
 def held(content: bytes) -> object:
-    from debubble.planner.held import held_with
+    from debubble.planner.constraints import held_with
 
     given = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size", "schedule", "recompute",
              "zero", "layers")  # fmt: skip
@@ -190,13 +188,13 @@ def held(content: bytes) -> object:
 
 
 def plan_memory(content: bytes) -> object:
-    from debubble.planner.cluster import read_bytes
+    from debubble.planner.hardware.cluster import read_bytes
 
     return read_bytes(typed(content))
 
 
 def plotted(content: bytes) -> object:
-    from debubble.view.sweep import Chart
+    from debubble.sweeps.chart import Chart
 
     return Chart.read(seeds.results(), typed(content))
 
@@ -229,7 +227,7 @@ def cell(content: bytes) -> object:
 
 
 def named(content: bytes) -> object:
-    from debubble.diagnosis.readers.names import actions_named
+    from debubble.diagnosis.readers.action_names import actions_named
 
     return actions_named(typed(content))
 
@@ -298,15 +296,15 @@ def baseline(content: bytes) -> object:
 
 
 def spec(content: bytes) -> object:
-    from debubble.planner.sweeps import read_spec
+    from debubble.sweeps import read_spec
 
     found = read_spec(written("sweep.yaml", content))
     return found.describe(), [point for point, _ in zip(found.points(), range(3), strict=False)]
 
 
 def sweep(content: bytes) -> object:
-    from debubble.planner.sweeps import Results
-    from debubble.view.sweep import Chart
+    from debubble.sweeps import Results
+    from debubble.sweeps.chart import Chart
 
     path = written("results.sqlite", content)
     for more in ("-wal", "-shm", "-journal"):
@@ -319,7 +317,7 @@ def sweep(content: bytes) -> object:
 
 def resumed(content: bytes) -> object:
     """A sweep that goes on in a damaged file."""
-    from debubble.planner.sweeps import run, spec_of
+    from debubble.sweeps import run, spec_of
 
     path = written("resumed.sqlite", content)
     for more in ("-wal", "-shm", "-journal"):
@@ -329,7 +327,7 @@ def resumed(content: bytes) -> object:
 
 def measured(content: bytes) -> object:
     from debubble import Jitter
-    from debubble.interchange.measured_times import read_times
+    from debubble.interchange.jitter import read_times
 
     return Jitter(read_times(written("times.txt", content)))
 
@@ -349,7 +347,7 @@ def cached(content: bytes) -> object:
 
 def model(name: str) -> Callable[[bytes], object]:
     def read(content: bytes) -> object:
-        from debubble.planner.model_files import parse_model
+        from debubble.planner.model.files import parse_model
 
         return parse_model(text(content), name).parameters
 
@@ -357,15 +355,15 @@ def model(name: str) -> Callable[[bytes], object]:
 
 
 def gpu(content: bytes) -> object:
-    from debubble.planner.cluster import find_gpu
+    from debubble.planner.hardware.cluster import find_gpu
 
     return find_gpu(written("gpu.yaml", content))
 
 
 def calibration(name: str) -> Callable[[bytes], object]:
     def read(content: bytes) -> object:
-        from debubble.planner.calibrate import Factors
-        from debubble.planner.calibration_files import calibrate_from
+        from debubble.planner.cost.calibration_files import calibrate_from
+        from debubble.planner.cost.published_efficiencies import Factors
 
         case = seeds.planned()
         return calibrate_from(
@@ -373,12 +371,6 @@ def calibration(name: str) -> Callable[[bytes], object]:
         )
 
     return read
-
-
-def rows(content: bytes) -> object:
-    from debubble.planner.rows import run_rows
-
-    return run_rows(written("rows.csv", content))
 
 
 # Traces.
@@ -480,7 +472,6 @@ READERS: Mapping[str, Reader] = {
     "calibration-log": Reader(calibration("x.log"), seeds.logs),
     "calibration-profile": Reader(calibration("x.json"), seeds.profiles, mutators.tree),
     "calibration-rows": Reader(calibration("x.csv"), seeds.tables),
-    "rows": Reader(rows, seeds.tables, seconds=30.0),
     "chrome-trace": Reader(chrome, seeds.chrome_traces, mutators.tree),
     "chrome-trace-gz": Reader(
         packed_chrome, seeds.packed_chrome_traces, mutators.packed(mutators.tree)

@@ -157,10 +157,9 @@ def load() -> None:
     """Load what most readers need, once for all copies of this process."""
     import debubble.cli.app
     import debubble.diagnosis.diagnose
-    import debubble.planner.calibration_files
-    import debubble.planner.rows
+    import debubble.planner.cost.calibration_files
     import debubble.playground.app
-    import debubble.view.sweep  # noqa: F401
+    import debubble.sweeps.chart  # noqa: F401
 
 
 def forked(name: str, board: Path, kept: Path, seed: int, until: float, count: int) -> int:

@@ -243,7 +243,7 @@ SPEC = {
 
 @cache
 def _sweep(folder: str) -> bytes:
-    from debubble.planner.sweeps import run, spec_of
+    from debubble.sweeps import run, spec_of
 
     path = Path(folder, "swept.sqlite")
     run(spec_of(SPEC), path, jobs=1)
@@ -261,7 +261,7 @@ def sweeps() -> list[bytes]:
 @cache
 def results() -> Any:
     """Results of a small sweep, which stay in their file."""
-    from debubble.planner.sweeps import Results
+    from debubble.sweeps import Results
     from tests.fuzz.readers import written
 
     return Results.read(written("plotted.sqlite", sweeps()[0]))
@@ -303,7 +303,7 @@ def planned() -> Any:
 
 
 def _models(ending: str) -> list[bytes]:
-    folder = resources.files("debubble.planner") / "models"
+    folder = resources.files("debubble.planner.model") / "shipped"
     return [
         (folder / item.name).read_bytes()
         for item in sorted(folder.iterdir(), key=lambda item: item.name)
@@ -353,7 +353,7 @@ def logs() -> list[bytes]:
 
 
 def tables() -> list[bytes]:
-    from tests.planner.test_row_plans import ROW
+    from tests.benchmarks.rows import ROW
 
     return encoded("\n".join((",".join([*ROW, "calibrate"]), ",".join([*ROW.values(), "yes"]),
                               ",".join([*ROW.values(), ""]))))  # fmt: skip

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.fuzz.readers import READERS, accepts
 from tests.fuzz.run_readers import run
 
-SLOW = {"command", "diagnosis", "rows", "calibration-rows", "sweep-resumed"}
+SLOW = {"command", "diagnosis", "calibration-rows", "sweep-resumed"}
 FEW = {"request-plan", "request-optimize", "request-trace", "request-export"}
 
 

@@ -14,9 +14,9 @@ from debubble.cli.times import parse_times
 from debubble.core.options import OptionSpec
 from debubble.interchange.cost_files import costs_data, parse_costs
 from debubble.lowering.chain import LOWERINGS
-from debubble.planner.sweeps import commands, parameters
 from debubble.playground import work
-from debubble.playground.state import FIELD, State
+from debubble.playground.state import FIELD, PageState
+from debubble.sweeps import commands, parameters
 from tests.command import Result, call
 
 
@@ -120,7 +120,9 @@ def by_page(case: Case) -> Answer:
     if case.costs != db.Costs():
         costs = {"file": {"name": "costs.json", "text": json.dumps(given)}}
     values = {FIELD.get(name, name): value for name, value in case.values().items()}
-    state = State.model_validate({"schedules": [{"name": case.schedule}], "costs": costs, **values})
+    state = PageState.model_validate(
+        {"schedules": [{"name": case.schedule}], "costs": costs, **values}
+    )
     answer = work.simulate(state)
     assert not answer["problems"], answer["problems"]
     (row,) = answer["table"]["rows"]
@@ -130,7 +132,7 @@ def by_page(case: Case) -> Answer:
 def by_sweep(case: Case) -> Answer:
     options: dict[str, Any] = {}
     for name, value in {"schedule": case.schedule, **case.values()}.items():
-        read = {**parameters.SIMULATION, "schedule": parameters.SCHEDULE}[name].read
+        read = {**parameters.SIMULATION, "schedule": parameters.SCHEDULE}[name].check
         row = next((row for row in LOWERINGS if row.name == name), None)
         options[name] = read(name, case.text(name) if row else value)
     given = costs_data(case.costs)

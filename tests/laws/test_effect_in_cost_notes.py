@@ -15,7 +15,7 @@ OWN = {"default": 1.0, 1: 1.7}
 SETS: dict[str, db.Costs] = {
     "default": db.Costs(),
     "split": db.Costs(F=1, I=1.6, W=0.3, p2p=0.2),
-    "long backward": db.Costs(F=1, B=2.5, overhead=0.4),
+    "long backward": db.Costs(F=1, B=2.5, launch=0.4),
     "stages": db.Costs(F=OWN, I=OWN, W=OWN),
     "attention": db.Costs(F=1, B=2, attention=0.6),
     "attention of stages": db.Costs(F=1, B=2, attention={"default": 0.2, 0: 0.9}),

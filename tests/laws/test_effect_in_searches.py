@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.optimize.asked import Budget
 from debubble.optimize.options import SEARCH_OPTIONS
+from debubble.optimize.request import Budget
 from tests.conftest import EXPLORES
 from tests.optimize.searches import BASE, OPTIONS, RULES, VALUES, ask, disobeyed, sampled
 

@@ -35,7 +35,7 @@ def test_a_neutral_value_moves_no_other_schedule(row: OptionSpec) -> None:
     assert rows(Case("", given(row, row.neutral))) == rows(Case("", without(row)))
 
 
-@pytest.mark.parametrize("text", ["p2p=0", "overhead=0", "OPT=0", "kept_for_weight=1", "kv=0"])
+@pytest.mark.parametrize("text", ["p2p=0", "launch=0", "OPT=0", "kept_for_weight=1", "kv=0"])
 def test_a_cost_of_nothing_is_no_cost(text: str) -> None:
     for name in SCHEDULES:
         assert numbers("compare", Case(name, {"times": text})) == numbers("compare", Case(name))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from debubble.planner.answer.why import why_not
 from debubble.planner.ask import ask
-from debubble.planner.degrees import Fixed
-from debubble.planner.plan import Asked, Plan
-from debubble.planner.search import best_plans
-from debubble.planner.why import why_not
+from debubble.planner.search.best_plans import best_plans
+from debubble.planner.search.evaluate import Asked, Plan
+from debubble.planner.search.groups import Fixed
 
 HELD = Fixed(pp=4, microbatch_size=1, recompute="none")
 

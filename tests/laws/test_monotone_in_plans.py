@@ -10,11 +10,11 @@ from itertools import pairwise
 import pytest
 
 from debubble.planner.ask import ask
-from debubble.planner.degrees import Fixed
-from debubble.planner.found import Found
-from debubble.planner.orders import plannable
-from debubble.planner.plan import Asked
-from debubble.planner.search import best_plans
+from debubble.planner.plannable import plannable
+from debubble.planner.search.best_plans import best_plans
+from debubble.planner.search.evaluate import Asked
+from debubble.planner.search.found import Found
+from debubble.planner.search.groups import Fixed
 from debubble.schedules import registry
 from tests.conftest import EXPLORES
 

@@ -10,7 +10,7 @@ from tests.laws.surfaces import Case, answered
 from tests.small import smallest
 
 COSTS = db.Costs(
-    F=1.0, I=1.5, W=0.5, O=2.25, R=0.75, p2p=0.25, OPT=3, overhead=0.125, unshard=0.5,
+    F=1.0, I=1.5, W=0.5, O=2.25, R=0.75, p2p=0.25, OPT=3, launch=0.125, unshard=0.5,
     reduce_grad=0.5, message=2, bandwidth=8, activation=1, kept_for_weight=0.5, host_bandwidth=4,
 )  # fmt: skip
 

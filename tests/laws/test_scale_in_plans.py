@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from debubble.planner.ask import ask
-from debubble.planner.degrees import Fixed
-from debubble.planner.search import best_plans
+from debubble.planner.search.best_plans import best_plans
+from debubble.planner.search.groups import Fixed
 
 SPELLINGS = ("30GB", "30 gb", "30e9", "30000MB", "0.03TB", "30000000000", "30.0e9B")
 

@@ -12,7 +12,7 @@ import debubble as db
 from debubble.analysis.question import OPTIONS
 from debubble.core.errors import DebubbleError
 from debubble.interchange.cost_files import costs_data
-from debubble.playground.state import FIELD, State
+from debubble.playground.state import FIELD, PageState
 from debubble.schedules.registry import find, schedules
 from tests.laws.surfaces import (
     PAYING,
@@ -33,7 +33,7 @@ def offered(surface: str, case: Case) -> bool:
         return False  # its field stands whatever the schedules are
     if surface == "page":
         typed = [name for name in case.texts if name not in ("times", "rank_times", "costs")]
-        return all(FIELD.get(name, name) in State.model_fields for name in typed)
+        return all(FIELD.get(name, name) in PageState.model_fields for name in typed)
     if case.varies:
         return surface in ("simulate", "compare")
     if surface in ("Python", "sweep"):

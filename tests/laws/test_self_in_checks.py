@@ -35,9 +35,9 @@ def command(*words: object) -> tuple[int, str]:
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ``run`` end where it would start processes."""
-    stub: Any = ModuleType("debubble.torch.run")
+    stub: Any = ModuleType("debubble.torch.run.run")
     stub.Settings, stub.run = SimpleNamespace, lambda _made, _settings: None
-    monkeypatch.setitem(sys.modules, "debubble.torch.run", stub)
+    monkeypatch.setitem(sys.modules, "debubble.torch.run.run", stub)
     monkeypatch.setattr("debubble.cli.run.require_torch", lambda: None)
 
 

@@ -57,7 +57,7 @@ def test_a_name_and_its_own_file(entry: Entry, p2p_mode: P2PMode, tmp_path: Path
 
 @pytest.mark.parametrize("p2p_mode", P2P_MODES)
 def test_every_surface_lowers_alike(p2p_mode: P2PMode, tmp_path: Path) -> None:
-    from debubble.planner.sweeps.commands import simulate
+    from debubble.sweeps.commands import simulate
 
     name, sizes = "interleaved-1f1b", {"ranks": 4, "microbatches": 8}
     path = tmp_path / "order.json"

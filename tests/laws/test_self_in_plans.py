@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debubble.planner.sweeps import commands
+from debubble.sweeps import commands
 from tests.command import call
 
 ASKED = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "batch": 16, "seq": 4096}

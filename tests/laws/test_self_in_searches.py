@@ -19,7 +19,7 @@ QUESTIONS: list[dict[str, Any]] = [
         {"layers": 6}, {"chunks": 2},
     )),
     {"layers": 7, "chunks": 2, "microbatches": 2, "recompute": "full", "p2p_mode": "channel",
-     "costs": {"F": 1, "I": 3, "W": 2, "overhead": 0.5, "runtime": "torch",
+     "costs": {"F": 1, "I": 3, "W": 2, "launch": 0.5, "runtime": "torch",
                "microbatch": (0.8, 0.8)}},
     {"microbatches": 2, "backward": "fused", "recompute": [0], "p2p_mode": "blocking",
      "memory": 2.5, "costs": {"F": 1, "I": 3, "W": 2, "B": 4, "p2p": 0.5, "R": 1,

@@ -87,10 +87,10 @@ def test_comparisons_and_the_playground_have_it() -> None:
     found = run("""
 import debubble as db
 from debubble.playground.controls import choices
-from debubble.playground.state import State
+from debubble.playground.state import PageState
 for row in db.compare(["1f1b", "gpipe"], ranks=2, microbatches=2, stamp="blue").rows:
     print(row.schedule.options)
-state = State.model_validate({"schedules": [{"name": "1f1b"}], "stamp": "red"})
+state = PageState.model_validate({"schedules": [{"name": "1f1b"}], "stamp": "red"})
 print(state.lowering["stamp"])
 print(choices()[-1])
 """)

@@ -30,7 +30,8 @@ from debubble.core.actions import (
 from debubble.engine.graph import compile_graph
 from debubble.lowering.recompute import RECOMPUTE_AT, add_recompute
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
-from debubble.schedules.registry import Entry, closed_forms
+from debubble.schedules.forms import closed_forms
+from debubble.schedules.registry import Entry
 from tests import oracle, oracle_modes
 from tests.forms import hold
 from tests.kernels import run_by

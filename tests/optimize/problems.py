@@ -17,11 +17,11 @@ from debubble.core.actions import STAGE_SHIFT, Kind, pack, unpack
 from debubble.engine.graph import P2P_MODES, compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import timeline_of
-from debubble.optimize.backward import relaxed
-from debubble.optimize.bounds import lower_bound
-from debubble.optimize.exact import Model
-from debubble.optimize.listed import listed
+from debubble.optimize.bounds.paths import lower_bound
+from debubble.optimize.cp_sat.model import Model
 from debubble.optimize.problem import Problem
+from debubble.optimize.programs.backward import relaxed
+from debubble.optimize.programs.list_scheduling import listed
 
 
 def problem(

@@ -12,7 +12,7 @@ import debubble as db
 from debubble.core.actions import unpack
 from debubble.core.runtimes import RUNTIMES
 from debubble.engine.graph import P2P_MODES
-from debubble.optimize.asked import Asked
+from debubble.optimize.request import Request
 
 BUDGET: dict[str, Any] = {"effort": 0.01, "workers": 1, "cache": False, "published": False}
 
@@ -140,4 +140,4 @@ RULES: Mapping[str, Rule] = {
     "costs": lambda _, result, count: all(count["F", *cell] == 1 for cell in _cells(result)),
 }
 
-OPTIONS = [field.name for field in fields(Asked)]
+OPTIONS = [field.name for field in fields(Request)]

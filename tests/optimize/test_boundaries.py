@@ -12,13 +12,13 @@ import debubble as db
 from debubble.core.actions import Kind
 from debubble.core.errors import DebubbleError
 from debubble.core.placement import Placement
-from debubble.optimize.backward import relaxed
-from debubble.optimize.bounding import single_ranks
-from debubble.optimize.bounds import lower_bound
-from debubble.optimize.kept_ranks import Count, kept_bound
-from debubble.optimize.layers import layers_of
+from debubble.optimize.bounds.exact_rank import Count, kept_bound
+from debubble.optimize.bounds.paths import lower_bound
+from debubble.optimize.bounds.strategies import single_ranks
+from debubble.optimize.cp_sat.rounding import rounded
+from debubble.optimize.layer_split.layers import layers_of
 from debubble.optimize.problem import Problem
-from debubble.optimize.rounding import rounded
+from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.stop import Stop
 from tests.conftest import EXPLORES
 from tests.optimize.problems import optimum, random_problem

@@ -10,8 +10,8 @@ import pytest
 
 import debubble as db
 from debubble.optimize import cache, strategies, variants
-from debubble.optimize.asked import problems_of
 from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.request import Request
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import problem
 
@@ -97,7 +97,7 @@ def test_a_bound_on_disk_is_not_taken_below_the_own(folder: Path) -> None:
     again = db.optimize(**asked)
     assert again.makespan == first.makespan
     # What took a search is gone; what is known without one is not.
-    places = problems_of(4, 16, 2, db.Costs(F=5, I=6, W=4), 2, "any", "free", "overlapped")
+    places = Request(4, 16, 2, db.Costs(F=5, I=6, W=4), memory=2).problems
     bounds = [Incumbent(place, Stop()).bound for place in places]
     assert 0 < min(bounds) <= again.lower_bound <= first.lower_bound
 

@@ -15,10 +15,10 @@ from debubble.core.errors import DebubbleError
 from debubble.lowering.offload import add_offload
 from debubble.lowering.recompute import add_recompute
 from debubble.optimize import search
-from debubble.optimize.asked import Asked, Budget, Found
-from debubble.optimize.belongs import outside
-from debubble.optimize.choices import OFFLOAD, RECOMPUTE, with_choice
 from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.programs.belongs import outside
+from debubble.optimize.request import Budget, Outcome, Request
+from debubble.optimize.stage_choices.choices import OFFLOAD, RECOMPUTE, with_choice
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import problem
 
@@ -79,12 +79,12 @@ def test_what_strategies_offer_beside_the_problem_is_not_kept() -> None:
     assert pool.schedule is None
 
 
-def _backward(found: Found) -> Found:
+def _backward(found: Outcome) -> Outcome:
     other = found.schedule.with_programs(made("zb-h1").program(rank) for rank in range(2))
     return replace(found, schedule=other, timeline=db.simulate(other, COSTS))
 
 
-WRONG: dict[str, tuple[Callable[[Found], Found], dict[str, Any], str]] = {
+WRONG: dict[str, tuple[Callable[[Outcome], Outcome], dict[str, Any], str]] = {
     "kinds": (_backward, {"backward": "fused"}, "backwards are not fused"),
     "bound": (lambda f: replace(f, bound=f.bound * 2), {}, "less than the bound"),
     "status": (lambda f: replace(f, status="feasible"), {}, "its status is feasible"),
@@ -117,7 +117,7 @@ def test_a_wrong_result_is_never_returned(
     name = "search" if lengths is None else "search_lengths"
     right = getattr(search, name)
 
-    def broken(*asked: Any) -> Found:
+    def broken(*asked: Any) -> Outcome:
         return change(right(*asked))
 
     monkeypatch.setattr(search, name, broken)
@@ -145,7 +145,7 @@ def test_every_field_of_what_is_asked_reaches_the_problems() -> None:
         "offload": [0], "p2p_mode": "blocking",
     }  # fmt: skip
 
-    def read(asked: Asked) -> list[Any]:
+    def read(asked: Request) -> list[Any]:
         return [
             (each.placement.table, each.microbatches, each.mode, each.backward, each.recompute,
              each.offload, each.limits.tolist(), np.round(each.table.duration, 9).tolist(),
@@ -153,10 +153,10 @@ def test_every_field_of_what_is_asked_reaches_the_problems() -> None:
             for each in asked.problems
         ]  # fmt: skip
 
-    assert set(base) == set(others) == set(Asked.__dataclass_fields__)
+    assert set(base) == set(others) == set(Request.__dataclass_fields__)
     for name, other in others.items():
-        assert read(Asked(**base)) != read(Asked(**base | {name: other})), name
+        assert read(Request(**base)) != read(Request(**base | {name: other})), name
 
 
 def test_a_budget_has_no_say_in_what_is_asked() -> None:
-    assert not set(Budget.__dataclass_fields__) & set(Asked.__dataclass_fields__)
+    assert not set(Budget.__dataclass_fields__) & set(Request.__dataclass_fields__)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.core.actions import Kind
 from debubble.optimize import strategies
-from debubble.optimize.backward import separate
 from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.programs.backward import separate
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import fastest, kinds, problem
 

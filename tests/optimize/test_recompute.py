@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.core.actions import STAGE_SHIFT, Kind, kinds_of
 from debubble.optimize import cache, variants
-from debubble.optimize.backward import relaxed
-from debubble.optimize.bounds import lower_bound
-from debubble.optimize.choices import choice_of, same_for_all, ways_of, with_choice
-from debubble.optimize.exact import Model
-from debubble.optimize.listed import listed
-from debubble.optimize.pattern import find_pattern
+from debubble.optimize.anneal.annealer import Annealer
+from debubble.optimize.bounds.paths import lower_bound
+from debubble.optimize.cp_sat.model import Model
+from debubble.optimize.cp_sat.rounding import whole_units
+from debubble.optimize.periodic.pattern import find_pattern
 from debubble.optimize.problem import Problem
-from debubble.optimize.refine import Annealer
-from debubble.optimize.rounding import whole_units
-from debubble.optimize.stage_choices import bound_of_all, families, fits, relaxation
+from debubble.optimize.programs.backward import relaxed
+from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.stage_choices.choices import choice_of, same_for_all, ways_of, with_choice
+from debubble.optimize.stage_choices.space import bound_of_all, families, fits, relaxation
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import fastest, problem, recomputes_between
 

@@ -8,11 +8,21 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.degrees import Fixed, groups
-from debubble.planner.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
-from debubble.planner.orders import first_cut
-from debubble.planner.plan import Asked, Plan, finished, timed
-from debubble.planner.rules import Case
+from debubble.planner.frameworks.case import Case
+from debubble.planner.frameworks.habits import Habits
+from debubble.planner.model.transformer import (
+    Attention,
+    Experts,
+    LatentAttention,
+    Layer,
+    Mlp,
+    Model,
+)
+from debubble.planner.plannable import first_cut
+from debubble.planner.search.evaluate import Asked, Plan, finished, timed
+from debubble.planner.search.groups import Fixed, groups
+
+PLAIN = Habits("plain", "software without habits")
 
 
 @dataclass(frozen=True)

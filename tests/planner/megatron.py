@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from debubble.planner.flags import flags
-from debubble.planner.model import LatentAttention, Model
-from debubble.planner.rules import Case
+from debubble.planner.frameworks.case import Case
+from debubble.planner.frameworks.flags import flags
+from debubble.planner.model.transformer import LatentAttention, Model
 from tests import wheels
 
 VERSION = "0.19.2"

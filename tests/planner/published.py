@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from debubble.planner.calibrate import Factors, calibrated
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cluster import Cluster, find_gpu
-from debubble.planner.model import Attention, Layer, Mlp, Model
-from debubble.planner.model_files import read_model
-from debubble.planner.row_plans import spread
-from debubble.planner.step import step_time
+from debubble.planner.cost.calibrate import calibrated
+from debubble.planner.cost.calibration_files import spread
+from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.cost.step import step_time
+from debubble.planner.hardware.cluster import Cluster, find_gpu
+from debubble.planner.model.files import read_model
+from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
 
 
 class Case(NamedTuple):

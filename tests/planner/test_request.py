@@ -10,11 +10,11 @@ import pytest
 import debubble as db
 from debubble.planner.ask import ask
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.degrees import Fixed, candidates
-from debubble.planner.gpus import GPUS
-from debubble.planner.model import Model
-from debubble.planner.plan import speed
+from debubble.planner.hardware.gpus import GPUS
+from debubble.planner.model.transformer import Model
 from debubble.planner.request import check_precision, check_request
+from debubble.planner.search.evaluate import speed
+from debubble.planner.search.groups import Fixed, candidates
 from tests.planner.cases import Gpus, dense, evaluate, latent, mixture
 
 

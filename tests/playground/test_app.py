@@ -14,7 +14,7 @@ from debubble.interchange.chrome_trace import trace_text
 from debubble.interchange.schedule_json import to_json
 from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
-from debubble.playground.limits import Cache
+from debubble.playground.app import Cache
 from debubble.schedules import registry
 from tests.pairs import each_family_and
 
@@ -35,7 +35,7 @@ def test_every_registered_schedule_is_offered(ask):
 
 
 def test_a_schedule_that_a_user_registers_is_offered(ask):
-    from debubble.playground.catalogue import catalogue
+    from debubble.playground.controls import catalogue
 
     @db.register("tried", title="T", year=2026, source="me", placement=db.Placement.loop, chunks=1)
     def tried(*, ranks, microbatches, depth: int = 2):
@@ -431,10 +431,10 @@ def test_whatever_multiplies_actions_counts(ask, change):
 )  # fmt: skip
 def test_no_schedule_has_more_actions_than_were_counted(entry, change):
     from debubble.core.errors import DebubbleError
-    from debubble.playground.state import State, Wanted
+    from debubble.playground.state import PageState, Wanted
     from debubble.playground.work import _compared, _items
 
-    state = State(schedules=[Wanted(name=entry.name)], ranks=4, microbatches=8, **change)
+    state = PageState(schedules=[Wanted(name=entry.name)], ranks=4, microbatches=8, **change)
     file = state.read_costs()
     try:
         items, most = _items(state.schedules[0], state, file.costs)
@@ -632,7 +632,7 @@ def test_names_of_files_tell_schedules_apart(ask):
 
 
 def test_every_option_says_what_it_does():
-    from debubble.playground.catalogue import catalogue
+    from debubble.playground.controls import catalogue
 
     for entry in catalogue():
         for option in entry["options"]:

@@ -12,9 +12,10 @@ import pytest
 import uvicorn
 
 from debubble.cli.app import app as program
-from debubble.playground import clients, limits, work
+from debubble.playground import guard, limits, work
 from debubble.playground.app import make_app
-from debubble.playground.clients import Clients, TooManyError, client_of
+from debubble.playground.guard import Clients, client_of
+from debubble.playground.limits import RefusedError
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +32,14 @@ def test_a_minute_holds_so_many_requests_and_refills_evenly() -> None:
         try:
             with share.serving(address):
                 return True
-        except TooManyError:
+        except RefusedError:
             return False
 
     assert [served("1.1.1.1") for _ in range(7)] == [True] * 6 + [False]
     assert served("2.2.2.2")  # others have their own
     now[0] = 9.0
     message = "more than 6 requests in a minute; try again in 1 s"
-    with pytest.raises(TooManyError, match=message), share.serving("1.1.1.1"):
+    with pytest.raises(RefusedError, match=message), share.serving("1.1.1.1"):
         pass
     now[0] = 10.0
     assert [served("1.1.1.1") for _ in range(2)] == [True, False]
@@ -50,7 +51,7 @@ def test_so_many_requests_are_under_way_at_a_time() -> None:
     share = Clients(at_once=2)
     with share.serving("1.1.1.1"):
         with share.serving("1.1.1.1"):
-            with pytest.raises(TooManyError, match="2 requests of yours"), share.serving("1.1.1.1"):
+            with pytest.raises(RefusedError, match="2 requests of yours"), share.serving("1.1.1.1"):
                 pass
             with share.serving("1.1.1.2"):
                 pass
@@ -68,13 +69,13 @@ def test_nothing_is_limited_unless_said() -> None:
 
 
 def test_quiet_clients_are_forgotten_and_busy_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(guard, "MOST_CLIENTS", 3)
     share = Clients(at_once=1)
     with share.serving("0.0.0.1"):
         for last in range(2, 20):
             with share.serving(f"0.0.0.{last}"):
                 assert len(share._known) <= 3
-        with pytest.raises(TooManyError), share.serving("0.0.0.1"):
+        with pytest.raises(RefusedError), share.serving("0.0.0.1"):
             pass
 
 

@@ -88,7 +88,7 @@ def test_what_is_wrong_is_said_beside_the_form(page):
     fill(page, gpus=4)
     # A model of one's own, pasted.
     page.select_option("#plan-model", label="from a config.json")
-    folder = resources.files("debubble.planner") / "models"
+    folder = resources.files("debubble.planner.model") / "shipped"
     text = (folder / "llama-3.2-1b.json").read_text(encoding="utf-8")
     page.fill("#plan textarea", text)
     page.click(".go")

@@ -8,13 +8,13 @@ from importlib import resources
 import pytest
 
 import debubble as db
+from debubble.planner.answer.report import columns, paragraphs
 from debubble.planner.ask import ask as asked_for
-from debubble.planner.degrees import Fixed, groups
-from debubble.planner.gpus import GPUS
-from debubble.planner.model_files import shipped_models
-from debubble.planner.report import columns, paragraphs
-from debubble.planner.search import search
-from debubble.planner.split import runnable
+from debubble.planner.hardware.gpus import GPUS
+from debubble.planner.model.files import shipped_models
+from debubble.planner.search.best_plans import search
+from debubble.planner.search.groups import Fixed, groups
+from debubble.planner.search.layer_split import runnable
 from debubble.playground import limits, plans
 from debubble.playground.searches import Searches
 
@@ -103,7 +103,7 @@ def test_the_best_plan_goes_into_the_comparison(ask):
 
 @pytest.mark.slow
 def test_a_model_may_come_as_a_file(ask):
-    folder = resources.files("debubble.planner") / "models"
+    folder = resources.files("debubble.planner.model") / "shipped"
     text = (folder / "llama-3.2-1b.json").read_text(encoding="utf-8")
     own = QUESTION | {"file": {"name": "config.json", "text": text}}
     del own["model"]
@@ -159,10 +159,10 @@ def test_few_searches_of_all_clients_run_at_a_time():
     with pytest.raises(limits.RefusedError, match="other searches are running"):
         searches.start("10.0.0.99", work)
     for name in names:
-        while searches.look(name, stop=True)[1] is None:
+        while searches.poll(name, stop=True)[1] is None:
             time.sleep(0.005)
     name = searches.start("10.0.0.99", work)
-    while searches.look(name, stop=True)[1] is None:
+    while searches.poll(name, stop=True)[1] is None:
         time.sleep(0.005)
 
 

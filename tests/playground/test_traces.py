@@ -13,7 +13,7 @@ import pytest
 
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
-from debubble.playground.traces import parts_of
+from debubble.playground.traces import sent_files
 from tests.cli.test_trace import written
 from tests.diagnosis.planted import PLANTED
 from tests.diagnosis.readers.test_megatron_timers import log
@@ -125,7 +125,7 @@ def test_paths_that_lead_elsewhere_are_refused(send, path):
 )  # fmt: skip
 def test_what_is_no_list_of_files_is_refused(body):
     with pytest.raises(RefusedError):
-        parts_of(body)
+        sent_files(body)
 
 
 def test_there_are_limits(send, ask, monkeypatch, files):
@@ -148,6 +148,6 @@ def test_sums_of_times_have_no_timeline(send):
 
 
 def test_the_root_is_the_folder_that_was_opened():
-    parts = parts_of(body_of({"run/a": b"1", "run/b/c": b"23"}))
+    parts = sent_files(body_of({"run/a": b"1", "run/b/c": b"23"}))
     assert parts == [(("run", "a"), b"1"), (("run", "b", "c"), b"23")]
     assert all(not Path(*names).is_absolute() for names, _ in parts)

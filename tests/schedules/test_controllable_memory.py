@@ -21,7 +21,8 @@ from debubble.schedules.controllable_memory import (
     VBlock,
     largest_block,
 )
-from debubble.schedules.registry import closed_forms, find
+from debubble.schedules.forms import closed_forms
+from debubble.schedules.registry import find
 from tests import oracle
 from tests.conftest import EXPLORES
 

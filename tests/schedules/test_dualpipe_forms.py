@@ -35,7 +35,7 @@ def test_formulas_are_exact_where_they_say_so_and_bounds_elsewhere(name, ranks, 
 def test_formulas_hold_where_a_full_backward_is_not_the_sum_of_its_parts(name, whole, overhead):
     schedule = db.make(name, ranks=4, microbatches=12)
     for F, I, W in itertools.product((1, 1.5, 2), (1, 1.5), (0.5, 1)):
-        costs = db.Costs(F=F, I=I, W=W, B=whole * (I + W), overhead=overhead)
+        costs = db.Costs(F=F, I=I, W=W, B=whole * (I + W), launch=overhead)
         assert hold(schedule, costs, name) > 0
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 import debubble as db
-from debubble.schedules.registry import closed_forms
+from debubble.schedules.forms import closed_forms
 from tests import forms
 
 

@@ -10,8 +10,8 @@ import pytest
 import debubble as db
 from debubble import Costs, Schedule
 from debubble.core.actions import COPY_KINDS, kinds_of
+from debubble.schedules.forms import closed_forms
 from debubble.schedules.pipeoffload import chunk_slots
-from debubble.schedules.registry import closed_forms
 
 # h, k at s = 4096 as printed in Fig. 1 of the paper for an A100 (220 TFLOP/s, 15 GB/s).
 PRINTED = [(4096, 1.70), (5120, 1.40), (6144, 1.19), (7168, 1.03), (8192, 0.92), (10240, 0.74)]

@@ -7,7 +7,7 @@ from itertools import cycle, product
 import pytest
 
 import debubble as db
-from debubble.schedules.registry import closed_forms
+from debubble.schedules.forms import closed_forms
 from tests.conftest import EXPLORES
 from tests.forms import hold
 

@@ -11,7 +11,7 @@ import pytest
 
 import debubble as db
 from debubble.core.sequence import show
-from debubble.schedules.registry import closed_forms
+from debubble.schedules.forms import closed_forms
 
 SLICED = ("seq1f1b", "terapipe", "slimpipe", "mepipe")
 ONE_CHUNK = ("seq1f1b", "terapipe")

@@ -10,7 +10,7 @@ import pytest
 
 import debubble as db
 from debubble.core.actions import pairs_of
-from debubble.schedules.registry import closed_forms
+from debubble.schedules.forms import closed_forms
 from tests.forms import hold
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import debubble as db
 from debubble import Action, Costs, Kind, Placement, Schedule
-from debubble.schedules.registry import closed_forms
+from debubble.schedules.forms import closed_forms
 
 NAMES = ("vocab-1", "vocab-2", "vocab-1-v-half", "vocab-2-v-half")
 DELAY = {"vocab-1": 2, "vocab-2": 1, "vocab-1-v-half": 2, "vocab-2-v-half": 1}

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.engine.timeline import Timeline
-from debubble.schedules.registry import closed_forms, find
+from debubble.schedules.forms import closed_forms
+from debubble.schedules.registry import find
 
 REAL = {"F": 44.18, "I": 40.265, "W": 38, "p2p": 2.17}
 UNIT = {"F": 1, "I": 1, "W": 1}

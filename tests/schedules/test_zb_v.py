@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.core.actions import kinds_of, microbatches_of, stages_of
 from debubble.core.sequence import show
-from debubble.schedules.registry import closed_forms, find
+from debubble.schedules.forms import closed_forms
+from debubble.schedules.registry import find
 from debubble.schedules.zb_v import published_order, zb_v
 
 REAL = {"F": 44.18, "I": 40.265, "W": 38, "p2p": 2.17}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from debubble.core.schedule import Schedule
-from debubble.torch.models import ROWS, TOKENS, VOCABULARY, WIDTH, GPTStage
+from debubble.torch.models.build import ROWS, TOKENS, VOCABULARY, WIDTH, GPTStage
 
 RATE = 1e-2
 

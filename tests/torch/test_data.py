@@ -22,7 +22,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.kinds import SEND_KINDS
 from debubble.lowering.recompute import add_recompute
 from debubble.lowering.transfers import add_transfers
-from debubble.torch.recorder import KEPT
+from debubble.torch.engine.recorder import KEPT
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import in_ranks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from debubble.torch.autograd import Splitter, backward_weight
+from debubble.torch.autograd.splitter import Splitter, backward_weight
 
 WIDTH, EXPERTS = 4, 3
 

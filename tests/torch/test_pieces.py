@@ -14,8 +14,8 @@ from debubble.core.actions import Kind, kinds_of
 from debubble.core.errors import ParameterError
 from debubble.core.sequence import as_kind
 from debubble.lowering.transfers import add_transfers
-from debubble.torch.run import Settings, run
-from debubble.torch.verify import Verification
+from debubble.torch.run.run import Settings, run
+from debubble.torch.run.verify import Verification
 from tests.conftest import EXPLORES
 
 pytestmark = pytest.mark.processes

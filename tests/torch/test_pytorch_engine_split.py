@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 import debubble.torch as dt
-from debubble.torch.models import WIDTH, Attention
+from debubble.torch.models.build import WIDTH, CausalAttention
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
@@ -142,7 +142,7 @@ def test_checkpointed_stages_compute_their_forward_twice_and_no_more(engine: str
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), CausalAttention()
         self.out = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:

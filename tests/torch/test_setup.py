@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 import debubble.torch as dt
+from debubble.torch.ranks.process_group import uses_nccl
 from debubble.torch.setup import find_modules
-from debubble.torch.team import by_nccl
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
@@ -121,7 +121,7 @@ def test_a_stage_on_another_device() -> None:
 )
 def test_what_a_gpu_sends_by(config: str, nccl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend_config", lambda _: config)
-    assert by_nccl(None) == nccl
+    assert uses_nccl(None) == nccl
 
 
 def test_without_a_process_group() -> None:

@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import debubble as db
 import debubble.torch as dt
-from debubble.torch.batch import counts_of, rows_of, shares_of
-from debubble.torch.batches import Batches
-from debubble.torch.models import Model
+from debubble.torch.data.batch import count_rows, count_weights, shares_of
+from debubble.torch.models.build import Model
+from debubble.torch.run.run_data import RunData
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import in_ranks
 
@@ -87,14 +87,14 @@ def test_a_microbatch_of_padding_alone_counts_nothing(engine: str, name: str) ->
 def test_rows_are_counted_where_they_are() -> None:
     schedule = db.make("1f1b", ranks=1, microbatches=3)
     parts = {n: {"y": torch.zeros(rows, 2), "of": "all"} for n, rows in enumerate((3, 3, 2))}
-    assert shares_of(counts_of(parts, schedule, "mean"), schedule) == [3 / 8, 3 / 8, 2 / 8]
-    assert shares_of(counts_of(parts, schedule, "sum"), schedule) == [1 / 3] * 3
-    assert rows_of(("a name", torch.zeros(()), torch.zeros(5, 1))) == 5
-    assert rows_of((3, torch.zeros(()))) == 0
+    assert shares_of(count_weights(parts, schedule, "mean"), 1) == [3 / 8, 3 / 8, 2 / 8]
+    assert shares_of(count_weights(parts, schedule, "sum"), 1) == [1 / 3] * 3
+    assert count_rows(("a name", torch.zeros(()), torch.zeros(5, 1))) == 5
+    assert count_rows((3, torch.zeros(()))) == 0
     data = [(torch.zeros(rows, 4), torch.zeros(())) for rows in (1, 3, 2, 2)]
     order = db.make("1f1b", ranks=2, microbatches=2, iterations=2)
-    batches = Batches(Model(mlp(2), functional.mse_loss, data.__getitem__), order)
-    assert batches.shares(order) == [1 / 4, 3 / 4, 1 / 2, 1 / 2]
+    model = Model(mlp(2), functional.mse_loss, data.__getitem__)
+    assert RunData(lambda _: model, order).shares == [1 / 4, 3 / 4, 1 / 2, 1 / 2]
 
 
 def test_targets_of_any_form_and_another_number_of_microbatches() -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError
-from debubble.torch.layers import layers_of
-from debubble.torch.losses import added_losses
-from debubble.torch.split import split
+from debubble.torch.data.losses import added_losses
+from debubble.torch.models.layers import find_layers
+from debubble.torch.models.split import split
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,7 @@ def test_weights_are_the_models_own(model: Any) -> None:
 
 def test_layers_of_a_stage_are_its_own() -> None:
     stages = split(built("llama"), [1, 3])
-    assert [len(layers_of(stage)) for stage in stages] == [1, 3]
+    assert [len(find_layers(stage)) for stage in stages] == [1, 3]
     assert stages[1].training
 
 

@@ -26,7 +26,7 @@ from debubble.core.errors import FormatError, ParameterError
 from debubble.interchange.launchers import torchtitan
 from debubble.interchange.layouts import TORCHTITAN, cut_text
 from debubble.interchange.torch_csv import to_csv
-from debubble.torch.modules import bare_name
+from debubble.torch.models.modules import bare_name
 from debubble.torch.titan import pipelining_fn
 from tests import wheels
 from tests.torch import torchtitan_wheel

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 
-import debubble.torch.pytorch_engine  # noqa: F401 - before ranks are forked
 from debubble import Schedule
-from debubble.torch.batches import Batches
-from debubble.torch.job import Job
-from debubble.torch.models import build
-from debubble.torch.plan import Plan
-from debubble.torch.verify import Verification, verify
-from debubble.torch.world import World, run_local
+from debubble.torch.engine.plan import ExecutionPlan
+from debubble.torch.ranks.world import run_local
+from debubble.torch.run.job import Job
+from debubble.torch.run.run import do_jobs
+from debubble.torch.run.run_data import RunData
+from debubble.torch.run.verify import Verification, verify
+from tests.forkserver import forked as forked  # has the server load PyTorch
+from tests.patience import patience
 
 
 @dataclass(frozen=True)
@@ -27,38 +28,36 @@ class Case:
     runtime: str = "debubble"
 
     def job(self) -> Job:
-        """The job that :func:`debubble.torch.run.run` makes to verify."""
-        batches = Batches(build(self.model, self.schedule.stages), self.schedule)
+        """The job that :func:`debubble.torch.run.run.run` makes to verify."""
+        data = RunData(self.model, self.schedule)
         theirs = self.runtime == "torch"
-        return Job(Plan.of(self.schedule), batches, theirs, torch.float64, verifies=True)
+        return Job(ExecutionPlan.of(self.schedule), data, theirs, torch.float64, verifies=True)
 
 
 class Together:
     """Cases of as many ranks each, one after the other on the same processes."""
 
     def __init__(self, cases: Mapping[str, Case]) -> None:
-        self.jobs = {name: case.job() for name, case in cases.items()}
-        names = list(self.jobs)
+        self.names = list(cases)
+        self.jobs = {number: case.job() for number, case in enumerate(cases.values())}
         (ranks,) = {case.schedule.ranks for case in cases.values()}
-        # Made before ranks are forked, once for all of them.
-        assert all(len(job.plan.programs) == ranks for job in self.jobs.values())
-
-        def work(world: World) -> dict[str, Any]:
-            return {name: job.work(world, names.index(name)) for name, job in self.jobs.items()}
 
         def text(job: int, rank: int, position: int) -> str:
-            return f"{names[job]}: {self.jobs[names[job]].plan.text(rank, position)}"
+            return f"{self.names[job]}: {self.jobs[job].plan.text(rank, position)}"
 
-        self.results = run_local(work, ranks, text, timeout=120, device="cpu")
+        self.results = run_local(
+            partial(do_jobs, self.jobs), ranks, text, timeout=patience(120), device="cpu"
+        )
 
     def verified(self, name: str) -> Verification:
         """What a case computed beside the model without a pipeline; asserts that it is equal."""
-        job = self.jobs[name]
+        number = self.names.index(name)
+        job = self.jobs[number]
         found = verify(
             job.plan.schedule,
-            job.batches,
-            [result[name]["gradients"] for result in self.results],
-            [result[name]["losses"] for result in self.results],
+            job.data,
+            [result[number]["gradients"] for result in self.results],
+            [result[number]["losses"] for result in self.results],
         )
         assert found.equal, str(found)
         assert found.loss > 0

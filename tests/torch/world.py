@@ -1,9 +1,13 @@
-"""Processes that are forked and joined in a gloo group, for tests."""
+"""Processes that are joined in a gloo group, for tests.
+
+They start from a clean process that has loaded PyTorch: a fork of pytest's would copy the locks of
+its threads. What they do is sent by value, so it may be a function within a test.
+"""
 
 from __future__ import annotations
 
+import functools
 import gc
-import multiprocessing
 import os
 import pickle
 import sys
@@ -14,10 +18,28 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import debubble.torch.pytorch_engine  # noqa: F401 - loaded once, and not in every process again
+from tests.forkserver import forked
+from tests.patience import patience
 
 LIMIT = 300.0
-"""Seconds after which processes are ended."""
+"""Seconds after which processes are ended, on a quiet machine."""
+
+
+class ByValue:
+    """A function that is pickled with all that it uses, wherever it was written."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.__code__ = getattr(function, "__code__", None)
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        import cloudpickle
+
+        return pickle.loads, (cloudpickle.dumps(self._function),)
 
 
 def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> list[Any]:
@@ -25,24 +47,22 @@ def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> 
 
     With `fails` an error is returned as text, and a process that is gone as its exit code.
     """
-    context = multiprocessing.get_context("fork")
     results: list[Any] = [None] * ranks
+    limit = patience(LIMIT)
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
-        sys.stdout.flush()
-        with warnings.catch_warnings():
-            # Python warns of threads that are not copied; the child uses none of them.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            for rank in range(ranks):
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_child, args=(rank, ranks, work, f"{folder}/store", sender), daemon=True
-                )
-                process.start()
-                sender.close()
-                pipes.append(receiver)
-                processes.append(process)
-        end = time.monotonic() + LIMIT
+        for rank in range(ranks):
+            receiver, sender = forked.Pipe(duplex=False)
+            process = forked.Process(
+                target=_child,
+                args=(rank, ranks, ByValue(work), f"{folder}/store", limit, sender),
+                daemon=True,
+            )
+            process.start()
+            sender.close()
+            pipes.append(receiver)
+            processes.append(process)
+        end = time.monotonic() + limit
         errors = []
         try:
             for rank, (pipe, process) in enumerate(zip(pipes, processes, strict=True)):
@@ -52,15 +72,15 @@ def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> 
                     else:
                         fine, value = pickle.loads(pipe.recv_bytes())
                 except EOFError:
-                    process.join(5)
+                    process.join(patience(5))
                     fine, value = False, process.exitcode
                 results[rank] = value
                 if not fine:
                     errors.append(f"rank {rank}: {value}")
-                    end = min(end, time.monotonic() + 20)
+                    end = min(end, time.monotonic() + patience(20))
         finally:
             for process in processes:
-                process.join(5 if fails or not errors else 0.1)
+                process.join(patience(5) if fails or not errors else 0.1)
                 if process.is_alive():
                     process.kill()
                     process.join()
@@ -70,7 +90,9 @@ def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> 
     return results
 
 
-def _child(rank: int, ranks: int, work: Callable[[int], Any], store: str, pipe: Any) -> None:
+def _child(
+    rank: int, ranks: int, work: Callable[[int], Any], store: str, limit: float, pipe: Any
+) -> None:
     from datetime import timedelta
 
     import torch
@@ -84,7 +106,7 @@ def _child(rank: int, ranks: int, work: Callable[[int], Any], store: str, pipe: 
     try:
         dist.init_process_group(
             "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks,
-            timeout=timedelta(seconds=LIMIT),
+            timeout=timedelta(seconds=limit),
         )  # fmt: skip
         result = work(rank)
         dist.barrier()
@@ -92,6 +114,8 @@ def _child(rank: int, ranks: int, work: Callable[[int], Any], store: str, pipe: 
     except BaseException as error:
         notes = getattr(error, "__notes__", [])
         text = f"{type(error).__name__}: {error}" + "".join(f"\n{note}" for note in notes)
+        if isinstance(error, AssertionError):
+            text += traceback.format_tb(error.__traceback__)[-1]
         if os.environ.get("DEBUBBLE_DEBUG"):
             traceback.print_exc()
         pipe.send_bytes(pickle.dumps((False, text)))

@@ -1,4 +1,4 @@
-"""Kinds can be told apart by people with any colour vision, and labels can be read."""
+"""Kinds can be told apart by people with any color vision, and labels can be read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ XYZ = np.array(
 
 
 def seen(color: str, deficiency: str) -> np.ndarray:
-    """CIELAB of a colour as somebody with a deficiency sees it."""
+    """CIELAB of a color as somebody with a deficiency sees it."""
     channels = np.array(rgb(color)) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     linear = np.clip(DEFICIENCIES[deficiency] @ linear, 0, 1)
@@ -78,7 +78,7 @@ def distance(first: str, second: str, deficiency: str) -> float:
 
 
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
-def test_kinds_differ_for_every_colour_vision(deficiency):
+def test_kinds_differ_for_every_color_vision(deficiency):
     for first, second in PAIRS:
         assert distance(shade(first), shade(second), deficiency) >= 20, (first, second)
 
@@ -87,7 +87,7 @@ COUNTS = [1, 2, 3, 4, 6, 8]
 
 
 def shades(kind, palette=COLOR):
-    """Every colour that a kind may have, whatever the number of chunks and copies."""
+    """Every color that a kind may have, whatever the number of chunks and copies."""
     return sorted({palette.shade(kind, i, count) for count in COUNTS for i in range(count)})
 
 
@@ -142,7 +142,7 @@ def test_idle_time_is_lighter_than_any_kind(kind):
     assert min(seen(IDLE, "none")[0] - seen(color, "none")[0] for color in shades(kind)) >= 3
 
 
-def test_own_colours_replace_some():
+def test_own_colors_replace_some():
     own = palette_of("F=#4169E1, B=#90ee90")
     assert own.shade(Kind.F) == palette_of({"F": "#4169e1"}).shade(Kind.F) == "#4169e1"
     assert own.shade(Kind.W) == shade(Kind.W)
@@ -153,7 +153,7 @@ def test_own_colours_replace_some():
     ("wanted", "message"),
     [
         ("gray", "palette is 'gray'; did you mean 'grey'"),
-        ("F=red", "palette: F is 'red'; give a colour such as #4169e1"),
+        ("F=red", "palette: F is 'red'; give a color such as #4169e1"),
         ("X=#000000", "palette: no kind 'X' is drawn"),
     ],
 )
@@ -172,7 +172,7 @@ def test_labels_have_enough_contrast(kind, count):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_labels_have_enough_contrast_in_256_colours(kind, count):
+def test_labels_have_enough_contrast_in_256_colors(kind, count):
     for index in range(count):
         color = xterm_rgb(xterm(kind, index, count))
         assert contrast(text_color(color), color) >= 4.5

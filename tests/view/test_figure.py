@@ -197,7 +197,7 @@ def test_kinds_with_a_stripe_carry_one_along_their_edge():
     assert collection(plot(run("1f1b", 2, 2)), "stripes") is None
 
 
-def test_an_optimizer_step_without_duration_has_an_edge_of_its_colour():
+def test_an_optimizer_step_without_duration_has_an_edge_of_its_color():
     actions = collection(plot(run("1f1b", 2, 2, iterations=2)), "actions")
     steps = actions.get_paths()[-1]
     assert len(boxes(steps)) == 4

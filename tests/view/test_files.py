@@ -58,7 +58,7 @@ def test_html_is_a_page(written):
     assert b"<h1>Compared</h1>" in written[".html"]
 
 
-def test_txt_holds_all_timelines_without_colours(written):
+def test_txt_holds_all_timelines_without_colors(written):
     text = written[".txt"].decode()
     assert text.startswith("Compared\n\n1f1b: 2 ranks, 4 microbatches\n")
     assert "\n\ngpipe: 2 ranks, 4 microbatches\n" in text

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import debubble as db
-from debubble.view.marks import Look, add_differences, add_marks, joined
+from debubble.view.marks import MarkStyle, add_differences, add_marks, joined
 from debubble.view.timeline_data import encode
 from tests.view.timelines import run
 
 LOOKS = {
-    "late": Look("late host", "#f57c00"),
-    "fill": Look("fill", like="fill"),
-    "other": Look("o"),
+    "late": MarkStyle("late host", "#f57c00"),
+    "fill": MarkStyle("fill", like="fill"),
+    "other": MarkStyle("o"),
 }
 
 

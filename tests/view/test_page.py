@@ -147,7 +147,7 @@ def test_any_sign_may_stand_in_a_name_or_title(name):
     assert name in json.loads(document.scripts[0])["timelines"][0]["name"]
 
 
-def test_a_title_that_names_a_colour_keeps_it():
+def test_a_title_that_names_a_color_keeps_it():
     assert "ink: #1f2530" in Document(page([run("1f1b", 2, 2)], title="ink: #1f2530")).words
 
 
@@ -169,7 +169,7 @@ def test_the_table_is_that_of_a_comparison():
     assert "best" not in table(runs[:1])
 
 
-def test_colours_of_a_page_follow_its_theme_but_those_of_actions_stay():
+def test_colors_of_a_page_follow_its_theme_but_those_of_actions_stay():
     text = page([run("1f1b", 2, 4)])
     svg = text[text.index("<svg") : text.index("</svg>")]
     assert "prefers-color-scheme: dark" in text

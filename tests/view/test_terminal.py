@@ -27,7 +27,7 @@ def rows(text: str) -> list[str]:
     return [line.split("│")[1] for line in text.splitlines() if "│" in line]
 
 
-def test_a_small_timeline_without_colours():
+def test_a_small_timeline_without_colors():
     lines = draw(run("1f1b", 2, 2), width=60, color=False).splitlines()
     assert lines[:7] == [
         "1f1b: 2 ranks, 2 microbatches",
@@ -78,7 +78,7 @@ def test_an_optimizer_step_with_duration_is_an_action():
     assert "| optimizer step" not in text
 
 
-def test_colours_are_those_of_the_palette():
+def test_colors_are_those_of_the_palette():
     text = draw(run("1f1b", 1, 1), width=40, true_color=True)
     red, green, blue = rgb(shade(db.Kind.F))
     assert f"\x1b[48;2;{red};{green};{blue}m0" in text.replace("\x1b[38;5;16m", "")
@@ -103,7 +103,7 @@ def test_microbatches_are_written_only_where_they_fit():
     ],
     ids=["1f1b", "zb-v", "dualpipe-v", "p2p"],
 )
-def test_without_colours_every_action_has_its_name(timeline, width):
+def test_without_colors_every_action_has_its_name(timeline, width):
     schedule = timeline.schedule
     lines = rows(draw(timeline, width=width, color=False))
     paired = any("OVERLAP" in cell for row in schedule.rows() for cell in row)
@@ -141,7 +141,7 @@ def test_from_afar_columns_show_what_fills_most_of_them():
     assert set(line) == {"B"}
 
 
-def test_from_afar_in_colour_halves_show_the_mixture():
+def test_from_afar_in_color_halves_show_the_mixture():
     text = draw(run("1f1b", 2, 1000), width=60)
     assert "which shows what fills it" in text
     # A third of forward above, two thirds of backward below.
@@ -198,13 +198,13 @@ def _plain_environment(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_printing_to_a_terminal_is_in_colour():
+def test_printing_to_a_terminal_is_in_color():
     screen = Screen()
     print_timeline(run("1f1b", 2, 2), file=screen)
     assert "\x1b[48;5;32m" in screen.getvalue()
 
 
-def test_printing_uses_24_bit_colours_where_the_terminal_has_them(monkeypatch):
+def test_printing_uses_24_bit_colors_where_the_terminal_has_them(monkeypatch):
     monkeypatch.setenv("COLORTERM", "truecolor")
     screen = Screen()
     print_timeline(run("1f1b", 2, 2), file=screen)
@@ -219,7 +219,7 @@ def test_printing_obeys_the_environment(monkeypatch, name, value):
     assert "\x1b" not in screen.getvalue()
 
 
-def test_printing_to_a_file_has_no_colours():
+def test_printing_to_a_file_has_no_colors():
     out = io.StringIO()
     print_timeline(run("1f1b", 2, 2), file=out)
     assert out.getvalue() == draw(run("1f1b", 2, 2), color=False) + "\n"

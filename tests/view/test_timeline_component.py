@@ -444,7 +444,7 @@ def test_iterations_and_their_steps_are_seen(visit, tmp_path):
         "return Array.from({ length: run.count }, (_, i) => run.label(i)); })()"
     )
     assert [text for text in labels if text][-1] == "9"
-    # A step that takes no time is a line in its own colour.
+    # A step that takes no time is a line in its own color.
     steps = (timeline.schedule.actions & 31) == 5
     end = float(timeline.end[steps][0])
     x, y = page.evaluate(

@@ -339,7 +339,7 @@ def test_every_kind_can_be_drawn():
     }  # fmt: skip
 
 
-def test_a_kind_without_colours_of_its_own_gets_some(monkeypatch, tmp_path):
+def test_a_kind_without_colors_of_its_own_gets_some(monkeypatch, tmp_path):
     bare = Palette("bare", {}, {})
     colors = {bare.shade(kind) for kind in COMPUTE_KINDS}
     assert len(colors) == len(COMPUTE_KINDS)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 import debubble as db
-from debubble.view.marks import Look, add_differences, add_marks
+from debubble.view.marks import MarkStyle, add_differences, add_marks
 from debubble.view.page import page as page_of
 from debubble.view.timeline_data import encode
-from debubble.view.trace_page import trace_page
+from debubble.view.trace_view import trace_page
 from tests.diagnosis.diagnosed import of_planted
 from tests.view.test_timeline_component import HOST, details, exported, place, shown
 
 LATE = "#f57c00"
-LOOKS = {"late": Look("late host", LATE), "peer": Look("peer", like="data"),
-         "fill": Look("fill", like="fill")}  # fmt: skip
+LOOKS = {"late": MarkStyle("late host", LATE), "peer": MarkStyle("peer", like="data"),
+         "fill": MarkStyle("fill", like="fill")}  # fmt: skip
 MARKS = {0: [(2, 3, "late"), (3, 4, "peer"), (5.2, 6, "late")], 1: [(0, 1, "fill")]}
 
 
@@ -43,7 +43,7 @@ def pages(tmp_path_factory):
 
 
 def colors(page, spots, panel=0):
-    """Colours at (time, rank, share of the height) of the picture."""
+    """Colors at (time, rank, share of the height) of the picture."""
     return page.evaluate(
         f"""([spots, panel]) => {{
           const {{ view, parts, painter }} = {HOST}, at = view.panels[panel], {{ scale }} = painter;

@@ -14,8 +14,7 @@ from debubble.diagnosis.account import CAUSES, COMPUTE, causes_over_time
 from debubble.diagnosis.diagnose import diagnose
 from debubble.diagnosis.report import report
 from debubble.diagnosis.what_if import with_schedule
-from debubble.view.trace_page import trace_page
-from debubble.view.trace_view import LOOKS, trace_timelines, trace_view
+from debubble.view.trace_view import LOOKS, trace_page, trace_timelines, trace_view
 from tests.diagnosis.diagnosed import of_planted, plain
 from tests.diagnosis.made import Made, one_f_one_b
 

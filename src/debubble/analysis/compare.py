@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from debubble.analysis.check import caveats
-from debubble.analysis.comparison import Comparison, Row
+from debubble.analysis.comparison import Comparison, RankedBy, Row, ranked
 from debubble.analysis.measures import compared
 from debubble.analysis.metrics import recompute_text
 from debubble.analysis.question import Question
-from debubble.analysis.ranking import RankedBy, differences, ranked
 from debubble.analysis.results import keeps
+from debubble.analysis.same_work import differences
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule

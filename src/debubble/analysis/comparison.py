@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from debubble.analysis.layout import PIPED, Column, html_table, text_table, wrap
 from debubble.analysis.measures import FULLEST, compared
@@ -24,7 +24,6 @@ from debubble.analysis.metrics import (
     times_text,
     units,
 )
-from debubble.analysis.ranking import RankedBy
 from debubble.analysis.results import result_columns
 from debubble.analysis.spread import spread_columns, spread_words
 from debubble.core import hooks
@@ -35,6 +34,8 @@ from debubble.engine.ensembles import Spread
 from debubble.engine.graph import P2PMode
 from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
+
+RankedBy: TypeAlias = Literal["makespan", "overhead"]
 
 RATIO = {
     "makespan": "makespan / makespan of the first row, the fastest within memory if any is",
@@ -117,6 +118,22 @@ class Row:
         }
 
 
+def ranked(rows: Sequence[Row], by: RankedBy) -> tuple[Row, ...]:
+    """Rows within memory first, each part by `by`, then memory; with ratios to the first.
+
+    Makespans of different work have no ratio.
+    """
+
+    def place(row: Row) -> tuple[bool, float, float]:
+        # Equal times computed in different order differ in the last digits.
+        value = row.makespan if by == "makespan" else row.overhead
+        return not row.fits, float(f"{value:.9g}"), row.peak_activation
+
+    ordered = sorted(rows, key=place)
+    first = ordered[0].makespan if ordered and by == "makespan" else None
+    return tuple(row.relative_to(first) for row in ordered)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
     """Schedules side by side; made by :func:`debubble.compare`.
@@ -130,7 +147,7 @@ class Comparison:
     notes
         Caveats of the ranking, for instance that the models differ.
     unlike
-        Why makespans cannot be compared, see :func:`debubble.analysis.ranking.differences`.
+        Why makespans cannot be compared, see :func:`debubble.analysis.same_work.differences`.
     costs, memory, p2p_mode, time_unit, memory_unit
         Arguments of the comparison.
     baseline

@@ -15,9 +15,16 @@ from debubble.core.units import Scale, counted, memory_scale, number, percent
 from debubble.engine.modes import MODE
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
+from debubble.schedules._entry import FormValue
+from debubble.schedules.forms import (
+    TIME_QUANTITIES,
+    NearestForm,
+    Obstacle,
+    closed_forms,
+    nearest_forms,
+)
 from debubble.schedules.formula import legend
-from debubble.schedules.nearest import NearestForm, nearest_forms
-from debubble.schedules.registry import TIME_QUANTITIES, FormValue, closed_forms, entries
+from debubble.schedules.registry import entries
 
 LISTED_RANKS = 16
 """Ranks up to which a text report has a line for each."""
@@ -161,14 +168,13 @@ def _forms(timeline: Timeline) -> tuple[list[FormValue], list[NearestForm]]:
     """Closed forms that speak about this timeline, and those that do so nearly."""
     costs = timeline.table.costs
     schedule = timeline.schedule
-    in_the_way = []
+    obstacles = []
     takes_time = timeline.mode != "overlapped" and timeline.table.link.any()
     if takes_time or MODE[timeline.mode].holds_up:
-        in_the_way.append((f"transfers are p2p {timeline.mode}", "with transfers that overlap"))
-    forms = closed_forms(schedule, costs, costs.transfer)
-    if in_the_way:
-        forms = [form for form in forms if form.form.quantity not in TIME_QUANTITIES]
-    return forms, nearest_forms(schedule, costs, costs.transfer, tuple(in_the_way))
+        waits = f"transfers are p2p {timeline.mode}"
+        obstacles.append(Obstacle(waits, "with transfers that overlap"))
+    arguments = schedule, costs, costs.transfer, obstacles
+    return closed_forms(*arguments), nearest_forms(*arguments)
 
 
 def _recompute(schedule: Schedule) -> str | list[int] | None:

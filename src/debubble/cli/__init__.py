@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-INTERRUPTED = 130
-"""Exit code of a program that Ctrl-C ended."""
+from debubble.cli.exit_codes import INTERRUPTED
 
 
 def main() -> None:
@@ -15,6 +14,6 @@ def main() -> None:
 
         app(prog_name="debubble")
     except KeyboardInterrupt:
-        # Before the first command there is nobody else to say so.
+        # Before the first command no other handler is there yet.
         print("debubble: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

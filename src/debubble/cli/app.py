@@ -1,4 +1,4 @@
-"""The ``debubble`` command: finds a command's module when it is asked for, and reports errors."""
+"""The ``debubble`` command: imports a command's module when it is needed, and reports errors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,24 @@ from debubble.cli.errors import clean_exit
 from debubble.core.command import run_as
 from debubble.core.errors import ParameterError, did_you_mean
 
-COMMANDS = (
-    "schedules", "simulate", "draw", "compare", "optimize", "check", "export", "run", "profile",
-    "trace", "serve", "costs", "plan", "sweep", "doctor",
-)  # fmt: skip
-"""Names of all commands in the order of the help; each is a module beside this one."""
+COMMANDS = {
+    "schedules": "List schedules, or explain one of them.",
+    "simulate": "Simulate a schedule: time and memory.",
+    "draw": "Draw schedules, or the times in a trace, in a terminal or a file.",
+    "compare": "Find the fastest schedule within memory.",
+    "optimize": "Find the fastest schedule within the memory of every rank.",
+    "check": "Check that a schedule runs and is complete.",
+    "export": "Write files for other programs.",
+    "run": "Run a schedule on PyTorch: gradients and time.",
+    "profile": "Measure the stages of a model: time and memory.",
+    "trace": "Find out why a run is slower than planned.",
+    "serve": "Try schedules in a browser.",
+    "costs": "Check a cost file, start a new one, or list its keys.",
+    "plan": "Plan the training of a model on a number of GPUs.",
+    "sweep": "Repeat a command over a grid of options.",
+    "doctor": "Say what is installed, what works, and how fast it is.",
+}
+"""Commands in the order of the help, each a module of this package, with its line there."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -38,14 +51,19 @@ SCHEDULE is a registered name, a .csv or .json file, or path/file.py:function.
 
 
 class Commands(TyperGroup):
-    """A group that imports a command when it is used, so that the others cost nothing."""
+    """A group that imports a command when it is used; the others cost nothing."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is typer's
-        """Names of all commands."""
+        """Return the names of all commands."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - the same
-        """A command by name."""
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - likewise
+        """Write a line for every command, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - likewise
+        """Import a command."""
         if cmd_name not in COMMANDS:
             raise ParameterError(
                 f"unknown command '{cmd_name}'; {did_you_mean(cmd_name, COMMANDS)}"
@@ -54,14 +72,14 @@ class Commands(TyperGroup):
         return typer.main.get_command(module.app)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command and write out what it printed."""
+        """Run a command and flush its output."""
         with clean_exit():
             result = super().invoke(ctx)
             _flush()
             return result
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the command line and leave with its exit code."""
+        """Run the command line and exit with its code."""
         with clean_exit():
             words = args[0] if args else extra.get("args")
             with run_as(sys.argv[1:] if words is None else words):
@@ -81,10 +99,14 @@ def command(
     bare: Mapping[str, str] | None = None,
     several: Iterable[str] = (),
 ) -> typer.Typer:
-    """An application of one command, whose help ends with examples.
+    """Make an application of one command, whose help ends with examples.
 
-    `bare` has the options that may stand without a file, and what they mean then; `several` those
-    that take all words of the form KEY=VALUE behind them.
+    Parameters
+    ----------
+    bare
+        Options that may stand without a file, and their value then.
+    several
+        Options that take all following words of the form KEY=VALUE.
     """
 
     class WithBare(TyperCommand):
@@ -101,9 +123,9 @@ def command(
 
 
 def _filled(words: Iterable[str], bare: Mapping[str, str]) -> list[str]:
-    """The words with the meaning of options that stand without a file.
+    """Return the words, with a value for options that stand without a file.
 
-    What follows is a file when it has an ending, as no name of a schedule has.
+    The next word is a file when it has an ending, as no name of a schedule has.
     """
     words = list(words)
     found = []
@@ -114,7 +136,7 @@ def _filled(words: Iterable[str], bare: Mapping[str, str]) -> list[str]:
 
 
 def _joined(words: Iterable[str], several: Iterable[str]) -> list[str]:
-    """The words, with those of the form KEY=VALUE behind some options as one."""
+    """Return the words, with the KEY=VALUE words after each of `several` joined to one."""
     found: list[str] = []
     option = ""
     for word in words:

@@ -1,4 +1,4 @@
-"""``debubble check``: is an order complete, free of deadlocks and within memory."""
+"""``debubble check``: completeness, deadlocks and memory of a schedule."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
         "memory": memory_text(inputs.costs, made),
     }
     if as_json:
-        print_json(
-            report.to_dict()
-            | {"p2p_mode": inputs.mode, "memory_limit": inputs.memory, "conventions": words}
-        )
+        asked = {"p2p_mode": inputs.mode, "memory_limit": inputs.memory}
+        print_json(report.to_dict() | asked | {"conventions": words})
     else:
         print(report)
         for key, text in words.items():

@@ -1,4 +1,4 @@
-"""``debubble compare``: which schedule is fastest within memory."""
+"""``debubble compare``: the fastest schedule within memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from debubble.analysis.bibliography import bibliography
+from debubble.analysis.compare import compare as simulate_all
+from debubble.analysis.compare import has_choice
 from debubble.analysis.layout import line_width
+from debubble.analysis.question import HOW
 from debubble.cli.app import command
-from debubble.cli.errors import BAD_INPUT
+from debubble.cli.exit_codes import BAD_INPUT
 from debubble.cli.options import (
     AsJson,
     Inputs,
@@ -27,6 +31,9 @@ from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import Phases, phases
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.schedule import Schedule
+from debubble.interchange.files import is_file_name, write_text
+from debubble.interchange.named import made_for_each
+from debubble.schedules import registry
 
 
 @with_picture
@@ -38,7 +45,7 @@ def compare(
     as_json: AsJson = False,
     output: Annotated[Text, writes(".html, .png, .svg, .pdf, .txt, or .tex: a table.")] = None,
     bibtex: Annotated[
-        Text, takes("FILE", "Write what the schedules are from as .bib.", "--bibtex")
+        Text, takes("FILE", "Write the sources of the schedules: .bib.", "--bibtex")
     ] = None,
 ) -> None:
     """Find the fastest schedule within memory.
@@ -46,9 +53,6 @@ def compare(
     All are simulated on the same costs and listed fastest first; those that cannot be made for
     these parameters are listed with the reason. With --jitter, how often each of them wins.
     """
-    from debubble.analysis.compare import compare as simulate_all
-    from debubble.analysis.compare import has_choice
-
     inputs = setup.read()
     check_picture(output, picture, ".tex")
     if bibtex is not None:
@@ -102,10 +106,7 @@ def compare(
 def _items(
     names: list[str], inputs: Inputs, phase: Phases
 ) -> tuple[list[Any], list[tuple[str, str]]]:
-    """Schedules of files and functions, and names; those that do not fit come with the reason."""
-    from debubble.interchange.files import is_file_name
-    from debubble.interchange.named import made_for_each
-
+    """Return schedules of files and functions, and names; and the reasons of those that fail."""
     alike = {name: numbers for name, numbers in inputs.several.items() if name != "chunks"}
     # The comparison lowers all schedules in one way.
     plain = replace(inputs, asked=replace(inputs.asked, lowerings={}), several=alike)
@@ -127,27 +128,23 @@ def _check_bibtex(path: str) -> None:
 
 
 def _write_bibtex(names: Iterable[str], path: str) -> None:
-    """Write the entries of all schedules that are registered; those of files have none."""
-    from debubble.analysis.bibliography import bibliography
-    from debubble.interchange.files import write_text
-    from debubble.schedules import registry
-
+    """Write the entries of all registered schedules; those of files have none."""
     known = registry.entries()
     write_text(path, bibliography(name for name in names if name in known))
     note(f"wrote {path}")
 
 
 def _leave(skipped: Iterable[tuple[str, str]]) -> NoReturn:
-    """Say why there is nothing to compare."""
+    """Exit with the reasons why there is nothing to compare."""
     for name, reason in skipped:
         note(f"debubble: {name}: {reason}")
     raise typer.Exit(BAD_INPUT)
 
 
 def _need_sizes(name: str, inputs: Inputs) -> None:
-    for key, advice in (("ranks", "-p, such as -p 8"), ("microbatches", "-m, such as -m 32")):
+    for key, advice in HOW.items():
         if inputs.size(key) is None and key not in inputs.several:
-            raise ParameterError(f"'{name}' needs {key}; give {advice}")
+            raise ParameterError(f"'{name}' needs {key}; {advice}")
 
 
 app = command(

@@ -1,4 +1,4 @@
-"""Words that a shell offers on Tab; where there are none it offers files."""
+"""Words that a shell offers on Tab; without any it offers files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 Complete: TypeAlias = Callable[[str], list[str]]
-"""Words for what was typed of one."""
+"""Words that complete the beginning of one."""
 
 
 def one_of(words: Iterable[str]) -> Complete:
-    """Offers those of some words that begin with what was typed."""
+    """Return a completion from some words."""
     known = tuple(words)
 
     def complete(typed: str) -> list[str]:
@@ -20,21 +20,21 @@ def one_of(words: Iterable[str]) -> Complete:
 
 
 def schedules(typed: str) -> list[str]:
-    """Offers names of registered schedules."""
+    """Complete names of registered schedules."""
     from debubble.schedules import registry
 
     return one_of(registry.entries())(typed)
 
 
 def gpus(typed: str) -> list[str]:
-    """Offers names of GPUs."""
-    from debubble.planner.gpus import GPUS
+    """Complete names of GPUs."""
+    from debubble.planner.hardware.gpus import GPUS
 
     return one_of(GPUS)(typed)
 
 
 def models(typed: str) -> list[str]:
-    """Offers names of models."""
-    from debubble.planner.model_files import shipped_models
+    """Complete names of models."""
+    from debubble.planner.model.files import shipped_models
 
     return one_of(shipped_models())(typed)

@@ -1,4 +1,4 @@
-"""``debubble costs``: what a cost file says, every key there is, and one to fill in."""
+"""``debubble costs``: check a cost file, explain every key, or start a new file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
+from debubble.analysis.metrics import memory_text, times_text
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, switch, writes
 from debubble.cli.output import note, print_json
+from debubble.core.costs import COST_FIELDS
 from debubble.core.errors import ParameterError
+from debubble.core.units import amount, memory_scale
+from debubble.interchange.cost_files import costs_data, load_costs
+from debubble.interchange.cost_template import SECTIONS, reference, template
+from debubble.interchange.files import write_text
 
 WIDTH = 79
 
@@ -33,17 +39,17 @@ def costs(
         raise ParameterError("--init writes a new file; leave FILE out, and name it with -o")
     if output is not None and not init:
         raise ParameterError("-o is for --init; add it, or leave -o out")
+    if init and as_json:
+        raise ParameterError("--init writes YAML; leave --json out")
     if init:
         _write(output)
     elif file is not None:
-        _summarise(file, as_json)
+        _summarize(file, as_json)
     else:
         _explain(as_json)
 
 
 def _write(output: str | None) -> None:
-    from debubble.interchange.cost_template import template
-
     if output is None:
         print(template(), end="")
         return
@@ -51,49 +57,43 @@ def _write(output: str | None) -> None:
         raise ParameterError(f"-o '{output}': the new file is YAML; end it in .yaml")
     if Path(output).exists():
         raise ParameterError(f"'{output}' is there already; give another name, or remove it first")
-    from debubble.interchange.files import write_text
-
     write_text(output, template())
     note(f"wrote {output}; try: debubble simulate 1f1b --costs {output}")
 
 
-def _summarise(path: str, as_json: bool) -> None:
-    from debubble.analysis.metrics import memory_text, times_text
-    from debubble.interchange.cost_files import costs_data, load_costs
-
+def _summarize(path: str, as_json: bool) -> None:
     file = load_costs(path)
     sizes = {key: getattr(file, key) for key in ("ranks", "microbatches", "chunks")}
     data = costs_data(file.costs)
     if file.memory_limit is not None:
         data["memory"]["limit"] = file.memory_limit
+    # Without times of its own, every rank takes 1 for F, I and W.
+    data["basis"] = "rank" if file.costs.times_per_rank else "action"
     labels = {"name": file.name, "source": file.source, "time_unit": file.time_unit}
     if as_json:
-        given = {key: value for key, value in (labels | sizes).items() if value}
-        print_json(given | data)
+        print_json({key: value for key, value in (labels | sizes).items() if value} | data)
         return
-    # It stands behind every amount.
+    # The unit follows every amount.
     data["memory"].pop("unit", None)
-    rows = [("name", file.name), ("source", file.source)]
-    rows += [("sizes", ", ".join(f"{size:,} {key}" for key, size in sizes.items() if size))]
-    rows += [
-        ("times", f"{_values(data['times'], file.time_unit)}\n{times_text(file.costs)}"),
-        ("memory", f"{_values(data['memory'], file.memory_unit)}\n{memory_text(file.costs)}"),
-    ]
+    shown = ", ".join(f"{size:,} {key}" for key, size in sizes.items() if size)
+    rows = {
+        "name": file.name, "source": file.source, "sizes": shown,
+        "times": f"{_values(data['times'], file.time_unit)}\n{times_text(file.costs)}",
+        "memory": f"{_values(data['memory'], file.memory_unit)}\n{memory_text(file.costs)}",
+    }  # fmt: skip
     print(f"ok: {path}")
-    for key, text in rows:
+    for key, text in rows.items():
         lines = [line for part in text.split("\n") for line in textwrap.wrap(part, WIDTH - 10)]
-        for first, line in _labelled(key, lines):
-            print(f"{first:<8}  {line}")
+        _print_labeled(key, lines, 9)
 
 
-def _labelled(key: str, lines: list[str]) -> list[tuple[str, str]]:
-    return [(key if index == 0 else "", line) for index, line in enumerate(lines)]
+def _print_labeled(key: str, lines: list[str], width: int) -> None:
+    for index, line in enumerate(lines):
+        print(f"{'' if index else key:<{width}} {line}")
 
 
 def _values(values: dict[str, Any], unit: str) -> str:
-    """Costs on one line, with the unit of those that are amounts."""
-    from debubble.core.costs import COST_FIELDS
-
+    """Return costs on one line; amounts with their unit."""
     texts = []
     for name, value in values.items():
         spec = COST_FIELDS.get(name)
@@ -103,9 +103,7 @@ def _values(values: dict[str, Any], unit: str) -> str:
 
 
 def _value(value: Any, unit: str) -> str:
-    """One cost; bytes as MiB or GiB."""
-    from debubble.core.units import amount, memory_scale
-
+    """Return one cost in words; bytes as MiB or GiB."""
     if isinstance(value, dict):
         return " ".join(f"{key}: {_value(item, unit)}" for key, item in value.items())
     if not isinstance(value, list | tuple):
@@ -119,8 +117,6 @@ def _value(value: Any, unit: str) -> str:
 
 
 def _explain(as_json: bool) -> None:
-    from debubble.interchange.cost_template import SECTIONS, reference
-
     found = {section: reference(section) for section in SECTIONS}
     if as_json:
         print_json(
@@ -136,8 +132,7 @@ def _explain(as_json: bool) -> None:
         for key, shape, text in rows:
             indent = "  " if section else ""
             lines = textwrap.wrap(f"{text}. {shape[0].upper()}{shape[1:]}.", WIDTH - 22)
-            for first, line in _labelled(f"{indent}{key}", lines):
-                print(f"{first:<21} {line}")
+            _print_labeled(f"{indent}{key}", lines, 21)
         print()
     print(
         "One per stage is a list, or a mapping such as {default: 1, 2: 1.5}. The smallest file is\n"

@@ -1,4 +1,4 @@
-"""``debubble doctor``: what is installed here, what works, and how fast it is."""
+"""``debubble doctor``: installed packages, working extras, and speed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+import debubble as db
 from debubble.analysis.layout import definitions, line_width
 from debubble.cli.app import command
 from debubble.cli.options import AsJson
 from debubble.cli.output import note, print_json
-from debubble.diagnosis.readers.processes import processors
+from debubble.diagnosis.readers.pool import processors
 from debubble.engine.jit import load_compiler
 
-REQUIRED = ("numpy", "numba", "matplotlib", "typer", "rich", "pydantic", "PyYAML", "ortools")
+REQUIRED = (
+    "numpy",
+    "numba",
+    "matplotlib",
+    "typer",
+    "rich",
+    "pydantic",
+    "PyYAML",
+    "msgspec",
+    "ortools",
+)
 """Packages that every install has."""
 
 EXTRAS = {
@@ -35,7 +46,7 @@ FOR = {
     "sweep": "sweeps in processes and on dask",
     "ray": "sweeps on Ray",
 }
-"""What each extra is for."""
+"""Purpose of each extra."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -53,13 +64,11 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """What there is, as plain data."""
-    import debubble
-
+    """Return all findings as plain data."""
     extras = {name: _extra(name) for name in EXTRAS}
     return {
-        "debubble": debubble.__version__,
-        "folder": os.path.dirname(debubble.__file__),
+        "debubble": db.__version__,
+        "folder": os.path.dirname(db.__file__),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "processors": processors(),
@@ -72,7 +81,7 @@ def examine() -> dict[str, Any]:
 
 
 def report(found: dict[str, Any], width: int) -> str:
-    """The same for people."""
+    """Return the findings of :func:`examine` as text."""
     packages = ", ".join(f"{name} {v or 'missing'}" for name, v in found["packages"].items())
     speed = found["speed"]
     rows = [
@@ -82,23 +91,18 @@ def report(found: dict[str, Any], width: int) -> str:
     ]
     for name, extra in found["extras"].items():
         missing = f"{extra['reason']}; pip install 'debubble[{name}]'"
-        told = ", ".join(f"{module} {v}" for module, v in extra["packages"].items())
+        versions = ", ".join(f"{module} {v}" for module, v in extra["packages"].items())
         works = "works" if extra["works"] else "no"
-        rows.append((f"[{name}]", works, f"{FOR[name]}: {told if extra['works'] else missing}"))
+        rows.append((f"[{name}]", works, f"{FOR[name]}: {versions if extra['works'] else missing}"))
     if found["torch"]:
         devices = ", ".join(found["torch"]["devices"]) or "no GPU"
         rows.append(("torch", "", f"{', '.join(found['torch']['backends'])}; {devices}"))
     rows.append(("browser", "yes" if found["browser"] else "no", found["browser"] or _NO_BROWSER))
     kernels = "cached" if speed["machine_code"] else "no"
     rows.append(("kernels", "compiled" if speed["compiled"] else kernels, _kernels(speed)))
-    rows.append(
-        (
-            "speed",
-            f"{speed['ns_per_action']:.0f} ns",
-            f"per action, to generate, check and simulate 1f1b with {speed['actions']:,} actions; "
-            f"{speed['ns_per_action_again']:.1f} ns with other costs",
-        )
-    )
+    what = f"per action, to generate, check and simulate 1f1b with {speed['actions']:,} actions"
+    again = f"{speed['ns_per_action_again']:.1f} ns with other costs"
+    rows.append(("speed", f"{speed['ns_per_action']:.0f} ns", f"{what}; {again}"))
     return "\n".join(definitions(rows, width))
 
 
@@ -123,7 +127,7 @@ def _version(package: str) -> str | None:
 
 
 def _extra(name: str) -> dict[str, Any]:
-    """Whether what an extra brings can be imported."""
+    """Try to import the modules of an extra."""
     reason = ""
     for module in EXTRAS[name]:
         try:
@@ -137,26 +141,18 @@ def _extra(name: str) -> dict[str, Any]:
 
 
 def _torch() -> dict[str, list[str]]:
-    """Backends and devices of PyTorch."""
+    """Return the backends and devices of PyTorch."""
     import torch
     import torch.distributed as dist
 
-    backends = [
-        name
-        for name, there in (
-            ("gloo", dist.is_gloo_available), ("nccl", dist.is_nccl_available),
-            ("mpi", dist.is_mpi_available),
-        )
-        if dist.is_available() and there()
-    ]  # fmt: skip
+    names = ("gloo", "nccl", "mpi") if dist.is_available() else ()
+    backends = [name for name in names if getattr(dist, f"is_{name}_available")()]
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"backends": backends, "devices": devices}
 
 
 def _measured() -> dict[str, Any]:
-    """Processor time of a simulation, and whether its kernels had to be compiled."""
-    import debubble as db
-
+    """Measure the processor time of a simulation, and count the kernels it compiles."""
     there = load_compiler()
 
     def once(costs: Any) -> None:
@@ -181,18 +177,16 @@ def _measured() -> dict[str, Any]:
         assert db.simulate(order, each).makespan
         whole.append(middle - began)
         again.append(time.process_time() - middle)
+    per_action = 1e9 / len(order)
     return {
-        "actions": len(order),
-        "ns_per_action": min(whole) / len(order) * 1e9,
-        "ns_per_action_again": min(again) / len(order) * 1e9,
-        "machine_code": there,
-        "compiled": compiled,
-        "first_seconds": first,
-    }
+        "actions": len(order), "ns_per_action": min(whole) * per_action,
+        "ns_per_action_again": min(again) * per_action, "machine_code": there,
+        "compiled": compiled, "first_seconds": first,
+    }  # fmt: skip
 
 
 def _compiled(work: Callable[[], None]) -> int:
-    """How many kernels some work compiles."""
+    """Do some work; return how many kernels it compiled."""
     from numba.core import event
 
     with event.install_recorder("numba:compile") as recorder:

@@ -1,4 +1,4 @@
-"""``debubble draw``: what schedules look like."""
+"""``debubble draw``: pictures of schedules."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def draw(
 
 def _refuse_unread(setup: Setup, trace: str, *, late: bool) -> None:
     """Refuse options that change nothing where all times are recorded ones."""
-    # A limit, which cost files have as well, is a line.
+    # A limit, which cost files have as well, is drawn as a line.
     typed = [row.flag for row in OPTIONS if setup[row.name] and row.name not in ("memory", "costs")]
     typed += ["--as-late-as-possible"] if late else []
     if typed:
@@ -94,7 +94,7 @@ def _refuse_unread(setup: Setup, trace: str, *, late: bool) -> None:
 
 
 def _made_within(names: list[str], timelines: list[Timeline]) -> bool:
-    """Whether a memory limit may have had a say in some order."""
+    """Return whether some schedule may depend on a memory limit."""
     stored = ("memory", "recompute", "offload")
     return any(map(is_function, names)) or any(
         key in timeline.schedule.options for timeline in timelines for key in stored

@@ -12,12 +12,8 @@ from contextlib import contextmanager
 
 import typer
 
-from debubble.cli import INTERRUPTED
+from debubble.cli.exit_codes import BAD_INPUT, BROKEN_PIPE, INTERNAL, INTERRUPTED
 from debubble.core.errors import DebubbleError
-
-BAD_INPUT = 2
-INTERNAL = 70
-BROKEN_PIPE = 141
 
 
 def require_torch() -> None:
@@ -30,8 +26,8 @@ def require_torch() -> None:
 def clean_exit() -> Iterator[None]:
     """Turn every error into a message and an exit code; with DEBUBBLE_DEBUG set, bugs go through.
 
-    Bad usage and bad input exit with 2, a bug of debubble with 70, Ctrl-C and a reader that went
-    away like programs that were ended by these signals.
+    Bad usage and bad input exit with 2, a bug of debubble with 70, Ctrl-C and a closed pipe like
+    programs that these signals end.
     """
     _open_closed()
     for stream in (sys.stdout, sys.stderr):
@@ -62,7 +58,7 @@ def clean_exit() -> Iterator[None]:
 
 
 def _warn(message: Warning | str, *_place: object) -> None:
-    """Print a warning without the place in the source that it comes from."""
+    """Print a warning without its place in the source."""
     print(f"debubble: warning: {message}", file=sys.stderr)
 
 
@@ -78,7 +74,7 @@ def _open_closed() -> None:
 
 
 def _report(error: Exception) -> None:
-    """Leave after an error that is not debubble's own: typer's for bad usage, or a bug."""
+    """Exit after an error that is not debubble's own: typer's for bad usage, or a bug."""
     describe = getattr(error, "format_message", None)
     if describe is not None:
         context = getattr(error, "ctx", None)

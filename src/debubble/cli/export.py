@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from debubble.analysis.check import caveats
+from debubble.analysis.metrics import above_limit, kept_text
+from debubble.analysis.outputs import pytorch_warnings
 from debubble.cli.app import command
 from debubble.cli.options import (
     Inputs,
@@ -23,13 +26,18 @@ from debubble.cli.options import (
 from debubble.cli.output import check_writable, note
 from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import P2PMode
-from debubble.engine.timeline import Timeline
+from debubble.engine.timeline import memory_use
+from debubble.interchange.chrome_trace import save_trace, trace_text
+from debubble.interchange.files import text_of, write_text
+from debubble.interchange.launchers import automodel, megatron, torchtitan
+from debubble.interchange.layouts import check_cut
+from debubble.interchange.torch_csv import refuse_inexpressible
 
 FORMATS = ("torch-csv", "torch-csv-comms", "json", "chrome-trace", "megatron")
 READ_BACK = {".csv": ("torch-csv", "torch-csv-comms"), ".json": ("json", "chrome-trace")}
-"""Endings that say what is in a file, and the formats that may have them."""
+"""Endings by which a file is read again, and the formats that may have them."""
 
 WITH_FLAGS = ("torch-csv", "megatron")
 
@@ -45,10 +53,13 @@ def export(
     waits: Annotated[
         bool, switch("--waits", "Add the WAIT_ actions that PyTorch 2.15 needs in comms CSV.")
     ] = False,
-    torchtitan: Annotated[
-        bool,
-        typer.Option(help="With torch-csv, say how torchtitan and Automodel run it, or why not."),
-    ] = True,
+    titan: Annotated[
+        bool | None,
+        typer.Option(
+            "--torchtitan/--no-torchtitan",
+            help="With torch-csv, say how torchtitan and Automodel run it, or why not.",
+        ),
+    ] = None,
     cut: Annotated[Text, takes("N/N/…", "Layers of every stage, for the flags: 3/4/4/3.")] = None,
     unchecked: Annotated[
         bool, switch("--unchecked", "Write also what 'debubble check' finds fault with.")
@@ -64,20 +75,24 @@ def export(
     if to not in FORMATS:
         raise ParameterError(f"--to '{to}' is no format; {did_you_mean(to, FORMATS)}")
     _check_ending(to, output)
-    if cut is not None and (to not in WITH_FLAGS or not torchtitan):
-        raise ParameterError(
-            f"--cut is for the flags that come with {' and '.join(WITH_FLAGS)}; leave it out"
-        )
-    if waits and to != "torch-csv-comms":
-        raise ParameterError(f"--waits is for torch-csv-comms, and --to is {to}; leave it out")
-    if to == "megatron" and setup["transfers"] is not None:
-        raise ParameterError("--transfers is for files with sends and receives; leave it out")
+    for unread, message in (
+        (cut is not None and (to not in WITH_FLAGS or titan is False),
+         f"--cut is for the flags that come with {' and '.join(WITH_FLAGS)}"),
+        (waits and to != "torch-csv-comms", f"--waits is for torch-csv-comms, and --to is {to}"),
+        (titan is not None and to != "torch-csv",
+         f"--{'' if titan else 'no-'}torchtitan is for torch-csv, and --to is {to}"),
+        (to == "megatron" and setup["transfers"] is not None,
+         "--transfers is for files with sends and receives"),
+        (unchecked and to == "chrome-trace",
+         "--unchecked is for schedules, and a chrome-trace has the times of one that runs"),
+    ):  # fmt: skip
+        if unread:
+            raise ParameterError(f"{message}; leave it out")
     inputs = setup.read()
     if output != STANDARD_OUTPUT:
         check_writable(output)
-    settings: list[str] = []
-    notes: list[str] = []
     layers = None if cut is None else _layers(cut)
+    flags: list[str] = []
     with phases(3) as phase:
         phase(f"making {schedule}")
         question = inputs.of(schedule)
@@ -85,42 +100,40 @@ def export(
         if to != "chrome-trace" and not unchecked:
             refuse_wrong(inputs.verdict(made), schedule, ", --unchecked writes it all the same")
         if layers is not None:
-            from debubble.interchange.layouts import check_cut
-
             check_cut(made, layers)
-        notes += _above_limit(made, inputs)
+        notes = _above_limit(made, inputs)
         if to == "chrome-trace":
-            from debubble.analysis.check import caveats
-
             phase(f"simulating {len(made):,} actions")
             timeline = inputs.simulate(question, schedule)
             notes += [*caveats(timeline), *inputs.unread(made)]
             phase(f"writing {output}")
-            _trace(timeline, inputs.costs.time_unit, output)
+            if output == STANDARD_OUTPUT:
+                sys.stdout.writelines(trace_text(timeline, inputs.costs.time_unit))
+            else:
+                save_trace(timeline, output, inputs.costs.time_unit)
         else:
-            # Settings first: what torchtitan cannot run is not written for it.
-            if to == "torch-csv" and torchtitan:
-                settings = _settings(made, output, layers)
+            # Flags first: a schedule that torchtitan cannot run is not written for it.
+            if to == "torch-csv" and titan is not False:
+                flags = _flags(made, output, layers)
             phase(f"writing {output}")
-            _write(_text(made, to, waits, inputs.mode, layers), output)
-    for text in notes:
-        note(f"note: {text}")
-    if output != STANDARD_OUTPUT:
-        note(f"wrote {output}")
+            if to == "megatron":
+                text = "\n".join(megatron(made, inputs.mode, layers)) + "\n"
+            else:
+                text = text_of(made, to, waits, inputs.mode)
+            if output == STANDARD_OUTPUT:
+                sys.stdout.write(text)
+            else:
+                write_text(output, text)
+    notes = [f"note: {text}" for text in notes]
+    notes += [] if output == STANDARD_OUTPUT else [f"wrote {output}"]
     if to in READ_BACK[".csv"]:
-        from debubble.analysis.outputs import pytorch_warnings
-
-        for warning in pytorch_warnings(made):
-            note(f"warning: {warning}")
-    if settings:
-        note("\n".join(settings))
+        notes += [f"warning: {text}" for text in pytorch_warnings(made)]
+    for line in notes + flags:
+        note(line)
 
 
 def _above_limit(schedule: Schedule, inputs: Inputs) -> list[str]:
-    """A note of ranks that hold more than the memory limit."""
-    from debubble.analysis.metrics import above_limit, kept_text
-    from debubble.engine.timeline import memory_use
-
+    """Return a note of ranks that hold more than the memory limit."""
     if inputs.memory is None:
         return []
     peak = memory_use(schedule, inputs.costs, inputs.mode).peak
@@ -129,7 +142,7 @@ def _above_limit(schedule: Schedule, inputs: Inputs) -> list[str]:
 
 
 def _check_ending(to: str, output: str) -> None:
-    """Refuse names by which a file would be read as something else than it is."""
+    """Refuse names by which a file would be read as another format."""
     for ending, formats in READ_BACK.items():
         if output.lower().endswith(ending) and to not in formats:
             fitting = next((e for e, known in READ_BACK.items() if to in known), ".txt")
@@ -139,11 +152,8 @@ def _check_ending(to: str, output: str) -> None:
             )
 
 
-def _settings(schedule: Schedule, output: str, layers: list[int] | None) -> list[str]:
-    from debubble.core.kind_relations import PASS_KINDS
-    from debubble.interchange.launchers import automodel, torchtitan
-    from debubble.interchange.torch_csv import refuse_inexpressible
-
+def _flags(schedule: Schedule, output: str, layers: list[int] | None) -> list[str]:
+    """Return the flags of the programs that run a CSV."""
     refuse_inexpressible(schedule, PASS_KINDS)
     path = "schedule.csv" if output == STANDARD_OUTPUT else output
     try:
@@ -163,34 +173,6 @@ def _layers(text: str) -> list[int]:
     if not all(re.fullmatch(r"[0-9]{1,5}", part) for part in parts):
         raise ParameterError(f"--cut is '{text}'; give the layers of every stage, such as 3/4/4/3")
     return [int(part) for part in parts]
-
-
-def _text(schedule: Schedule, to: str, waits: bool, mode: P2PMode, layers: list[int] | None) -> str:
-    if to == "megatron":
-        from debubble.interchange.launchers import megatron
-
-        return "\n".join(megatron(schedule, mode, layers)) + "\n"
-    from debubble.interchange.files import text_of
-
-    return text_of(schedule, to, waits, mode)
-
-
-def _write(text: str, output: str) -> None:
-    if output == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-        return
-    from debubble.interchange.files import write_text
-
-    write_text(output, text)
-
-
-def _trace(timeline: Timeline, time_unit: str, output: str) -> None:
-    from debubble.interchange.chrome_trace import save_trace, trace_text
-
-    if output == STANDARD_OUTPUT:
-        sys.stdout.writelines(trace_text(timeline, time_unit))
-    else:
-        save_trace(timeline, output, time_unit)
 
 
 app = command(

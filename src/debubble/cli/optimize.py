@@ -9,31 +9,31 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from debubble.analysis.layout import line_width, wrap
-from debubble.analysis.question import OPTIONS
+from debubble.analysis.question import HOW, OPTIONS
 from debubble.cli.app import command
-from debubble.cli.jitter import read_jitter
-from debubble.cli.options import (
-    AsJson,
-    Inputs,
-    Setup,
-    Text,
-    switch,
-    with_setup,
-    writes,
-)
+from debubble.cli.options import AsJson, Inputs, Setup, Text, switch, with_setup, writes
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
+from debubble.interchange.files import is_file_name, write_text
+from debubble.interchange.jitter import read_jitter
+from debubble.interchange.layouts import cut_text
 from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
+from debubble.optimize.pareto import sweep
+from debubble.optimize.search import optimize as search
+from debubble.optimize.strategies import has_solver
 
 SWEEP = "sweep"
 
 LONGEST_LABEL = 200
 """Characters of a name in a cost file."""
 
+UNREAD = [row for row in OPTIONS if not row.in_search and not row.only]
+"""Options of published schedules, which a search does not read: hidden, and refused."""
 
-@with_setup(more=SEARCH_OPTIONS)
+
+@with_setup(more=SEARCH_OPTIONS, hidden=UNREAD)
 def optimize(
     setup: Setup,
     no_cache: Annotated[
@@ -44,58 +44,48 @@ def optimize(
 ) -> None:
     """Find the fastest schedule within the memory of every rank.
 
-    Says how much faster any schedule could be, and shows the published ones beside it. --memory is
-    one limit, one per rank (3/3/2/2), or 'sweep' for makespan against memory. --recompute is none,
+    The report has a bound for any schedule, and the published ones to compare. --memory is one
+    limit, one per rank (3/3/2/2), or 'sweep' for makespan against memory. --recompute is none,
     full, stages, or free: whichever stages are best; --offload none, stages, or free. Ctrl-C ends
     the search with the best so far.
     """
     sweeping = setup["memory"] == SWEEP
-    _refuse_others(setup)
+    for row in UNREAD:
+        if setup[row.name]:
+            raise ParameterError(f"{row.flag} is for published schedules; leave it out")
     recompute = RECOMPUTE.read("--recompute", setup["recompute"] or "none")
     away = OFFLOAD.read("--offload", setup["offload"] or "none")
     # A search reads more values of these than the lowerings have.
     given = setup.but(recompute=None, offload=None, **{row.name: None for row in SEARCH_OPTIONS})
     inputs = (given.but(memory=None) if sweeping else given).read(f", or '{SWEEP}'")
+    chosen = {"recompute": recompute, "offload": away}
+    tried = {name for name, value in chosen.items() if value != "none"}
     if output is not None:
         _check_output(output, sweeping)
-        if (recompute, away) != ("none", "none") and output.lower().endswith(".csv"):
+        if tried and output.lower().endswith(".csv"):
             raise ParameterError(f"'{output}': a CSV has no recomputes and copies; use .json")
     options: dict[str, Any] = {
         "ranks": _needed(inputs, "ranks"), "microbatches": _needed(inputs, "microbatches"),
-        "chunks": inputs.size("chunks"), "costs": inputs.costs, "recompute": recompute,
-        "offload": away, "p2p_mode": inputs.mode, "cache": not no_cache,
+        "chunks": inputs.size("chunks"), "costs": inputs.costs, "p2p_mode": inputs.mode,
+        "cache": not no_cache, **chosen, **_search_options(setup, inputs),
     }  # fmt: skip
-    for row in SEARCH_OPTIONS:
-        if setup[row.name] is not None:
-            options[row.name] = row.type.read(row.flag, setup[row.name])
-    if options.get("layers") == OF_FILE:
-        options["layers"] = _layers_of_file(inputs)
-    if "robust" in options:
-        if sweeping:
-            raise ParameterError(f"--robust is for one memory limit, not for '{SWEEP}'; leave it")
-        options["robust"] = read_jitter(options["robust"])
+    if sweeping and "robust" in options:
+        raise ParameterError(f"--robust is for one memory limit, not for '{SWEEP}'; leave it")
     with overwritten_line() as line:
         if sweeping:
-            from debubble.optimize.pareto import sweep
-
+            unit = inputs.costs.time_unit
             result: Any = sweep(
-                time_unit=inputs.costs.time_unit,
-                progress=lambda limit: line(f"memory {limit:g}"),
-                **options,
+                time_unit=unit, progress=lambda limit: line(f"memory {limit:g}"), **options
             )
         else:
-            import debubble
-
-            result = debubble.optimize(memory=inputs.memory, report=_reporting(line), **options)
-    tried = {"recompute"} if recompute != "none" else set()
-    tried |= {"offload"} if away != "none" else set()
+            result = search(memory=inputs.memory, report=_reporting(line), **options)
     notes = [] if sweeping else inputs.unread(*_schedules(result), tried=tried)
     wrote = None
     try:
         if output is not None:
             wrote = _write(result, output, inputs)
     finally:
-        # What took long to find is printed even where it cannot be written.
+        # A result that took long is printed even where it cannot be written.
         if as_json:
             data = result.to_dict()
             own = {"costs": _own_costs(data, inputs) or inputs.source or None, "notes": notes}
@@ -107,19 +97,35 @@ def optimize(
             if inputs.source:
                 print(f"costs: {inputs.source}")
         sys.stdout.flush()
-        _say_without_solver(result)
+        if getattr(result, "status", "") != "optimal" and not has_solver():
+            note("without OR-Tools nothing is solved exactly and no patterns are sought; "
+                 "'pip install ortools' may find faster orders and better bounds")  # fmt: skip
     if wrote is not None:
         note(f"wrote {wrote}")
 
 
+def _search_options(setup: Setup, inputs: Inputs) -> dict[str, Any]:
+    """Read the typed options that only a search has."""
+    found = {
+        row.name: row.type.read(row.flag, setup[row.name])
+        for row in SEARCH_OPTIONS
+        if setup[row.name] is not None
+    }
+    if found.get("layers") == OF_FILE:
+        found["layers"] = _layers_of_file(inputs)
+    if "robust" in found:
+        found["robust"] = read_jitter({"jitter": found["robust"]})
+    return found
+
+
 def _schedules(result: Any) -> list[Any]:
-    """The schedule that was found, and the published ones that it is compared with."""
+    """Return the schedule of a result, and the published ones that it is compared with."""
     rows = [] if result.published is None else result.published.rows
     return [result.schedule, *(row.schedule for row in rows)]
 
 
 def _layers_of_file(inputs: Inputs) -> Any:
-    """The costs of every layer in the cost file."""
+    """Return the costs of every layer in the cost file."""
     if inputs.file is None:
         raise ParameterError(
             f"--layers is '{OF_FILE}' and there is no cost file; give one with --costs, or a number"
@@ -135,56 +141,40 @@ def _layers_of_file(inputs: Inputs) -> Any:
 def _needed(inputs: Inputs, key: str) -> int:
     size: int | None = inputs.size(key)
     if size is None:
-        flag = {"ranks": "-p", "microbatches": "-m"}[key]
-        raise ParameterError(f"{key} is missing; give {flag}, such as {flag} 8")
+        raise ParameterError(f"{key} is missing; {HOW[key]}")
     return size
 
 
-def _refuse_others(setup: Setup) -> None:
-    """Refuse options of a question that a search does not read."""
-    for row in OPTIONS:
-        if not row.in_search and not row.only and setup[row.name]:
-            raise ParameterError(f"{row.flag} is for published schedules; leave it out")
-
-
 def _check_output(path: str, sweeping: bool) -> None:
-    from debubble.interchange.files import is_file_name
-
-    if sweeping:
-        if not path.lower().endswith((".png", ".svg", ".pdf")):
-            raise ParameterError(f"'{path}': a frontier is drawn as .png, .svg or .pdf")
-    elif not is_file_name(path):
+    if sweeping and not path.lower().endswith((".png", ".svg", ".pdf")):
+        raise ParameterError(f"'{path}': a frontier is drawn as .png, .svg or .pdf")
+    if not is_file_name(path):
         check_picture(path, {})
     check_writable(path)
 
 
 def _write(result: Any, path: str, inputs: Inputs) -> str:
-    """Write what was asked for; what was written, in words."""
-    from debubble.interchange.files import is_file_name, write_text
-    from debubble.interchange.layouts import cut_text
-
-    if is_file_name(path):
-        result.schedule.save(path)
-        if result.costs is not None:
-            costs = str(Path(path).with_suffix(".costs.json"))
-            text = json_text(_own_costs(result.to_dict(), inputs))
-            write_text(costs, text + "\n")
-            modules = Path(path).with_suffix(".modules.json")
-            text = cut_text(result.schedule.placement, result.layers)
-            write_text(modules, text)
-            return (
-                f"{path}, the modules of its stages in {modules}, and what they cost: "
-                f"debubble simulate {path} --costs {costs}"
-            )
-    elif hasattr(result, "timeline"):
-        result.timeline.save(path, time_unit=inputs.costs.time_unit)
-    else:
-        result.save(path)
-    return path
+    """Write a result; return the names of the files in words."""
+    if not is_file_name(path):
+        if hasattr(result, "timeline"):
+            result.timeline.save(path, time_unit=inputs.costs.time_unit)
+        else:
+            result.save(path)
+        return path
+    result.schedule.save(path)
+    if result.costs is None:
+        return path
+    costs, modules = (str(Path(path).with_suffix(end)) for end in (".costs.json", ".modules.json"))
+    write_text(costs, json_text(_own_costs(result.to_dict(), inputs)) + "\n")
+    write_text(modules, cut_text(result.schedule.placement, result.layers))
+    return (
+        f"{path}, the modules of its stages in {modules}, and what they cost: "
+        f"debubble simulate {path} --costs {costs}"
+    )
 
 
 def _own_costs(data: dict[str, Any], inputs: Inputs) -> dict[str, Any] | None:
-    """The content of a cost file for a result whose layers were cut; None for others."""
+    """Return the content of a cost file for a result whose layers were cut; None for others."""
     costs: dict[str, Any] | None = data.get("costs")
     if costs is None:
         return None
@@ -195,17 +185,8 @@ def _own_costs(data: dict[str, Any], inputs: Inputs) -> dict[str, Any] | None:
     return {key: text[:LONGEST_LABEL] for key, text in labels.items() if text} | costs
 
 
-def _say_without_solver(result: Any) -> None:
-    """Suggest OR-Tools where the result is not proven optimal and no solver is installed."""
-    from debubble.optimize.strategies import has_solver
-
-    if getattr(result, "status", "") != "optimal" and not has_solver():
-        note("without OR-Tools nothing is solved exactly and no patterns are sought; "
-             "'pip install ortools' may find faster orders and better bounds")  # fmt: skip
-
-
 def _reporting(line: Any) -> Callable[[float, float, str], None]:
-    """What says on a line how far a search is."""
+    """Make a function that shows on a line how far a search is."""
     began = time.monotonic()
 
     def report(makespan: float, bound: float, found_by: str) -> None:

@@ -1,4 +1,4 @@
-"""The options that several commands share, and what they mean together."""
+"""The options that several commands share, typed and read."""
 
 from __future__ import annotations
 
@@ -11,41 +11,45 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from debubble.analysis.check import Report, check
 from debubble.analysis.question import OPTIONS, Question, WrongOrderError
+from debubble.analysis.unread_costs import unread_notes
 from debubble.cli import completion
-from debubble.cli.jitter import read_jitter
+from debubble.cli.times import parse_times
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.options import MemoryLimit, OptionSpec, Word, read_whole
+from debubble.core.schedule import Schedule
 from debubble.core.units import read_number
-from debubble.engine.jitter import JITTER_OPTIONS
+from debubble.engine.graph import P2PMode
+from debubble.engine.memory import Limit
+from debubble.engine.timeline import Timeline
+from debubble.interchange.files import declared_options, is_file_name, is_foreign
+from debubble.interchange.jitter import read_jitter
+from debubble.interchange.named import question
+from debubble.interchange.schedule_options import parse_options
 from debubble.lowering.chain import LOWERINGS, read_lowerings
+from debubble.schedules.registry import find
 
 if TYPE_CHECKING:
-    from debubble.analysis.check import Report
-    from debubble.core.schedule import Schedule
-    from debubble.engine.graph import P2PMode
-    from debubble.engine.memory import Limit
-    from debubble.engine.timeline import Timeline
     from debubble.interchange.cost_files import CostFile
-
 
 Text = str | None
 """The text of an option as typed, None where it was not."""
 
 
 def takes(metavar: str, help: str, *flags: str, complete: completion.Complete | None = None) -> Any:
-    """An option that takes a text; its flag is its name unless others are given."""
+    """Declare an option that takes a text; its flag is its name unless others are given."""
     return typer.Option(*flags, metavar=metavar, help=help, autocompletion=complete)
 
 
 def writes(help: str) -> Any:
-    """The option with the name of the file to write."""
+    """Declare the option with the name of the file to write."""
     return takes("FILE", help, "--output", "-o")
 
 
 def switch(flag: str, help: str) -> Any:
-    """An option that is typed or not."""
+    """Declare an option that is typed or not."""
     return typer.Option(flag, help=help)
 
 
@@ -79,24 +83,17 @@ class Setup:
         return self.texts.get(name)
 
     def but(self, **texts: Any) -> Setup:
-        """The same with other texts."""
+        """Return the options with other texts."""
         return Setup({**self.texts, **texts})
 
     def read(self, limits: str = "") -> Inputs:
-        """Read the options; `limits` is advice on what a memory limit can be, too."""
+        """Read the options; `limits` ends the advice on memory limits."""
         texts = {name: text for name, text in self.texts.items() if text is not None}
-        file = self._file()
-        costs = file.costs if file is not None else self._costs()
-        if "runtime" in texts:
-            costs = replace(costs, runtime=_ROWS["runtime"].type.read("--runtime", self["runtime"]))
+        file, costs = self._costs()
         pairs = list(texts.get("option", ()))
-        if "group_size" in texts:
-            pairs.append(f"group_size={texts['group_size']}")
-        memory = None if file is None else file.memory_limit
-        if "memory" in texts:
-            memory = read_limit(texts["memory"], costs, limits)
+        pairs += [f"group_size={texts['group_size']}"] if "group_size" in texts else []
         several = {
-            name: tuple(whole(_ROWS[name].flag, part) for part in texts[name].split(","))
+            name: tuple(read_whole(_ROWS[name].flag, part) for part in texts[name].split(","))
             for name in _SEVERAL
             if "," in texts.get(name, "")
         }
@@ -105,60 +102,49 @@ class Setup:
             for name, text in texts.items()
             if name in _READ and name not in several
         }
-        lowerings = read_lowerings({row.name: self[row.name] for row in LOWERINGS})
-        jitter = read_jitter(*(self[row.name] for row in JITTER_OPTIONS))
+        memory = None if file is None else file.memory_limit
+        if "memory" in texts:
+            unit = costs.activation_unit
+            memory = MemoryLimit().read("--memory", texts["memory"], unit, limits)
         asked = Question(
-            "", **values, costs=costs, memory=memory, lowerings=lowerings, jitter=jitter
-        )
+            "", **values, costs=costs, memory=memory, jitter=read_jitter(texts),
+            lowerings=read_lowerings({row.name: self[row.name] for row in LOWERINGS}),
+        )  # fmt: skip
         return Inputs(asked, tuple(pairs), file, several, "p2p_mode" in texts)
 
-    def _given(self) -> dict[str, str]:
-        """The options that give costs, by flag; more than one is refused."""
-        named = {row.flag: self[row.name] for row in _COSTS}
-        given = {flag: text for flag, text in named.items() if text is not None}
+    def _costs(self) -> tuple[CostFile | None, Costs]:
+        """Return the cost file, and the costs of it or of another option."""
+        flags = {_ROWS[name].flag: self[name] for name in ("times", "rank_times", "costs")}
+        given = {flag: text for flag, text in flags.items() if text is not None}
         if len(given) > 1:
             raise ParameterError(f"{' and '.join(given)} all give costs; use one of them")
-        return given
+        file, costs = None, Costs()
+        for flag, text in given.items():
+            if flag == "--costs":
+                # Most commands have no cost file, and loading its reader takes 10 ms.
+                from debubble.interchange.cost_files import load_costs
 
-    def _file(self) -> CostFile | None:
-        if "--costs" not in self._given():
-            return None
-        from debubble.interchange.cost_files import load_costs
-
-        return load_costs(self["costs"])
-
-    def _costs(self) -> Costs:
-        from debubble.cli.times import parse_times
-
-        return next((parse_times(text, flag) for flag, text in self._given().items()), Costs())
+                file = load_costs(text)
+            costs = parse_times(text, flag) if file is None else file.costs
+        if self["runtime"] is not None:
+            costs = replace(costs, runtime=_ROWS["runtime"].type.read("--runtime", self["runtime"]))
+        return file, costs
 
 
 _ROWS = {row.name: row for row in OPTIONS}
-_COSTS = [_ROWS[name] for name in ("times", "rank_times", "costs")]
 _SEVERAL = ("microbatches", "chunks")
 """Sizes of which a comparison takes several."""
 
 _READ = ("ranks", "microbatches", "chunks", "iterations", "sync", "p2p_mode")
-"""Options whose values are fields of a question, and say nothing of each other."""
-
-
-def whole(flag: str, text: str) -> int:
-    """The whole number in the text of an option."""
-    return read_whole(flag, text)
+"""Options that are fields of a question and independent of each other."""
 
 
 def positive(flag: str, text: str, unit: str = "") -> float:
-    """The positive number in the text of an option; `unit` is for the message, " of seconds"."""
+    """Parse a positive number; `unit` is for the message, " of seconds"."""
     number = read_number(text)
     if not 0 < number < math.inf:
         raise ParameterError(f"{flag} is '{text}'; it is a positive number{unit}")
     return number
-
-
-def read_limit(text: str, costs: Costs, more: str = "") -> Limit:
-    """The memory limit in a text, in the unit of the costs; `more` ends the advice."""
-    limit: Limit = MemoryLimit().read("--memory", text, costs.activation_unit, more)
-    return limit
 
 
 @dataclass(frozen=True)
@@ -176,7 +162,7 @@ class Inputs:
     several
         Sizes of which several are given, for a row of a comparison each.
     mode_typed
-        Whether the mode of transfers was typed; without that they have to run in all modes.
+        Whether the mode of transfers was typed; else transfers have to run in all modes.
     """
 
     asked: Question
@@ -192,44 +178,35 @@ class Inputs:
 
     @property
     def memory(self) -> Limit | None:
-        """Its memory limit."""
+        """Memory limit of the question."""
         return self.asked.memory
 
     @property
     def mode(self) -> P2PMode:
-        """Its mode of transfers."""
+        """Mode of transfers of the question."""
         return self.asked.p2p_mode
 
     @property
     def source(self) -> str:
         """Name and source of the cost file; empty when there is none."""
-        if self.file is None:
-            return ""
-        return " · ".join(text for text in (self.file.name, self.file.source) if text)
+        labels = () if self.file is None else (self.file.name, self.file.source)
+        return " · ".join(filter(None, labels))
 
     def size(self, key: str) -> Any:
-        """A size as typed, else as in the cost file."""
+        """Return a size as typed, else as in the cost file."""
         typed = getattr(self.asked, key)
         return getattr(self.file, key, None) if typed is None else typed
 
     def options(self, targets: Iterable[str]) -> dict[str, Any]:
-        """Values of the typed options, read as what the named schedules declare."""
-        if not self.pairs:
-            return {}
-        from debubble.interchange.files import declared_options
-        from debubble.interchange.options import parse_options
-
+        """Return the typed options of schedules, read as the named schedules declare them."""
         return parse_options(self.pairs, declared_options(targets, self.pairs))
 
     def of(self, target: str, among: Iterable[str] = (), *, late: bool = False) -> Question:
-        """The question about the schedule that a text names.
+        """Return the question about a named schedule.
 
-        Chunks that others leave a choice of, `among` those that are asked about with it, are not
-        for one that has its own.
+        A number of chunks is for schedules that leave a choice: one with its own gets none, if a
+        schedule `among` those of the command has a choice.
         """
-        from debubble.interchange.files import is_file_name, is_foreign
-        from debubble.interchange.named import question
-        from debubble.schedules.registry import find
 
         def has_own(name: str) -> bool:
             return is_file_name(name) if is_foreign(name) else find(name).chunks is not None
@@ -245,17 +222,15 @@ class Inputs:
         return question(target, asked, self.file)
 
     def unread(self, *schedules: Schedule, tried: Container[str] = ()) -> list[str]:
-        """Notes of typed costs that change nothing of any of some schedules.
+        """Return notes of typed costs that change nothing of any of some schedules.
 
-        A cost file is for many schedules; what is typed is for these. Options that a search `tried`
-        may have left out.
+        A cost file is for many schedules; typed costs are for these. `tried` are options that a
+        search may have left out.
         """
-        from debubble.analysis.unread_costs import unread_notes
-
         return [] if self.file is not None else unread_notes(schedules, self.costs, tried)
 
     def simulate(self, question: Question, target: str) -> Timeline:
-        """The simulation; a wrong schedule of a file or function is refused with advice."""
+        """Simulate; a wrong schedule of a file or function is refused with advice."""
         try:
             return question.timeline
         except WrongOrderError as error:
@@ -264,9 +239,7 @@ class Inputs:
             ) from None
 
     def verdict(self, schedule: Schedule) -> Report:
-        """The answer of 'debubble check' to a schedule made for these parameters."""
-        from debubble.analysis.check import check
-
+        """Return the report of 'debubble check' on a schedule made for these options."""
         mode = self.mode if self.mode_typed else None
         return check(schedule, memory=self.memory, costs=self.costs, p2p_mode=mode)
 
@@ -279,14 +252,18 @@ def refuse_wrong(report: Report, target: str, more: str) -> None:
 
 
 def with_setup(
-    function: Callable[..., None] | None = None, *, more: Iterable[OptionSpec] = ()
+    function: Callable[..., None] | None = None,
+    *,
+    more: Iterable[OptionSpec] = (),
+    hidden: Container[OptionSpec] = (),
 ) -> Callable[..., Any]:
     """Give a command the options of :data:`OPTIONS`, and `more`, for its parameter ``setup``.
 
-    An option of its own with the same name counts in place of the shared one.
+    An option of its own with the same name counts in place of the shared one. The help leaves
+    `hidden` ones out.
     """
     if function is None:
-        return partial(with_setup, more=more)
+        return partial(with_setup, more=more, hidden=hidden)
     hints = get_type_hints(function, include_extras=True)
     own = inspect.signature(function).parameters
     shared = [
@@ -300,10 +277,13 @@ def with_setup(
             continue
         parameters += [
             inspect.Parameter(
-                row.name, parameter.KEYWORD_ONLY, default=None, annotation=_annotation(row)
+                row.name,
+                parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=_annotation(row, row in hidden),
             )
             for row in shared
-        ]
+        ]  # fmt: skip
     parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
 
     @wraps(function)
@@ -319,8 +299,9 @@ def with_setup(
     return run
 
 
-def _annotation(row: OptionSpec) -> Any:
+def _annotation(row: OptionSpec, hidden: bool) -> Any:
     words = row.type.words if isinstance(row.type, Word) else ()
     complete = completion.one_of(words) if words else None
     option = takes(row.metavar, row.help, *row.flags, complete=complete)
+    option.hidden = hidden
     return Annotated[list[str] | None if row.repeated else Text, option]

@@ -21,12 +21,12 @@ def print_json(data: Any) -> None:
 
 
 def json_text(data: Any) -> str:
-    """Plain data as JSON, as all commands write it."""
+    """Return plain data as JSON, as all commands write it."""
     return json.dumps(_rounded(data), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _rounded(data: Any) -> Any:
-    """The same data with numbers that have no digits of rounding: 58.9, not 58.900000000000006."""
+    """Return data with numbers without digits of rounding: 58.9, not 58.900000000000006."""
     if isinstance(data, float):
         return plain(data)
     if isinstance(data, dict):
@@ -35,17 +35,17 @@ def _rounded(data: Any) -> Any:
 
 
 def in_color() -> bool:
-    """Whether standard output takes colours: a terminal, unless NO_COLOR is set."""
+    """Return whether standard output takes colors: a terminal, unless NO_COLOR is set."""
     return takes_color(sys.stdout)
 
 
 def styled(text: str, style: str) -> str:
-    """Text in a style for terminals: ``"head"``, ``"best"`` or ``"faint"``."""
+    """Return text in a style for terminals: ``"head"``, ``"best"`` or ``"faint"``."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text else text
 
 
 def check_cost_file(flag: str, path: str) -> None:
-    """Refuse a name that is none of a cost file."""
+    """Refuse a file name without the ending of a cost file."""
     if not path.lower().endswith((".yaml", ".yml", ".json")):
         raise ParameterError(f"{flag} '{path}': a cost file is written as .yaml or .json")
 
@@ -67,5 +67,5 @@ def check_writable(path: str) -> None:
 
 
 def note(text: str) -> None:
-    """Say something that is not the result."""
+    """Print a line that is not the result."""
     print(text, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The options of pictures that commands share, made from the list that Python's are."""
+"""Options of pictures that commands share, made from the fields of the Python options."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import typer
 
 from debubble.cli.output import check_writable
 from debubble.core.errors import FormatError, ParameterError
-from debubble.view.options import FigureOptions, choices, endings_of
+from debubble.view.options import FigureOptions, endings_of, offered_fields
 
 ENDINGS = (".png", ".svg", ".pdf", ".html", ".txt")
 _NO_TITLE = "no_title"
 
 Picture = Mapping[str, Any]
-"""Options of a picture as typed: those that were, by their names in Python."""
+"""Options of a picture as typed, by their names in Python; others are left out."""
 
 
 def with_picture(function: Callable[..., None]) -> Callable[..., None]:
@@ -27,13 +27,13 @@ def with_picture(function: Callable[..., None]) -> Callable[..., None]:
     own = inspect.signature(function).parameters
     flag = typer.Option("--no-title", help="No title, and of one schedule no caption.")
     parameters = [parameter for name, parameter in own.items() if name != "picture"]
-    parameters += [_parameter(spec) for spec in choices()]
+    parameters += [_parameter(spec) for spec in offered_fields()]
     parameters.append(_keyword(_NO_TITLE, Annotated[bool, flag], False))
 
     @wraps(function)
     def run(**values: Any) -> None:
         given = {}
-        for spec in choices():
+        for spec in offered_fields():
             typed = values.pop(_typed_name(spec))
             if typed not in (None, False):
                 # A switch that is typed says so by its name: --no-… turns off.
@@ -56,7 +56,7 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _parameter(spec: Field[Any]) -> inspect.Parameter:
-    """The option of a field."""
+    """Return the option of a field."""
     about, name = spec.metadata, spec.name.replace("_", "-")
     if about["metavar"] is not None:
         option = typer.Option(f"--{name}", metavar=about["metavar"], help=about["help"])
@@ -66,21 +66,21 @@ def _parameter(spec: Field[Any]) -> inspect.Parameter:
 
 
 def _typed_name(spec: Field[Any]) -> str:
-    """The option's name: ``no_…`` for a switch that is usually on."""
+    """Return the option's name: ``no_…`` for a switch that is on by default."""
     switch = spec.metadata["metavar"] is None
     return f"no_{spec.name}" if switch and spec.default is not False else spec.name
 
 
 def _flag(name: str, picture: Picture) -> str:
-    """An option as it was typed."""
+    """Return an option as it was typed."""
     off = picture[name] is False or (name == "title" and not picture[name])
     return f"--{'no-' if off else ''}{name.replace('_', '-')}"
 
 
 def check_picture(path: str | None, picture: Picture, *more: str) -> None:
-    """Refuse what no picture can have, before anything is computed.
+    """Refuse impossible options before anything is computed.
 
-    `more` are endings of files that are no picture, and take none of its options.
+    `more` are endings of files other than pictures, which take none of the options.
     """
     if path is None:
         if picture:

@@ -21,10 +21,10 @@ from debubble.interchange.files import write_text
 from debubble.interchange.text import read_count
 
 if TYPE_CHECKING:
-    from debubble.planner.degrees import Fixed
-    from debubble.planner.found import Found
-    from debubble.planner.plan import Asked, Plan
-    from debubble.planner.why import Why
+    from debubble.planner.answer.why import Why
+    from debubble.planner.search.evaluate import Asked, Plan
+    from debubble.planner.search.found import Found
+    from debubble.planner.search.groups import Fixed
 
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
@@ -80,9 +80,6 @@ def plan(
     time_limit: Annotated[
         Text, takes("SECONDS", "For each of them; else a fixed amount of work.")
     ] = None,
-    rows: Annotated[
-        Text, takes("FILE.csv", "Predict every published row of a file instead.")
-    ] = None,
     as_json: AsJson = False,
     output: Annotated[
         Text, writes("Report (.html), or costs (.yaml) or order (.csv) of the best.")
@@ -94,16 +91,14 @@ def plan(
     split and recompute, within the memory of every GPU; says what a step takes, where the time
     goes, why other plans lose, and the flags of training frameworks. What is given stays fixed.
     """
-    from debubble.planner import plan_data, report
-    from debubble.planner.held import held, held_with, with_measured_steps
-    from debubble.planner.more_gpus import enough_gpus, one_more_node
+    from debubble.planner.answer import data as plan_data
+    from debubble.planner.answer import report
+    from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
+    from debubble.planner.answer.why import why_data, why_not, why_text
+    from debubble.planner.constraints import held, held_with, with_measured_steps
     from debubble.planner.request import check_request
-    from debubble.planner.search import best_plans
-    from debubble.planner.why import why_data, why_not, why_text
+    from debubble.planner.search.best_plans import best_plans
 
-    if rows is not None:
-        _print_rows(rows, as_json)
-        return
     asked = _asked(
         {"MODEL": model, "--gpu": gpu, "--gpus": gpus, "--batch": batch}, seq,
         precision, memory, imbalance, framework,
@@ -132,7 +127,7 @@ def plan(
 
     found = found_with(fixed, count)
     if how_many:
-        from debubble.planner.faster import optimized
+        from debubble.planner.search.faster import optimized
 
         optimized(asked, found, how_many, limit, lambda plan, text: note(f"plan {plan}: {text}"))
     best = found.plans[0] if found.plans else None
@@ -193,9 +188,9 @@ MOST_RANKS = 32
 
 def _print_best(asked: Asked, best: Plan, framework: str | None) -> None:
     """Pictures of the best plan, and the flags of a framework that runs it."""
-    from debubble.planner.plan_data import plan_flags, runs_nothing
-    from debubble.planner.report import whole_timeline
-    from debubble.planner.rules import FRAMEWORKS
+    from debubble.planner.answer.data import plan_flags, runs_nothing
+    from debubble.planner.answer.report import whole_timeline
+    from debubble.planner.frameworks.table import FRAMEWORKS
     from debubble.view.plan_page import memory_rows
     from debubble.view.terminal import print_timeline
 
@@ -208,7 +203,7 @@ def _print_best(asked: Asked, best: Plan, framework: str | None) -> None:
         print("\n".join(table(memory_rows(best))))
     texts = {name: plan_flags(asked, best, name) for name in FRAMEWORKS}
     chosen = framework or next((one for one in FRAMEWORKS if not runs_nothing(texts[one])), "")
-    name = chosen or FRAMEWORKS[0]
+    name = chosen or next(iter(FRAMEWORKS))
     others = "" if framework else ", others with --framework, -o plan.html or --json"
     print(f"\nflags for {name}{others}:\n\n{texts[name]}", end="")
 
@@ -225,7 +220,7 @@ def _write(asked: Asked, found: Found, answers: list[Why], path: str) -> None:
     """The report as a page; or of the best plan its order, or costs for all other commands."""
     if path.lower().endswith(".csv"):
         from debubble.interchange.files import save
-        from debubble.planner.plan import simulated
+        from debubble.planner.search.evaluate import simulated
 
         best = found.plans[0]
         save(simulated(asked, best.candidate, best.order).schedule, path)
@@ -235,7 +230,7 @@ def _write(asked: Asked, found: Found, answers: list[Why], path: str) -> None:
 
         content = plan_page(asked, found, answers)
     else:
-        from debubble.planner.report import costs_yaml
+        from debubble.planner.answer.report import costs_yaml
 
         content = costs_yaml(asked, found.plans[0])
     write_text(path, content)
@@ -257,26 +252,6 @@ class _Progress:
             f"{now:5.1f} s  {found.considered:,} plans decided, {found.simulated:,} simulated, "
             f"{best}"
         )
-
-
-def _print_rows(path: str, as_json: bool) -> None:
-    from debubble.planner.rows import run_rows
-
-    found = run_rows(path)
-    if as_json:
-        print_json({"rows": found})
-        return
-    lines = [["row", "measured", "predicted", "error", "memory", "measured", ""]]
-    for row in found:
-        times = [_cell(row[name], "{:.4g} s") for name in ("measured", "step_time")]
-        error = _cell(row["error"], "{:+.1%}")
-        sizes = [_cell(row[name], "{:.1f} GB", 1e9) for name in ("memory", "measured_memory")]
-        lines.append([str(row["row"]), *times, error, *sizes, row["skipped"] or ""])
-    print("\n".join(table(lines, (6,))))
-
-
-def _cell(value: float | None, form: str, unit: float = 1.0) -> str:
-    return "" if value is None else form.format(value / unit)
 
 
 app = command(

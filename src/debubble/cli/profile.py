@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from debubble.cli.app import command
 from debubble.cli.errors import require_torch
-from debubble.cli.options import AsJson, Text, switch, takes, whole, writes
+from debubble.cli.options import AsJson, Text, switch, takes, writes
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases as progress
 from debubble.core.errors import ParameterError
+from debubble.core.options import read_whole
 
 if TYPE_CHECKING:
-    from debubble.torch.profile import Profile
+    from debubble.torch.measure.profile import Profile
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -79,19 +80,19 @@ def _measured(
     from debubble.interchange.python_file import load_function, split_target, user_code
 
     require_torch()
-    from debubble.torch.profile import profile as measure
+    from debubble.torch.measure.profile import profile as measure
 
     options: dict[str, Any] = {
         "steps": steps, "device": _device(device), "layers": layers, "report": step,
     }  # fmt: skip
     if model.lower().endswith(".json"):
-        from debubble.torch.from_config import from_config
+        from debubble.torch.models.from_config import from_config
 
         made = from_config(model, stages, **of_config)
         return measure(made.stages, made.loss, made.x, made.y, **options), made.name
     if not is_function(model):
         raise ParameterError(f"--model is '{model}'; give file.py:function, or a config.json")
-    from debubble.torch.models import build
+    from debubble.torch.models.build import build
 
     path, name = split_target(model)
     with user_code(model, path):
@@ -111,7 +112,7 @@ def _device(name: str) -> str | None:
 
 
 def _count(flag: str, text: str) -> int:
-    number = whole(flag, text)
+    number = read_whole(flag, text)
     if not 1 <= number <= 100_000:
         raise ParameterError(f"{flag} is '{text}'; give a whole number from 1 to 100,000")
     return number

@@ -1,4 +1,4 @@
-"""A progress bar for commands that take longer than people like to wait without one."""
+"""Progress of commands that take longer than people like to wait without any."""
 
 from __future__ import annotations
 
@@ -7,46 +7,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from typing import Any
 
 PATIENCE = 2.0
 """Seconds before the bar appears."""
 
 
 class Phases:
-    """The phases of a command: says which one runs, when it takes long and a terminal shows it."""
+    """A bar with the phase that a command is in, shown when the command takes long."""
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._done = -1
-        self._text = ""
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self.done = -1
+        self.text = ""
+        self._bar: Any = None
         self._over = False
-        self._began = 0.0
+        self._began = time.monotonic()
+        # A timer shows the bar in a thread of its own.
         self._lock = threading.Lock()
-        self._timer = threading.Timer(PATIENCE, self._appear)
-        self._timer.daemon = True
+        self.timer = threading.Timer(PATIENCE, self._appear)
+        self.timer.daemon = True
 
     def __call__(self, text: str) -> None:
         """Begin the next phase."""
         with self._lock:
-            self._done += 1
-            self._text = text
-            if self._bar is not None and self._task is not None:
-                self._bar.update(self._task, completed=self._done, description=text)
-
-    def start(self) -> None:
-        """Begin to wait."""
-        self._began = time.monotonic()
-        self._timer.start()
+            self.done += 1
+            self.text = text
+            if self._bar is not None:
+                self._bar.update(self._bar.task_ids[0], completed=self.done, description=text)
 
     def stop(self) -> None:
-        """Remove the bar."""
-        self._timer.cancel()
+        """Remove the bar, or keep it from appearing."""
+        self.timer.cancel()
         with self._lock:
             self._over = True
             if self._bar is not None:
@@ -63,9 +55,7 @@ class Phases:
                 SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(20),
                 TimeElapsedColumn(), console=Console(stderr=True), transient=True,
             )  # fmt: skip
-            self._task = self._bar.add_task(
-                self._text, total=self.total, completed=max(self._done, 0)
-            )
+            self._bar.add_task(self.text, total=self.total, completed=max(self.done, 0))
             self._bar.tasks[0].start_time = self._began
             self._bar.start()
 
@@ -75,7 +65,7 @@ def phases(total: int) -> Iterator[Phases]:
     """Phases with a bar on standard error, if that is a terminal and they take over two seconds."""
     found = Phases(total)
     if sys.stderr.isatty():
-        found.start()
+        found.timer.start()
     try:
         yield found
     finally:
@@ -86,7 +76,7 @@ def phases(total: int) -> Iterator[Phases]:
 def overwritten_line() -> Iterator[Callable[[str], None]]:
     """A line on standard error that is written over, if that is a terminal."""
     if not sys.stderr.isatty():
-        yield lambda text: None  # noqa: ARG005 - nobody looks
+        yield lambda text: None  # noqa: ARG005 - no one looks
         return
 
     def show(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,8 +26,8 @@ from debubble.core.units import read_number
 from debubble.interchange.text import read_count
 
 if TYPE_CHECKING:
-    from debubble.torch.report import RunReport
-    from debubble.torch.run import Settings
+    from debubble.torch.run.report import RunReport
+    from debubble.torch.run.run import Settings
 
 NOT_EQUAL = 1
 
@@ -69,8 +70,9 @@ def run(
     Exits with 1 when a gradient differs.
     """
     require_torch()
-    from debubble.torch.run import Settings
-    from debubble.torch.run import run as execute
+    _start_server(runtime)
+    from debubble.torch.run.run import Settings
+    from debubble.torch.run.run import run as execute
 
     inputs = setup.read()
     settings = Settings(
@@ -91,7 +93,7 @@ def run(
         if not unchecked:
             refuse_wrong(inputs.verdict(made), schedule, ", --unchecked runs it all the same")
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
-        report = execute(made, _with_model(settings))
+        report = execute(made, settings)
     if report is None:
         return
     if trace is not None:
@@ -108,6 +110,17 @@ def run(
         note(f"wrote {costs_out}; try: debubble optimize --costs {costs_out}")
     if not report.equal:
         raise typer.Exit(NOT_EQUAL)
+
+
+def _start_server(runtime: str) -> None:
+    """Start the process that ranks are forked from; it loads PyTorch while this one does."""
+    if "WORLD_SIZE" in os.environ:
+        return  # torchrun has started the ranks
+    from multiprocessing import forkserver
+
+    engine = [] if runtime == "debubble" else ["debubble.torch.pytorch.engine"]
+    forkserver.set_forkserver_preload(["debubble.torch.run.job", *engine])
+    forkserver.ensure_running()
 
 
 def _number(flag: str, text: str, unit: str, most: int) -> float:
@@ -130,19 +143,6 @@ def _check_outputs(trace: str | None, costs_out: str | None, settings: Settings)
             raise ParameterError(f"{flag} needs measured steps; leave --steps 0 out")
         if path is not None:
             check_writable(path)
-
-
-def _with_model(settings: Settings) -> Settings:
-    """The settings with the function that ``--model file.py:function`` names."""
-    from dataclasses import replace
-
-    from debubble.interchange.files import is_function
-    from debubble.interchange.python_file import load_function, split_target
-
-    name = settings.model
-    if not isinstance(name, str) or not is_function(name):
-        return settings
-    return replace(settings, model=load_function(*split_target(name)))
 
 
 def _write(report: RunReport, path: str) -> None:
@@ -172,7 +172,7 @@ def _write_costs(report: RunReport, path: str) -> None:
     if report.overhead:
         # In milliseconds. It was calibrated with the way from rank to rank in it.
         times = {name: time for name, time in costs["times"].items() if name != "p2p"}
-        costs["times"] = times | {"overhead": round(report.overhead * 1e3, 6)}
+        costs["times"] = times | {"launch": round(report.overhead * 1e3, 6)}
     save_costs(labels | costs, path)
 
 

@@ -1,28 +1,30 @@
-"""``debubble schedules``: what is there, and what one of them is."""
+"""``debubble schedules``: the list of schedules, and an explanation of each."""
 
 from __future__ import annotations
 
 import textwrap
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from debubble.analysis.bibliography import bibliography
 from debubble.analysis.glance import CHUNKS, MICROBATCHES, RANKS, glance
 from debubble.analysis.layout import PIPED, line_width, table, wrap
 from debubble.cli import completion
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, switch, takes
 from debubble.cli.output import print_json
+from debubble.cli.template import write_template
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.units import number, percent
 from debubble.engine.jit import load_compiler
+from debubble.engine.timeline import Timeline, simulate
+from debubble.interchange.files import is_foreign
 from debubble.schedules import registry
 from debubble.schedules.formula import legend
 from debubble.schedules.registry import Entry
-
-if TYPE_CHECKING:
-    from debubble.engine.timeline import Timeline
+from debubble.view.terminal import draw
 
 FIGURE_SIZES = 4, 8
 """Ranks and microbatches that a schedule is drawn for, or the nearest it accepts."""
@@ -51,39 +53,42 @@ def schedules(
     An explanation says what the schedule is, what it needs, its formulas, and draws it.
     """
     if from_template is not None:
-        from debubble.cli.template import write_template
-
+        _refuse("--from-template", NAME=name, wide=wide, bibtex=bibtex, json=as_json)
         print(write_template(from_template))
-        return
-    if bibtex:
-        from debubble.analysis.bibliography import bibliography
-
+    elif bibtex:
+        _refuse("--bibtex", wide=wide, json=as_json)
         wanted = registry.schedules() if name is None else [registry.find(name)]
         print(bibliography(entry.name for entry in wanted), end="")
-        return
-    if name is None:
-        found = registry.schedules()
+    elif name is None:
         if as_json:
-            print_json([describe(entry) for entry in found])
+            _refuse("--json", wide=wide)
+            print_json([describe(entry) for entry in registry.schedules()])
         else:
-            print(overview(found, None if wide else line_width()))
-        return
-    from debubble.interchange.files import is_foreign
-
-    if is_foreign(name):
+            print(overview(registry.schedules(), None if wide else line_width()))
+    elif is_foreign(name):
         raise ParameterError(
             f"'{name}' is a function of your own or a file, which has no explanation; 'debubble "
             f"simulate {name}' says what it takes"
         )
-    entry = registry.find(name)
-    if as_json:
-        print_json(describe(entry))
     else:
-        print(explain(entry, line_width()))
+        _refuse("NAME", wide=wide)
+        entry = registry.find(name)
+        if as_json:
+            print_json(describe(entry))
+        else:
+            print(explain(entry, line_width()))
+
+
+def _refuse(flag: str, **others: object) -> None:
+    """Refuse other options that change nothing next to one."""
+    for name, value in others.items():
+        if value:
+            word = name if name.isupper() else f"--{name}"
+            raise ParameterError(f"{word} does nothing next to {flag}; leave it out")
 
 
 def describe(entry: Entry) -> dict[str, Any]:
-    """Description of a schedule as plain data."""
+    """Return the description of a schedule as plain data."""
     found = glance(entry)
     return {
         **entry.to_dict(),
@@ -103,7 +108,7 @@ def describe(entry: Entry) -> dict[str, Any]:
 
 
 def explain(entry: Entry, width: int = PIPED) -> str:
-    """Description of a schedule as text."""
+    """Return the description of a schedule as text."""
     aliases = f" (also {', '.join(entry.aliases)})" if entry.aliases else ""
     facts = [
         ("source", f"{entry.source} ({entry.year})"),
@@ -115,12 +120,8 @@ def explain(entry: Entry, width: int = PIPED) -> str:
     found = glance(entry)
     if found is not None:
         facts += _glance_texts(found.timeline)
-    lines = [
-        *wrap(f"{entry.name}: {entry.title}{aliases}", width, 2),
-        "",
-        *_described(entry, width),
-        "",
-    ]
+    title = wrap(f"{entry.name}: {entry.title}{aliases}", width, 2)
+    lines = [*title, "", *_described(entry, width), ""]
     longest = max(len(key) for key, _ in facts)
     for key, text in facts:
         lines += wrap(f"{key:<{longest}}  {text}", width, longest + 2)
@@ -131,7 +132,7 @@ def explain(entry: Entry, width: int = PIPED) -> str:
 
 
 def _described(entry: Entry, width: int) -> list[str]:
-    """The text of a schedule: its paragraphs in the given width, and its figures that fit."""
+    """Return the paragraphs of a schedule in the given width, and its figures that fit."""
     parts: list[list[str]] = []
     for paragraph in entry.text.split("\n\n"):
         figure = paragraph.splitlines()
@@ -146,7 +147,7 @@ def _described(entry: Entry, width: int) -> list[str]:
 
 
 def example_case(entry: Entry) -> SimpleNamespace | None:
-    """The ranks and microbatches nearest to those of figures that a schedule accepts."""
+    """Return the ranks and microbatches nearest to those of figures that a schedule accepts."""
     near = [(p, m) for p in range(1, 17) for m in range(1, 65)]
     near.sort(key=lambda s: (abs(s[0] - FIGURE_SIZES[0]), abs(s[1] - FIGURE_SIZES[1]), s))
     chunks = entry.chunks or max(2, entry.default_chunks)
@@ -158,9 +159,7 @@ def example_case(entry: Entry) -> SimpleNamespace | None:
 
 
 def example(entry: Entry) -> Timeline | None:
-    """A small timeline with default costs, None when the schedule needs more than sizes."""
-    from debubble.engine.timeline import simulate
-
+    """Simulate a small case with default costs; None when the schedule needs more than sizes."""
     case = example_case(entry)
     if case is None:
         return None
@@ -175,15 +174,13 @@ def example(entry: Entry) -> Timeline | None:
 
 
 def draw_example(entry: Entry, width: int = FIGURE_COLUMNS) -> str:
-    """A small timeline in the terminal's way, empty when the schedule needs more than sizes."""
-    from debubble.view.terminal import draw
-
+    """Draw a small case as text; empty when the schedule needs more than sizes."""
     timeline = example(entry)
     return "" if timeline is None else draw(timeline, width=min(width, FIGURE_COLUMNS), color=False)
 
 
 def _glance_texts(timeline: Timeline) -> list[tuple[str, str]]:
-    """Memory and bubble of an example, each with the sizes it is for."""
+    """Return memory and bubble of an example in words, each with its sizes."""
     schedule = timeline.schedule
     where = (
         f"at p = {schedule.ranks}, m = {schedule.microbatches}, v = {schedule.chunks}, F = I = W"
@@ -202,7 +199,7 @@ def _glance_texts(timeline: Timeline) -> list[tuple[str, str]]:
 
 
 def _formulas(entry: Entry, width: int) -> list[str]:
-    """Formulas, each once with all that is known of where it holds, and what their symbols are."""
+    """Return formulas, each once with its conditions, and a legend of their symbols."""
     holds: dict[tuple[str, str], list[str]] = {}
     for form in entry.forms:
         where = f"{form.accuracy} ({form.condition})" if form.condition else form.accuracy
@@ -224,11 +221,11 @@ def _chunks(entry: Entry) -> str:
 
 
 def overview(found: list[Entry], width: int | None) -> str:
-    """A table with a line per schedule.
+    """Return a table with a line per schedule.
 
-    In `width` characters stand the columns that matter most; with None all, uncut.
+    In `width` characters it has the columns that matter most; with None all, uncut.
     """
-    # Every schedule is simulated, which machine code does sooner.
+    # All schedules are simulated, which machine code does sooner.
     load_compiler()
     heads = ["schedule", "chunks", "memory", "bubble", "what it is"]
     more = ["year", "placement", "needs", "source"] if width is None else []
@@ -262,7 +259,7 @@ def overview(found: list[Entry], width: int | None) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """The words of a text that fit."""
+    """Cut a text after the words that fit."""
     return text if len(text) <= width else textwrap.shorten(text, width, placeholder=" …")
 
 

@@ -49,8 +49,8 @@ def serve(
 
         from debubble.playground import limits
         from debubble.playground.app import make_app
-        from debubble.playground.clients import Clients
         from debubble.playground.connection import PromptProtocol
+        from debubble.playground.guard import Clients
     except ImportError as error:
         raise ParameterError(
             f"the playground needs {error.name}; install it with: pip install 'debubble[serve]'"
@@ -96,7 +96,7 @@ def _share(flag: str, text: str | None, usual: int) -> int:
 
 
 def _networks(addresses: list[str]) -> list[str]:
-    """Addresses and networks of proxies; a word that is none would trust nobody, or everybody."""
+    """Return the networks of proxies, checked: another word would trust nobody, or everybody."""
     for address in addresses:
         try:
             everybody = ipaddress.ip_network(address).prefixlen == 0
@@ -134,7 +134,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _open_later(address: str) -> None:
-    """Open a browser when the server has had time to start; not being able to is no error."""
+    """Open a browser, if there is one, when the server has had time to start."""
     import threading
     import webbrowser
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from debubble.analysis.layout import line_width, wrap
+from debubble.analysis.layout import table as aligned
+from debubble.analysis.metrics import above_limit, kept_text, units
+from debubble.analysis.spread import spread_lines
+from debubble.analysis.summary import heading, report, summary
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, Text, takes, with_setup
 from debubble.cli.output import note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import FormatError
+from debubble.core.units import number
+from debubble.engine.action_table import ActionTable
+from debubble.engine.ensembles import Spread
 from debubble.engine.timeline import Timeline
-
-if TYPE_CHECKING:
-    from debubble.engine.action_table import ActionTable
-    from debubble.engine.ensembles import Spread
+from debubble.interchange.files import write_text
 
 TIMES = ("start", "end", "duration")
 
@@ -36,8 +41,8 @@ def simulate(
 ) -> None:
     """Simulate a schedule: time and memory.
 
-    Closed forms of the schedule stand beside what the simulation says. With --jitter or --slow,
-    step times of many samples, too.
+    Shows closed forms of the schedule next to simulated numbers; with --jitter or --slow, also
+    step times of many samples.
     """
     inputs = setup.read()
     listed = actions == TERMINAL
@@ -58,8 +63,6 @@ def simulate(
             phase("listing actions")
             table = timeline.actions()
             if not listed:
-                from debubble.interchange.files import write_text
-
                 write_text(actions, _written(table, timeline, actions))
             elif as_json:
                 data["action_times"] = table.records()
@@ -76,43 +79,29 @@ def simulate(
 
 
 def _listed(table: ActionTable, timeline: Timeline) -> str:
-    """The table for a terminal."""
-    from debubble.analysis.layout import table as aligned
-    from debubble.analysis.summary import heading
-    from debubble.core.units import number
-
+    """Return the table for a terminal."""
     unit = timeline.table.costs.time_unit
+    left_out = "slice" if timeline.schedule.slices == 1 else ""
     names = list(table.columns)
-    heads = [f"{name} [{unit}]" if unit and name in TIMES else name for name in names]
-    if timeline.schedule.slices == 1:
-        heads.remove("slice")
-    rows = [heads]
+    shown = [name for name in names if name != left_out]
+    rows = [[f"{name} [{unit}]" if unit and name in TIMES else name for name in shown]]
     for row in table.rows():
         cells = dict(zip(names, row, strict=True))
-        if timeline.schedule.slices == 1:
-            del cells["slice"]
-        rows.append(
-            [number(value) if name in TIMES else str(value) for name, value in cells.items()]
-        )
-    left = tuple(index for index, name in enumerate(heads) if name in ("action", "kind"))
+        rows.append([number(cells[n]) if n in TIMES else str(cells[n]) for n in shown])
+    left = tuple(index for index, name in enumerate(shown) if name in ("action", "kind"))
     return "\n".join([heading(timeline.schedule), "", *aligned(rows, left)])
 
 
 def _written(table: ActionTable, timeline: Timeline, path: str) -> str:
-    """The table for a file, in the format of its ending."""
+    """Return the table for a file, in the format of its ending."""
     if path.lower().endswith(".csv"):
         return table.csv()
-    from debubble.analysis.metrics import units
-
     head = {"schedule": timeline.schedule.name, "units": units(timeline.table.costs)}
     lines = ",\n".join(json.dumps(record) for record in table.records())
     return f'{json.dumps(head)[:-1]}, "actions": [\n{lines}\n]}}\n'
 
 
 def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
-    from debubble.analysis.metrics import above_limit
-    from debubble.analysis.summary import summary
-
     data = summary(timeline)
     data["notes"] += inputs.unread(timeline.schedule)
     data["costs"] = inputs.source or None
@@ -123,11 +112,6 @@ def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
 
 
 def _text(timeline: Timeline, inputs: Inputs, spread: Spread | None) -> str:
-    from debubble.analysis.layout import line_width, wrap
-    from debubble.analysis.metrics import kept_text
-    from debubble.analysis.spread import spread_lines
-    from debubble.analysis.summary import report
-
     width = line_width()
     lines = [report(timeline, width=width)]
     for text in inputs.unread(timeline.schedule):

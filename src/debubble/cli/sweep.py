@@ -1,4 +1,4 @@
-"""``debubble sweep``: one command at every point of a grid, and what came out."""
+"""``debubble sweep``: one command at every point of a grid, and its results."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from debubble.cli import INTERRUPTED
 from debubble.cli.app import command
-from debubble.cli.errors import BAD_INPUT
-from debubble.cli.options import AsJson, Text, switch, takes, whole, writes
+from debubble.cli.exit_codes import BAD_INPUT, INTERRUPTED
+from debubble.cli.options import AsJson, Text, switch, takes, writes
 from debubble.cli.output import check_writable, note, print_json
 from debubble.core.errors import ParameterError
-
-if TYPE_CHECKING:
-    from debubble.planner.sweeps import Progress, Results, Spec
+from debubble.core.options import read_whole
+from debubble.sweeps import Progress, Results, Spec, backends, read_spec, run
+from debubble.sweeps.chart import Chart
+from debubble.sweeps.store import ENDINGS
 
 MOST_ERRORS = 3
 """Different errors that are shown in the end."""
@@ -32,7 +31,7 @@ def sweep(
     output: Annotated[Text, writes("Results: .sqlite. Pictures: .png, …")] = None,
     dry_run: Annotated[bool, switch("--dry-run", "Check the spec and print its size.")] = False,
     jobs: Annotated[Text, takes("N", "Workers; all unless given.", "--jobs", "-j")] = None,
-    backend: Annotated[str, takes("NAME", "processes (the default), dask or ray.")] = "processes",
+    backend: Annotated[Text, takes("NAME", "processes (the default), dask or ray.")] = None,
     address: Annotated[Text, takes("URL", "Cluster; else one on this computer.")] = None,
     extend: Annotated[bool, switch("--extend", "Add to the results of another spec.")] = False,
     retry_failed: Annotated[
@@ -52,31 +51,29 @@ def sweep(
 ) -> None:
     """Repeat a command over a grid of options.
 
-    The command is simulate, compare or optimize; points run in processes here or on a cluster.
-    Results are kept as they come: whatever ends a sweep, the same command goes on behind it. Given
-    a file of results, say what is in it, write it as a table, or draw it.
+    The command is simulate, compare, optimize or plan; points run in processes here or on a
+    cluster. Results are kept as they come: whatever ends a sweep, the same command goes on from
+    there. Given a file of results, prints a summary, writes a table, or draws it.
     """
-    from debubble.planner.sweeps.store import ENDINGS
-
+    running = {"--dry-run": dry_run, "--jobs": jobs, "--backend": backend, "--address": address,
+               "--extend": extend, "--retry-failed": retry_failed}  # fmt: skip
     if source.lower().endswith(ENDINGS):
-        running = {"--dry-run": dry_run, "--jobs": jobs, "--address": address, "--extend": extend,
-                   "--retry-failed": retry_failed}  # fmt: skip
         _refuse(running, f"'{source}' has results; {{}} is for a spec such as sweep.yaml")
         _look(source, output, to, plot, title, as_json)
         return
     _refuse({"--to": to, "--plot": plot, "--title": title}, "{} is for a file of results")
-    from debubble.planner.sweeps import read_spec
-
     spec = read_spec(source)
-    if output is None and not dry_run:
-        raise ParameterError("results need a file; give -o, such as -o results.sqlite")
     if dry_run:
+        running.pop("--dry-run")
+        _refuse(running | {"-o": output}, "{} is for computing; leave it or --dry-run out")
         _dry_run(spec, source, as_json)
         return
-    assert output is not None
+    if output is None:
+        raise ParameterError("results need a file; give -o, such as -o results.sqlite")
     check_writable(output)
-    options = {"jobs": None if jobs is None else whole("--jobs", jobs), "backend": backend,
-               "address": address, "extend": extend, "retry_failed": retry_failed}  # fmt: skip
+    options = {"jobs": None if jobs is None else read_whole("--jobs", jobs),
+               "backend": backend or "processes", "address": address, "extend": extend,
+               "retry_failed": retry_failed}  # fmt: skip
     _run(spec, source, output, options, as_json)
 
 
@@ -101,10 +98,9 @@ def _dry_run(spec: Spec, source: str, as_json: bool) -> None:
 
 
 def _run(spec: Spec, source: str, output: str, options: dict[str, Any], as_json: bool) -> None:
-    from debubble.planner.sweeps import Results, run
-    from debubble.planner.sweeps.backends import has_joblib
-
-    alone = options["backend"] == "processes" and options["jobs"] is None and not has_joblib()
+    alone = (
+        options["backend"] == "processes" and options["jobs"] is None and not backends.has_joblib()
+    )
     last: list[Progress] = []
     try:
         with _bar(spec.command) as show:
@@ -130,8 +126,7 @@ def _run(spec: Spec, source: str, output: str, options: dict[str, Any], as_json:
         print_json(_data(results) | {"computed": end.here, "seconds": end.seconds})
     else:
         speed = f", {end.here / end.seconds:,.0f} a second" if end.here and end.seconds else ""
-        print(f"{end.here:,} points computed in {end.seconds:.1f} s{speed}; {_kept(results)}")
-        _print_errors(results)
+        print(f"{end.here:,} points computed in {end.seconds:.1f} s{speed}; {_summary(results)}")
     if end.here and results.failed == results.points:
         sys.stdout.flush()
         note("debubble: every point failed")
@@ -142,7 +137,7 @@ def _run(spec: Spec, source: str, output: str, options: dict[str, Any], as_json:
 def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
     """A bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
-        yield lambda found: None  # noqa: ARG005 - nobody looks
+        yield lambda found: None  # noqa: ARG005 - no one looks
         return
     from rich import progress as rich
     from rich.console import Console
@@ -164,16 +159,10 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
 
 
 def _look(
-    source: str,
-    output: str | None,
-    to: str | None,
-    plot: str | None,
-    title: str | None,
+    source: str, output: str | None, to: str | None, plot: str | None, title: str | None,
     as_json: bool,
-) -> None:
-    """What is in a file of results: as numbers, a table, or a picture."""
-    from debubble.planner.sweeps import Results
-
+) -> None:  # fmt: skip
+    """Show a file of results: in numbers, as a table, or as a picture."""
     if plot is None:
         _refuse({"-o": output, "--title": title}, "{} is for pictures; add --plot x=ranks y=…")
     elif output is None:
@@ -185,34 +174,35 @@ def _look(
         results.save(to)
         note(f"wrote {results.rows:,} rows to {to}")
     if plot is not None and output is not None:
-        from debubble.view.sweep import Chart, save
+        from debubble.view.sweep_figure import save_chart
 
         check_writable(output)
-        save(Chart.read(results, plot, title), output)
+        save_chart(Chart.read(results, plot, title), output)
         note(f"wrote {output}")
     if as_json:
         print_json(_data(results))
     elif to is None and plot is None:
-        print(_kept(results))
-        _print_errors(results)
+        print(_summary(results))
         print(f"options: {', '.join(results.options)}")
         print(f"results: {', '.join(c for c in results.columns if c not in results.options)}")
 
 
-def _kept(results: Results) -> str:
+def _summary(results: Results) -> str:
+    """Return the number of points in words, and the most frequent errors."""
     failed = f", {results.failed:,} of them with errors" if results.failed else ""
     rows = f" in {results.rows:,} rows" if results.rows != results.points else ""
-    return f"{results.path} has {results.points:,} points{rows}{failed}"
-
-
-def _print_errors(results: Results) -> None:
-    for text, count in results.errors(MOST_ERRORS):
-        print(f"  {count:,} × {text.splitlines()[0]}")
+    errors = results.errors(MOST_ERRORS)
+    return "\n".join(
+        [
+            f"{results.path} has {results.points:,} points{rows}{failed}",
+            *(f"  {count:,} × {text.splitlines()[0]}" for text, count in errors),
+        ]
+    )
 
 
 def _data(results: Results) -> dict[str, Any]:
     return {
-        "file": str(Path(results.path)), "command": results.command, "spec": results.spec,
+        "file": str(results.path), "command": results.command, "spec": results.spec,
         "points": results.points, "rows": results.rows, "failed": results.failed,
         "errors": [{"error": text, "rows": count} for text, count in results.errors()],
         "columns": list(results.columns),

@@ -1,4 +1,4 @@
-"""A file with a schedule of one's own to start from."""
+"""A Python file with a schedule to start from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def order(*, ranks, microbatches, warm_up: int = 1):
             program.append(f"{rank}B{m}")
         yield program
 '''
-"""The file. It yields a list of texts per rank, which is the simplest of what can be read."""
+"""The file. It yields a list of texts per rank, the simplest form that can be read."""
 
 NEXT = (
     ("check {0}:order -p 4 -m 8", "is it complete, and free of deadlocks?"),
@@ -34,11 +34,11 @@ NEXT = (
     ("compare {0}:order 1f1b zb-h1 -p 4 -m 8", "is it faster than others?"),
     ("run {0}:order -p 4 -m 8", "on PyTorch, with its gradients checked"),
 )
-"""Commands for the file, and what each is for."""
+"""Commands for the file, and the purpose of each."""
 
 
 def write_template(path: str) -> str:
-    """Write a new file that ends in .py; what can be done with it, a command a line."""
+    """Write a new file that ends in .py; return a text with commands for it."""
     if not path.endswith(".py"):
         raise FormatError(f"--from-template '{path}': a schedule of your own is a .py file")
     check_writable(path)

@@ -1,4 +1,4 @@
-"""Costs from the text of ``--times`` and ``--rank-times``."""
+"""The texts of ``--times`` and ``--rank-times``: costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from debubble.core.cost_fields import DEFAULT
+from debubble.core.cost_fields import DEFAULT, current_name
 from debubble.core.costs import COST_FIELDS, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import CostError, WrongValueError, did_you_mean
@@ -26,14 +26,14 @@ _INDEXED = re.compile(r"(\w+)\.([0-9]{1,9})")
 
 
 def parse_times(text: str, flag: str) -> Costs:
-    """Costs from a text such as ``F=1,F.2=1.5,I=1,W=1/2,p2p=0.1``.
+    """Parse costs such as ``F=1,F.2=1.5,I=1,W=1/2,p2p=0.1``.
 
     Parameters
     ----------
     text
-        Name and value of every cost, apart by commas; a value is one number, or one per stage
-        (per rank with ``--rank-times``) apart by slashes. ``F=1,F.2=1.5`` is 1 and on stage 2 1.5.
-        ``microbatch=1/1.2/0.8`` are the lengths of three microbatches.
+        Name and value of every cost, separated by commas; a value is one number, or one per
+        stage (per rank with ``--rank-times``) separated by slashes. ``F=1,F.2=1.5`` is 1.5 on
+        stage 2 and 1 on others. ``microbatch=1/1.2/0.8`` are the lengths of three microbatches.
         ``embedding.F=1`` adds to the first stage, ``head.F=1`` and ``mtp.F=1`` to the last.
     flag
         ``"--times"`` or ``"--rank-times"``.
@@ -46,12 +46,12 @@ def parse_times(text: str, flag: str) -> Costs:
     owner = "rank" if flag == "--rank-times" else "stage"
     found: dict[str, Any] = {}
     exceptions: dict[str, dict[int, float]] = {}
-    parts: dict[str, dict[str, float]] = {}
     seen = set()
     for piece in text.split(","):
         name, equals, value = (word.strip() for word in piece.partition("="))
         if not equals:
             raise CostError(f"{flag}: '{piece}' has no value; write {flag} F=1,I=1,W=1")
+        name = current_name(name, f"{flag} {{}}=")
         indexed = _INDEXED.fullmatch(name)
         base = indexed[1] if indexed and indexed[1] in SPREAD else name
         if base not in NAMES:
@@ -61,37 +61,34 @@ def parse_times(text: str, flag: str) -> Costs:
         seen.add(name)
         several = base in SPREAD and base == name
         number = _numbers(value, name, flag, _owner(base, owner), several)
-        if base != name:
-            assert indexed is not None, "only names with an index differ from their base"
+        part, _, key = name.partition(".")
+        if indexed and base != name:
             exceptions.setdefault(base, {})[int(indexed[2])] = number
-        elif "." in name:
-            part, _, key = name.partition(".")
-            parts.setdefault(part, {})[key] = number
+        elif key:
+            found.setdefault(part, {})[key] = number
         else:
             found[name] = number
     for name, places in exceptions.items():
-        usual = found.get(name)
-        found[name] = _with_exceptions(name, usual, places, flag, _owner(name, owner))
-    found |= parts
+        found[name] = _with_exceptions(name, found.get(name), places, flag, _owner(name, owner))
     try:
         for name, value in found.items():
             check_cost(name, value)
     except WrongValueError as error:
-        raise CostError(f"{flag}: {error.text(_shown)}") from None
+        shown = error.text(lambda value: f"{value:g}" if isinstance(value, float) else repr(value))
+        raise CostError(f"{flag}: {shown}") from None
     return Costs(basis="rank" if owner == "rank" else "action", **found)
 
 
 def _owner(name: str, owner: str) -> str:
-    """What a cost has one value of each for; `owner` for those that know stages or ranks."""
-    spec = COST_FIELDS.get(name)
-    own = spec is not None and spec.shape in ("microbatch", "boundary")
-    return spec.shape if spec is not None and own else owner
+    """Return the noun of a cost's places; `owner` for costs of stages or ranks."""
+    shape = COST_FIELDS[name].shape if name in COST_FIELDS else ""
+    return shape if shape in ("microbatch", "boundary") else owner
 
 
 def _with_exceptions(
     name: str, usual: Any, places: dict[int, float], flag: str, owner: str
 ) -> dict[Any, float]:
-    """One value for all stages, and others for some; O without one leaves that to the parts."""
+    """Return one value for all stages, and others for some; O needs no value for all."""
     first, value = next(iter(places.items()))
     if isinstance(usual, tuple):
         raise CostError(
@@ -107,7 +104,7 @@ def _with_exceptions(
 
 
 def _numbers(text: str, name: str, flag: str, owner: str, several: bool) -> Any:
-    """The number in a text, or several of them apart by slashes."""
+    """Return the number in a text, or several of them separated by slashes."""
     numbers = tuple(read_number(piece) for piece in text.split("/"))
     if len(numbers) > 1 and not several:
         more = "a cost file takes a matrix" if name == "p2p" else "it is for one stage"
@@ -118,7 +115,3 @@ def _numbers(text: str, name: str, flag: str, owner: str, several: bool) -> Any:
             more = f", or one per {owner}: {name}=1/1/2/1" if several else ""
             raise CostError(f"{flag}: {name} is '{piece.strip()}'; give a number{more}")
     return numbers if len(numbers) > 1 else numbers[0]
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else repr(value)

@@ -1,32 +1,29 @@
-"""``debubble trace``: why a run took as long as it did."""
+"""``debubble trace``: the reasons why a run took as long as it did."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, takes, whole
-from debubble.cli.output import (
-    check_cost_file,
-    check_writable,
-    in_color,
-    note,
-    print_json,
-    styled,
-)
+from debubble.cli.options import AsJson, Text, takes
+from debubble.cli.output import check_cost_file, check_writable, in_color, note, print_json, styled
+from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import ParameterError
-from debubble.core.replacing import write_whole
-
-if TYPE_CHECKING:
-    from debubble.core.schedule import Schedule
-    from debubble.diagnosis.conditions import Baseline, Condition
-    from debubble.diagnosis.diagnose import Diagnosis
-    from debubble.diagnosis.observed import Observed
-    from debubble.diagnosis.what_if import WhatIf
+from debubble.core.options import read_whole
+from debubble.core.schedule import Schedule
+from debubble.diagnosis import costs_only
+from debubble.diagnosis.changes import Change
+from debubble.diagnosis.conditions import Baseline, Condition
+from debubble.diagnosis.diagnose import Diagnosis, diagnose
+from debubble.diagnosis.observed import Observed
+from debubble.diagnosis.readers.folder import read
+from debubble.diagnosis.report import report, what_if_text
+from debubble.diagnosis.what_if import WhatIf, with_changes, with_schedule
+from debubble.interchange.cost_files import save_costs
 
 FAILED = 1
 """Exit code where a condition of ``--fail-if`` holds."""
@@ -39,31 +36,31 @@ def trace(
         takes("CHANGE", "Replay with other times: stage3.F*=0.9, p2p=0; may be repeated.", "--set"),
     ] = None,
     schedule: Annotated[
-        str | None,
+        Text,
         takes("NAME", "What a step would take under another schedule, at the measured times."),
     ] = None,
     chunks: Annotated[
-        str | None, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")
+        Text, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")
     ] = None,
     format: Annotated[
-        str | None, takes("NAME", "What the files are: kineto, nsys, table, …; told by them.")
+        Text, takes("NAME", "What the files are: kineto, nsys, table, …; told by them.")
     ] = None,
     costs_out: Annotated[
-        str | None, takes("FILE", "Write the costs for other commands: .yaml or .json.")
+        Text, takes("FILE", "Write the costs for other commands: .yaml or .json.")
     ] = None,
     order_out: Annotated[
-        str | None,
+        Text,
         takes("FILE", "Write the order to run: that of --schedule, or what ran: .csv or .json."),
     ] = None,
     html: Annotated[
-        str | None, takes("FILE", "Write a page: what was observed above what is predicted.")
+        Text, takes("FILE", "Write a page: what was observed above what is predicted.")
     ] = None,
     fail_if: Annotated[
         list[str] | None,
         takes("CONDITION", 'Leave with 1 where it holds: "bubble>+3%"; may be repeated.'),
     ] = None,
     baseline: Annotated[
-        str | None,
+        Text,
         takes("FILE", "What a + in --fail-if is more than: a former --json; without it, the plan."),
     ] = None,
     as_json: AsJson = False,
@@ -73,19 +70,17 @@ def trace(
     Reads the traces of all ranks, replays what happened, and says where the time went and what
     there is to gain.
     """
-    from debubble.diagnosis.changes import Change
-    from debubble.diagnosis.costs_only import has_only_costs
-    from debubble.diagnosis.diagnose import diagnose
-    from debubble.diagnosis.readers.folder import read
-    from debubble.diagnosis.what_if import with_changes, with_schedule
-
     conditions, base = _conditions(fail_if or [], baseline)
     wanted = [Change.parse(part) for text in changes or [] for part in text.split() or [text]]
     if chunks is not None and schedule is None:
         raise ParameterError("-v is for --schedule; add it, or leave -v out")
+    if wanted and costs_out is not None:
+        raise ParameterError(
+            "--costs-out writes the measured costs, which --set does not change; leave one out"
+        )
     _check_files(costs_out, order_out, html)
     observed = read(path, format=format)
-    if has_only_costs(observed):
+    if costs_only.has_only_costs(observed):
         needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if,
                  "--order-out": order_out}  # fmt: skip
         _costs_only(observed, needs, costs_out, as_json)
@@ -93,7 +88,7 @@ def trace(
     found = diagnose(observed)
     answers: list[WhatIf] = []
     if schedule is not None:
-        count = None if chunks is None else whole("-v", chunks)
+        count = None if chunks is None else read_whole("-v", chunks)
         answers.append(with_schedule(found.replay, schedule, wanted, count))
     elif wanted:
         answers.append(with_changes(found.replay, wanted))
@@ -109,21 +104,25 @@ def trace(
     if as_json:
         more = {"what_if": [one.to_dict() for one in answers]} if answers else {}
         print_json(data | more)
+    elif answers:
+        print("\n".join(line for one in answers for line in what_if_text(one, line_width())))
     else:
-        _print(found, answers)
-    sys.stdout.flush()
-    for text in (*wrote, *(f"failed: {text}" for text in failed)):
-        note(text)
+        print(report(found, line_width(), styled if in_color() else None))
+    _note(*wrote, *(f"failed: {text}" for text in failed))
     if failed:
         raise typer.Exit(FAILED)
+
+
+def _note(*texts: str) -> None:
+    sys.stdout.flush()
+    for text in texts:
+        note(text)
 
 
 def _costs_only(
     observed: Observed, needs: dict[str, Any], costs_out: str | None, as_json: bool
 ) -> None:
-    """Say what a format tells that has sums of times alone."""
-    from debubble.diagnosis import costs_only
-
+    """Report a trace of a format with sums of times alone."""
     for flag, value in needs.items():
         if value is not None:
             raise ParameterError(f"{flag} needs points in time; {observed.format} has sums alone")
@@ -132,15 +131,11 @@ def _costs_only(
         print_json(costs_only.to_dict(observed))
     else:
         print(costs_only.report(observed, line_width()))
-    sys.stdout.flush()
-    for text in wrote:
-        note(text)
+    _note(*wrote)
 
 
 def _conditions(texts: list[str], path: str | None) -> tuple[list[Condition], Baseline | None]:
-    """What ``--fail-if`` and ``--baseline`` say."""
-    from debubble.diagnosis.conditions import Baseline, Condition
-
+    """Read ``--fail-if`` and ``--baseline``."""
     conditions = [Condition.parse(text) for text in texts]
     if path is None:
         return conditions, None
@@ -152,9 +147,7 @@ def _conditions(texts: list[str], path: str | None) -> tuple[list[Condition], Ba
 
 
 def _write_costs(data: dict[str, Any], path: str | None) -> list[str]:
-    """Write a cost file where one is asked for; what to say of it."""
-    from debubble.interchange.cost_files import save_costs
-
+    """Write a cost file where one is asked for; return the line about it."""
     if path is None:
         return []
     save_costs(data, path)
@@ -162,9 +155,9 @@ def _write_costs(data: dict[str, Any], path: str | None) -> list[str]:
 
 
 def _order(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
-    """The order that a file is to have: of the schedule that was asked about, else what ran.
+    """Return the schedule to write: that of the what-if, else what ran.
 
-    Where what ran is not quite a registered schedule, the registered one.
+    Where what ran is not quite a registered schedule, it is the registered one.
     """
     for one in answers:
         if one.timeline is not None:
@@ -187,22 +180,13 @@ def _check_files(costs_out: str | None, order_out: str | None, html: str | None)
         check_writable(html)
 
 
-def _print(found: Diagnosis, answers: list[WhatIf]) -> None:
-    from debubble.diagnosis.report import report, what_if_text
-
-    width = line_width()
-    for one in answers:
-        print("\n".join(what_if_text(one, width)))
-    if not answers:
-        print(report(found, width, styled if in_color() else None))
-
-
 def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
-    """What was observed above what is predicted, on one axis, and the findings."""
-    from debubble.view.trace_page import trace_page
+    """Write a page with the observed above the predicted step on one axis, and the findings."""
+    # The page is drawn by matplotlib, which takes longer to load than most traces to read.
+    from debubble.view.trace_view import trace_page
 
     try:
-        write_whole(path, trace_page(found, answers).encode())
+        write_atomically(path, trace_page(found, answers).encode())
     except OSError as error:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 

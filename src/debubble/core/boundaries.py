@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from debubble.core.frozen import Freeze
 from debubble.core.placement import Placement
-from debubble.core.stage_values import Spread, link_times, numbers_of
+from debubble.core.stage_values import PerPlace, link_times, numbers_of
 
 if TYPE_CHECKING:
     from debubble.core.costs import Costs
@@ -31,7 +31,7 @@ class Boundaries(NamedTuple):
     """Whether anything goes to another rank."""
 
     def times(
-        self, rows: NDArray[np.int64], places: NDArray[np.int64], share: Spread, average: float
+        self, rows: NDArray[np.int64], places: NDArray[np.int64], share: PerPlace, average: float
     ) -> NDArray[np.float64]:
         """Times of some transfers.
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from debubble.core.embedding_and_head import KEYS, TIMES
-from debubble.core.errors import WrongValueError, did_you_mean
+from debubble.core.errors import CostError, WrongValueError, deprecated, did_you_mean
 from debubble.core.units import plural
 
 LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
@@ -23,6 +23,9 @@ LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
 
 DEFAULT = "default"
 """Key of a mapping's value for every stage that the mapping does not name."""
+
+RENAMED = {"overhead": "launch"}
+"""Names of costs by former ones, which work until 0.3."""
 
 Shape = Literal[
     "stage", "rank", "pair", "microbatch", "boundary", "link", "number", "rate", "sharing", "part"
@@ -108,6 +111,31 @@ def cost(
     section: Literal["times", "memory"] = "memory" if memory else "times"
     spec = CostField("", shape, in_forms, example, text, section, **more)
     return field(default=default, metadata={"cost": spec})
+
+
+def current_name(name: str, shown: str = "{}") -> str:
+    """Return the name of a cost, with a warning instead of its former one; `shown` quotes it."""
+    if name not in RENAMED:
+        return name
+    deprecated(shown.format(name), shown.format(RENAMED[name]), gone="0.3")
+    return RENAMED[name]
+
+
+def current_names(values: Mapping[str, Any], shown: str = "{}") -> dict[str, Any]:
+    """Return values of costs by current names, as of :func:`current_name`.
+
+    Raises
+    ------
+    CostError
+        When a cost has a value by either name.
+    """
+    found = {}
+    for name, value in values.items():
+        new = current_name(name, shown)
+        if new != name and new in values:
+            raise CostError(f"{new} is there as {name}, too; give it once")
+        found[new] = value
+    return found
 
 
 def cost_fields(cls: type) -> dict[str, CostField]:

@@ -18,7 +18,7 @@ from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
 from debubble.core.slicing_times import attention_times, sliced_times
 from debubble.core.stage_values import (
-    Spread,
+    PerPlace,
     StageValues,
     as_rows,
     frozen_stages,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Halves: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 """Kinds and places of the one halves of some overlapped pairs."""
 
-NO_KINDS = ("O", "FF", "overhead", "p2p", "exchange", *PARTS)
+NO_KINDS = ("O", "FF", "launch", "p2p", "exchange", *PARTS)
 """Times that are not those of a kind: of pairs and transfers, and what comes on top of kinds."""
 
 _BY_STAGE = [spec for spec in KINDS if spec.time is Time.STAGE and spec.cost not in NO_KINDS]
@@ -166,8 +166,8 @@ class CostTable:
             frozen = frozen.of_slices(len(slicing.shares))
             for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
                 freeze(times_of_kind, frozen)
-        if costs.overhead:
-            duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.overhead
+        if costs.launch:
+            duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.launch
             if frozen is not None:
                 duration[list(BACKWARD)] *= frozen.needed
                 duration[Kind.W] *= frozen.share < 1
@@ -200,7 +200,7 @@ class CostTable:
         return max(0.0, float(self.link[sender, receiver] + self.excess[part]))
 
     def sent(
-        self, gradients: NDArray[np.bool_], places: NDArray[Any], lengths: Spread = 1.0
+        self, gradients: NDArray[np.bool_], places: NDArray[Any], lengths: PerPlace = 1.0
     ) -> NDArray[np.float64]:
         """Transfer times by what is sent: activations or gradients that some places make.
 
@@ -225,7 +225,7 @@ class CostTable:
         Kinds and places are those of the actions whose results are sent.
         """
         times: NDArray[np.float64] = self.link[senders, receivers]
-        lengths: Spread = 1.0
+        lengths: PerPlace = 1.0
         if self.lengths is not None:
             lengths = self.lengths[microbatches]
             more = self.message_times.mean() * (lengths - 1)
@@ -244,7 +244,7 @@ class CostTable:
         return largest_message(self.costs) / self.costs.bandwidth * np.asarray(self.slicing.shares)
 
     def times(
-        self, kinds: NDArray[Any], places: NDArray[Any], lengths: Spread
+        self, kinds: NDArray[Any], places: NDArray[Any], lengths: PerPlace
     ) -> NDArray[np.float64]:
         """Times of actions of a microbatch that run alone, whose microbatches have these lengths.
 
@@ -256,12 +256,12 @@ class CostTable:
         found: NDArray[np.float64] = linear * lengths + square * np.square(lengths) + started
         return found
 
-    def _started(self, kinds: NDArray[Any], places: NDArray[Any]) -> Spread:
+    def _started(self, kinds: NDArray[Any], places: NDArray[Any]) -> PerPlace:
         """Time to start actions: none where frozen weights leave them nothing to do."""
-        overhead = self.costs.overhead
-        if not overhead or self.frozen is None:
-            return overhead
-        return np.where(self.frozen.idle(kinds, places), 0.0, overhead)
+        launch = self.costs.launch
+        if not launch or self.frozen is None:
+            return launch
+        return np.where(self.frozen.idle(kinds, places), 0.0, launch)
 
     def moved(self, recomputed: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Memory that an OFFLOAD moves on every place: of the checkpoint where it is recomputed."""
@@ -306,13 +306,13 @@ class CostTable:
         return float(self.pair_times((kinds[0], places[0]), (kinds[1], places[1]))[0])
 
     def pair_times(
-        self, first: Halves, second: Halves, lengths: tuple[Spread, Spread] | None = None
+        self, first: Halves, second: Halves, lengths: tuple[PerPlace, PerPlace] | None = None
     ) -> NDArray[np.float64]:
         """Times of many overlapped pairs, from arrays of kinds and of places, forwards first.
 
         The microbatches of the two halves have `lengths`, and are average ones without.
         """
-        factor: Spread = self.costs.overlap_factor
+        factor: PerPlace = self.costs.overlap_factor
         stages = self.placement.stages
         time = self.overlap[first[1] % len(self.overlap)]
         if self.pairs:
@@ -337,14 +337,14 @@ class CostTable:
         return np.asarray(np.where(np.isnan(time), alone, said) + started)
 
     def _shares(
-        self, first: Halves, second: Halves, lengths: tuple[Spread, Spread] | None
+        self, first: Halves, second: Halves, lengths: tuple[PerPlace, PerPlace] | None
     ) -> NDArray[np.float64] | float:
         """Time of two slices run apart, as a share of that of whole average microbatches."""
         places = self.placement.stages * self.placement.copies
         cut = self.duration.shape[1] > places
         if not cut and lengths is None:
             return 1.0
-        started = self.costs.overhead
+        started = self.costs.launch
         plain = self.duration - self.part_duration - started
 
         def whole(kinds: NDArray[Any], starts: NDArray[Any]) -> NDArray[np.float64]:
@@ -365,13 +365,13 @@ class CostTable:
         return np.divide(apart, together, out=np.zeros(len(apart)), where=together > 0)
 
 
-def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[str, Spread]:
+def _whole_times(costs: Costs, spread: StageValues, one: float) -> dict[str, PerPlace]:
     """Times of whole microbatches, or steps, by name of the cost; not divided.
 
     `one` is the time of F, I and W where nobody says it.
     """
     half = one if costs.B is None else spread(costs.B, "B", 0.0) / 2
-    usual: dict[str, Spread] = {"F": one, "I": half, "W": half}
+    usual: dict[str, PerPlace] = {"F": one, "I": half, "W": half}
     found = {name: spread(getattr(costs, name), name, usual.get(name, 0.0)) for name in _NAMES}
     if costs.B is None:
         found["B"] = found["I"] + found["W"]

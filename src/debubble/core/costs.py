@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from debubble.core.cost_fields import CostField, check_value, cost, cost_fields
+from debubble.core.cost_fields import (
+    RENAMED,
+    CostField,
+    check_value,
+    cost,
+    cost_fields,
+    current_name,
+)
 from debubble.core.cost_table import NO_KINDS, CostTable
 from debubble.core.embedding_and_head import TIMES, Part
-from debubble.core.errors import CostError, WrongValueError, check_type, did_you_mean
+from debubble.core.errors import CostError, WrongValueError, check_type, deprecated, did_you_mean
 from debubble.core.kinds import KINDS
 from debubble.core.placement import Placement
 from debubble.core.runtimes import RUNTIMES as ALL_RUNTIMES
@@ -74,7 +82,7 @@ class Costs:
         Time in which the replicas of a stage gather its weights, for an ``UNSHARD``.
     reduce_grad
         Time in which they reduce its gradients, for a ``REDUCE_GRAD``.
-    overhead
+    launch
         Time that starting an action takes beside its work, as of F, I, W, B, R, S and T; both
         halves of an overlapped pair have it. Never divided by the number of chunks or slices.
     p2p
@@ -106,7 +114,7 @@ class Costs:
         Share of a stage's weights that is not trained, 1 for all: W takes that much less, as do
         ``REDUCE_GRAD`` and what W keeps, and a full backward with all of them frozen is I. Stages
         before the first one that trains anything have no backward: theirs and their R take no time,
-        not even `overhead`, no gradient is sent to them, and their forwards leave no activation.
+        not even `launch`, no gradient is sent to them, and their forwards leave no activation.
         Their actions stay in the order. Times of pairs that `O` says count as they are, unless
         nothing of the backward is left.
     microbatch
@@ -114,7 +122,7 @@ class Costs:
         costs are, the same in every iteration: a sequence with one number for each, a mapping as
         for stages, or one number for all. With length l and a share a of
         attention, an action takes (1 − a)·l + a·l² of the time. Embedding, head and mtp, messages,
-        copies and memory grow with l; `overhead`, `OPT`, `p2p` and what replicas exchange do not.
+        copies and memory grow with l; `launch`, `OPT`, `p2p` and what replicas exchange do not.
         Orders that are computed from costs are computed for the average microbatch.
     kv
         Memory of one microbatch's keys and values on a stage, beside `activation`. A slice's share
@@ -185,7 +193,7 @@ class Costs:
         0.0, "rank", "absent", "0", "optimizer step of one rank, never divided by chunks",
         timed=True,
     )  # fmt: skip
-    overhead: float = cost(
+    launch: float = cost(
         0.0, "number", "uniform", "0.01", "to start any action, never divided by chunks", timed=True
     )
     p2p: float | Sequence[Sequence[float]] = cost(
@@ -295,6 +303,12 @@ class Costs:
                 raise CostError(f"chunks is {shown}; give a whole number from 1 up")
             object.__setattr__(self, "chunks", int(self.chunks))
 
+    @property
+    def overhead(self) -> float:
+        """Former name of `launch`."""
+        deprecated("Costs.overhead", "Costs.launch", gone="0.3")
+        return self.launch
+
     @classmethod
     def per_rank(cls, *, chunks: int | None = None, **values: Any) -> Costs:
         """Costs of a rank's whole share of the model, divided by the number of chunks.
@@ -303,7 +317,7 @@ class Costs:
         number of chunks, so that schedules with different chunks are compared on the same model.
         """
         for name in values:
-            if name not in COST_NAMES:
+            if name not in COST_NAMES and name not in RENAMED:
                 raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), COST_NAMES)}")
         return cls(basis="rank", chunks=chunks, **values)
 
@@ -403,6 +417,21 @@ class Costs:
         """
         return as_run(CostTable.of(self, placement, slicing, vocabulary))
 
+
+def _taking_old_names(init: Callable[..., None]) -> Callable[..., None]:
+    """Return the constructor of :class:`Costs` with former names among its keywords."""
+
+    @functools.wraps(init)
+    def wrapper(self: Costs, *args: Any, **values: Any) -> None:
+        for old in RENAMED.keys() & values.keys():
+            # It counts where both are there: dataclasses.replace adds the value of every field.
+            values[current_name(old, "{}=")] = values.pop(old)
+        init(self, *args, **values)
+
+    return wrapper
+
+
+Costs.__init__ = _taking_old_names(Costs.__init__)  # type: ignore[method-assign]
 
 COST_FIELDS = cost_fields(Costs)
 """Every cost by name, in the order of the documentation."""

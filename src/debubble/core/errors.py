@@ -17,7 +17,9 @@ Messages name the value, the limit and the fix. Broken invariants of the library
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -64,8 +66,12 @@ class DebubbleDeprecationWarning(FutureWarning):
     """
 
 
+_OWN = re.compile(r"debubble\.|dataclasses$")
+"""Modules through which public functions call each other."""
+
+
 def deprecated(old: str, instead: str, gone: str) -> None:
-    """Warn the caller of a public function, on its own line, that something of it goes away.
+    """Warn that something of a public function goes away, on the caller's line outside debubble.
 
     Parameters
     ----------
@@ -74,10 +80,13 @@ def deprecated(old: str, instead: str, gone: str) -> None:
     gone
         The release that has it no longer, at least one minor release after this warning's first.
     """
+    frame, level = sys._getframe(2), 3
+    while frame.f_back is not None and _OWN.match(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
     warnings.warn(
         f"{old} is deprecated and goes away in debubble {gone}; use {instead}",
         DebubbleDeprecationWarning,
-        stacklevel=3,
+        stacklevel=level,
     )
 
 

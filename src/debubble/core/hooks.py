@@ -39,7 +39,7 @@ render_figure = Hook("write a matplotlib figure")
 save_table = Hook("write a comparison as a table for LaTeX")
 
 
-def fill(homes: Mapping[str, str]) -> None:
+def register_hooks(homes: Mapping[str, str]) -> None:
     """Say where hooks lead: ``{"save_schedule": "package.module:function"}``."""
     for name, home in homes.items():
         hook = globals()[name]

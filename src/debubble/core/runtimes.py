@@ -68,7 +68,7 @@ def _recomputed_whole(table: CostTable, recomputed: Mask) -> None:
 
 def _whole(table: CostTable, places: Mask, kind: Kind, other: Kind) -> None:
     """Have actions of a kind do the whole backward, and start but not work for the other kind."""
-    rows = [(table.duration, table.costs.overhead), (table.part_duration, 0.0)]
+    rows = [(table.duration, table.costs.launch), (table.part_duration, 0.0)]
     rows += [] if table.causal is None else [(table.causal, 0.0)]
     for times, least in rows:
         times[kind, places] = times[Kind.B, places]

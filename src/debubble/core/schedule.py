@@ -110,7 +110,7 @@ class Schedule:
     """
 
     name: str = field(
-        compare=False, metadata=saved(check.anything, in_file=check.label, default="custom")
+        compare=False, metadata=saved(check.any_value, in_file=check.label, default="custom")
     )  # fmt: skip
     placement: Placement
     microbatches: int = field(
@@ -126,22 +126,22 @@ class Schedule:
         default=(),
         metadata=saved(check.cut, write=list, rare=True, same=lambda s: s.slicing.shares),
     )
-    exchange: bool = field(default=False, metadata=saved(check.truth, rare=True))
+    exchange: bool = field(default=False, metadata=saved(check.boolean, rare=True))
     sync: str = field(default="global", metadata=saved(check.one_of(SYNCS)))
     weight_versions: int | tuple[int, ...] = field(
-        default=1, compare=False, metadata=saved(check.versions, write=check.listed)
+        default=1, compare=False, metadata=saved(check.versions, write=check.as_list)
     )
     newest_weights: bool = field(
-        default=False, compare=False, metadata=saved(check.truth, rare=True)
+        default=False, compare=False, metadata=saved(check.boolean, rare=True)
     )
     recompute_after: str = field(default="forward", metadata=saved(check.one_of(RECOMPUTE_AFTER)))
     explicit_reduction: bool = field(
-        default=False, compare=False, metadata=saved(check.truth, rare=True)
+        default=False, compare=False, metadata=saved(check.boolean, rare=True)
     )  # fmt: skip
     options: Mapping[str, Any] = field(
         default_factory=dict,
         compare=False,
-        metadata=saved(check.anything, in_file=check.options, write=dict),
+        metadata=saved(check.any_value, in_file=check.options, write=dict),
     )
     offload_to: tuple[int | None, ...] = field(
         default=(),
@@ -397,7 +397,7 @@ SAVED: dict[str, Saved] = {
 _CHECKED = tuple(
     (spec.name, SAVED[spec.name], spec.default)
     for spec in fields(Schedule)
-    if spec.name in SAVED and SAVED[spec.name].check is not check.anything
+    if spec.name in SAVED and SAVED[spec.name].check is not check.any_value
 )
 """Fields whose values are checked, with the default that needs none."""
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.cost_fields import RENAMED
 from debubble.core.costs import COST_NAMES, Costs
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import CostError, ParameterError, WrongValueError, did_you_mean
@@ -79,7 +80,7 @@ def checked(name: str, spec: Saved, value: Any, sizes: Sizes) -> Any:
         raise ParameterError(error.text()) from None
 
 
-def anything(_name: str, value: Any, _sizes: Sizes) -> Any:
+def any_value(_name: str, value: Any, _sizes: Sizes) -> Any:
     """Any value: files allow less."""
     return value
 
@@ -121,7 +122,7 @@ def one_of(known: Sequence[str]) -> Check:
     return check
 
 
-def truth(name: str, value: Any, _sizes: Sizes) -> bool:
+def boolean(name: str, value: Any, _sizes: Sizes) -> bool:
     """Check a boolean."""
     if not isinstance(value, bool | np.bool_):
         raise WrongValueError(name, value, "use true or false")
@@ -161,7 +162,7 @@ def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
     return tuple(one(f"{name}[{rank}]", item, sizes) for rank, item in enumerate(value))
 
 
-def listed(value: int | tuple[int, ...]) -> int | list[int]:
+def as_list(value: int | tuple[int, ...]) -> int | list[int]:
     """Weight versions as plain data."""
     return value if isinstance(value, int) else list(value)
 
@@ -216,7 +217,7 @@ def costs(name: str, value: Any, _sizes: Sizes) -> Costs | None:
     if not isinstance(value, Mapping):
         raise WrongValueError(name, value, "give costs by name: {F: 1, B: 2}")
     for key in value:
-        if key not in COST_NAMES:
+        if key not in COST_NAMES and key not in RENAMED:
             form = "{path} has an unknown cost {value}; "
             raise WrongValueError(name, key, did_you_mean(str(key), COST_NAMES), form)
     try:

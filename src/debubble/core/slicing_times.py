@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from debubble.core.kinds import Kind
 from debubble.core.placement import Placement
 from debubble.core.slicing import Slicing, even_work
-from debubble.core.stage_values import Spread
+from debubble.core.stage_values import PerPlace
 
 if TYPE_CHECKING:
     from debubble.core.costs import Costs
@@ -23,7 +23,7 @@ EXCHANGED = {Kind.F: 1, Kind.I: 2, Kind.B: 2, Kind.R: 1}
 
 
 def sliced_times(
-    times: Times, attention: NDArray[np.float64], exchange: Spread, slicing: Slicing
+    times: Times, attention: NDArray[np.float64], exchange: PerPlace, slicing: Slicing
 ) -> Times:
     """Times for every slice and stage, from those of whole microbatches."""
     causal = attention_times(times, attention)

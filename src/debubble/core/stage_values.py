@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 Value: TypeAlias = float | Sequence[float] | Mapping[Any, float]
 """One number, one per stage (or rank), or a mapping from stages and ``"default"`` to numbers."""
 
-Spread: TypeAlias = float | NDArray[np.float64]
+PerPlace: TypeAlias = float | NDArray[np.float64]
 """A cost of every (copy, stage): an array, or one number where all have the same."""
 
 _LISTED_STAGES = 64
 """Most stages whose values a message spells out."""
 
 
-def as_rows(count: int, values: Iterable[Spread]) -> NDArray[np.float64]:
+def as_rows(count: int, values: Iterable[PerPlace]) -> NDArray[np.float64]:
     """Numbers, and arrays of `count` numbers, as the rows of an array."""
     values = list(values)
     rows = np.empty((len(values), count))
@@ -47,7 +47,7 @@ class StageValues:
         self.placement = placement
         self.basis = basis
 
-    def __call__(self, value: Value | None, name: str, default: Spread) -> Spread:
+    def __call__(self, value: Value | None, name: str, default: PerPlace) -> PerPlace:
         """One number per (copy, stage), whatever the basis."""
         if value is None:
             return default
@@ -127,7 +127,7 @@ def numbers_of(
 
 def pair_values(
     O: PairTimes | None, spread: StageValues, divisor: int
-) -> tuple[dict[tuple[int, int], float], Spread]:
+) -> tuple[dict[tuple[int, int], float], PerPlace]:
     """Times of the pairs of stages that `O` names, and of all others by the place of the forward.
 
     NaN stands for pairs that take what their parts take.

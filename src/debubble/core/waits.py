@@ -72,7 +72,7 @@ def waits_for(schedule: Schedule) -> Waits:
     [(1, 3), (1, 0), (2, 0), (3, 2)]
     """
     if Waits not in schedule.derived:
-        found = _Lookup(schedule).waits()
+        found = ActionIndex(schedule).waits()
         # Arrays only: what points back at the schedule would keep both alive.
         schedule.derived[Waits] = found
     waits: Waits = schedule.derived[Waits]
@@ -106,7 +106,7 @@ def unmet(schedule: Schedule) -> Iterator[tuple[int, Action]]:
         An action, and what it needs; of alternatives the first. Actions that orders may do without
         are never missing, but what was offloaded has to come back.
     """
-    lookup = _Lookup(schedule)
+    lookup = ActionIndex(schedule)
     for spec in KINDS:
         here = lookup.positions((spec.kind,))
         for need in spec.needs if len(here) else ():
@@ -114,7 +114,7 @@ def unmet(schedule: Schedule) -> Iterator[tuple[int, Action]]:
                 yield from lookup.unmet(here, need)
 
 
-class _Lookup:
+class ActionIndex:
     """Finds actions by kind, stage and microbatch."""
 
     def __init__(self, schedule: Schedule) -> None:

@@ -40,7 +40,7 @@ CAUSES = (
 
 COMPUTE = "compute"
 
-DUST = 1e-12
+ROUNDING = 1e-12
 """Share of a step that comes of rounding alone."""
 
 MOST_ACTIONS = 60_000
@@ -123,8 +123,8 @@ def account(
         compute = means.pop(COMPUTE)
         for cause, length in (saved or {}).items():
             _move(means, cause, length)
-        dust = DUST * (compute + sum(means.values()))
-        causes = {cause: length for cause, length in means.items() if length > dust}
+        rounding = ROUNDING * (compute + sum(means.values()))
+        causes = {cause: length for cause, length in means.items() if length > rounding}
         found.append(RankAccount(rank, compute, causes, compute + sum(causes.values())))
     return tuple(found)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from debubble.core.schedule import Schedule
-from debubble.diagnosis.faults import Fault, find_faults
-from debubble.diagnosis.gains import Slowdown
+from debubble.diagnosis.causes import Fault, find_faults
 from debubble.diagnosis.replay import Replay, reordered
 from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.slowdown import Slowdown
 from debubble.engine.modes import MODE, P2PMode
 
 SLOW_LINK = 2.0

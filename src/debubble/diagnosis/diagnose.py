@@ -18,13 +18,13 @@ from debubble.diagnosis.candidates import Causes, find_causes, saved_by_waits, w
 from debubble.diagnosis.clocks import Clocks, align
 from debubble.diagnosis.costs_only import has_only_costs
 from debubble.diagnosis.findings import Finding, find
-from debubble.diagnosis.gains import Slowdown, slowdown
-from debubble.diagnosis.names import Name
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.order import Orders, reconstruct
 from debubble.diagnosis.readers.whole_steps import PARTS
 from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.run import Run, run_of, without_waits
+from debubble.diagnosis.schedule_names import Name
+from debubble.diagnosis.slowdown import Slowdown, slowdown
 from debubble.diagnosis.times import Spread, cost_file, costs_of, spreads_of
 from debubble.diagnosis.transfers import transfers_of
 from debubble.engine.measured_timeline import measured_timeline

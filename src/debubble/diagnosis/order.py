@@ -14,8 +14,8 @@ from debubble.core.errors import FEW, DebubbleError, FormatError, ScheduleError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, WORK_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.diagnosis.names import Name, like_none, named
 from debubble.diagnosis.observed import ALONE, Actions, Observed
+from debubble.diagnosis.schedule_names import Name, like_none, named
 from debubble.engine.graph import compile_graph
 from debubble.engine.validate import has
 

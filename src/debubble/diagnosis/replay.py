@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
+from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.carried import shares_in_groups
-from debubble.diagnosis.ending import look
 from debubble.diagnosis.run import Indices, Run, Times
 from debubble.diagnosis.transfers import Transfers
 from debubble.engine.action_times import shared_costs, with_action_times
@@ -173,7 +173,7 @@ class Replay:
             shared = graph.cost_vector(links.table(schedule))
             column = run.column(number)
             for place in np.flatnonzero(run.order[rows] == number).tolist():
-                look()
+                check_cancelled()
                 times = self.times[rows[place], column]
                 end = graph.evaluate(np.concatenate([shared, times]))[graph.node]
                 found[place, column] = end - times
@@ -189,7 +189,7 @@ def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:
     """Some rows after the other, so many that a matrix of this width is not too large."""
     size = max(1, BLOCK // max(width, 1))
     for first in range(0, len(rows), size):
-        look()
+        check_cancelled()
         yield rows[first : first + size]
 
 

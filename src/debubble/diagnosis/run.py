@@ -22,9 +22,9 @@ from debubble.core.actions import (
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.waits import waits_for
-from debubble.diagnosis.names import NO_PAIR
 from debubble.diagnosis.observed import Messages, Observed, Pauses
 from debubble.diagnosis.order import Orders
+from debubble.diagnosis.schedule_names import NO_PAIR
 
 Times = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -265,15 +265,15 @@ JITTER_OPTIONS = (
         "normal:5%",
     ),
     _option(
-        "samples", Whole(MAX_SAMPLES), "N",
+        "samples", Whole(MAX_SAMPLES, at_once=True), "N",
         "With --jitter, steps to simulate; by default 1,000, or 10 a copy.", "20", part_of="jitter",
     ),
     _option(
-        "seed", Whole(999_999_999, 0), "N", "With --jitter, of the random numbers; 0 by default.",
-        "7", part_of="jitter", neutral="0",
+        "seed", Whole(999_999_999, 0, at_once=True), "N",
+        "With --jitter, of the random numbers; 0 by default.", "7", part_of="jitter", neutral="0",
     ),
     _option(
-        "replicas", Whole(MAX_REPLICAS), "N",
+        "replicas", Whole(MAX_REPLICAS, at_once=True), "N",
         "Data-parallel copies; a step waits for the slowest of them.", "4", part_of="jitter",
         neutral="1",
     ),

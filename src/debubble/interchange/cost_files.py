@@ -12,7 +12,7 @@ from debubble.core.cost_fields import DEFAULT
 from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import CostError, FormatError
-from debubble.interchange import cost_syntax
+from debubble.interchange import syntax
 from debubble.interchange.files import write_text
 from debubble.interchange.text import read_text
 
@@ -99,7 +99,7 @@ def parse_costs(text: str, where: str) -> CostFile:
     """The same from a text; its name says by its ending which syntax it has."""
     from debubble.interchange.cost_model import validate
 
-    data = validate(cost_syntax.parse(text, where), where)
+    data = validate(syntax.parse(text, where), where)
     times, memory = data.pop("times"), data.pop("memory")
     basis, runtime = data.pop("basis", "action"), data.pop("runtime", "any")
     _check_sizes(times, memory, basis, data.get("ranks"), where)
@@ -166,7 +166,7 @@ def save_costs(data: Mapping[str, Any], path: str) -> None:
     if path.lower().endswith(".json"):
         text = json.dumps(data, indent=2) + "\n"
     elif path.lower().endswith((".yaml", ".yml")):
-        text = cost_syntax.yaml_text(data)
+        text = syntax.yaml_text(data)
     else:
         raise FormatError(f"'{path}': a cost file is written as .yaml or .json")
     parse_costs(text, path)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.core.cost_fields import check_number
+from debubble.core.cost_fields import check_number, current_names
 from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
-from debubble.core.errors import FormatError, WrongValueError, did_you_mean
+from debubble.core.errors import CostError, FormatError, WrongValueError, did_you_mean
 from debubble.core.schedule_fields import MAX_LABEL, Sizes, up_to
 from debubble.interchange.text import SHOWN, shown
 from debubble.schedules.registry import LIMITS
@@ -107,6 +107,11 @@ def validate(data: Any, where: str) -> dict[str, Any]:
 
 def _model(data: Mapping[Any, Any]) -> dict[str, Any]:
     sections = {name: data.get(name, {}) for name in SECTIONS}
+    if isinstance(sections["times"], Mapping):
+        try:
+            sections["times"] = current_names(sections["times"], "times.{}")
+        except CostError as error:
+            raise FormatError(f"times: {error}") from None
     _check_keys(data, "")
     if "times" not in data:
         raise FormatError("times is missing; give times: {F: 1, B: 2}")

@@ -10,10 +10,10 @@ from typing import Any
 
 from debubble.analysis.question import HOW
 from debubble.core.actions import computes, kinds_of
+from debubble.core.atomic_write import write_atomically
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.core.kinds import STEP_KINDS
-from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import Limit
 from debubble.engine.modes import P2PMode
@@ -114,7 +114,7 @@ def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, 
 
     Functions in Python files declare no types: they take every key in `pairs`.
     """
-    from debubble.interchange.options import ANY_TYPE
+    from debubble.interchange.schedule_options import ANY_TYPE
 
     found: dict[str, Option] = {}
     for target in targets:
@@ -156,7 +156,7 @@ def _check_ending(path: str | Path) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write a file; errors name it."""
     with writing(path):
-        write_whole(path, text.encode())
+        write_atomically(path, text.encode())
 
 
 def is_file_name(target: str | Path) -> bool:

@@ -26,8 +26,8 @@ from debubble.core.actions import (
     microbatches_of,
     stages_of,
 )
+from debubble.core.atomic_write import atomic_file
 from debubble.core.kinds import KINDS, STREAM_TITLES, Kind, Stream
-from debubble.core.replacing import replacing
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.waits import waits_for
 from debubble.interchange.text import writing
@@ -218,7 +218,7 @@ def write(pieces: Iterable[str], path: str | Path) -> None:
     FormatError
         When the file cannot be written.
     """
-    with writing(path), replacing(path) as file:
+    with writing(path), atomic_file(path) as file:
         if str(path).lower().endswith(".gz"):
             # Without a time stamp equal timelines give equal files.
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:

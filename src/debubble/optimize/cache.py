@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from debubble.core.actions import Program, among, kinds_of
+from debubble.core.atomic_write import write_atomically
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError
 from debubble.core.kinds import OFFLOAD_KINDS, WORK_KINDS
-from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
-from debubble.optimize.belongs import outside
-from debubble.optimize.choices import choice_in, choice_of, with_choice
-from debubble.optimize.cutting import Cutting, cut_problem
+from debubble.optimize.layer_split.cutting import Cutting, cut_problem
 from debubble.optimize.problem import Problem
+from debubble.optimize.programs.belongs import outside
+from debubble.optimize.stage_choices.choices import choice_in, choice_of, with_choice
 
 KEPT = (*WORK_KINDS, *OFFLOAD_KINDS)
 """Kinds that an order which is searched consists of."""
@@ -64,7 +64,7 @@ class Entry:
     cut: tuple[int, ...] = ()
     """Layers of every stage, where they were cut."""
     chosen: tuple[int, ...] = ()
-    """What each stage does, as in :mod:`debubble.optimize.choices`; `programs` have its copies."""
+    """Choice of every stage, see :mod:`.stage_choices.choices`; `programs` have its copies."""
 
     def answers(self, budget: str, solver: str) -> bool:
         """Whether a search with this budget, and with this solver or none, was made for it.
@@ -85,7 +85,7 @@ def code() -> str:
     digest = hashlib.sha256()
     home = Path(__file__).parent.parent
     for package in ("optimize", "listing", "lowering", "schedules"):
-        for path in sorted((home / package).glob("*.py")):
+        for path in sorted((home / package).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -197,7 +197,7 @@ def write_entry(
     place = folder()
     try:
         place.mkdir(parents=True, exist_ok=True)
-        write_whole(place / f"{key(problems, choices)}.json", text.encode())
+        write_atomically(place / f"{key(problems, choices)}.json", text.encode())
         known = sorted(place.glob("*.json"), key=lambda path: path.stat().st_mtime)
         # Whoever was killed while it wrote left a part of an entry.
         old = time.time() - HOUR

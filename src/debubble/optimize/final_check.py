@@ -9,16 +9,16 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import simulate
 from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
-from debubble.optimize.asked import Asked
-from debubble.optimize.belongs import outside
-from debubble.optimize.choices import OFFLOAD, choice_in
-from debubble.optimize.cutting import Cutting
-from debubble.optimize.offload import schedules, without_copies
+from debubble.optimize.layer_split.cutting import Cutting
 from debubble.optimize.problem import Problem
+from debubble.optimize.programs.belongs import outside
+from debubble.optimize.programs.offload import schedules, without_copies
+from debubble.optimize.request import Request
 from debubble.optimize.result import Result
+from debubble.optimize.stage_choices.choices import OFFLOAD, choice_in
 
 
-def checked(asked: Asked, result: Result) -> Result:
+def checked(request: Request, result: Result) -> Result:
     """The result, where it is one of what was asked for.
 
     Raises
@@ -27,30 +27,30 @@ def checked(asked: Asked, result: Result) -> Result:
         When the schedule is not one that was asked for, breaks a memory limit, takes another time
         than the result says or less than its bound, or has a status that does not go with both.
     """
-    wrong = _wrong(asked, result)
+    wrong = _wrong(request, result)
     if wrong:
         raise AssertionError(f"the search returned a schedule that is not allowed: {wrong}")
     return result
 
 
-def _wrong(asked: Asked, result: Result) -> str:
+def _wrong(request: Request, result: Result) -> str:
     """What is wrong with a result, in words; empty where it is right."""
     schedule, makespan, bound = result.schedule, result.makespan, result.lower_bound
     table = schedule.placement.table
-    roots = [problem for problem in asked.problems if problem.placement.table == table]
+    roots = [problem for problem in request.problems if problem.placement.table == table]
     if not roots:
         return f"its placement is {table}"
     if roots[0].layers is not None:
         least = Cutting(roots[0]).least
         if sum(result.layers) != roots[0].layers.count or np.any(np.array(result.layers) < least):
             return f"its stages have {result.layers} layers"
-    problem = problem_of(asked, schedule, result.layers)
+    problem = problem_of(request, schedule, result.layers)
     if problem is None:
         return "stages recompute or offload activations that are not to"
     wrong = outside(problem, schedule) or not_offloaded(problem, schedule)
     if wrong:
         return wrong
-    timeline = simulate(schedule, problem.table.costs, asked.p2p_mode)
+    timeline = simulate(schedule, problem.table.costs, request.p2p_mode)
     if abs(timeline.makespan - makespan) > TOLERANCE * makespan:
         return f"it takes {timeline.makespan}, not {makespan}"
     if np.any(timeline.peak_activation > problem.limits_with_slack):
@@ -64,16 +64,16 @@ def _wrong(asked: Asked, result: Result) -> str:
     return ""
 
 
-def problem_of(asked: Asked, schedule: Schedule, layers: tuple[int, ...]) -> Problem | None:
+def problem_of(request: Request, schedule: Schedule, layers: tuple[int, ...]) -> Problem | None:
     """What is asked for, with the choices of a schedule; None where they are not open."""
-    chosen, ways = [], asked.ways(schedule.stages)
+    chosen, ways = [], request.ways(schedule.stages)
     for way, open_to in zip(choice_in(schedule), ways, strict=True):
         # Of what may be offloaded some, or all, may stay.
         fitting = [some for some in open_to if some == way or some == way | OFFLOAD]
         if not fitting:
             return None
         chosen.append(fitting[0])
-    return asked.problem(schedule.placement, layers, tuple(chosen))
+    return request.problem(schedule.placement, layers, tuple(chosen))
 
 
 def not_offloaded(problem: Problem, schedule: Schedule) -> str:

@@ -10,11 +10,11 @@ from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.listing import TOLERANCE
-from debubble.optimize.backward import relaxed
-from debubble.optimize.belongs import outside
-from debubble.optimize.bounds import prove
-from debubble.optimize.offload import eased, with_asked_copies, without_copies
+from debubble.optimize.bounds.paths import prove
 from debubble.optimize.problem import Problem
+from debubble.optimize.programs.backward import relaxed
+from debubble.optimize.programs.belongs import outside
+from debubble.optimize.programs.offload import eased, with_asked_copies, without_copies
 from debubble.optimize.stop import Stop
 
 Known: TypeAlias = dict[object, list[tuple[str, list[Program]]]]

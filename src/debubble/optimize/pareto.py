@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +11,21 @@ import numpy as np
 
 from debubble.analysis.layout import table
 from debubble.core import hooks
+from debubble.core.atomic_write import write_atomically
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.replacing import write_whole
 from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
 from debubble.listing import TOLERANCE
-from debubble.optimize.asked import problems_of
-from debubble.optimize.backward import relaxed
-from debubble.optimize.bounds import lower_bound
-from debubble.optimize.cut_bound import bound_of_cuts
-from debubble.optimize.cutting import Cutting, smallest_limit
-from debubble.optimize.layers import layers_of
-from debubble.optimize.offload import eased
+from debubble.optimize.bounds.paths import lower_bound
+from debubble.optimize.layer_split.cut_bound import bound_of_cuts
+from debubble.optimize.layer_split.cutting import Cutting, smallest_limit
+from debubble.optimize.layer_split.layers import layers_of
 from debubble.optimize.problem import Problem
-from debubble.optimize.published import compare_with_published
+from debubble.optimize.programs.backward import relaxed
+from debubble.optimize.programs.offload import eased
+from debubble.optimize.programs.published import compare_with_published
+from debubble.optimize.request import Request
 from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
 
@@ -114,7 +114,7 @@ class Frontier:
             raise ParameterError(f"'{path}' is no picture of a frontier; use .png, .svg or .pdf")
         drawing = self.plot().figure
         data: bytes = hooks.render_figure(drawing, ending)
-        write_whole(path, data)
+        write_atomically(path, data)
 
 
 def sweep(
@@ -150,11 +150,8 @@ def sweep(
     costs = costs or Costs()
     if costs.microbatch not in (None, 1.0):
         raise ParameterError("memory is swept for microbatches of one length; leave microbatch out")
-    problems = problems_of(
-        ranks, microbatches, options.get("chunks"), costs, None,
-        options.get("placement", "any"), options.get("backward", "free"), p2p_mode,
-        options.get("recompute", "none"), options.get("offload", "none"), options.get("layers"),
-    )  # fmt: skip
+    given = {field.name: options[field.name] for field in fields(Request) if field.name in options}
+    problems = Request(ranks, microbatches, costs=costs, p2p_mode=p2p_mode, **given).problems
     unlimited = min(
         bound_of_cuts(Cutting(problem)) if problem.layers else lower_bound(relaxed(eased(problem)))
         for problem in problems
@@ -178,8 +175,8 @@ def sweep(
         if result.status == "interrupted" or result.makespan <= unlimited * (1 + TOLERANCE):
             break
     last = points[-1][1]
-    given = options.get("layers")
-    layers = None if given is None else layers_of(given, costs)
+    model = options.get("layers")
+    layers = None if model is None else layers_of(model, costs)
     rows = compare_with_published(
         last.timeline if layers else last.schedule, costs, None, p2p_mode,
         recompute=options.get("recompute", "none"), layers=layers,

@@ -30,7 +30,7 @@ from debubble.engine.timeline import Timeline, timeline_of
 from debubble.engine.validate import has
 from debubble.listing import TOLERANCE, Workload
 from debubble.lowering.recompute import add_recompute
-from debubble.optimize.layers import Layers
+from debubble.optimize.layer_split.layers import Layers
 
 NO_MEMORY = 1e-200
 """What a stage that stores nothing counts for where memory is divided by it: the rest is finite."""
@@ -61,7 +61,7 @@ class Problem(Workload):
     so that the two may begin R before the gradient arrives. Most programs have no R either;
     :meth:`schedule` puts them in. In those that do, R may stand anywhere between its forward and
     its backward, and the R of the j-th stage that recomputes is action ``size + j · m + b``. Bounds
-    hold for these as well (:mod:`debubble.optimize.bounds`).
+    hold for these as well (:mod:`debubble.optimize.bounds.paths`).
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Problem(Workload):
         Layers of every stage, where they were cut.
     offload
         Whether each stage's activations wait for their backward on the host; empty for none. Only
-        measured here; see :mod:`debubble.optimize.offload`.
+        measured here; see :mod:`debubble.optimize.programs.offload`.
     """
 
     mode: P2PMode = "overlapped"

@@ -10,7 +10,7 @@ import numpy as np
 
 from debubble.analysis.compare import compare
 from debubble.analysis.comparison import Comparison
-from debubble.core.actions import COPY_KINDS
+from debubble.core.actions import COPY_KINDS, Program
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
@@ -20,12 +20,12 @@ from debubble.engine.memory import memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
-from debubble.optimize.asked import Asked, Budget
-from debubble.optimize.belongs import outside
-from debubble.optimize.choices import choice_in
+from debubble.optimize.anneal.simulated_moves import move_actions
 from debubble.optimize.final_check import not_offloaded, problem_of
-from debubble.optimize.moving import moved
+from debubble.optimize.programs.belongs import outside
+from debubble.optimize.request import Budget, Request
 from debubble.optimize.result import Result
+from debubble.optimize.stage_choices.choices import choice_in
 from debubble.optimize.stop import Stop, run_heard, time_left
 
 MOVES = 1500
@@ -43,9 +43,9 @@ order, end; the rest is for the published schedules."""
 
 
 def optimize_robust(
-    search: Callable[[Asked, Budget, bool], Result],
+    search: Callable[[Request, Budget, bool], Result],
     robust: str | Jitter,
-    asked: Asked,
+    request: Request,
     budget: Budget,
     published: bool,
 ) -> Result:
@@ -61,22 +61,22 @@ def optimize_robust(
         What finds the fastest order, with or without published ones beside it.
     robust
         What varies.
-    asked, budget, published
+    request, budget, published
         What is sought, for how long, and whether published schedules are to be compared.
     """
     began = time.monotonic()
     jitter = robust if isinstance(robust, Jitter) else Jitter(robust)
     limit = budget.time_limit
     share = None if limit is None else FIRST * limit
-    found = search(asked, budget.within(share), published)
-    judge = _Judge(found, replace(jitter, samples=min(jitter.samples, SAMPLES)), asked)
+    found = search(request, budget.within(share), published)
+    judge = _Judge(found, replace(jitter, samples=min(jitter.samples, SAMPLES)), request)
     best = _Best(found.schedule, found.found_by)
     interrupted = found.status == "interrupted"
     if not interrupted:
         stop = Stop(time_left(None if limit is None else BEFORE_LAST * limit, began))
         moves = int(MOVES * budget.effort * (1 if limit is None else MORE_IN_TIME))
         interrupted = run_heard(
-            lambda: _improve(best, found, asked, judge, moves, stop), stop, budget.until
+            lambda: _improve(best, found, request, judge, moves, stop), stop, budget.until
         )
     chosen = judge.simulated(best.schedule)
     assert chosen is not None, "it was simulated before"
@@ -89,7 +89,7 @@ def optimize_robust(
         def race() -> None:
             compared.append(compare(
                 [timeline, *(row.timeline for row in others)], costs=timeline.table.costs,
-                memory=limits, p2p_mode=asked.p2p_mode, stop=last,
+                memory=limits, p2p_mode=request.p2p_mode, stop=last,
                 jitter=replace(jitter, seed=jitter.seed + 1),
             ))  # fmt: skip
 
@@ -115,10 +115,10 @@ class _Best:
 class _Judge:
     """Simulates orders with the costs of a result, and says how fast they are under jitter."""
 
-    def __init__(self, found: Result, jitter: Jitter, asked: Asked) -> None:
+    def __init__(self, found: Result, jitter: Jitter, request: Request) -> None:
         self.costs: Costs = found.timeline.table.costs
-        self.limits = memory_limits(asked.memory, asked.ranks)
-        self.mode = asked.p2p_mode
+        self.limits = memory_limits(request.memory, request.ranks)
+        self.mode = request.p2p_mode
         self.jitter = jitter
 
     def simulated(self, schedule: Schedule) -> Timeline | None:
@@ -140,26 +140,31 @@ class _Judge:
         return spread.p95 + 1e-6 * spread.mean
 
 
-def _candidates(found: Result, asked: Asked) -> Iterator[tuple[Schedule, str]]:
+def _candidates(found: Result, request: Request) -> Iterator[tuple[Schedule, str]]:
     """Published orders that the search could have found itself."""
     if found.published is None or found.layers:
         return
-    own = asked.problem(found.schedule.placement, (), choice_in(found.schedule))
+    own = request.problem(found.schedule.placement, (), choice_in(found.schedule))
     for row in found.published.rows:
         if row.schedule is found.schedule or outside(own, row.schedule):
             continue
         # Some of what is to be offloaded may stay; whether all of it may, the order says.
-        problem = problem_of(asked, row.schedule, ())
+        problem = problem_of(request, row.schedule, ())
         if problem is not None and not not_offloaded(problem, row.schedule):
             yield row.schedule, row.name
 
 
 def _improve(
-    best: _Best, found: Result, asked: Asked, judge: _Judge, moves: int, stop: Callable[[], bool]
+    best: _Best,
+    result: Result,
+    request: Request,
+    judge: _Judge,
+    moves: int,
+    stop: Callable[[], bool],
 ) -> None:
     """Hold orders against each other, and move single actions of the best, until it is to stop."""
-    score = judge.score(found.timeline)
-    for schedule, label in _candidates(found, asked):
+    score = judge.score(result.timeline)
+    for schedule, label in _candidates(result, request):
         if stop():
             return
         timeline = judge.simulated(schedule)
@@ -168,19 +173,14 @@ def _improve(
     schedule, name = best.schedule, best.name
     if has(schedule, COPY_KINDS):
         return
-    rng = np.random.default_rng(judge.jitter.seed)
+
+    def evaluate(programs: list[Program]) -> float | None:
+        timeline = judge.simulated(schedule.with_programs(programs))
+        return None if timeline is None else judge.score(timeline)
+
+    def found(programs: list[Program]) -> None:
+        best.schedule, best.name = schedule.with_programs(programs), f"{name}, changed for jitter"
+
     programs = [schedule.program(rank) for rank in range(schedule.ranks)]
-    for _ in range(moves):
-        if stop():
-            return
-        changed = moved(programs, rng)
-        if changed is None:
-            continue
-        trial = schedule.with_programs(changed)
-        timeline = judge.simulated(trial)
-        if timeline is None:
-            continue
-        its = judge.score(timeline)
-        if its < score * (1 - TOLERANCE):
-            programs, schedule, score = changed, trial, its
-            best.schedule, best.name = trial, f"{name}, changed for jitter"
+    rng = np.random.default_rng(judge.jitter.seed)
+    move_actions(programs, evaluate, moves, rng, stop, found)

@@ -15,21 +15,21 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.jitter import Jitter
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
-from debubble.optimize.asked import Asked, Budget, Found, Shape
-from debubble.optimize.bounding import reason
+from debubble.optimize.bounds.strategies import reason
 from debubble.optimize.cache import Entry, read_entry, write_entry
-from debubble.optimize.choices import Recompute
-from debubble.optimize.cuts import Cuts
 from debubble.optimize.final_check import checked
-from debubble.optimize.layers import Given
-from debubble.optimize.lengths import entering, search_lengths, without_equal_lengths
-from debubble.optimize.listed import listed
-from debubble.optimize.offload import Offload, is_none, schedules, tighter
+from debubble.optimize.layer_split.layers import Given
+from debubble.optimize.layer_split.space import Cuts
+from debubble.optimize.lengths.search import entering, search_lengths, without_equal_lengths
 from debubble.optimize.problem import Backward, Problem
-from debubble.optimize.published import compare_with_published
+from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.offload import Offload, is_none, schedules, tighter
+from debubble.optimize.programs.published import compare_with_published
+from debubble.optimize.request import Budget, Outcome, Request, Shape
 from debubble.optimize.result import Result
 from debubble.optimize.robust import optimize_robust
-from debubble.optimize.stage_choices import Choices
+from debubble.optimize.stage_choices.choices import Recompute
+from debubble.optimize.stage_choices.space import Choices
 from debubble.optimize.stop import Stop, Work, run_heard
 from debubble.optimize.strategies import solver_name
 from debubble.optimize.variants import Report, Space, Variants
@@ -146,35 +146,34 @@ def optimize(
     >>> result.makespan, result.lower_bound, result.status
     (13.0, 13.0, 'optimal')
     """
-    _check(time_limit, effort, workers)
+    budget = Budget(time_limit, effort, seed, workers, cache, report, until)
     costs = without_equal_lengths(costs or Costs(), microbatches)
-    asked = Asked(
+    request = Request(
         ranks, microbatches, chunks, costs, layers, memory, placement, backward, recompute, offload,
         p2p_mode,
     )  # fmt: skip
-    budget = Budget(time_limit, effort, seed, workers, cache, report, until)
     if robust is not None:
-        result = optimize_robust(_answer, robust, asked, budget, published)
+        result = optimize_robust(_answer, robust, request, budget, published)
     else:
-        result = _answer(asked, budget, published)
-    return checked(asked, result)
+        result = _answer(request, budget, published)
+    return checked(request, result)
 
 
-def _answer(asked: Asked, budget: Budget, published: bool) -> Result:
+def _answer(request: Request, budget: Budget, published: bool) -> Result:
     """The fastest order, and published ones beside it."""
-    lengths = asked.costs.microbatch is not None
-    found = search_lengths(search, asked, budget) if lengths else search(asked, budget)
-    if has_rule(asked.costs, RECOMPUTES_LATE):
+    lengths = request.costs.microbatch is not None
+    found = search_lengths(search, request, budget) if lengths else search(request, budget)
+    if has_rule(request.costs, RECOMPUTES_LATE):
         found = _with_late_recomputes(found)
     problem, schedule = found.problem, found.schedule
-    timeline = _with_static(found.timeline, asked.costs)
+    timeline = _with_static(found.timeline, request.costs)
     compared = None
     if published:
         soon = Stop(_time_to_compare(found, budget.time_limit))
         compared = compare_with_published(
-            timeline if problem.layers else schedule, asked.costs, asked.memory, asked.p2p_mode,
-            recompute=asked.recompute, copies=not is_none(asked.offload), layers=problem.layers,
-            stop=soon,
+            timeline if problem.layers else schedule, request.costs, request.memory,
+            request.p2p_mode, recompute=request.recompute, copies=not is_none(request.offload),
+            layers=problem.layers, stop=soon,
         )  # fmt: skip
     return Result(
         schedule, timeline, timeline.makespan, found.bound, found.status, found.seconds,
@@ -184,7 +183,7 @@ def _answer(asked: Asked, budget: Budget, published: bool) -> Result:
     )  # fmt: skip
 
 
-def _with_late_recomputes(found: Found) -> Found:
+def _with_late_recomputes(found: Outcome) -> Outcome:
     """What is found as its runtime runs it: recomputes wait for gradients.
 
     Where stages are free, or layers are, the search lets them begin earlier.
@@ -197,24 +196,24 @@ def _with_late_recomputes(found: Found) -> Found:
     return replace(found, timeline=timeline, schedule=timeline.schedule, status=status)
 
 
-def _time_to_compare(found: Found, limit: float | None) -> float:
+def _time_to_compare(found: Outcome, limit: float | None) -> float:
     """Seconds for published schedules after a search; infinite where it has no time limit."""
     if found.status == "interrupted":
         return AFTER_CTRL_C
     return math.inf if limit is None else max(AFTER_LIMIT * limit, AFTER_CTRL_C)
 
 
-def search(asked: Asked, budget: Budget) -> Found:
+def search(request: Request, budget: Budget) -> Outcome:
     """Find the fastest order of microbatches that are alike, over all variants of the problems."""
     began, time_limit, effort = time.monotonic(), budget.time_limit, budget.effort
-    problems = asked.problems
+    problems = request.problems
     effort_or_time = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
     spent = f"{effort_or_time}, seed {budget.seed}, {budget.workers} workers"
     work = Work(math.inf if time_limit else effort, budget.seed, budget.workers)
     stop = Stop(math.inf if time_limit is None else time_limit, work=work)
-    choices = {"recompute": asked.recompute, "offload": asked.offload}
+    choices = {"recompute": request.recompute, "offload": request.offload}
     free = [name for name, how in choices.items() if isinstance(how, str) and how == "free"]
-    variants = Variants(_spaces(asked), stop, budget.report)
+    variants = Variants(_spaces(request), stop, budget.report)
     solver = solver_name()
     known = read_entry(problems, free) if budget.cache else None
     interrupted = False
@@ -235,7 +234,7 @@ def search(asked: Asked, budget: Budget) -> Found:
         entry = Entry(best.programs, bound, spent, seconds, found_by, solver, cut=best.problem.cut)
         write_entry(problems, schedule, entry, free)
     timeline = best.problem.timeline(schedule)
-    return Found(
+    return Outcome(
         best.problem, schedule, timeline, bound, status, seconds, found_by, not fresh,
         _reason(variants),
     )  # fmt: skip
@@ -252,15 +251,6 @@ def _reason(search: Variants) -> str:
     return reason(search.best.model, search.best.bound, bound) if single else ""
 
 
-def _check(time_limit: float | None, effort: float, workers: int) -> None:
-    if time_limit is not None and not 0 < time_limit < math.inf:
-        raise ParameterError(f"time limit is {time_limit}; give a positive number of seconds")
-    if not 0 < effort < math.inf:
-        raise ParameterError(f"effort is {effort}; give a positive number")
-    if not 1 <= workers <= 256:
-        raise ParameterError(f"workers is {workers}; give a number from 1 to 256")
-
-
 def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
     """A timeline of activations alone with what the ranks hold all the time."""
     static = static_memory(costs, timeline.schedule.ranks)
@@ -268,13 +258,13 @@ def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
     return replace(timeline, table=replace(timeline.table, static=static, costs=whole))
 
 
-def _spaces(asked: Asked) -> list[Space]:
+def _spaces(request: Request) -> list[Space]:
     """The variants over every placement: its choices, or its cuts with the choices over each."""
     by_placement: dict[object, list[Problem]] = {}
-    for problem in asked.problems:
+    for problem in request.problems:
         by_placement.setdefault(problem.placement.table, []).append(problem)
-    space = Choices if asked.layers is None else Cuts
-    return [space(those, asked.ways(those[0].stages)) for those in by_placement.values()]
+    space = Choices if request.layers is None else Cuts
+    return [space(those, request.ways(those[0].stages)) for those in by_placement.values()]
 
 
 def _no_room(problem: Problem) -> ParameterError:

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, takewhile
 
 import numpy as np
@@ -37,8 +38,10 @@ from debubble.core.kinds import GRADIENT_KINDS
 from debubble.engine.graph import MEETING
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
-from debubble.optimize.ahead import run_ahead, runs_ahead
-from debubble.optimize.annealing import (
+from debubble.optimize.anneal.annealer import refine
+from debubble.optimize.anneal.early_recompute import run_ahead, runs_ahead
+from debubble.optimize.anneal.simulated_moves import HOT, makespan_in_engine, move_actions
+from debubble.optimize.anneal.strategies import (
     LARGEST,
     SMALL_ROUNDS,
     anneal,
@@ -48,17 +51,15 @@ from debubble.optimize.annealing import (
     pairs,
     small,
 )
-from debubble.optimize.backward import alternatives, fusable, relaxed, separate
-from debubble.optimize.bounding import keep_copies, keep_one_rank, keep_several_ranks
-from debubble.optimize.copied_list import can_list, orders_with_copies
+from debubble.optimize.bounds.strategies import keep_copies, keep_one_rank, keep_several_ranks
 from debubble.optimize.incumbent import Incumbent
-from debubble.optimize.listed import listed
-from debubble.optimize.moving import move_actions
-from debubble.optimize.offload import tighter
+from debubble.optimize.periodic.strategies import can_repeat, patterns, repeat, repeat_best
 from debubble.optimize.problem import Problem, without_recomputes
-from debubble.optimize.published import own_orders, published_orders
-from debubble.optimize.refine import refine
-from debubble.optimize.repeating import can_repeat, patterns, repeat, repeat_best
+from debubble.optimize.programs.backward import alternatives, fusable, relaxed, separate
+from debubble.optimize.programs.list_scheduling import listed
+from debubble.optimize.programs.list_with_copies import can_list, orders_with_copies
+from debubble.optimize.programs.offload import tighter
+from debubble.optimize.programs.published import own_orders, published_orders
 from debubble.optimize.stop import Stop
 
 SMALL_MIXED = 500
@@ -116,7 +117,7 @@ class Strategy:
         What is said to have found the order.
     run
         Offers the incumbent orders or bounds. The problem it gets is the incumbent's without
-        copies to the host, see :mod:`debubble.optimize.offload`.
+        copies to the host, see :mod:`debubble.optimize.programs.offload`.
     applies
         Whether it is of use for a problem.
     quick
@@ -234,7 +235,7 @@ def solve_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool) -> None:
-    from debubble.optimize.exact import Model
+    from debubble.optimize.cp_sat.model import Model
 
     effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
     # Choosing what to fuse takes the solver long; with relaxed times its bound holds as well.
@@ -265,7 +266,7 @@ def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool) -> N
 
 def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Seek an order and its copies together."""
-    from debubble.optimize.copies import CopyModel
+    from debubble.optimize.cp_sat.copy_model import CopyModel
 
     del problem
     if incumbent.schedule is None:
@@ -282,10 +283,11 @@ def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> Non
 
 def move_in_simulator(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Move single actions where the engine alone knows what transfers cost."""
-    moves = round(MOVES * min(stop.work.effort, MOST_MOVING))
     move_actions(
-        problem, incumbent.programs, moves, stop.work.seed, stop,
-        lambda programs: incumbent.offer(programs, "moving single actions"),
+        incumbent.programs, partial(makespan_in_engine, problem),
+        round(MOVES * min(stop.work.effort, MOST_MOVING)), np.random.default_rng(stop.work.seed),
+        stop, lambda programs: incumbent.offer(programs, "moving single actions"),
+        heat=HOT * (float(problem.times.mean()) or 1.0),
     )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ Every variant is a problem of its own. The search
 4. improves those variants by which the bound for all of them is lowest, where they are small.
 
 What neighbours are, and what bounds all variants over one placement, is said by a :class:`Space`:
-one for choices of stages (:mod:`debubble.optimize.stage_choices`), and one for cuts
-(:mod:`debubble.optimize.cuts`), each with the choices over it; where neither is open a space holds
-one variant.
+one for choices of stages (:mod:`debubble.optimize.stage_choices.space`), and one for cuts
+(:mod:`debubble.optimize.layer_split.space`), each with the choices over it; where neither is open a
+space holds one variant.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeAlias
 
 from debubble.listing import TOLERANCE
-from debubble.optimize.ahead import run_ahead, runs_ahead
-from debubble.optimize.bounding import keep_one_rank
+from debubble.optimize.anneal.early_recompute import run_ahead, runs_ahead
+from debubble.optimize.bounds.strategies import keep_one_rank
 from debubble.optimize.cache import Entry
 from debubble.optimize.incumbent import Incumbent, Known
 from debubble.optimize.problem import Problem

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from debubble.core.errors import ParameterError
-from debubble.planner.calibrate import shipped_factors
 from debubble.planner.candidate import Training
-from debubble.planner.cluster import Cluster, find_gpu, read_bytes
-from debubble.planner.model import Model
-from debubble.planner.model_files import read_model
-from debubble.planner.plan import Asked
+from debubble.planner.cost.published_efficiencies import shipped_factors
+from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.planner.frameworks.table import find_framework
+from debubble.planner.hardware.cluster import Cluster, find_gpu, read_bytes
+from debubble.planner.model.files import read_model
+from debubble.planner.model.transformer import Model
 from debubble.planner.request import check_precision
-from debubble.planner.rules import RUNTIMES, check_framework
+from debubble.planner.search.evaluate import Asked
 
 LARGEST = 10_000_000
 """Most GPUs, sequences or tokens that a plan is made for."""
@@ -36,8 +37,8 @@ def ask(
     Parameters
     ----------
     model, gpu
-        Names, or files, see :func:`debubble.planner.model_files.read_model` and
-        :func:`debubble.planner.cluster.find_gpu`; or a model that was read.
+        Names, or files, see :func:`debubble.planner.model.files.read_model` and
+        :func:`debubble.planner.hardware.cluster.find_gpu`; or a model that was read.
     gpus, batch, sequence
         Number of GPUs, sequences per step, tokens per sequence; of the latter :data:`SEQUENCE`
         unless given, or as many as the model has learned positions.
@@ -48,8 +49,8 @@ def ask(
     imbalance
         Tokens of the busiest experts over the mean.
     framework
-        Who runs it, and so what is kept for how long, see :data:`debubble.planner.rules.RUNTIMES`;
-        Megatron-LM unless given.
+        Who runs it, and so what is kept for how long, see
+        :data:`debubble.planner.frameworks.table.FRAMEWORKS`; Megatron-LM unless given.
     """
     if not 1 <= imbalance <= 1000:
         raise ParameterError(f"imbalance is {imbalance:g}; it is from 1, balanced, to 1000")
@@ -63,6 +64,6 @@ def ask(
             f"a sequence of {length:,} tokens, and {known.name} has {known.positions:,} learned "
             f"positions; the nearest that works is {known.positions:,}"
         )
-    runtime = RUNTIMES["megatron" if framework is None else check_framework(framework)]
+    runtime = MEGATRON if framework is None else find_framework(framework).runtime
     training = Training(batch, length, precision, imbalance=imbalance, runtime=runtime)
     return Asked(known, Cluster(found, gpus), training, shipped_factors(), limit)

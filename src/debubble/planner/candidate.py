@@ -8,15 +8,14 @@ from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.runtimes import RECOMPUTED_WHOLE
-from debubble.core.runtimes import RUNTIMES as CORE_RUNTIMES
+from debubble.core.runtimes import RECOMPUTED_WHOLE, RUNTIMES
+from debubble.planner.frameworks.habits import Habits
+from debubble.planner.frameworks.megatron.runtime import MEGATRON
 
 RECOMPUTES = ("none", "selective", "full")
 """Ways to recompute every layer; ``"full:N"`` recomputes the first N layers of every stage."""
 PRECISIONS = ("bf16", "fp16", "fp8")
 """What a plan can be trained in."""
-
-RUNTIMES = ("megatron", "deepspeed", "torch", "debubble")
 
 
 @cache
@@ -60,9 +59,8 @@ class Training:
     """Whether attention stores no scores."""
     sequence_parallel: bool = True
     """Whether tensor-parallel groups also split norms and residual stream over the sequence."""
-    runtime: str = "megatron"
-    """Who keeps buffers: ``"megatron"``, ``"deepspeed"``, ``"torch"`` (PyTorch's pipelining and
-    FSDP2) or ``"debubble"``."""
+    runtime: Habits = MEGATRON
+    """The software that runs it, by what it keeps in memory."""
     master_bytes: int = 4
     """Bytes of the optimizer's own copy of a weight: 4, or 0 where it updates the weights at
     once."""
@@ -140,7 +138,7 @@ class Candidate:
     """0 nothing, 1 optimizer states, 2 gradients, 3 also weights split over replicas."""
     modules: tuple[str, ...] = ()
     """What ``"selective"`` computes again, by Megatron-LM's names; empty for the usual ones, see
-    :func:`debubble.planner.activations.recompute_modules`."""
+    :func:`debubble.planner.memory.activations.recompute_modules`."""
 
     def __post_init__(self) -> None:
         if len(self.layers) != self.degrees.stages:
@@ -188,7 +186,8 @@ def _one_stage(
 
 
 def whole_backwards(training: Training, candidate: Candidate) -> bool:
-    """Whether I does the whole backward of every stage, as runtimes do that recompute in it."""
-    runtime = CORE_RUNTIMES.get(training.runtime)
-    ruled = runtime is not None and RECOMPUTED_WHOLE in runtime.rules
-    return ruled and candidate.recompute != "none"
+    """Return whether I does the whole backward of every stage, where recompute is part of it."""
+    return (
+        RECOMPUTED_WHOLE in RUNTIMES[training.runtime.engine].rules
+        and candidate.recompute != "none"
+    )

@@ -20,24 +20,18 @@ from debubble.planner.candidate import (
     Training,
     recomputed_layers,
 )
-from debubble.planner.degrees import ZEROS, Fixed, candidates, groups
-from debubble.planner.gpus import GPUS, Gpu
-from debubble.planner.model import Model
-from debubble.planner.orders import first_cut, plannable, why_not
-from debubble.planner.rules import (
-    ANY,
-    DEGREES,
-    STATE,
-    Case,
-    broken,
-    check_framework,
-    divisors,
-    rules_of,
-)
+from debubble.planner.frameworks.any_rules import ANY_RULES
+from debubble.planner.frameworks.case import DEGREES, STATE, Case, Rule, divisors
+from debubble.planner.frameworks.rules import broken, rules_of
+from debubble.planner.frameworks.table import find_framework
+from debubble.planner.hardware.gpus import GPUS, Gpu
+from debubble.planner.model.transformer import Model
+from debubble.planner.plannable import first_cut, plannable, why_not
+from debubble.planner.search.groups import ZEROS, Fixed, candidates, groups
 from debubble.schedules import registry
 
 if TYPE_CHECKING:
-    from debubble.planner.cluster import Cluster
+    from debubble.planner.hardware.cluster import Cluster
 
 SIZES = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size")
 OF_GPUS = ("tp", "cp", "dp", "pp")
@@ -65,7 +59,7 @@ def check_request(model: Model, cluster: Cluster, training: Training, fixed: Fix
 
 def _check_words(fixed: Fixed) -> None:
     if fixed.framework is not None:
-        check_framework(fixed.framework)
+        find_framework(fixed.framework)
     for name in fixed.schedules or ():
         entry = registry.find(name)
         if reason := why_not(entry.name):
@@ -133,7 +127,8 @@ class _Request:
         for rule in rules_of(self.fixed.framework, DEGREES):
             problem = rule.check(case)
             if problem is not None:
-                who = "" if ANY in rule.options else f"{self.fixed.framework} does not run this: "
+                any_plan = rule in ANY_RULES
+                who = "" if any_plan else f"{self.fixed.framework} does not run this: "
                 self.refuse(
                     who + problem.text, [one for one in problem.changes if one != "schedule"]
                 )
@@ -215,10 +210,11 @@ class _Request:
             return []
         free = replace(self.fixed, framework=None)
         plans = candidates(self.model, self.cluster, self.training, free)
-        found: dict[str, str] | None = None
+        found: dict[Rule, str] | None = None
         for one in islice(plans, SOME):
-            problems = broken(self.model, self.cluster, self.training, one, self.fixed.framework)
-            texts = {problem.rule: problem.text for problem in problems}
+            case = Case.of(self.model, self.cluster.gpus, self.training, one)
+            problems = broken(case, self.fixed.framework)
+            texts = {rule: problem.text for rule, problem in problems.items()}
             found = {rule: text for rule, text in (found or texts).items() if rule in texts}
             if not found:
                 break

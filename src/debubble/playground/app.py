@@ -1,4 +1,4 @@
-"""The web application: a page, its assets, and functions behind addresses."""
+"""Web application of the playground: a page, its assets, and functions at addresses."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from starlette.routing import Route
 
 from debubble.analysis.metrics import MODES
 from debubble.core.errors import DebubbleError
-from debubble.playground import limits, work
-from debubble.playground.catalogue import catalogue
-from debubble.playground.clients import Clients, client_of
-from debubble.playground.controls import choices, cost_controls
+from debubble.playground import limits, plans, traces, work
+from debubble.playground.controls import catalogue, choices, cost_controls, page_limits
 from debubble.playground.faster import faster
-from debubble.playground.limits import Cache, Guard, RefusedError
+from debubble.playground.guard import Clients, Guard, client_of, refusal
+from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search, Searches
-from debubble.playground.state import Export, File, Look, Question, State, read
+from debubble.playground.state import ExportRequest, File, PageState, PlanForm, Poll, Strict, read
 from debubble.playground.uploads import upload
 from debubble.view import component
 
@@ -41,6 +40,9 @@ ASSETS = {
     "/playground.css": ("playground.css", "text/css"),
     **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
 }
+"""File and media type of every address with a file of this folder."""
+
+BYTES = "application/octet-stream"
 
 log = logging.getLogger("debubble.playground")
 
@@ -50,42 +52,51 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 def make_app(
     hosts: frozenset[str] = frozenset({"localhost"}), clients: Clients | None = None
 ) -> Guard:
-    """The application, for requests to hosts of these names and to addresses in numbers.
+    """Return the application, for requests to hosts of these names and to addresses in numbers.
 
-    `clients` limits what each of them may ask for; without it nothing does.
+    `clients` limits the requests of each of them; by default there is no limit.
     """
     service = Service()
     routes = [Route(path, partial(_asset, name, kind)) for path, (name, kind) in ASSETS.items()]
     routes += [
         Route("/timeline.js", partial(_script, component.script)),
         Route("/shared.js", partial(_script, partial(component.asset, "timeline/shared.js"))),
-        Route("/api/schedules", answering(service.schedules)),
-        Route("/api/simulate", answering(service.simulate), methods=["POST"]),
-        Route("/api/upload", answering(service.upload), methods=["POST"]),
-        Route("/api/export", answering(service.export), methods=["POST"]),
-        Route("/api/planner", answering(service.planner)),
-        Route("/api/plan", answering(service.plan), methods=["POST"]),
-        Route("/api/optimize", answering(service.optimize), methods=["POST"]),
-        Route(limits.TRACE, answering(service.trace), methods=["POST"]),
-        Route("/api/search", answering(service.search), methods=["POST"]),
     ]
+    asked: dict[str, Endpoint] = {"schedules": service.schedules, "planner": service.planner}
+    sent: dict[str, Endpoint] = {
+        # Found when called, so that a test can put another one in its place.
+        "simulate": service.computing(PageState, lambda state: work.simulate(state)),
+        "upload": service.computing(File, upload),
+        "export": service.export,
+        "plan": service.searching(PlanForm, plans.plan),
+        "optimize": service.searching(PageState, faster),
+        "trace": service.trace,
+        "search": service.search,
+    }
+    for method, endpoints in (("GET", asked), ("POST", sent)):
+        routes += [
+            Route(f"{limits.WORK}{name}", answering(endpoint), methods=[method])
+            for name, endpoint in endpoints.items()
+        ]
     served = Starlette(routes=routes, exception_handlers={HTTPException: _not_served})
     return Guard(served, hosts, clients or Clients())
 
 
 def answering(endpoint: Endpoint) -> Endpoint:
-    """The same endpoint, whose errors are answered as JSON that the page can show."""
+    """Return an endpoint that answers errors as JSON for the page."""
 
     async def answered(request: Request) -> Response:
         try:
             return await endpoint(request)
         except ClientDisconnect:
             return Response(status_code=499)
+        except RefusedError as error:
+            return refusal(error)
         except DebubbleError as error:
-            return _refusal(error)
+            return refusal(RefusedError(str(error)))
         except Exception as error:
             log.exception("internal error in %s", request.url.path)
-            return _refusal(
+            return refusal(
                 RefusedError(
                     f"internal error: {type(error).__name__}; this is a bug, please report it "
                     "with what 'debubble serve' printed",
@@ -97,8 +108,8 @@ def answering(endpoint: Endpoint) -> Endpoint:
 
 
 async def _not_served(request: Request, error: Any) -> Response:
-    """An address or method that does not exist."""
-    return _refusal(RefusedError(f"{request.url.path}: {error.detail}", status=error.status_code))
+    """Answer an address or method that does not exist."""
+    return refusal(RefusedError(f"{request.url.path}: {error.detail}", status=error.status_code))
 
 
 async def _asset(name: str, kind: str, request: Request) -> Response:  # noqa: ARG001
@@ -111,7 +122,7 @@ async def _script(text: Callable[[], str], request: Request) -> Response:  # noq
 
 
 class Service:
-    """Answers requests: a few at a time in threads, the others wait for their turn."""
+    """Endpoints of the application: a few work at a time in threads, others wait for their turn."""
 
     def __init__(self) -> None:
         workers = max(1, min(4, os.cpu_count() or 1))
@@ -123,7 +134,7 @@ class Service:
         self.pool.submit(work.warm_up)
 
     async def schedules(self, request: Request) -> Response:  # noqa: ARG002
-        """The registry, the p2p modes, and the controls of costs and lowerings."""
+        """Answer the registry, the p2p modes, the controls, and the limits of the page."""
         return await self._answer(
             b"schedules",
             lambda: {
@@ -131,82 +142,60 @@ class Service:
                 "modes": MODES,
                 "costs": cost_controls(),
                 "choices": choices(),
+                "limits": page_limits(),
             },
         )
 
-    async def simulate(self, request: Request) -> Response:
-        """Timelines, ranking and problems of a state."""
-        return await self._json(request, State, work.simulate)
+    async def planner(self, request: Request) -> Response:  # noqa: ARG002
+        """Answer the choices of the plan form."""
+        return await self._answer(b"planner", plans.inputs)
 
-    async def upload(self, request: Request) -> Response:
-        """Kind and contents of an uploaded file."""
-        return await self._json(request, File, upload)
+    def computing(self, model: type[Strict], compute: Callable[[Any], Any]) -> Endpoint:
+        """Return an endpoint that answers the result of a function of a request."""
+
+        async def computed(request: Request) -> Response:
+            body = await _body(request)
+            question = request.url.path.encode() + body
+            return await self._answer(question, partial(compute, read(model, body)))
+
+        return computed
+
+    def searching(self, model: type[Strict], find: Callable[[Any, Search], Any]) -> Endpoint:
+        """Return an endpoint that starts a search and answers its name."""
+
+        async def started(request: Request) -> Response:
+            return self._start(request, partial(find, read(model, await _body(request))))
+
+        return started
+
+    async def trace(self, request: Request) -> Response:
+        """Start a diagnosis of the traces in a request."""
+        body = await _body(request, BYTES, limits.READING_TRACE)
+        return self._start(request, partial(traces.trace, body))
 
     async def export(self, request: Request) -> Response:
-        """A file to download."""
-        wanted: Export = read(Export, await _body(request))
+        """Answer a file to download."""
+        wanted: ExportRequest = read(ExportRequest, await _body(request))
         content, kind, name = await self._run(partial(work.export, wanted))
         attachment = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=kind, headers=attachment)
 
-    async def planner(self, request: Request) -> Response:  # noqa: ARG002
-        """What plans can be asked for."""
-
-        def inputs() -> dict[str, Any]:
-            from debubble.playground import plans
-
-            return plans.inputs()
-
-        return await self._answer(b"planner", inputs)
-
-    async def plan(self, request: Request) -> Response:
-        """A search for plans, to be asked after."""
-        question = read(Question, await _body(request))
-
-        def find(running: Search) -> dict[str, Any]:
-            from debubble.playground import plans
-
-            return plans.plan(question, running)
-
-        return self._started(request, find)
-
-    async def optimize(self, request: Request) -> Response:
-        """A search for a faster order, to be asked after."""
-        return self._started(request, partial(faster, read(State, await _body(request))))
-
-    async def trace(self, request: Request) -> Response:
-        """A diagnosis of traces, to be asked after."""
-        body = await _body(request, "application/octet-stream", limits.READING_TRACE)
-
-        def find(running: Search) -> dict[str, Any]:
-            from debubble.playground import traces
-
-            return traces.trace(body, running)
-
-        return self._started(request, find)
-
     async def search(self, request: Request) -> Response:
-        """How far a search is, or its answer."""
-        look: Look = read(Look, await _body(request))
-        progress, answer = self.searches.look(look.search, look.stop)
+        """Answer the progress of a search, or its result."""
+        poll: Poll = read(Poll, await _body(request))
+        progress, answer = self.searches.poll(poll.search, poll.stop)
         content = _encoded({"done": answer is not None, **progress})
         if answer is not None:
             content = content[:-1] + b',"answer":' + answer + b"}"
         return Response(content, media_type="application/json")
 
-    def _started(self, request: Request, find: Callable[[Search], Any]) -> Response:
+    def _start(self, request: Request, find: Callable[[Search], Any]) -> Response:
         client = request.client.host if request.client else ""
         name = self.searches.start(client_of(client), lambda running: _encoded(find(running)))
         return Response(_encoded({"search": name}), media_type="application/json")
 
-    async def _json(self, request: Request, model: Any, compute: Callable[[Any], Any]) -> Response:
-        body = await _body(request)
-        return await self._answer(
-            request.url.path.encode() + body, partial(compute, read(model, body))
-        )
-
     async def _answer(self, question: bytes, compute: Callable[[], Any]) -> Response:
-        """The answer that is kept, or a new one."""
+        """Answer from the cache, or compute."""
         key = hashlib.blake2b(question, digest_size=16).digest()
         content = self.cache.get(key)
         if content is None:
@@ -215,7 +204,7 @@ class Service:
         return Response(content, media_type="application/json")
 
     async def _run(self, compute: Callable[[], Any]) -> Any:
-        """The result of a function, in a thread, in its turn, within the time there is."""
+        """Return the result of a function, in a thread, in its turn, within the time limit."""
         if self.waiting >= limits.WAITING:
             raise RefusedError("too many requests are waiting; try again", status=503)
         self.waiting += 1
@@ -232,10 +221,36 @@ class Service:
             self.waiting -= 1
 
 
+class Cache:
+    """Recent answers up to a number of bytes; the longest unused go first."""
+
+    def __init__(self, limit: int = limits.CACHE_BYTES) -> None:
+        self.limit = limit
+        self.size = 0
+        # In order of use, the latest last. Only the event loop's thread comes here.
+        self._kept: dict[bytes, bytes] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return an answer that was kept, else None."""
+        found = self._kept.pop(key, None)
+        if found is not None:
+            self._kept[key] = found
+        return found
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Keep an answer, unless it would take more than a quarter of the room."""
+        if key in self._kept or len(value) > self.limit // 4:
+            return
+        self._kept[key] = value
+        self.size += len(value)
+        while self.size > self.limit:
+            self.size -= len(self._kept.pop(next(iter(self._kept))))
+
+
 async def _body(
     request: Request, wanted: str = "application/json", seconds: float | None = None
 ) -> bytes:
-    """The bytes of a request; one that a form of another page could send is refused."""
+    """Return the bytes of a request; one that a form of another page could send is refused."""
     kind = request.headers.get("content-type", "").partition(";")[0]
     if kind.strip().lower() != wanted:
         raise RefusedError(f"send {wanted}", status=415)
@@ -251,10 +266,3 @@ async def _body(
 
 def _encoded(data: Any) -> bytes:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _refusal(error: DebubbleError) -> Response:
-    refused = error if isinstance(error, RefusedError) else RefusedError(str(error))
-    # What is left of a request that was not read to its end is not waited for.
-    headers = {"connection": "close"} if refused.status in (408, 413, 415) else {}
-    return Response(_encoded(refused.to_dict()), refused.status, headers, "application/json")

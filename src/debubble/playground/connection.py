@@ -1,9 +1,8 @@
-"""Connections that do not wait for ever: a request has to arrive in some seconds."""
+"""Connections with a deadline: the head of a request has to arrive within some seconds."""
 
 from __future__ import annotations
 
 from asyncio import BaseTransport, TimerHandle
-from typing import cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -11,10 +10,10 @@ from debubble.playground.limits import READING
 
 
 class PromptProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection whose next request's head is not there in time.
+    """HTTP/1.1 that closes a connection whose next request's head is late.
 
-    The server itself only ends connections that are idle behind an answer; one that sends nothing,
-    or a byte now and then, would keep its place among those that are served.
+    Uvicorn itself only ends connections that are idle after an answer; one that sends nothing, or
+    a byte now and then, would keep its place among those that are served.
     """
 
     alarm: TimerHandle | None = None
@@ -30,25 +29,17 @@ class PromptProtocol(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Stop the clock."""
         super().connection_lost(exc)
         self._stop()
 
     def _watch(self) -> None:
-        if not self._waits():
+        if self.cycle is not None and not self.cycle.response_complete:
             self._stop()
         elif self.alarm is None:
-            self.alarm = self.loop.call_later(READING, self._late)
-
-    def _waits(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
+            self.alarm = self.loop.call_later(READING, self.transport.close)
 
     def _stop(self) -> None:
         if self.alarm is not None:
             self.alarm.cancel()
             self.alarm = None
-
-    def _late(self) -> None:
-        self.alarm = None
-        if self._waits() and not self.transport.is_closing():
-            cast(BaseTransport, self.transport).close()

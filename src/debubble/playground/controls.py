@@ -1,29 +1,33 @@
-"""Controls that the page makes from lists: fields of costs, and choices of lowerings."""
+"""Lists that the page makes its controls from: schedules, costs, lowerings, and limits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from debubble.analysis.unread_costs import NEEDS
 from debubble.core.costs import COST_FIELDS
 from debubble.lowering.chain import LOWERINGS
+from debubble.playground import limits
+from debubble.playground.state import MOST
+from debubble.schedules import registry
+from debubble.schedules.registry import Entry, Option
 
 
 @dataclass(frozen=True)
 class CostControl:
-    """A field for a cost, with a slider; its hint is the cost's own description."""
+    """Field of a cost, with a slider; its hint is the cost's own description."""
 
     name: str
-    """The cost."""
     label: str = ""
-    """Label of the field; empty for the name."""
+    """Label; the default is the name."""
     value: str = ""
     """Text at the start; empty for the cost's default."""
     placeholder: str = ""
     """Text for the cost's default."""
     most: float = 4
-    """Largest value of the slider."""
+    """Largest value of the slider at the start."""
     tick: float = 0.05
     """Distance of its values."""
 
@@ -42,16 +46,12 @@ COSTS = (
 
 
 def cost_controls() -> list[dict[str, Any]]:
-    """Fields of costs as plain data."""
+    """Return the fields of costs as plain data."""
     return [
-        {
-            "name": control.name,
+        asdict(control)
+        | {
             "label": control.label or control.name,
             "hint": COST_FIELDS[control.name].text,
-            "value": control.value,
-            "placeholder": control.placeholder,
-            "most": control.most,
-            "tick": control.tick,
             "needs": _needs_of(control.name),
         }
         for control in COSTS
@@ -59,29 +59,103 @@ def cost_controls() -> list[dict[str, Any]]:
 
 
 def choices() -> list[dict[str, Any]]:
-    """Choices of lowerings as plain data; the first value is the one at the start."""
-    found = []
-    for row in LOWERINGS:
-        if row.on_page is None:
-            continue
-        none = {} if row.part_of else {"": row.on_page.none}
-        found.append(
-            {
-                "name": row.name,
-                "label": row.on_page.label,
-                "hint": row.on_page.hint,
-                "values": [*none.items(), *row.on_page.values.items()],
-                "needs": _needs(row.part_of) if row.part_of else None,
-            }
-        )
-    return found
+    """Return the choices of lowerings as plain data; the first value is the default."""
+    return [
+        {
+            "name": row.name,
+            "label": row.on_page.label,
+            "hint": row.on_page.hint,
+            "values": [
+                *([] if row.part_of else [("", row.on_page.none)]),
+                *row.on_page.values.items(),
+            ],
+            "needs": _needs(row.part_of) if row.part_of else None,
+        }
+        for row in LOWERINGS
+        if row.on_page is not None
+    ]
+
+
+def page_limits() -> dict[str, Any]:
+    """Return the limits that the page itself keeps to."""
+    return {
+        "sizes": MOST,
+        "file": limits.MAX_FILE,
+        "trace": limits.MAX_TRACE,
+        "trace_files": limits.MAX_TRACE_FILES,
+    }
 
 
 def _needs_of(cost: str) -> dict[str, Any] | None:
-    """Field of the page without which a cost is not paid, if one adds what pays it."""
+    """Return the field of the page without which a cost is not paid, if there is one."""
     need = NEEDS.get(cost)
     return _needs(need.option, need.values) if need is not None and need.option else None
 
 
 def _needs(field: str, values: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"field": field, "values": list(values)}
+
+
+_PRIVATE = re.compile(r",? see :mod:`[\w.]*\._\w+`")
+_ROLE = re.compile(r":[a-z]+:`~?(?:[\w.]+\.)?([\w]+)`")
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """Return every registered schedule by name: description, requirements, and figure."""
+    return [_described(entry) for entry in sorted(registry.schedules(), key=lambda e: e.name)]
+
+
+def _described(entry: Entry) -> dict[str, Any]:
+    return {
+        **entry.to_dict(),
+        "constraints": [{"field": c.parameter, "text": c.text} for c in entry.constraints],
+        "options": [_option(option) for option in entry.options],
+        "about": prose(entry.text),
+    }
+
+
+def _option(option: Option) -> dict[str, Any]:
+    """Return an option as an input: a choice, a tick, a number, or a text."""
+    types = option.types
+    kind = "text"
+    if option.choices:
+        kind = "choice"
+    elif types == ("bool",):
+        kind = "truth"
+    elif set(types) <= {"int", "float", "None"}:
+        kind = "whole" if "float" not in types else "number"
+    return {
+        "name": option.name,
+        "kind": kind,
+        "choices": list(option.choices),
+        "default": option.default,
+        "text": unmarked(option.text),
+    }
+
+
+def prose(text: str) -> list[dict[str, str]]:
+    r"""Return the text of a schedule: paragraphs and preformatted figures, no markup.
+
+    Examples
+    --------
+    >>> prose("Runs ``F``, like this::\n\n    r0 | F0\n    r1 | .")[1]
+    {'kind': 'figure', 'text': 'r0 | F0\nr1 | .'}
+    """
+    found: list[dict[str, str]] = []
+    for block in re.split(r"\n\s*\n", text.strip("\n")):
+        lines = block.split("\n")
+        if all(line.startswith("    ") for line in lines):
+            figure = "\n".join(line[4:].rstrip() for line in lines)
+            if found and found[-1]["kind"] == "figure":
+                found[-1]["text"] += f"\n\n{figure}"
+            else:
+                found.append({"kind": "figure", "text": figure})
+        elif block.strip():
+            found.append({"kind": "text", "text": unmarked(" ".join(map(str.strip, lines)))})
+    return found
+
+
+def unmarked(text: str) -> str:
+    """Return text without the markup of docstrings."""
+    text = _ROLE.sub(r"\1", _PRIVATE.sub("", text))
+    return re.sub(r"::$", ":", text.replace("``", "").replace("`", "").strip())

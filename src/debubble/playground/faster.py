@@ -1,4 +1,4 @@
-"""Orders that are faster than those that are shown, for the same sizes, costs and memory."""
+"""Search for a faster schedule than those on the page, at the same sizes, costs and memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
-from debubble.playground.state import File, State, within
+from debubble.playground.state import File, PageState, within
 
 FILE = "optimized.json"
 
 
-def faster(state: State, running: Search) -> dict[str, Any]:
-    """The best order until the search is over: a file for requests, and what is said of it."""
+def faster(state: PageState, running: Search) -> dict[str, Any]:
+    """Return the best schedule found until the search is over, as a file, and its headline."""
     from debubble.optimize.search import optimize
 
     _check(state)
@@ -36,7 +36,7 @@ def faster(state: State, running: Search) -> dict[str, Any]:
     return {"headline": result.headline, "file": file.model_dump(), "status": result.status}
 
 
-def _check(state: State) -> None:
+def _check(state: PageState) -> None:
     for row in LOWERINGS:
         if row.on_page and not row.part_of and getattr(state, row.name) is not None:
             raise RefusedError(f"{row.name} is for published schedules; turn it off", row.name)

@@ -1,4 +1,4 @@
-"""Plans for a model on a number of GPUs, and what the page shows of them."""
+"""Plans for a model on a number of GPUs, as data for the page."""
 
 from __future__ import annotations
 
@@ -7,18 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from debubble.core.errors import DebubbleError, did_you_mean
-from debubble.planner.ask import ask
-from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
-from debubble.planner.degrees import ZEROS, Fixed, Group, groups
-from debubble.planner.found import Found
-from debubble.planner.gpus import GPUS
-from debubble.planner.held import held, held_with, with_measured_steps
-from debubble.planner.model import Model
-from debubble.planner.model_files import parse_model, read_model, shipped_models
-from debubble.planner.orders import plannable
-from debubble.planner.plan import Asked
-from debubble.planner.plan_data import plan_flags
-from debubble.planner.report import (
+from debubble.planner.answer.data import plan_flags
+from debubble.planner.answer.report import (
     columns,
     costs_yaml,
     gigabytes,
@@ -26,36 +16,44 @@ from debubble.planner.report import (
     paragraphs,
     whole_timeline,
 )
+from debubble.planner.answer.why import why_not, why_text
+from debubble.planner.ask import ask
+from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
+from debubble.planner.constraints import held, held_with, with_measured_steps
+from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.hardware.gpus import GPUS
+from debubble.planner.model.files import parse_model, read_model, shipped_models
+from debubble.planner.model.transformer import Model
+from debubble.planner.plannable import plannable
 from debubble.planner.request import SIZES, check_request
-from debubble.planner.rules import FRAMEWORKS
-from debubble.planner.search import search
-from debubble.planner.split import runnable
-from debubble.planner.why import why_not, why_text
+from debubble.planner.search.best_plans import search
+from debubble.planner.search.evaluate import Asked
+from debubble.planner.search.found import Found
+from debubble.planner.search.groups import ZEROS, Fixed, Group, groups
+from debubble.planner.search.layer_split import runnable
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
-from debubble.playground.state import File, Question
+from debubble.playground.state import File, PlanForm
 from debubble.playground.uploads import upload
 from debubble.playground.work import DRAWING
-from debubble.view.figure import render
-from debubble.view.plan_figure import front
-from debubble.view.plan_page import memory_rows
+from debubble.view.plan_page import front, memory_rows
 from debubble.view.timeline_data import encode
 
 TOP = 5
 """Plans in the table."""
 
 MOST_WHY = 4
-"""Conditions of one question, each of which is a search of its own."""
+"""Most conditions of one question, each of which is a search of its own."""
 
 SOME_LAYERS = "full:1"
-"""The first layer of every stage is recomputed; stands for any number."""
+"""Recompute the first layer of every stage: an example for any number."""
 
 TOO_LONG = f"have more than {limits.MAX_ACTIONS:,} actions, which is too many here"
 
 
 def inputs() -> dict[str, Any]:
-    """What can be chosen from."""
+    """Return the choices of the form."""
     return {
         "models": list(shipped_models()),
         "gpus": [[name, f"{name}, {gigabytes(gpu.memory)}"] for name, gpu in GPUS.items()],
@@ -68,8 +66,8 @@ def inputs() -> dict[str, Any]:
     }
 
 
-def plan(question: Question, running: Search) -> dict[str, Any]:
-    """The best plans, or those found until the search is over."""
+def plan(question: PlanForm, running: Search) -> dict[str, Any]:
+    """Return the best plans, or those found until the search is over."""
     if question.gpu not in GPUS:
         raise RefusedError(f"gpu '{question.gpu}': {did_you_mean(question.gpu, GPUS)}", "gpu")
     asked = ask(
@@ -92,7 +90,7 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
         raise RefusedError(f"why has {len(conditions)} conditions; the limit is {MOST_WHY}", "why")
     others = [(text, held_with(given, text, question.framework)) for text in conditions]
 
-    def tell(found: Found) -> None:
+    def report(found: Found) -> None:
         best = found.best.step_time if found.best else None
         running.progress = {
             "considered": found.considered, "simulated": found.simulated, "best": best
@@ -103,7 +101,7 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
     def found_with(fixed: Fixed, count: int, long: list[int]) -> Found:
         short = _short(groups(asked.model, asked.cluster, asked.training, fixed), long)
         splits = None if fixed.layers else runnable(asked, fixed.framework)
-        return search(asked, short, count, tell, splits)
+        return search(asked, short, count, report, splits)
 
     long: list[int] = []
     found = found_with(fixed, TOP, long)
@@ -119,7 +117,7 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
 
 
 def _measured(asked: Asked, file: File, fixed: Fixed) -> Asked:
-    """The question with the efficiency that a measured step says."""
+    """Return the question with the efficiency of a measured step."""
     _check_length(file, limits.MAX_MEASURED, "what was measured", "measured")
     try:
         return with_measured_steps(asked, file.name, fixed, file.text)
@@ -133,10 +131,10 @@ def _check_length(file: File, most: int, what: str, field: str) -> None:
         raise RefusedError(f"{what} has {size:,} characters; the limit is {most:,}", field)
 
 
-def _model(question: Question) -> Model:
-    """The model of a file, or one of those that come with the package."""
+def _model(question: PlanForm) -> Model:
+    """Return the model of a file, or one of those that come with the package."""
     if question.file is None:
-        # Names only: whoever asks has no say in which files are read.
+        # Names only: a request has no say in which files are read.
         if question.model not in shipped_models():
             hint = did_you_mean(question.model, shipped_models())
             raise RefusedError(f"model '{question.model}': {hint}", "model")
@@ -151,7 +149,7 @@ def _model(question: Question) -> Model:
 
 
 def _short(found: Iterable[Group], long: list[int]) -> Iterator[Group]:
-    """Groups without the orders that have too many actions, which are counted in `long`."""
+    """Yield groups without schedules of too many actions, which are counted in `long`."""
     for group in found:
         chunks = limits.MAX_ACTIONS // (3 * group.microbatches * group.degrees.pp)
         orders = {
@@ -165,6 +163,8 @@ def _short(found: Iterable[Group], long: list[int]) -> Iterator[Group]:
 
 
 def _answer(asked: Asked, found: Found) -> dict[str, Any]:
+    from debubble.view.figure import render
+
     answer: dict[str, Any] = {
         "paragraphs": paragraphs(asked, found),
         "left_out": left_out(found),
@@ -191,7 +191,7 @@ def _answer(asked: Asked, found: Found) -> dict[str, Any]:
 
 
 def _for_comparison(asked: Asked, found: Found) -> dict[str, Any]:
-    """The best plan for the page that compares schedules: costs, sizes, and its schedule."""
+    """Return costs, sizes and schedule of the best plan, for the page that compares schedules."""
     best = found.plans[0]
     file = File(name="plan.yaml", text=costs_yaml(asked, best))
     return upload(file) | {"name": best.candidate.schedule}

@@ -1,4 +1,4 @@
-"""Searches that take longer than a request: started, asked after, ended with the best so far."""
+"""Searches that take longer than a request: started, polled, ended with the best so far."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Event
 from typing import Any, TypeAlias
 
 from debubble.playground import limits
@@ -16,43 +15,49 @@ from debubble.playground.limits import RefusedError
 
 @dataclass
 class Search:
-    """One search, as the thread that runs it and the requests that ask after it see it."""
+    """A search that a thread runs and requests poll."""
 
     client: str
     progress: dict[str, Any] = field(default_factory=dict)
+    """Progress as the page shows it, set by the thread."""
     began: float = field(default_factory=time.monotonic)
-    heard: float = field(default_factory=time.monotonic)
-    asked: Event = field(default_factory=Event)
+    polled: float = field(default_factory=time.monotonic)
+    """Time of the last poll."""
+    cancelled: bool = False
 
     @property
     def seconds(self) -> float:
-        """How long it has been running."""
+        """Seconds since it began."""
         return time.monotonic() - self.began
 
     def over(self) -> bool:
-        """Whether to end: it was cancelled, its time is over, or nobody asks after it."""
+        """Return whether to end: it is unwanted, or its time is over."""
         return self.unwanted or self.seconds > limits.SEARCH_SECONDS
 
     @property
     def unwanted(self) -> bool:
-        """Whether it was cancelled, or nobody asks after it."""
-        return self.asked.is_set() or time.monotonic() - self.heard > limits.UNHEARD
+        """Whether it was cancelled, or is no longer polled."""
+        return self.cancelled or time.monotonic() - self.polled > limits.UNHEARD
 
 
 Work: TypeAlias = Callable[[Search], bytes]
-"""Runs in a thread: says in `progress` how far it is, ends soon when it is `over`."""
+"""Function for a thread: it sets `progress`, and ends soon when the search is `over`."""
 
 
 class Searches:
-    """Searches by a name that only those know who started them."""
+    """Searches by a name that only their client knows."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(limits.SEARCHES, thread_name_prefix="search")
         self._known: dict[str, tuple[Search, Future[bytes]]] = {}
 
     def start(self, client: str, work: Work) -> str:
-        """Start a search; its name. One of an address runs at a time, and few in all."""
-        self._forget()
+        """Start a search and return its name. A client runs one at a time, all together few."""
+        now = time.monotonic()
+        for name, (search, future) in list(self._known.items()):
+            # Answers that were never fetched.
+            if future.done() and now - search.polled > limits.UNHEARD:
+                del self._known[name]
         running = [search for search, future in self._known.values() if not future.done()]
         if any(search.client == client for search in running):
             raise RefusedError("a search is running already; cancel it, or wait", status=429)
@@ -62,22 +67,14 @@ class Searches:
         self._known[name] = search, self._pool.submit(work, search)
         return name
 
-    def look(self, name: str, stop: bool) -> tuple[dict[str, Any], bytes | None]:
-        """How far a search is, and its answer, or error, when it is done; then it is forgotten."""
+    def poll(self, name: str, stop: bool) -> tuple[dict[str, Any], bytes | None]:
+        """Return the progress of a search, and its answer (or error) when done; then forget it."""
         if name not in self._known:
             raise RefusedError("this search has ended; start it again", status=410)
         search, future = self._known[name]
-        search.heard = time.monotonic()
-        if stop:
-            search.asked.set()
+        search.polled = time.monotonic()
+        search.cancelled |= stop
         if not future.done():
             return {"seconds": search.seconds, **search.progress}, None
         del self._known[name]
         return {}, future.result()
-
-    def _forget(self) -> None:
-        """Forget answers that nobody has fetched."""
-        now = time.monotonic()
-        for name, (search, future) in list(self._known.items()):
-            if future.done() and now - search.heard > limits.UNHEARD:
-                del self._known[name]

@@ -1,4 +1,4 @@
-"""Requests of the page: sizes, costs and schedules, all of them bounded."""
+"""Requests of the page, with limits for every value."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ from debubble.playground.limits import RefusedError
 if TYPE_CHECKING:
     from debubble.engine.graph import P2PMode
 
-Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-Times = Time | Annotated[list[Time], Field(min_length=1, max_length=limits.MAX_RANKS * 8)]
+CostTime = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+CostTimes = (
+    CostTime | Annotated[list[CostTime], Field(min_length=1, max_length=limits.MAX_RANKS * 8)]
+)
 Chunks = Annotated[int, Field(ge=1, le=limits.MAX_CHUNKS)]
-Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^/\\\x00-\x1f]+$")]
+ShortName = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^/\\\x00-\x1f]+$")]
 OptionValue = bool | int | float | Annotated[str, Field(max_length=80)] | None
 
 
 class Strict(BaseModel):
-    """A request, or a part of one, without unknown keys and with values of the right types."""
+    """Request, or a part of one, without unknown keys and with values of the right types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class File(Strict):
-    """A file that the user picked: its text, and its name without folders."""
+    """File that the user picked: its text, and its name without folders."""
 
-    name: Name
+    name: ShortName
     text: Annotated[str, Field(max_length=limits.MAX_FILE)]
 
 
 class Wanted(Strict):
-    """One schedule: a registered name with chunks and options of its own, or a file."""
+    """One schedule: a registered name with its own chunks and options, or a file."""
 
-    name: Name = ""
+    name: ShortName = ""
     chunks: Chunks | None = None
     options: Annotated[dict[str, OptionValue], Field(max_length=16)] = {}
     file: File | None = None
@@ -54,10 +56,10 @@ Limits = Annotated[list[Limit], Field(min_length=1, max_length=limits.MAX_RANKS)
 
 
 _NUMBERS: dict[str, Any] = {
-    **dict.fromkeys(("stage", "rank", "pair", "microbatch", "boundary"), Times),
-    **dict.fromkeys(("link", "number", "rate"), Time),
+    **dict.fromkeys(("stage", "rank", "pair", "microbatch", "boundary"), CostTimes),
+    **dict.fromkeys(("link", "number", "rate"), CostTime),
 }
-"""Values of a cost, by its shape."""
+"""Type of a cost, by its shape."""
 
 
 class CostValues(Strict):
@@ -84,13 +86,13 @@ FIELD = {"p2p_mode": "mode"}
 """Fields with other names than their options."""
 
 AT_START = {"ranks": 4, "microbatches": 8}
-"""Values of fields that are left out, where they are not those of the option."""
+"""Defaults of fields that differ from those of their options."""
 
 _ON_PAGE = {row.name: row.on_page for row in LOWERINGS}
 
 
 def _values_of(row: OptionSpec) -> Any:
-    """Type of a field for an option; None where the page has none."""
+    """Return the type of an option's field; None where the page has none."""
     if row.typed_only:
         return None
     if row.name in _ON_PAGE:
@@ -111,8 +113,8 @@ def _field(kind: Any, default: Any) -> Any:
 _FIELD_TYPES = [(row, kind) for row in OPTIONS if (kind := _values_of(row)) is not None]
 
 
-class State(Strict):
-    """State of the page: schedules, costs and every option of a question that requests may give."""
+class PageState(Strict):
+    """State of the page: schedules, costs, and every option of a question that the page has."""
 
     schedules: Annotated[list[Wanted], Field(min_length=1, max_length=limits.MAX_SCHEDULES)]
     costs: CostValues = CostValues()
@@ -144,7 +146,7 @@ class State(Strict):
         """Lowerings as keywords of :func:`debubble.compare`."""
         chosen = {row.name: getattr(self, row.name) for row in LOWERINGS if row.on_page}
         parts = {row.name: row.part_of for row in LOWERINGS if row.part_of}
-        # The page says where also while nothing recomputes.
+        # The page sends the parts of a lowering even when that is off.
         return {
             name: value
             for name, value in chosen.items()
@@ -152,7 +154,7 @@ class State(Strict):
         }
 
     def read_costs(self) -> CostFile:
-        """Costs, with the names of the units; what is none is refused, and its field named."""
+        """Return the costs, with the names of their units; a refusal names the field."""
         given = self.costs
         if given.file is not None:
             try:
@@ -166,18 +168,15 @@ class State(Strict):
             raise RefusedError(str(error), cost_named(str(error))) from None
 
 
-def within(state: State, file: CostFile) -> State:
-    """The state with the memory limit of its cost file, where the request says none.
-
-    ``null`` is no limit.
-    """
+def within(state: PageState, file: CostFile) -> PageState:
+    """Return the state with the memory limit of its cost file, if the request has no such key."""
     if "memory" in state.model_fields_set or file.memory_limit is None:
         return state
     return state.model_copy(update={"memory": file.memory_limit})
 
 
 def cost_named(message: str) -> str:
-    """The cost that a message of :class:`debubble.CostError` begins with, else ``""``."""
+    """Return the cost that a message of :class:`debubble.CostError` begins with, else ``""``."""
     word = message.partition(" ")[0].partition("[")[0]
     return word if word in CostValues.model_fields else ""
 
@@ -185,19 +184,19 @@ def cost_named(message: str) -> str:
 Degree = Annotated[int, Field(ge=1, le=limits.MAX_GPUS)]
 
 
-class Question(Strict):
-    """What is to be planned; degrees and the like are held fixed where they are given."""
+class PlanForm(Strict):
+    """Form of a plan; what it gives of degrees and the like is held fixed."""
 
-    model: Name = ""
+    model: ShortName = ""
     file: File | None = None
-    gpu: Name
+    gpu: ShortName
     gpus: Degree
     batch: Annotated[int, Field(ge=1, le=limits.MAX_BATCH)]
     sequence: Annotated[int, Field(ge=1, le=limits.MAX_SEQUENCE)]
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
     memory: Annotated[str, Field(max_length=40)] | None = None
     imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    framework: Name | None = None
+    framework: ShortName | None = None
     tp: Degree | None = None
     cp: Degree | None = None
     ep: Degree | None = None
@@ -205,31 +204,31 @@ class Question(Strict):
     pp: Degree | None = None
     chunks: Chunks | None = None
     microbatch_size: Annotated[int, Field(ge=1, le=limits.MAX_BATCH)] | None = None
-    schedule: Name | None = None
-    recompute: Name | None = None
+    schedule: ShortName | None = None
+    recompute: ShortName | None = None
     zero: Annotated[int, Field(ge=0, le=3)] | None = None
     measured: File | None = None
     why: Annotated[str, Field(max_length=200)] = ""
 
 
-class Look(Strict):
-    """A look at a search that runs, which may end it."""
+class Poll(Strict):
+    """Poll of a running search, which may end it."""
 
-    search: Name
+    search: ShortName
     stop: bool = False
 
 
-class Export(Strict):
-    """A file to make: which of the schedules of a state, which part of a trace, which format."""
+class ExportRequest(Strict):
+    """File to make: index of the state's schedule, part of a trace, and format."""
 
-    state: State
+    state: PageState
     index: Annotated[int, Field(ge=0, lt=limits.MAX_SCHEDULES)] = 0
     part: Annotated[int, Field(ge=0, lt=limits.MAX_SCHEDULES)] = 0
     format: Literal["torch-csv", "torch-csv-comms", "json", "chrome-trace", "html"]
 
 
 def read(model: type[Strict], body: bytes) -> Any:
-    """A request as a model; of what is not as that says the first field, its value and a fix."""
+    """Parse a request; the refusal names the first wrong field, its value and a fix."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -243,7 +242,7 @@ def read(model: type[Strict], body: bytes) -> Any:
 
 
 def _explained(name: str, error: Any) -> str:
-    """Message for an invalid value, with a fix."""
+    """Return the message for an invalid value, with a fix."""
     kind, value, bounds = error["type"], error["input"], error.get("ctx", {})
     words = error["msg"][:1].lower() + error["msg"][1:]
     if kind == "extra_forbidden":
@@ -257,29 +256,30 @@ def _explained(name: str, error: Any) -> str:
         what = "characters" if isinstance(value, str) else "entries"
         limit = f"at least {least}" if least is not None else f"at most {most:,}"
         return f"{name} has {len(value):,} {what}; give {limit}"
-    if kind in _BOUNDS:
-        return f"{name} is {shown(value)}; give a number {words.removeprefix('input should be ')}"
-    wanted = "a text without slashes" if kind == "string_pattern_mismatch" else ""
-    if kind.startswith("int_"):
+    wanted = words.removeprefix("input should be ")
+    if kind.startswith(("less_than", "greater_than")):
+        wanted = f"a number {wanted}"
+    elif kind == "string_pattern_mismatch":
+        wanted = "a text without slashes"
+    elif kind.startswith("int_"):
         low, high = WHOLE.get(name, (1, 1 << 20))
         wanted = f"a whole number from {low} to {high:,}"
     elif kind in ("float_type", "float_parsing", "finite_number"):
         wanted = "a number, or one for each rank or stage"
     elif kind == "literal_error":
         wanted = str(bounds.get("expected", "")).replace("'", "")
-    return f"{name} is {shown(value)}; give {wanted or words.removeprefix('input should be ')}"
+    return f"{name} is {shown(value)}; give {wanted}"
 
 
 WHOLE = {
     name: (spec["minimum"], spec["maximum"])
-    for model in (State, Question)
+    for model in (PageState, PlanForm)
     for name, about in model.model_json_schema()["properties"].items()
     for spec in (about, *about.get("anyOf", ()))
     if spec.get("type") == "integer"
 }
-"""The least and the most of whole numbers."""
+"""Limits of every field with whole numbers."""
 
-_BOUNDS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
-_FIELDS = {*State.model_fields, *CostValues.model_fields, *Question.model_fields} - {"file"}
-_NAMES = {*_FIELDS, *Wanted.model_fields, *File.model_fields, *Export.model_fields,
-          *Look.model_fields}  # fmt: skip
+_FIELDS = {*PageState.model_fields, *CostValues.model_fields, *PlanForm.model_fields} - {"file"}
+_NAMES = {*_FIELDS, *Wanted.model_fields, *File.model_fields, *ExportRequest.model_fields,
+          *Poll.model_fields}  # fmt: skip

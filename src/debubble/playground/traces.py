@@ -1,4 +1,4 @@
-"""Traces of a run that the page sends: their files in a folder of their own, and what they tell."""
+"""Traces of a run that the page sends: their files in a temporary folder, and their diagnosis."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from debubble.core.errors import DebubbleError
-from debubble.diagnosis.ending import ended_by
+from debubble.diagnosis.cancellation import cancelled_by
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
 from debubble.playground.state import Strict, read
 
 HEAD = 4
-"""Bytes that say how long the list of files is, which stands before the files."""
+"""Bytes of the length of the list of files, which precedes the files."""
 
 _PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,120}")
-"""Part of a file's path: no folder above, nothing that a file system takes for something else."""
+"""Part of a file's path: no folder above, no sign with a meaning in file systems."""
 
 
-class Part(Strict):
-    """A file that is sent: its path from the folder that was opened, and its bytes."""
+class SentFile(Strict):
+    """File in a request: its path from the opened folder, and its number of bytes."""
 
     path: Annotated[str, Field(min_length=1, max_length=600)]
     size: Annotated[int, Field(ge=0, le=limits.MAX_TRACE)]
 
 
-class Parts(Strict):
-    """All files that are sent."""
+class SentFiles(Strict):
+    """All files in a request."""
 
-    parts: Annotated[list[Part], Field(min_length=1, max_length=limits.MAX_TRACE_FILES)]
+    parts: Annotated[list[SentFile], Field(min_length=1, max_length=limits.MAX_TRACE_FILES)]
 
 
-def parts_of(body: bytes) -> list[tuple[tuple[str, ...], bytes]]:
-    """Path and content of every file of a request as the page sends it; no path leads elsewhere."""
+def sent_files(body: bytes) -> list[tuple[tuple[str, ...], bytes]]:
+    """Return path and content of every file in a request; no path leads out of its folder."""
     at = HEAD + int.from_bytes(body[:HEAD], "little")
     if not HEAD < at <= min(len(body), limits.MAX_BODY):
         raise RefusedError("these are no files as this page sends them")
-    listed: Parts = read(Parts, body[HEAD:at])
+    listed: SentFiles = read(SentFiles, body[HEAD:at])
     if sum(part.size for part in listed.parts) != len(body) - at:
         raise RefusedError("the files did not arrive as a whole; send them again")
     found: dict[tuple[str, ...], bytes] = {}
@@ -62,8 +62,8 @@ def parts_of(body: bytes) -> list[tuple[tuple[str, ...], bytes]]:
 
 
 def trace(body: bytes, running: Search) -> dict[str, Any]:
-    """What :func:`debubble.view.trace_view.trace_view` says of the traces in a request."""
-    parts = parts_of(body)
+    """Return the diagnosis of the traces in a request, see :func:`trace_view`."""
+    parts = sent_files(body)
     with TemporaryDirectory(prefix="debubble-trace-") as name:
         folder = Path(name)
         try:
@@ -76,16 +76,16 @@ def trace(body: bytes, running: Search) -> dict[str, Any]:
         tops = {names[0] for names, _ in parts}
         root = folder / tops.pop() if len(tops) == 1 else folder
         try:
-            with ended_by(partial(_go_on, running)):
+            with cancelled_by(partial(_check_wanted, running)):
                 return _view(root, [folder.joinpath(*names) for names, _ in parts], running)
         except DebubbleError as error:
-            # Nobody asked where the server keeps them.
+            # The server's folders are not for clients to see.
             text = str(error).replace(f"{folder}/", "").replace(str(folder), "these files")
             raise RefusedError(text) from None
 
 
-def _go_on(running: Search) -> None:
-    """Let a diagnosis go on, unless it was cancelled or takes too long."""
+def _check_wanted(running: Search) -> None:
+    """Raise when a diagnosis was cancelled or takes too long."""
     if running.unwanted:
         raise RefusedError("cancelled; open the traces again to see them")
     if running.seconds > limits.TRACE_SECONDS:
@@ -122,7 +122,7 @@ def _view(root: Path, files: list[Path], running: Search) -> dict[str, Any]:
 
 
 def _check_unpacked(files: list[Path]) -> None:
-    """Refuse packed files that are far larger when unpacked, before anything reads them."""
+    """Refuse packed files that are far larger unpacked, before they are read."""
     from debubble.diagnosis.readers.stream import chunks
 
     total = 0

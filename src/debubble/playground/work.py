@@ -1,9 +1,9 @@
-"""Work of the server: simulations, and files to download."""
+"""Simulations of the page's schedules, and files to download."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -16,46 +16,48 @@ from debubble.core.units import number, percent
 from debubble.engine.jit import load_compiler
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
+from debubble.interchange.chrome_trace import trace_text
 from debubble.interchange.cost_files import CostFile
+from debubble.interchange.files import text_of
 from debubble.interchange.text import shown
 from debubble.lowering.sharding import MAX_ACTIVE
 from debubble.playground.limits import MAX_ACTIONS, RefusedError
-from debubble.playground.state import Export, State, Wanted, cost_named, within
+from debubble.playground.state import ExportRequest, PageState, Wanted, cost_named, within
 from debubble.playground.uploads import cost_lines
 from debubble.playground.uploads import items as read_items
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry
+from debubble.view.page import page
 from debubble.view.timeline_data import encode
 from debubble.view.words import MAX_NAME, printable
 
 PREDICTED, MEASURED = ", predicted", ", measured"
-"""Endings of the labels of the two groups in the trace of a run."""
+"""Ends of the labels of the two groups in the trace of a run."""
 
 MAX_OPTION = 1 << 20
+"""Largest number as an option of a schedule."""
 
 DRAWING = Lock()
-"""Drawings are made one at a time: matplotlib is not made for threads."""
+"""Lock for drawings: matplotlib is not made for threads."""
 
 
 def warm_up() -> None:
-    """Load what the first request would have to wait for: compiled kernels."""
+    """Load compiled kernels, for which the first request would wait."""
     load_compiler()
-    names = ("1f1b", "zb-v", "dualpipe-v")
-    wanted = [Wanted(name=name) for name in names]
-    state = State.model_validate({"schedules": wanted, "ranks": 4, "microbatches": 64})
-    simulate(state)
+    wanted = [Wanted(name=name) for name in ("1f1b", "zb-v", "dualpipe-v")]
+    simulate(PageState.model_validate({"schedules": wanted, "ranks": 4, "microbatches": 64}))
 
 
-def simulate(state: State) -> dict[str, Any]:
-    """All schedules of a state: timelines, a ranking, and what is wrong with those that failed.
+def simulate(state: PageState) -> dict[str, Any]:
+    """Return timelines, ranking and problems of all schedules of a state.
 
     Returns
     -------
     dict
         ``timelines``, for the component, in the order of ``table``, the ranking of
         :class:`debubble.Comparison`, recorded ones first; ``labels`` of every timeline, ``places``,
-        its index in the request, and ``parts``, which of a trace's groups it is; ``headline``;
-        ``cards``, the numbers and formulas of every timeline; ``costs``, what a cost file says; and
+        its index in the request, and ``parts``, its group in a trace; ``headline``; ``cards``, the
+        numbers and formulas of every timeline; ``costs``, the values of a cost file; and
         ``problems``, each with ``index``, ``message``, ``field`` and ``nearest``.
     """
     file = state.read_costs()
@@ -85,11 +87,15 @@ def simulate(state: State) -> dict[str, Any]:
     result, labels = _compared(items, state, file)
     by_label = dict(zip(labels, places, strict=True))
     for label, reason in result.skipped:
-        # A problem of a field stands beside it and is about the value; others name the schedule.
+        # The page shows a problem of a field next to it; others have to name the schedule.
         field = cost_named(reason)
         refused = RefusedError(reason if field else f"{label}: {reason}", field)
         problems.append({"index": by_label[label][0], **refused.to_dict()})
-    rows = _ordered(result.rows, by_label)
+    # Recorded rows in the order of their traces, predicted above measured, then the ranking.
+    recorded = sorted(
+        (row for row in result.rows if row.timeline.measured), key=lambda row: by_label[row.name]
+    )
+    rows = [*recorded, *(row for row in result.rows if not row.timeline.measured)]
     if not rows:
         return answer
     timelines = [row.timeline for row in rows]
@@ -107,7 +113,7 @@ def simulate(state: State) -> dict[str, Any]:
     ]
     payload = encode(timelines, limit=state.memory, time_unit=result.time_unit)
     for row, encoded in zip(rows, payload["timelines"], strict=True):
-        # What tells several of one schedule apart.
+        # The label tells several of one schedule apart.
         encoded["name"] = printable(row.name, MAX_NAME)
     return answer | {
         "timelines": payload,
@@ -120,15 +126,8 @@ def simulate(state: State) -> dict[str, Any]:
     }
 
 
-def _ordered(rows: Sequence[Row], by_label: Mapping[str, tuple[int, int]]) -> list[Row]:
-    """The recorded rows as their traces have them, predicted above measured, then the ranking."""
-    recorded = [row for row in rows if row.timeline.measured]
-    recorded.sort(key=lambda row: by_label[row.name])
-    return [*recorded, *(row for row in rows if not row.timeline.measured)]
-
-
 def _without_predictions(result: Comparison) -> Comparison:
-    """The same ranking without what runs were predicted to take: no rival of what they took."""
+    """Return the ranking without predictions of runs, which are no rivals of their measurements."""
     measured = [row.name for row in result.rows if row.name.endswith(MEASURED)]
     predicted = {name.removesuffix(MEASURED) + PREDICTED for name in measured}
     rows = tuple(row for row in result.rows if row.name not in predicted)
@@ -137,7 +136,7 @@ def _without_predictions(result: Comparison) -> Comparison:
 
 
 def _run_headline(rows: Sequence[Row]) -> str:
-    """Headline of one run beside its prediction: measured against predicted time, no ranking."""
+    """Return the headline of a single run with its prediction; empty for anything else."""
     if len(rows) != 2 or not all(row.timeline.measured for row in rows):
         return ""
     predicted, measured = rows
@@ -152,15 +151,17 @@ def _run_headline(rows: Sequence[Row]) -> str:
     )
 
 
-def _compared(items: Sequence[Any], state: State, file: CostFile) -> tuple[Comparison, list[str]]:
-    """The comparison, and what it calls each item."""
+def _compared(
+    items: Sequence[Any], state: PageState, file: CostFile
+) -> tuple[Comparison, list[str]]:
+    """Return the comparison, and the label of each item."""
     labels: list[str] = []
     unit = file.time_unit
     if not state.costs.file and all(isinstance(item, Timeline) for item in items):
         unit = "ms"
     options = state.options
     if not has_choice(item[0] for item in items if isinstance(item, tuple)):
-        # The page sends its number of chunks whatever the schedules are.
+        # The page sends its number of chunks even if no schedule has a choice.
         del options["chunks"]
     result = compare(
         items, **options, costs=file.costs, **state.lowering, time_unit=unit,
@@ -170,8 +171,8 @@ def _compared(items: Sequence[Any], state: State, file: CostFile) -> tuple[Compa
     return result, labels
 
 
-def _items(wanted: Wanted, state: State, costs: Costs) -> tuple[list[Any], int]:
-    """Items to compare, and an upper bound of their actions; no order is made yet."""
+def _items(wanted: Wanted, state: PageState, costs: Costs) -> tuple[list[Any], int]:
+    """Return items to compare, and an upper bound of their actions; none is made yet."""
     if wanted.file is not None:
         found = read_items(wanted.file, costs)
         made = [item.schedule if isinstance(item, Timeline) else item for item in found]
@@ -197,8 +198,8 @@ def _items(wanted: Wanted, state: State, costs: Costs) -> tuple[list[Any], int]:
     return [(entry.name, own)], _most_actions(entry, case, state)
 
 
-def _most_actions(entry: Entry, case: Any, state: State) -> int:
-    """The most actions of a schedule with all that is added to it."""
+def _most_actions(entry: Entry, case: Any, state: PageState) -> int:
+    """Return the most actions of a schedule with all that lowerings add."""
     actions = entry.most_actions(case)
     stages = entry.placement(case.ranks, case.chunks).stages
     iterations = case.iterations or 1
@@ -208,7 +209,7 @@ def _most_actions(entry: Entry, case: Any, state: State) -> int:
     if lowering["sharding"] == "ddp":
         actions += stages * iterations
     elif lowering["sharding"] == "fsdp":
-        # Weights may be gathered for every action and dropped behind it.
+        # Weights may be gathered for every action and dropped after it.
         gathers = 1 if case.chunks <= MAX_ACTIVE else actions
         actions += stages * iterations + 2 * gathers * (stages * iterations if gathers == 1 else 1)
     return actions
@@ -219,24 +220,22 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
     for key, value in options.items():
         if key not in known:
             raise RefusedError(f"{entry.name} has no option {shown(key)}; leave it out", key)
+        fix = ""
         if not known[key].fits(value):
-            kinds = " or ".join(_TYPES.get(name, name) for name in known[key].types)
-            raise RefusedError(f"{key} of {entry.name} is {shown(value)}; give {kinds}", key)
-        if isinstance(value, int) and abs(value) > MAX_OPTION:
-            raise RefusedError(
-                f"{key} of {entry.name} is {value:,}; the limit is {MAX_OPTION:,}", key
-            )
-        if key == "slices" and not 1 <= value <= registry.LIMITS["slices"]:
-            raise RefusedError(
-                f"slices of {entry.name} is {value:,}; give 1 to {registry.LIMITS['slices']:,}", key
-            )
+            fix = "give " + " or ".join(_TYPES.get(name, name) for name in known[key].types)
+        elif isinstance(value, int) and abs(value) > MAX_OPTION:
+            fix = f"the limit is {MAX_OPTION:,}"
+        elif key == "slices" and not 1 <= value <= registry.LIMITS["slices"]:
+            fix = f"give 1 to {registry.LIMITS['slices']:,}"
+        if fix:
+            raise RefusedError(f"{key} of {entry.name} is {shown(value)}; {fix}", key)
 
 
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text",
           "None": "nothing"}  # fmt: skip
 
 
-def _check_size(size: int, state: State) -> None:
+def _check_size(size: int, state: PageState) -> None:
     if size > MAX_ACTIONS:
         most = max(1, state.microbatches * MAX_ACTIONS // size)
         raise RefusedError(
@@ -247,8 +246,8 @@ def _check_size(size: int, state: State) -> None:
         )
 
 
-def export(wanted: Export) -> tuple[bytes, str, str]:
-    """A file: its content, media type and name."""
+def export(wanted: ExportRequest) -> tuple[bytes, str, str]:
+    """Return a file: its content, media type and name."""
     state = wanted.state
     if wanted.index >= len(state.schedules):
         raise RefusedError(
@@ -270,18 +269,12 @@ def export(wanted: Export) -> tuple[bytes, str, str]:
 def _file(row: Row, form: str, unit: str, memory: Limit | None) -> tuple[bytes, str, str]:
     timeline, name = row.timeline, stem(row.name)
     if form == "html":
-        from debubble.view.page import page
-
         with DRAWING:
             text = page([timeline], time_unit=unit, limit=memory)
         return text.encode(), "text/html", f"{name}.html"
     if form == "chrome-trace":
-        from debubble.interchange.chrome_trace import trace_text
-
         text = "".join(trace_text(timeline, unit))
         return text.encode(), "application/json", f"{name}.trace.json"
-    from debubble.interchange.files import text_of
-
     content = text_of(timeline.schedule, form, p2p_mode=timeline.mode).encode()
     if form == "json":
         return content, "application/json", f"{name}.json"
@@ -290,7 +283,7 @@ def _file(row: Row, form: str, unit: str, memory: Limit | None) -> tuple[bytes, 
 
 
 def stem(label: str) -> str:
-    """A file name for a label, without what file systems and headers mind.
+    """Return a file name for a label, without signs that file systems or headers mind.
 
     Examples
     --------

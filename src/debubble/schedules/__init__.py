@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from debubble.schedules.registry import Entry
+from debubble.schedules import registry
 
 
 class _Catalogue(types.ModuleType):
     # ``debubble.schedules`` is this package as soon as anything in it is imported, and the public
     # ``db.schedules()`` lists the registry: the package answers the call itself.
-    def __call__(self) -> list[Entry]:
-        from debubble.schedules import registry
-
+    def __call__(self) -> list[registry.Entry]:
         return registry.schedules()
 
 

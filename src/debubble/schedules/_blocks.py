@@ -39,7 +39,7 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind, sequence
 from debubble.engine.compile import UNIT_COSTS
-from debubble.engine.jit import Array, kernel
+from debubble.engine.jit import Array, helper, kernel
 from debubble.engine.timeline import simulate
 
 IDLE, WEIGHT, FORWARD, INPUT = range(4)
@@ -197,53 +197,70 @@ def fill_gaps(
     """
     passes = len(ranks_of) * microbatches
     for event in events:
+        old = event - passes
         if event < passes:
-            which = event // microbatches
-            forward = 2 * which < len(ranks_of)
-            begin = ranks_of[which] * width
+            begin = ranks_of[event // microbatches] * width
             old = begin + slots[event]
+            forward = 2 * (event // microbatches) < len(ranks_of)
             ready = begin
-            if which > 0:
+            if event >= microbatches:
                 ready = begin + slots[event - microbatches] + 1
             if event % microbatches > 0:
                 ready = max(ready, begin + slots[event - 1] + 1)
-            # An earlier forward holds its activation longer; so does a weight pass put off.
-            new = old
-            room = True
-            at = old - 1
-            while at >= ready and (room or not forward):
-                room = room and held[at] < most
-                cell = cells[at]
-                if forward:
-                    if cell == IDLE and room:
-                        new = at
-                elif cell == IDLE or (cell == WEIGHT and displace and room):
-                    new = at
-                at -= 1
-            swap = cells[new] == WEIGHT
-            if new < old:
-                slots[event] = new - begin
-                cells[new] = FORWARD if forward else INPUT
-                cells[old] = WEIGHT if swap else IDLE
-            for at in range(new, old):
-                if forward or swap:
-                    held[at] += 1
-                if not forward:
-                    due[at] += 2 if swap else 1
-        else:
-            old = event - passes
-
+            new = pull_pass(old, ready, forward, displace, most, cells, held, due)
+            slots[event] = new - begin
+        # Also a backward for weights that has changed places with a pass.
         if cells[old] == WEIGHT:
-            # No rank starts with something due, so this ends within the rank.
-            new = old
-            at = old - 1
-            while at > 0 and due[at] > 0 and due[at - 1] > 0:
-                if cells[at] == IDLE:
-                    new = at
-                at -= 1
-            if new < old:
-                cells[new] = WEIGHT
-                cells[old] = IDLE
-            for at in range(new, old):
-                held[at] -= 1
-                due[at] -= 1
+            pull_weight(old, cells, held, due)
+
+
+@helper
+def pull_pass(
+    old: int, ready: int, forward: bool, displace: bool, most: int, cells: Array, held: Array,
+    due: Array,
+) -> int:  # fmt: skip
+    """Move a pass to the earliest slot from `ready` on; returns that slot.
+
+    An earlier forward holds its activation longer, as does a backward for weights that is put off
+    because a backward for input takes its slot.
+    """
+    new = old
+    room = True
+    at = old - 1
+    while at >= ready and (room or not forward):
+        room = room and held[at] < most
+        cell = cells[at]
+        if forward:
+            if cell == IDLE and room:
+                new = at
+        elif cell == IDLE or (cell == WEIGHT and displace and room):
+            new = at
+        at -= 1
+    swap = cells[new] == WEIGHT
+    if new < old:
+        cells[new] = FORWARD if forward else INPUT
+        cells[old] = WEIGHT if swap else IDLE
+    for at in range(new, old):
+        if forward or swap:
+            held[at] += 1
+        if not forward:
+            due[at] += 2 if swap else 1
+    return new
+
+
+@helper
+def pull_weight(old: int, cells: Array, held: Array, due: Array) -> None:
+    """Move a backward for weights to the earliest idle slot from which on it is due."""
+    new = old
+    at = old - 1
+    # No rank starts with something due, so this ends within the rank.
+    while at > 0 and due[at] > 0 and due[at - 1] > 0:
+        if cells[at] == IDLE:
+            new = at
+        at -= 1
+    if new < old:
+        cells[new] = WEIGHT
+        cells[old] = IDLE
+    for at in range(new, old):
+        held[at] -= 1
+        due[at] -= 1

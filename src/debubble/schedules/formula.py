@@ -1,13 +1,13 @@
-"""Formulas as they stand in the texts of closed forms: their terms, one by one, and their symbols.
+"""Formulas of closed forms: values and terms, by way of Python, and the legend of their symbols.
 
 A formula is a sum of products of numbers, symbols, ``min`` and ``max``, ``⌈x⌉``, ``⌊x⌋`` and
-``|x|``; what stands side by side is multiplied, as in ``2(p − 1)c``.
+``|x|``; neighbors are multiplied, as in ``2(p − 1)c``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -35,11 +35,15 @@ SYMBOLS = {
 """Meanings of the letters in formulas; times are of one action: one stage, one microbatch."""
 
 _TIMES = "FIWBOSTR"
-_TOKEN = re.compile(r"\s*(\d+\.?\d*|[A-Za-z]+|//|[-+−·×/(),|⌈⌉⌊⌋])")
 _SYMBOL = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
-_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max": np.maximum}
-_BRACKETS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "(": (")", lambda value: value), "⌈": ("⌉", np.ceil), "⌊": ("⌋", np.floor), "|": ("|", abs),
+_TOKEN = re.compile(r"\s*(\d+\.?\d*|[A-Za-z]+|//|[-+−·×/(),|⌈⌉⌊⌋])")
+_PYTHON = {
+    "−": "-", "·": "*", "×": "*", "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")",
+}  # fmt: skip
+_FUNCTIONS = {
+    "min": lambda *values: reduce(np.minimum, values),
+    "max": lambda *values: reduce(np.maximum, values),
+    "ceil": np.ceil, "floor": np.floor, "abs": abs,
 }  # fmt: skip
 
 
@@ -62,7 +66,7 @@ def legend(texts: Iterable[str]) -> str:
 
 
 def terms(text: str, values: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The terms of the sum that a formula is, each with its sign and value.
+    """Return the terms of the sum that a formula is, each with its sign and value.
 
     Parameters
     ----------
@@ -81,118 +85,52 @@ def terms(text: str, values: Mapping[str, float]) -> list[tuple[str, float]]:
     >>> terms("m(F + B) − (p − 1)c, with B + R for B", dict(m=8, p=4, F=1, B=2, c=0.5))
     [('m(F + B)', 24.0), ('− (p − 1)c', -1.5)]
     """
+    found, rest = _split(text, values)
+    if rest and not rest.startswith((",", "with ")):
+        return []
     try:
-        return _Reader(text, values).terms()
-    except (_NotAFormulaError, ZeroDivisionError):
+        return [(term, float(_evaluate(code, values))) for term, code in found]
+    except (SyntaxError, NameError, ZeroDivisionError):
         return []
 
 
 def value_of(text: str, values: Mapping[str, Any]) -> Any:
-    """The value of a formula: a number, or an array where some symbol's value is one.
+    """Return the value of a formula: a number, or an array where some symbol's value is one.
 
     Examples
     --------
     >>> value_of("min(p − r, m)", dict(p=4, m=3, r=np.arange(4))).tolist()
-    [3.0, 3.0, 2.0, 1.0]
+    [3, 3, 2, 1]
     """
-    return _Reader(text, values).sum()
+    return sum(_evaluate(code, values) for _, code in _split(text, values)[0])
 
 
-class _NotAFormulaError(Exception):
-    """The text is no formula, or has symbols without values."""
+def _evaluate(code: str, values: Mapping[str, Any]) -> Any:
+    # The texts are those of registered schedules, which are Python code themselves.
+    return eval(code, {"__builtins__": {}}, _FUNCTIONS | dict(values))
 
 
-class _Reader:
-    """Reads a formula from left to right."""
-
-    def __init__(self, text: str, values: Mapping[str, Any]) -> None:
-        self.text = text
-        self.values = values
-        self.at = 0
-        self.open_bars = 0
-
-    def terms(self) -> list[tuple[str, float]]:
-        found: list[tuple[str, float]] = []
-        sign, begin = 1.0, 0
-        while True:
-            value = sign * float(self.product())
-            found.append((self.text[begin : self.at].strip(), value))
-            begin = self.at
-            token = self.peek()
-            if token not in ("+", "-", "−"):
-                break
-            self.take()
-            sign = 1.0 if token == "+" else -1.0
-            begin = self.at if token == "+" else begin
-        rest = self.text[self.at :].strip()
-        if rest and not rest.startswith((",", "with ")):
-            raise _NotAFormulaError
-        return found
-
-    def sum(self) -> Any:
-        value = self.product()
-        while self.peek() in ("+", "-", "−"):
-            value += self.product() if self.take() == "+" else -self.product()
-        return value
-
-    def product(self) -> Any:
-        value = self.factor()
-        while True:
-            token = self.peek()
-            if token in ("·", "×"):
-                self.take()
-                value *= self.factor()
-            elif token == "/":
-                self.take()
-                value /= self.factor()
-            elif token == "//":
-                self.take()
-                value //= self.factor()
-            elif self.begins(token):
-                value *= self.factor()
-            else:
-                return value
-
-    def begins(self, token: str) -> bool:
-        """Whether a factor begins here."""
+def _split(text: str, names: Iterable[str]) -> tuple[list[tuple[str, str]], str]:
+    """Split a formula into terms, as they stand there and in Python, and what follows it."""
+    names = _FUNCTIONS.keys() | set(names)
+    found: list[tuple[str, str]] = []
+    begin = at = depth = bars = 0
+    code = last = ""
+    while match := _TOKEN.match(text, at):
+        token = _PYTHON.get(match[1], match[1])
         if token == "|":
-            return self.open_bars == 0
-        return token in ("(", "⌈", "⌊") or token in self.values or token in _FUNCTIONS
-
-    def factor(self) -> Any:
-        token = self.take()
-        if token in _FUNCTIONS:
-            self.expect("(")
-            arguments = [self.sum()]
-            while self.peek() == ",":
-                self.take()
-                arguments.append(self.sum())
-            self.expect(")")
-            return reduce(_FUNCTIONS[token], arguments)
-        if token in _BRACKETS:
-            closing, function = _BRACKETS[token]
-            self.open_bars += token == "|"
-            value = self.sum()
-            self.open_bars -= token == "|"
-            self.expect(closing)
-            return function(value)
-        if token in self.values:
-            return self.values[token] * 1.0
-        if token[:1].isdigit():
-            return float(token)
-        raise _NotAFormulaError
-
-    def peek(self) -> str:
-        match = _TOKEN.match(self.text, self.at)
-        return match[1] if match else ""
-
-    def take(self) -> str:
-        match = _TOKEN.match(self.text, self.at)
-        if not match:
-            raise _NotAFormulaError
-        self.at = match.end()
-        return match[1]
-
-    def expect(self, token: str) -> None:
-        if self.take() != token:
-            raise _NotAFormulaError
+            bars = 1 - bars
+            token = "abs(" if bars else ")"
+        if (token == "," and not depth) or (token.isalpha() and token not in names):
+            break
+        if token in ("+", "-") and not depth and code:
+            found.append((text[begin:at].strip(), code))
+            begin = match.end() if token == "+" else at
+            code = "" if token == "+" else token
+        else:
+            ends = (last.isalnum() and last not in _FUNCTIONS) or last == ")"
+            begins = token[0].isalnum() or token == "("
+            code += "*" * (ends and begins) + token
+        depth += token.endswith("(") - (token == ")")
+        at, last = match.end(), token
+    return [*found, (text[begin:at].strip(), code)], text[at:].strip()

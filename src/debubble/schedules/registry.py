@@ -11,36 +11,28 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from debubble.core.actions import MICROBATCH_SHIFT, Kind, Program, pack
-from debubble.core.cost_fields import CostField
-from debubble.core.cost_table import NO_KINDS
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.kind_relations import COST_KINDS
-from debubble.core.kinds import COPY_KINDS
 from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
 from debubble.core.schedule import FROM_COSTS, Schedule
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.modes import check_mode
-from debubble.engine.recompute import recompute_share
-from debubble.engine.validate import has
 from debubble.schedules._entry import (
     OPTIONS,
     ClosedForm,
     Constraint,
     Entry,
-    FormValue,
     Option,
     Reading,
     check_constraints,
@@ -48,25 +40,20 @@ from debubble.schedules._entry import (
     described_parameters,
     nearest,
 )
-from debubble.schedules._recomputed import with_offload, with_recompute
 
 if TYPE_CHECKING:
-    from debubble.core.cost_table import CostTable
     from debubble.engine.memory import Limit
     from debubble.engine.modes import P2PMode
 
 __all__ = [
-    "LIMITS", "ClosedForm", "Constraint", "Entry", "FormValue", "Option", "check_constraints",
-    "check_count", "closed_forms", "entries", "find", "make", "nearest", "optimizer_step",
+    "LIMITS", "ClosedForm", "Constraint", "Entry", "Option", "check_constraints",
+    "check_count", "entries", "find", "make", "nearest", "optimizer_step",
     "register", "schedules",
 ]  # fmt: skip
 
 COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory", "storage")
 MAX_ACTIONS = 200_000_000
-TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
-"""Quantities of closed forms that are times."""
-
-NO_FAMILIES = frozenset({"registry", "formula", "nearest", "sources"})
+NO_FAMILIES = frozenset({"registry", "formula", "forms", "sources"})
 """Modules of the package that register nothing."""
 
 _ENTRIES: dict[str, Entry] = {}
@@ -159,8 +146,7 @@ def entries() -> dict[str, Entry]:
 
 @cache
 def _import_families() -> None:
-    package = importlib.import_module("debubble.schedules")
-    for module in pkgutil.iter_modules(package.__path__):
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name not in NO_FAMILIES and not module.name.startswith("_"):
             importlib.import_module(f"debubble.schedules.{module.name}")
 
@@ -239,15 +225,8 @@ def make(
         value that works.
     """
     entry = find(name)
-    known = {option.name: option for option in entry.options}
     lowering = _lowering(options)
-    for key in options:
-        if key not in known:
-            hint = did_you_mean(key, known) if known else f"'{entry.name}' has no options"
-            raise ParameterError(f"unknown option '{key}' of schedule '{entry.name}'; {hint}")
-    for option in entry.options:
-        if option.name in options:
-            option.check(options[option.name])
+    _check_options(entry, options)
     for key, value in (
         ("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks),
         ("iterations", iterations), ("slices", options.get("slices")),
@@ -282,6 +261,18 @@ def make(
 
     setting = Setting(costs, memory, p2p_mode)
     return stored_less(lambda case: _build(entry, case, sync), entry, case, lowering, setting)
+
+
+def _check_options(entry: Entry, options: Mapping[str, Any]) -> None:
+    """Refuse options that a schedule does not have, and values of a wrong type."""
+    known = {option.name: option for option in entry.options}
+    for key in options:
+        if key not in known:
+            hint = did_you_mean(key, known) if known else f"'{entry.name}' has no options"
+            raise ParameterError(f"unknown option '{key}' of schedule '{entry.name}'; {hint}")
+    for name, option in known.items():
+        if name in options:
+            option.check(options[name])
 
 
 def _lowering(options: dict[str, Any]) -> dict[str, Any]:
@@ -359,86 +350,3 @@ def repeat_with_flush(
         parts.append(program + (iteration * units << MICROBATCH_SHIFT))
         parts.append(optimizer_step(placement, rank, iteration))
     return np.concatenate(parts)
-
-
-def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[FormValue]:
-    """The closed forms of a schedule that hold for these costs.
-
-    Parameters
-    ----------
-    schedule
-        A schedule made by :func:`make`. With recomputes, what still holds is said by
-        :func:`debubble.schedules._recomputed.with_recompute`.
-    costs
-        Costs of actions; forms hold for costs that are the same on all stages and, where the
-        order is computed from costs, that it was computed from.
-    transfer
-        Time of a transfer between ranks.
-    """
-    # A sharded head is the same on all ranks.
-    plain = replace(costs, head=None) if schedule.vocabulary else costs
-    if schedule.name not in entries() or not plain.uniform or schedule.iterations > 1:
-        return []
-    entry = find(schedule.name)
-    copied = not entry.copies_activations and has(schedule, COPY_KINDS)
-    case = form_case(schedule, costs, transfer)
-    if entry.orders_by_costs(case) and schedule.made_for != costs:
-        return []
-    if entry.uses_costs and (copied or recompute_share(schedule).any()):
-        return []
-    forms = with_offload(with_recompute(entry.forms, case, schedule, case.table), entry, schedule)
-    unknown = {part for spec in not_in_forms(schedule, plain) for part in changed(spec, entry)}
-    return [
-        FormValue.of(form, case)
-        for form in forms
-        if part_of(form) not in unknown and form.holds(case)
-    ]
-
-
-def part_of(form: ClosedForm) -> str:
-    """What a form is about, in the words of :attr:`CostField.changes`."""
-    return "times" if form.quantity in TIME_QUANTITIES else "memory"
-
-
-def changed(spec: CostField, entry: Entry) -> tuple[str, ...]:
-    """What a cost changes: memory decides on orders made for costs, and so on their times."""
-    return ("times", "memory") if entry.uses_costs and "memory" in spec.changes else spec.changes
-
-
-def not_in_forms(schedule: Schedule, costs: Costs) -> tuple[CostField, ...]:
-    """Costs that something of a schedule pays and that closed forms know nothing of."""
-    return tuple(
-        spec
-        for spec in costs.not_in_forms
-        if spec.name in NO_KINDS
-        or spec.name not in COST_KINDS
-        or has(schedule, COST_KINDS[spec.name])
-    )
-
-
-def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamespace:
-    """Variables of a registered schedule's closed forms, see :class:`ClosedForm`."""
-    table = costs.table(schedule)
-    F, I, W, B, S, T = (
-        float(table.duration[kind, 0]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.S, Kind.T)
-    )
-    case = find(schedule.name).case(**schedule.options)
-    vars(case).update(
-        ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=schedule.chunks,
-        p=schedule.ranks, m=schedule.microbatches, v=schedule.chunks,
-        F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), c=transfer,
-        S=S, T=T, shard=table.shard,
-        s=schedule.slices, unit=float(table.activation[0]), kept=float(table.kept[0]), table=table,
-        copy=_copy_time(schedule, table),
-    )  # fmt: skip
-    share = case.kept / case.unit if case.unit else 0.0
-    if not np.allclose(table.kept, share * table.activation, rtol=1e-9, atol=0):
-        case.kept = math.nan
-    return case
-
-
-def _copy_time(schedule: Schedule, table: CostTable) -> float:
-    """Time of an OFFLOAD, or a RELOAD, behind one of every rank that shares the link."""
-    target = schedule.copy_targets[schedule.placement.table[0][0]]
-    sharing = 1 if target is not None else table.costs.host_link_shared_by
-    return sharing * table.copy(Kind.OFFLOAD, 0, target)

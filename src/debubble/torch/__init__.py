@@ -14,13 +14,13 @@ from debubble.core.errors import DebubbleError
 if importlib.util.find_spec("torch") is None:
     raise DebubbleError("debubble.torch needs PyTorch; pip install 'debubble[torch]'")
 
+from debubble.torch.data.losses import add_loss
 from debubble.torch.errors import RunError
-from debubble.torch.losses import add_loss
+from debubble.torch.measure.profile import Profile, profile
+from debubble.torch.measure.tune import Tuned, tune
+from debubble.torch.models.split import split
 from debubble.torch.pipeline import Pipeline
-from debubble.torch.profile import Profile, profile
 from debubble.torch.scaler import GradScaler
-from debubble.torch.split import split
-from debubble.torch.tune import Tuned, tune
 
 __all__ = [
     "GradScaler", "Pipeline", "Profile", "RunError", "Tuned", "add_loss", "profile", "split",

@@ -21,37 +21,37 @@ from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
 from debubble.interchange.run_trace import save_run_trace
-from debubble.torch.batch import Forwarded, mean_loss, merged, tell_losses, weighted
-from debubble.torch.engine import OwnEngine
-from debubble.torch.feed import Feed
-from debubble.torch.gradients import Gradients
-from debubble.torch.losses import Loss
-from debubble.torch.modules import evaluating
+from debubble.torch.autograd.gradients import Gradients
+from debubble.torch.autograd.tied_weights import TiedWeights, find_shared_weights
+from debubble.torch.data.batch import ForwardResult, append_losses, merged, sum_losses, weighted
+from debubble.torch.data.inputs import MicrobatchInputs
+from debubble.torch.data.losses import Loss
+from debubble.torch.engine.own_engine import OwnEngine
+from debubble.torch.engine.plan import ExecutionPlan
+from debubble.torch.engine.recorder import Recorded, costs_of, makespans
+from debubble.torch.engine.vocabulary import Shard
+from debubble.torch.engine.wire import Wire
+from debubble.torch.models.modules import evaluating
+from debubble.torch.models.shard_output_layer import shard_output_layer
+from debubble.torch.models.state import load_state, named_parameters, state_of
 from debubble.torch.options import SCALES, check_options
-from debubble.torch.plan import Plan
-from debubble.torch.recorder import Recorded, costs_of, makespans
-from debubble.torch.rows import take_rows
+from debubble.torch.ranks.process_group import Ranks
+from debubble.torch.ranks.watch import Watch
 from debubble.torch.setup import (
-    Setup,
+    EngineSetup,
     check_replicas,
     check_stages_stay,
-    compare_orders,
+    compare_schedules,
+    find_fused,
     find_modules,
     find_schedule,
-    fuses_of,
-    met,
-    teller,
-    together,
+    on_all_ranks,
+    rendezvous,
+    split_warner,
 )
-from debubble.torch.state import load_state, named_parameters, state_of
-from debubble.torch.team import Team
-from debubble.torch.vocabulary import Shard
-from debubble.torch.watch import Watch
-from debubble.torch.weights import Homes, find_shared
-from debubble.torch.wire import Wire
 
 if TYPE_CHECKING:
-    from debubble.torch.pytorch_engine import PyTorchEngine
+    from debubble.torch.pytorch.engine import PyTorchEngine
 
 
 class Pipeline:
@@ -120,32 +120,36 @@ class Pipeline:
         **sizes: Any,
     ) -> None:
         self._split, self._kind, self._loss = split, engine, Loss(loss_fn)
-        with met(timeout):
-            self._team = team = Team.of(group, device, timeout)
-            together(team, lambda: check_options(engine, scale_grads, loss_fn, sizes))
+        with rendezvous(timeout):
+            self._team = ranks = Ranks.of(group, device, timeout)
+            on_all_ranks(ranks, lambda: check_options(engine, scale_grads, loss_fn, sizes))
             self._steps = self._optimizer_steps()
-            self.schedule = together(team, lambda: self._find(schedule, sizes))
-            compare_orders(self.schedule, team)
-            modules, same = together(
-                team, lambda: find_modules(stages, self.schedule, team.rank, team.device)
+            self.schedule = on_all_ranks(ranks, lambda: self._find(schedule, sizes))
+            compare_schedules(self.schedule, ranks)
+            modules, same = on_all_ranks(
+                ranks, lambda: find_modules(stages, self.schedule, ranks.rank, ranks.device)
             )
             self._modules = modules
-            together(team, lambda: check_replicas(modules, team))
-            self._homes = Homes(find_shared(modules, self.schedule, team, shared, same), team)
+            on_all_ranks(ranks, lambda: check_replicas(modules, ranks))
+            self._homes = TiedWeights(
+                find_shared_weights(modules, self.schedule, ranks, shared, same), ranks
+            )
             self._homes.level(modules, self.schedule)
             self._shard: Shard | None = None
             self._output = ""
             if self.schedule.vocabulary:
-                self._output, rows = take_rows(modules, self.schedule, team, loss_fn)
-                self._shard = Shard(team, rows)
-            self._clock = team.link.clock()
+                self._output, rows = shard_output_layer(modules, self.schedule, ranks, loss_fn)
+                self._shard = Shard(ranks, rows)
+            self._clock = ranks.channel.clock()
             self._gradients = Gradients(modules, self._homes)
-            self._tell = together(team, lambda: teller(split))
-            self._wire = Wire(team)
+            self._tell = on_all_ranks(ranks, lambda: split_warner(split))
+            self._wire = Wire(ranks)
             self._watch = self._watched()
-            self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
+            self._feed = MicrobatchInputs(
+                ranks, modules, self._wire, self._watch, SCALES[scale_grads]
+            )
             self._after_step: Callable[[], None] | None = None
-            """What :func:`debubble.torch.tune` does once, after a step."""
+            """What :func:`debubble.torch.measure.tune` does once, after a step."""
             self._engine = self._made()
 
     def step(
@@ -197,14 +201,14 @@ class Pipeline:
         with self._watch.step():
             if not torch.is_grad_enabled():
                 raise ParameterError("step() computes gradients, and they are off; use eval()")
-            self._watch.meet(self._team.link, "step")
+            self._watch.enter(self._team.channel, "step")
             self._loss.take(loss_kwargs, self._shard is not None)
             batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, True)
             self._gradients.start()
             found = self._engine.step(batch)
-            self._watch.waits()
+            self._watch.set_waiting()
             self._gradients.finish()
-            tell_losses(losses, found, batch)
+            append_losses(losses, found, batch)
             loss = self._mean(weighted(found, batch.weights))
         after, self._after_step = self._after_step, None
         if after is not None:
@@ -232,11 +236,11 @@ class Pipeline:
             outputs of the last stage, put together, on its rank; None on others.
         """
         with evaluating(self._modules.values()), self._watch.step(), torch.no_grad():
-            self._watch.meet(self._team.link, "eval")
+            self._watch.enter(self._team.channel, "eval")
             self._loss.take(loss_kwargs, self._shard is not None)
             batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, False)
-            found: Forwarded = self._engine.forward(batch, return_outputs)
-            tell_losses(losses, found.losses, batch)
+            found: ForwardResult = self._engine.forward(batch, return_outputs)
+            append_losses(losses, found.losses, batch)
             loss = self._mean(weighted(found.losses, batch.weights))
         return (loss, merged(found.outputs)) if return_outputs else loss
 
@@ -258,11 +262,11 @@ class Pipeline:
         self._meet("use")
         if isinstance(schedule, str) and not is_file_name(schedule):
             sizes = {"microbatches": self.schedule.microbatches, **sizes}
-        new = together(self._team, lambda: self._find(schedule, sizes))
+        new = on_all_ranks(self._team, lambda: self._find(schedule, sizes))
         check_stages_stay(self.schedule, new)
-        compare_orders(new, self._team)
+        compare_schedules(new, self._team)
         self.schedule = new
-        self._watch.text = Plan.of(new).text
+        self._watch.text = ExecutionPlan.of(new).text
         self._after_step = None
         self._engine = self._made()
 
@@ -308,7 +312,7 @@ class Pipeline:
         """
         self._meet("clip_grad_norm_")
         with self._watch.step():
-            self._watch.waits()
+            self._watch.set_waiting()
             return self._gradients.clip(self.parameters(), max_norm, float(norm_type), self._team)
 
     def state_dict(self) -> dict[str, Any]:
@@ -324,7 +328,7 @@ class Pipeline:
             When one of this rank's is missing, or has another shape.
         """
         self._meet("load_state_dict")
-        together(self._team, lambda: load_state(self._named_modules(), state))
+        on_all_ranks(self._team, lambda: load_state(self._named_modules(), state))
         self._homes.level(self._modules, self.schedule)
 
     def costs(self) -> Costs:
@@ -346,7 +350,7 @@ class Pipeline:
         See :mod:`debubble.interchange.run_trace` for what is in it.
         """
         recorded = self._recorded("trace")
-        hosts = self._team.link.gather(socket.gethostname())
+        hosts = self._team.channel.gather(socket.gethostname())
         if self._team.rank == 0:
             positions = self._engine.plan.positions
             save_run_trace(
@@ -356,12 +360,12 @@ class Pipeline:
 
     def _meet(self, call: str) -> None:
         with self._watch.step():
-            self._watch.meet(self._team.link, call)
+            self._watch.enter(self._team.channel, call)
 
     def _recorded(self, call: str) -> Recorded:
         self._meet(call)
         own = self._engine.recorder.on_clock(self._clock)
-        return Recorded.of(self._engine.plan.lowered, self._team.link.gather(own))
+        return Recorded.of(self._engine.plan.lowered, self._team.channel.gather(own))
 
     _pace: Sequence[float] = ()
     """Seconds that actions of the schedule last at least, to imitate other hardware."""
@@ -382,22 +386,22 @@ class Pipeline:
 
     def _made(self) -> OwnEngine | PyTorchEngine:
         self._feed.schedule = self.schedule
-        fuses = together(
-            self._team, lambda: fuses_of(self._modules, self.schedule, self._split, self._tell)
+        fuses = on_all_ranks(
+            self._team, lambda: find_fused(self._modules, self.schedule, self._split, self._tell)
         )
-        setup = Setup(self._team, self.schedule, self._modules, self._loss, fuses, self._tell)
+        setup = EngineSetup(self._team, self.schedule, self._modules, self._loss, fuses, self._tell)
         if self._kind == "torch":
-            from debubble.torch.pytorch_engine import PyTorchEngine
+            from debubble.torch.pytorch.engine import PyTorchEngine
 
             return PyTorchEngine(setup, self._watch, self._pace)
         parts = (self._gradients, self._watch, self._wire, self._shard)
         return OwnEngine(setup, *parts, self._pace, self._steps)
 
     def _watched(self) -> Watch:
-        watch = Watch.of(self._team, Plan.of(self.schedule).text)
+        watch = Watch.of(self._team, ExecutionPlan.of(self.schedule).text)
         weakref.finalize(self, watch.stop)
         return watch
 
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
-        self._watch.waits()
-        return mean_loss(losses, self._team) / self.schedule.iterations
+        self._watch.set_waiting()
+        return sum_losses(losses, self._team) / self.schedule.iterations

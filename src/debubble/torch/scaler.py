@@ -78,7 +78,7 @@ class GradScaler(torch.amp.GradScaler):
         for part in found.values():
             total += part.to(total)
         with self._watch.step():
-            self._watch.waits()
+            self._watch.set_waiting()
             self._team.total(total)
             if self._group is not None:
                 dist.all_reduce(total, group=self._group)

@@ -29,10 +29,10 @@ from debubble.engine.validate import has
 from debubble.interchange import files
 from debubble.interchange.named import make
 from debubble.torch.errors import RunError
-from debubble.torch.modules import bare, ties_of, why_whole
-from debubble.torch.sharded import is_sharded, is_spread
-from debubble.torch.team import Team
-from debubble.torch.watch import reason
+from debubble.torch.models.modules import bare, reason_fused, ties_of
+from debubble.torch.models.sharded import is_dtensor, is_sharded
+from debubble.torch.ranks.process_group import Ranks
+from debubble.torch.ranks.watch import reason
 
 log = logging.getLogger("debubble")
 
@@ -42,10 +42,10 @@ SPLITS = ("auto", "keep", "fuse")
 
 
 @dataclass(frozen=True, eq=False)
-class Setup:
+class EngineSetup:
     """What an engine is made of."""
 
-    team: Team
+    ranks: Ranks
     """The ranks."""
     schedule: Schedule
     """What is run."""
@@ -119,14 +119,14 @@ def _without_steps(schedule: Schedule) -> Schedule:
     return replace(schedule, actions=schedule.actions[~steps], offsets=schedule.offsets - gone)
 
 
-def compare_orders(schedule: Schedule, team: Team) -> None:
+def compare_schedules(schedule: Schedule, ranks: Ranks) -> None:
     """Refuse orders that differ from rank to rank, for instance with the files of their hosts.
 
     The ScheduleError names the ranks, and their hosts, that have another one than rank 0.
     """
     plain = {key: value for key, value in schedule.to_dict().items() if key != "name"}
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
-    found = team.link.gather((digest, socket.gethostname()))
+    found = ranks.channel.gather((digest, socket.gethostname()))
     other = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
     if other:
         where = ", ".join(f"rank {rank} on {found[rank][1]}" for rank in other[:4])
@@ -136,7 +136,7 @@ def compare_orders(schedule: Schedule, team: Team) -> None:
         )
 
 
-def together(team: Team, work: Callable[[], Found]) -> Found:
+def on_all_ranks(ranks: Ranks, work: Callable[[], Found]) -> Found:
     """Do something on all ranks; where one cannot, all say so, and none waits for it.
 
     Raises ParameterError on ranks that could, with what another one said.
@@ -144,16 +144,16 @@ def together(team: Team, work: Callable[[], Found]) -> Found:
     try:
         found = work()
     except Exception as error:
-        team.link.gather(reason(error))
+        ranks.channel.gather(reason(error))
         raise
-    for rank, words in enumerate(team.link.gather("")):
+    for rank, words in enumerate(ranks.channel.gather("")):
         if words:
             raise ParameterError(f"rank {rank} cannot begin: {words}")
     return found
 
 
 @contextmanager
-def met(timeout: float) -> Iterator[None]:
+def rendezvous(timeout: float) -> Iterator[None]:
     """Say with a RunError in place of a connection's own words that not all ranks are there."""
     try:
         yield
@@ -240,19 +240,19 @@ def find_modules(
     return {stage: given[stage] for stage in here}, ties_of(given)
 
 
-def check_replicas(modules: Mapping[int, nn.Module], team: Team) -> None:
+def check_replicas(modules: Mapping[int, nn.Module], ranks: Ranks) -> None:
     """Refuse stages that are replicated or sharded over ranks with other stages.
 
     It is a ParameterError when DDP's group, or the mesh of weights, has several of the pipeline.
     """
-    ours = set(dist.get_process_group_ranks(team.group))
+    ours = set(dist.get_process_group_ranks(ranks.group))
     for stage, module in modules.items():
         over = [dist.get_process_group_ranks(part.process_group) for part in module.modules()
                 if isinstance(part, DistributedDataParallel)]  # fmt: skip
         over += [weight.device_mesh.mesh.flatten().tolist() for weight in module.parameters()
-                 if is_spread(weight)]  # fmt: skip
+                 if is_dtensor(weight)]  # fmt: skip
         wrong = next(
-            (sorted(ours & set(ranks)) for ranks in over if len(ours & set(ranks)) > 1), ()
+            (sorted(ours & set(others)) for others in over if len(ours & set(others)) > 1), ()
         )
         if wrong:
             raise ParameterError(
@@ -316,7 +316,7 @@ def _listed(stages: Iterable[int]) -> str:
     return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}" if numbers else "none"
 
 
-def says_tied(modules: Mapping[int, nn.Module]) -> str:
+def tied_by_config(modules: Mapping[int, nn.Module]) -> str:
     """A stage whose configuration says that embedding and head are one weight; empty for none."""
     for stage, module in modules.items():
         for part in module.modules():
@@ -325,7 +325,7 @@ def says_tied(modules: Mapping[int, nn.Module]) -> str:
     return ""
 
 
-def fuses_of(
+def find_fused(
     modules: Mapping[int, nn.Module],
     schedule: Schedule,
     split: str,
@@ -336,14 +336,14 @@ def fuses_of(
     if not has(schedule, SPLIT_KINDS):
         return found
     for stage, module in modules.items():
-        why = "" if split == "fuse" else why_whole(module)
+        why = "" if split == "fuse" else reason_fused(module)
         if why:
             tell(stage, why)
         found[stage] = True if why or split == "fuse" else None
     return found
 
 
-def teller(split: str) -> Callable[[int, str], None]:
+def split_warner(split: str) -> Callable[[int, str], None]:
     """Warns once for each stage whose backward is not split, and why; ``"keep"`` refuses these.
 
     Raises ParameterError when there is no such way to split; in its calls, when a backward is to

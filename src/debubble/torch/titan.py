@@ -27,9 +27,9 @@ from debubble.engine.validate import has
 from debubble.interchange.files import load
 from debubble.interchange.layouts import TORCHTITAN, check_cut
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible
-from debubble.torch.modules import why_whole
-from debubble.torch.pytorch_runtime import PyTorchRuntime
-from debubble.torch.setup import teller
+from debubble.torch.models.modules import reason_fused
+from debubble.torch.pytorch.runtime import PyTorchRuntime
+from debubble.torch.setup import split_warner
 
 Cut: TypeAlias = Sequence[int] | Sequence[Sequence[str]] | str | Path
 """Layers or module names of every stage, or a file of ``debubble optimize --layers``."""
@@ -116,10 +116,10 @@ def pipelining_fn(
             number: torch.Tensor = found[0] if isinstance(found, tuple) else found
             return number
 
-        tell, whole = teller("auto"), []
+        tell, whole = split_warner("auto"), []
         if has(order, SPLIT_KINDS):
             for stage in stages:
-                why = why_whole(stage.submod)
+                why = reason_fused(stage.submod)
                 if why:
                     tell(stage.stage_index, why)
                     whole.append(stage.stage_index)

@@ -1,4 +1,4 @@
-"""Matplotlib artists of a timeline: few, however many actions it has."""
+"""Matplotlib artists for many rectangles and texts: few, however many actions there are."""
 
 from __future__ import annotations
 
@@ -16,28 +16,26 @@ from matplotlib.patches import Rectangle
 from matplotlib.path import Path
 from numpy.typing import NDArray
 
-from debubble.core.kinds import STEP_KINDS, Kind
-from debubble.view.bars import LOWER, UPPER, WHOLE, Bars
-from debubble.view.colors import IDLE, INK, PAPER, STRIPES, Palette, rgb
+from debubble.core.kinds import Kind
+from debubble.view.bars import Floats
+from debubble.view.colors import STRIPES, Palette
 from debubble.view.options import SMALLEST_FONT
-from debubble.view.rows import Floats, Rows
-from debubble.view.transfers import Transfers
 
 LABEL_SIZES = (1.125, 1.0, 0.875, 0.75)
 """Sizes of labels in those of a figure's text; all labels of a picture have one."""
 
 STRIPE_SHARE = 0.13
-STEP_WIDTH = 1.8
-"""Points of the line that stands for an optimizer step that takes no time."""
+"""Height of a stripe in that of its bar."""
 
 TONES = ("#d8c6ea", "#9a6fc4", "#4a1f73")
-"""Colours of the ribbon below the bars, iteration after iteration."""
+"""Colors of the ribbon below the bars, iteration after iteration."""
 
 MAX_VECTOR_NUMBERS = 200_000
+"""Coordinates beyond which vector files hold a bitmap in place of shapes."""
 
 
 def rectangles(left: Floats, right: Floats, top: Floats, bottom: Floats) -> Path:
-    """One path that consists of many rectangles."""
+    """Return one path that consists of many rectangles."""
     count = len(left)
     corners = np.empty((count, 5, 2))
     corners[:, :, 0] = np.stack([left, left, right, right, left], axis=1)
@@ -46,116 +44,16 @@ def rectangles(left: Floats, right: Floats, top: Floats, bottom: Floats) -> Path
     return Path(corners.reshape(-1, 2), np.tile(codes.astype(Path.code_type), count))
 
 
-def add_paths(ax: Axes, paths: Sequence[Path], label: str, **style: Any) -> PathCollection:
+def add_paths(ax: Axes, paths: Sequence[Path], label: str, **style: Any) -> None:
     """Add paths as one collection in data coordinates; `label` is its gid, for tests and SVG."""
-    collection = PathCollection(list(paths), transform=ax.transData, **style)
+    collection = PathCollection(list(paths), transform=ax.transData, **{"linewidths": 0} | style)
     collection.set_gid(label)
-    # Vector files hold a picture instead of shapes that would take many megabytes.
     collection.set_rasterized(sum(np.size(path.vertices) for path in paths) > MAX_VECTOR_NUMBERS)
     ax.add_collection(collection, autolim=False)
-    return collection
-
-
-def add_idle(ax: Axes, ranks: int, span: tuple[float, float], rows: Rows) -> None:
-    """The background of all rows: what stays visible of it is idle."""
-    top = np.arange(ranks) + rows.top
-    path = rectangles(np.full(ranks, span[0]), np.full(ranks, span[1]), top, top + rows.height)
-    add_paths(ax, [path], "idle", facecolors=[IDLE], linewidths=0, zorder=1)
-
-
-def add_bars(
-    ax: Axes,
-    bars: Bars,
-    scale: float,
-    rows: Rows,
-    gaps: Sequence[float],
-    palette: Palette,
-    clip: bool,
-) -> None:
-    """All bars in one collection with a path per style, and the stripes in another.
-
-    `gaps` are the points of the white line around bars of every style. Without `clip`
-    an optimizer step at the very end is seen as a whole.
-    """
-    top, bottom = rows.extent(bars)
-    left, right = bars.start * scale, bars.end * scale
-    paths, colors, edges, stripes, stripe_colors = [], [], [], [], []
-    for style in range(len(bars.styles)):
-        here = bars.style == style
-        kind, index, count = bars.shade_of(style)
-        paths.append(rectangles(left[here], right[here], top[here], bottom[here]))
-        colors.append(palette.shade(kind, index, count))
-        # An optimizer step may take no time: its edge is what is seen of it.
-        edges.append(colors[-1] if kind in STEP_KINDS else PAPER)
-        if kind in STRIPES:
-            thickness = STRIPE_SHARE * (bottom - top)[here]
-            upper = top[here] if STRIPES[kind] == "top" else bottom[here] - thickness
-            stripes.append(rectangles(left[here], right[here], upper, upper + thickness))
-            stripe_colors.append(palette.stripes[kind])
-    widths = [STEP_WIDTH if color != PAPER else gap for color, gap in zip(edges, gaps, strict=True)]
-    if paths:
-        add_paths(
-            ax, paths, "actions", facecolors=colors, edgecolors=edges, linewidths=widths,
-            joinstyle="miter", zorder=2, clip_on=clip,
-        )  # fmt: skip
-    if stripes:
-        add_paths(ax, stripes, "stripes", facecolors=stripe_colors, linewidths=0, zorder=2.1)
-
-
-def add_image(
-    ax: Axes,
-    bars: Bars,
-    scale: float,
-    rows: Rows,
-    pixels: tuple[int, int],
-    palette: Palette,
-    window: tuple[float, float],
-) -> None:
-    """The bars from afar: every column of a row is a stack of what fills that part of time.
-
-    `pixels` are the width of the whole picture and the height of one row, `window` the stretch of
-    time that it shows.
-    """
-    width, height = pixels
-    begin, span = window[0], window[1] - window[0]
-    first = round((0.5 + rows.top) * height)
-    halves = (UPPER, LOWER) if bars.paired else (WHOLE,)
-    size = max(1, round(rows.height * height / len(halves)))
-    colors = [
-        (*rgb(palette.shade(*bars.shade_of(style))), 255) for style in range(len(bars.styles))
-    ]
-    table = np.array([*colors, (*rgb(IDLE), 255)], dtype=np.uint8)
-    middles = (np.arange(size) + 0.5) / size
-    image = np.zeros((bars.ranks, height, width, 4), dtype=np.uint8)
-    for rank in range(bars.ranks):
-        for place, half in enumerate(halves):
-            stack = np.cumsum(bars.shares(rank, width, span, half, begin), axis=1)
-            style = (stack[None, :, :] <= middles[:, None, None]).sum(axis=2)
-            line = first + place * size
-            image[rank, line : line + size] = table[style][: height - line]
-    picture = ax.imshow(
-        image.reshape(-1, width, 4),
-        extent=(begin * scale, window[1] * scale, bars.ranks - 0.5, -0.5),
-        aspect="auto",
-        interpolation="nearest",
-        zorder=2,
-    )
-    picture.set_gid("actions")
-
-
-def add_outlines(
-    ax: Axes, left: Floats, right: Floats, rank: Floats, rows: Rows, width: float
-) -> None:
-    """Dark frames around bars, for the critical path."""
-    top = rank + rows.top
-    path = rectangles(left, right, top, top + rows.height)
-    add_paths(
-        ax, [path], "critical", facecolors="none", edgecolors=[INK], linewidths=width, zorder=3
-    )
 
 
 def step_areas(curves: Iterable[tuple[Floats, Floats]], baselines: Floats, scale: float) -> Path:
-    """One path with the areas under step curves, each upward from its baseline (y points down)."""
+    """Return one path with the areas under step curves, each above its baseline (y points down)."""
     vertices, codes = [], []
     for (times, values), baseline in zip(curves, baselines.tolist(), strict=True):
         if not len(times):
@@ -175,60 +73,19 @@ def step_areas(curves: Iterable[tuple[Floats, Floats]], baselines: Floats, scale
     return Path(np.concatenate(vertices), np.concatenate(codes))
 
 
-def add_ribbon(ax: Axes, bars: Bars, scale: float, rows: Rows) -> None:
-    """A band below the bars whose tone changes with the iteration they belong to."""
-    top = bars.rank + rows.top + rows.height
-    middle = top + rows.ribbon / 2
-    upper = np.where(bars.half == LOWER, middle, top)
-    lower = np.where(bars.half == UPPER, middle, top + rows.ribbon)
-    tone = bars.iteration % len(TONES)
-    work = ~bars.steps
-    used = [index for index in range(len(TONES)) if np.any((tone == index) & work)]
-    paths = []
-    for index in used:
-        here = (tone == index) & work
-        paths.append(
-            rectangles(bars.start[here] * scale, bars.end[here] * scale, upper[here], lower[here])
-        )
-    colors = [TONES[index] for index in used]
-    add_paths(ax, paths, "iterations", facecolors=colors, linewidths=0, zorder=2)
-
-
-def add_transfers(
-    ax: Axes, moved: Transfers, scale: float, rows: Rows, colors: tuple[str, str]
-) -> tuple[Floats, Floats]:
-    """Sends above, receives below; `colors` are those of activations and gradients.
-
-    Returns upper and lower edge of every rectangle.
-    """
-    half = rows.transfers_height / 2
-    top = moved.rank + rows.transfers + np.where(moved.received, half, 0.0)
-    bottom = top + 0.94 * half
-    # An instant is seen by its edge.
-    paths = [
-        rectangles(moved.start[here] * scale, moved.end[here] * scale, top[here], bottom[here])
-        for here in (~moved.backward, moved.backward)
-    ]
-    add_paths(
-        ax, paths, "transfers", facecolors=list(colors), edgecolors="face", linewidths=0.3, zorder=2
-    )
-    return top, bottom
-
-
 @dataclass(frozen=True, eq=False)
-class Written:
-    """Candidate labels of boxes, one entry per box."""
+class LabelBoxes:
+    """Boxes in data coordinates, and a candidate label for each."""
 
     left: Floats
     right: Floats
     top: Floats
     bottom: Floats
-    """The boxes, in data coordinates."""
     number: NDArray[np.int64]
     text: Callable[[int], str]
     """The text of box i is ``text(number[i])``."""
     color: Sequence[str]
-    """Colour of each text."""
+    """Color of each text."""
     group: NDArray[np.int64]
     """Boxes of a group are written on all together or not at all."""
 
@@ -236,11 +93,10 @@ class Written:
 class Labels(Artist):
     """Texts on all boxes that have room for them, as one artist.
 
-    Which ones fit is measured in pixels when the picture is drawn, so that it holds for every
-    size, resolution and zoom.
+    Room is measured in pixels when the picture is drawn: at any size, resolution and zoom.
     """
 
-    def __init__(self, ax: Axes, boxes: Written, font_size: float) -> None:
+    def __init__(self, ax: Axes, boxes: LabelBoxes, font_size: float) -> None:
         super().__init__()
         self.boxes = boxes
         self.sizes = sorted({max(SMALLEST_FONT, part * font_size) for part in LABEL_SIZES})
@@ -250,7 +106,7 @@ class Labels(Artist):
         self.set_in_layout(False)
 
     def placed(self, renderer: Any) -> tuple[float, list[tuple[float, float, str, str]]]:
-        """Size in points, and (x, y, text, colour) in pixels of every label that fits."""
+        """Return the size in points, and (x, y, text, color) in pixels of every label that fits."""
         assert self.axes is not None
         boxes = self.boxes
         corners = self.axes.transData.transform
@@ -315,7 +171,7 @@ class Labels(Artist):
 
 @dataclass(frozen=True)
 class Swatch:
-    """A legend entry: colours side by side over a part of its height, with a stripe at an edge."""
+    """Legend handle: colors side by side over a part of its height, with a stripe at an edge."""
 
     colors: tuple[str, ...]
     bottom: float = 0.0
@@ -325,13 +181,13 @@ class Swatch:
 
     @classmethod
     def of(cls, kind: Kind, shades: int, palette: Palette) -> Swatch:
-        """The shades of a kind, with its stripe."""
+        """Return the shades of a kind, with its stripe."""
         colors = tuple(palette.shade(kind, index, shades) for index in range(shades))
         return cls(colors, stripe=palette.stripes.get(kind, ""), edge=STRIPES.get(kind, ""))
 
 
 class SwatchHandler(HandlerBase):
-    """Draws a :class:`Swatch` in a legend."""
+    """Handler of a :class:`Swatch` in a legend."""
 
     def create_artists(
         self,
@@ -344,7 +200,7 @@ class SwatchHandler(HandlerBase):
         fontsize: float,  # noqa: ARG002
         trans: Any,
     ) -> list[Artist]:
-        """Rectangles side by side, and the stripe."""
+        """Return rectangles side by side, and the stripe."""
 
         def box(left: float, bottom: float, wide: float, tall: float, color: str) -> Rectangle:
             place = (left - xdescent, bottom * height - ydescent)

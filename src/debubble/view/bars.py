@@ -1,9 +1,10 @@
-"""Bars: a timeline as arrays of rectangles, and what many of them look like from afar."""
+"""Rectangles of a timeline: a bar for every computing action, and the layout of a rank's row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,10 @@ from numpy.typing import NDArray
 from debubble.core.actions import kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.kinds import COMPUTE_KINDS, STEP_KINDS, VOCABULARY_KINDS, Kind
 from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
+
+Floats: TypeAlias = NDArray[np.floating[Any]]
 
 WHOLE, UPPER, LOWER = 0, 1, 2
 """Parts of a rank's row: all of it, or the half that one action of an overlapped pair gets."""
@@ -19,13 +23,12 @@ WHOLE, UPPER, LOWER = 0, 1, 2
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """The actions that occupy a rank's compute stream, as rectangles.
+    """Actions of the ranks' compute streams as rectangles.
 
     Arrays have one entry per bar, rank by rank and in order of time.
     """
 
     timeline: Timeline
-    """The timeline."""
     offsets: NDArray[np.int64]
     """``offsets[r]:offsets[r + 1]`` are the bars of rank r."""
     start: NDArray[np.float64]
@@ -43,16 +46,15 @@ class Bars:
     unit: NDArray[np.int64]
     """Microbatch (or slice of one), counted on through all iterations; the iteration for OPT."""
     iteration: NDArray[np.int64]
-    """Iteration of the action."""
 
     @property
     def ranks(self) -> int:
-        """Number of rows."""
+        """Number of ranks."""
         return len(self.offsets) - 1
 
     @property
     def paired(self) -> bool:
-        """Whether any two bars overlap."""
+        """Whether any two bars overlap in time."""
         return bool(self.half.any())
 
     @cached_property
@@ -62,21 +64,14 @@ class Bars:
 
     @cached_property
     def _style_index(self) -> tuple[tuple[tuple[Kind, int], ...], NDArray[np.int64]]:
-        codes = self.kind * self.shades + self.shade
-        counts = np.bincount(codes, minlength=len(Kind) * self.shades)
-        used = [
-            kind * self.shades + shade
-            for kind in COMPUTE_KINDS
-            for shade in range(self.shades)
-            if counts[kind * self.shades + shade]
-        ]
-        place = np.zeros(len(counts), dtype=np.int64)
-        place[used] = np.arange(len(used))
-        return tuple((Kind(code // self.shades), code % self.shades) for code in used), place[codes]
+        codes = _LEGEND_PLACE[self.kind] * self.shades + self.shade
+        there = np.bincount(codes) > 0
+        used = (divmod(code, self.shades) for code in np.flatnonzero(there).tolist())
+        return tuple((COMPUTE_KINDS[k], shade) for k, shade in used), (np.cumsum(there) - 1)[codes]
 
     @property
     def styles(self) -> tuple[tuple[Kind, int], ...]:
-        """The (kind, shade) that occur, in the order of a legend."""
+        """Each (kind, shade) that occurs, in legend order."""
         return self._style_index[0]
 
     @property
@@ -85,17 +80,17 @@ class Bars:
         return self._style_index[1]
 
     def shade_of(self, style: int) -> tuple[Kind, int, int]:
-        """Kind, index and number of shades of a style, as :func:`debubble.view.colors.shade`."""
+        """Return a style's arguments for :meth:`debubble.view.colors.Palette.shade`."""
         kind, index = self.styles[style]
         return (kind, 0, 1) if kind in STEP_KINDS else (kind, index, self.shades)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that occur, in the order of a legend."""
+        """Kinds that occur, in legend order."""
         return tuple(dict.fromkeys(kind for kind, _ in self.styles))
 
     def of(self, rank: int) -> slice:
-        """Index range of the bars of one rank."""
+        """Return the index range of a rank's bars."""
         return slice(int(self.offsets[rank]), int(self.offsets[rank + 1]))
 
     @cached_property
@@ -109,7 +104,7 @@ class Bars:
         return np.where(self.steps, -1, self.unit)
 
     def text(self, number: int, first: int = 0) -> str:
-        """The microbatch, or microbatch.slice, of a unit; microbatches count from `first`."""
+        """Return a unit as ``microbatch`` or ``microbatch.slice``, the first microbatch `first`."""
         if number < 0:
             return ""
         slices = self.timeline.schedule.slices
@@ -118,24 +113,26 @@ class Bars:
         return f"{number // slices + first}.{number % slices}"
 
     def label(self, bar: int) -> str:
-        """Label of a bar."""
+        """Return the label of a bar."""
         return self.text(int(self.number[bar]))
 
     def within(self, begin: float, end: float) -> Bars:
-        """The bars of a stretch of time, cut where they reach beyond it."""
+        """Return the bars of a stretch of time, cut where they reach beyond it."""
         kept = (self.end > begin) & (self.start < end)
         kept |= (self.start == self.end) & (self.start >= begin) & (self.end <= end)
-        counts = np.concatenate([[0], np.cumsum(kept)])
-        return Bars(
-            self.timeline, counts[self.offsets], np.maximum(self.start[kept], begin),
-            np.minimum(self.end[kept], end), self.kind[kept], self.shade[kept], self.shades,
-            self.half[kept], self.stage[kept], self.unit[kept], self.iteration[kept],
-        )  # fmt: skip
+        names = ("kind", "shade", "half", "stage", "unit", "iteration")
+        return replace(
+            self,
+            offsets=np.concatenate([[0], np.cumsum(kept)])[self.offsets],
+            start=np.maximum(self.start[kept], begin),
+            end=np.minimum(self.end[kept], end),
+            **{name: getattr(self, name)[kept] for name in names},
+        )
 
     def shares(
         self, rank: int, columns: int, span: float, half: int = WHOLE, begin: float = 0.0
     ) -> NDArray[np.float64]:
-        """Share of each of `columns` equal time intervals that each style fills.
+        """Return the share that each style fills of each of `columns` equal time intervals.
 
         They cover the time `span` from `begin` on, in one row. With :data:`UPPER` or :data:`LOWER`
         it is one half of the row; for the whole row each bar of an overlapped pair counts for half
@@ -147,10 +144,7 @@ class Bars:
         left = np.clip((self.start[part] - begin) * scale, 0, columns)
         right = np.clip((self.end[part] - begin) * scale, 0, columns)
         halves = self.half[part]
-        if half == WHOLE:
-            weight = np.where(halves == WHOLE, 1.0, 0.5)
-        else:
-            weight = np.where((halves == WHOLE) | (halves == half), 1.0, 0.0)
+        weight = np.where(halves == WHOLE, 1.0, 0.5 if half == WHOLE else halves == half)
         head = np.minimum(left.astype(np.int64), columns - 1)
         tail = np.maximum(np.ceil(right).astype(np.int64) - 1, head)
         size = columns * count
@@ -170,10 +164,10 @@ class Bars:
         return np.clip(total, 0.0, 1.0)
 
     def slot(self) -> float:
-        """The longest time of which every start and end is a multiple, 0 when there is none.
+        """Return the longest time of which every start and end is a multiple, 0 for none.
 
-        Looked for among simple fractions of the shortest gap between two events, which finds it
-        for the round costs that figures are drawn with.
+        Only simple fractions of the shortest gap between two events are tried, which is enough for
+        round costs.
         """
         times = np.unique(np.concatenate([[0.0], self.start, self.end]))
         gaps = np.diff(times)
@@ -188,37 +182,52 @@ class Bars:
         return 0.0
 
 
-def bars_of(timeline: Timeline) -> Bars:
-    """The bars of a timeline; transfers, offloads and other streams are left out.
+_LEGEND_PLACE = np.array([(*COMPUTE_KINDS, kind).index(kind) for kind in Kind])
+"""Place in the legend of every kind; those that are no bars come after all others."""
 
-    So are passes of the output layer where costs name no head.
+
+def bars_of(timeline: Timeline) -> Bars:
+    """Return the bars of a timeline; transfers, copies and other streams have none.
+
+    Nor have passes of the output layer where costs name no head.
     """
     schedule = timeline.schedule
     kind = kinds_of(schedule.actions)
     drawn = np.isin(kind, COMPUTE_KINDS)
     drawn &= ~np.isin(kind, VOCABULARY_KINDS) | (timeline.duration > 0)
-    counts = np.concatenate([[0], np.cumsum(drawn)])
-    offsets = counts[schedule.offsets]
-    actions = schedule.actions[drawn]
-    kind, start, end = kind[drawn], timeline.start[drawn], timeline.end[drawn]
-
+    offsets = np.concatenate([[0], np.cumsum(drawn)])[schedule.offsets]
+    actions, kind = schedule.actions[drawn], kind[drawn]
     stage, unit = stages_of(actions), microbatches_of(actions)
-    period = schedule.microbatches * schedule.slices
-    copies, chunks = schedule.placement.copies, schedule.chunks
-    step = np.isin(kind, STEP_KINDS)
-    copy = np.where(step, 0, schedule.copies_of(unit))
-    iteration = np.where(step, unit, unit // period)
-    shade = np.where(step, 0, copy * chunks + chunks_of(schedule.placement)[copy, stage])
-
-    # The forward of a pair is its first action.
-    half = np.minimum(pairs_of(actions), 2)
     return Bars(
-        timeline, offsets, start, end, kind, shade, copies * chunks, half, stage, unit, iteration
+        timeline,
+        offsets,
+        timeline.start[drawn],
+        timeline.end[drawn],
+        kind,
+        copies_and_shades(schedule, kind, stage, unit)[1],
+        schedule.placement.copies * schedule.chunks,
+        # The forward of a pair is its first action.
+        np.minimum(pairs_of(actions), 2),
+        stage,
+        unit,
+        np.where(
+            np.isin(kind, STEP_KINDS), unit, unit // (schedule.microbatches * schedule.slices)
+        ),
     )
 
 
+def copies_and_shades(
+    schedule: Schedule, kind: NDArray[np.int64], stage: NDArray[np.int64], unit: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the model copy and the index of the shade of actions, both 0 for optimizer steps."""
+    step = np.isin(kind, STEP_KINDS)
+    copy = np.where(step, 0, schedule.copies_of(unit))
+    shade = copy * schedule.chunks + chunks_of(schedule.placement)[copy, stage]
+    return copy, np.where(step, 0, shade)
+
+
 def chunks_of(placement: Placement) -> NDArray[np.int64]:
-    """Chunk of every (copy, stage): how many earlier stages of the copy its rank holds."""
+    """Return the chunk of every (copy, stage): how many earlier stages of it its rank holds."""
     table = np.asarray(placement.table, dtype=np.int64)
     chunks = np.zeros_like(table)
     for copy, row in enumerate(table):
@@ -226,3 +235,59 @@ def chunks_of(placement: Placement) -> NDArray[np.int64]:
         owners = row[order]
         chunks[copy, order] = np.arange(len(row)) - np.searchsorted(owners, owners)
     return chunks
+
+
+_GAP = 1 / 15
+_RIBBON = 0.14
+_STRIP = 7 / 15
+_TRANSFERS = 0.6
+"""Heights of the parts of a row, in heights of a bar."""
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Vertical layout of a rank's row, one unit high: its middle is at y = rank, y points down."""
+
+    top: float
+    height: float
+    """Top and height of bars."""
+    ribbon: float
+    """Height of the band below the bars that tells iterations apart, 0 for none."""
+    transfers: float
+    transfers_height: float
+    """Top and height of the row of transfers, whose upper half is sends; height 0 for none."""
+    strip: float
+    strip_height: float
+    """Baseline and height of the memory strip; height 0 for none."""
+    share: float
+    """Height of a row in heights of its bars."""
+
+    def extent(self, bars: Bars) -> tuple[Floats, Floats]:
+        """Return the upper and lower edge of every bar."""
+        top = bars.rank + self.top + np.where(bars.half == LOWER, self.height / 2, 0.0)
+        return top, top + np.where(bars.half == WHOLE, self.height, self.height / 2)
+
+
+def row_layout(*, iterations: bool, transfers: bool, memory: bool, label: float = 0.0) -> RowLayout:
+    """Return a layout with the wanted parts.
+
+    `label` is the least height of either half of the row of transfers, in heights of a bar.
+    """
+    ribbon = _RIBBON if iterations else 0.0
+    moving = max(_TRANSFERS, 2 * label) if transfers else 0.0
+    strip = _STRIP if memory else 0.0
+    pieces = 1 + (moving > 0) + (strip > 0)
+    # A row of bars alone has more room around it.
+    gap = _GAP if pieces > 1 else 2 / 21
+    share = 1 + ribbon + moving + strip + (pieces + 1) * gap
+    top = -0.5 + gap / share
+    return RowLayout(
+        top=top,
+        height=1 / share,
+        ribbon=ribbon / share,
+        transfers=top + (1 + ribbon + gap) / share,
+        transfers_height=moving / share,
+        strip=0.5 - gap / share if memory else 0.0,
+        strip_height=strip / share,
+        share=share,
+    )

@@ -1,4 +1,4 @@
-"""The browser's timeline: one custom element for files, notebooks and the playground.
+"""The timeline in the browser: one custom element for files, notebooks and the playground.
 
 ``assets/timeline/`` has its parts; they share one scope and are joined here. There is nothing to
 build, and nothing is fetched: the script carries its style.
@@ -22,13 +22,13 @@ TAG = "debubble-timeline"
 
 
 def asset(name: str) -> str:
-    """The text of a file in ``assets/``."""
+    """Return the text of a file in ``assets/``."""
     return resources.files("debubble.view").joinpath("assets", *name.split("/")).read_text("utf-8")
 
 
 @cache
 def script() -> str:
-    """The component as one script; running it twice in a document does no harm."""
+    """Return the component as one script, which may run twice in a document."""
     style = json.dumps(asset("timeline/timeline.css"))
     parts = "\n".join(asset(f"timeline/{name}.js") for name in PARTS)
     # Parts that are modules elsewhere, too, share the scope of the others here.
@@ -37,12 +37,12 @@ def script() -> str:
 
 
 def element(payload: Mapping[str, Any], *, fallback: str = "", attributes: str = "") -> str:
-    """The component's element with its data inside, for a page that has the script.
+    """Return the component's element with its data inside, for a page that has the script.
 
-    The payload is from :func:`debubble.view.timeline_data.encode`; `fallback` is HTML that is seen
-    where no script runs. Attributes are ``page`` where the address of the page holds the view,
-    ``keys`` where all keys are for the timeline, ``cell`` in a notebook, and
-    ``layers="bubbles,memory"`` for what is shown at first.
+    The payload is of :func:`debubble.view.timeline_data.encode`; `fallback` is HTML for readers
+    without scripts. Attributes are ``page`` where the address of the page holds the view, ``keys``
+    where all keys are for the timeline, ``cell`` in a notebook, and ``layers="bubbles,memory"`` for
+    the layers at the start.
     """
     # "<" cannot end the script element early when it is written as an escape.
     data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

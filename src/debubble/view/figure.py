@@ -19,30 +19,30 @@ from debubble.analysis.results import shared_units
 from debubble.core.errors import ParameterError, check_type
 from debubble.engine.timeline import Timeline
 from debubble.view import words
-from debubble.view.bars import Bars, bars_of
+from debubble.view.bars import Bars, RowLayout, bars_of, row_layout
 from debubble.view.colors import FAINT, INK
-from debubble.view.legend import add_legend, entries, legend_height
+from debubble.view.legend import add_legend, legend_entries, legend_height
 from debubble.view.options import FigureOptions
-from debubble.view.panel import (
-    DPI,
-    Panel,
-    add_panel,
-    add_time_axis,
-    peaks_width,
-    setting,
+from debubble.view.panel import DPI, Panel, add_panel, add_time_axis, peaks_width
+from debubble.view.text import (
+    FAMILY,
+    TextSizes,
+    clauses,
+    phrases,
+    text_sizes,
+    text_width,
+    wrapped,
 )
-from debubble.view.rows import Rows, rows_of
-from debubble.view.text import FAMILY, Sizes, clauses, phrases, sizes_of, text_width, wrapped
-from debubble.view.transfers import Transfers, transfers_of
+from debubble.view.transfers import TransferEnds, transfer_ends
 
 WIDTH = 11.0
-"""Inches across a figure, unless another width is asked for."""
+"""Default width of a figure in inches."""
 
 LINE = 1.3
 """Height of a line of text in its size."""
 
 MOST_RANKS_WITH_TRANSFERS = 32
-"""Ranks up to which transfers are drawn without being asked for."""
+"""Ranks up to which transfers are drawn by default."""
 
 FONTS: Any = {
     "font.family": "sans-serif",
@@ -58,7 +58,7 @@ FONTS: Any = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Settings of matplotlib for these pictures, whatever the user's are; put back afterwards."""
+    """Use matplotlib's settings for these pictures, in place of the user's, for a while."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(FONTS)
@@ -68,7 +68,7 @@ def style() -> Iterator[None]:
 
 
 def render(drawing: Figure, format: str, **options: Any) -> bytes:
-    """A figure as ``"png"``, ``"svg"`` or ``"pdf"``; options as for ``Figure.savefig``."""
+    """Return a figure as ``"png"``, ``"svg"`` or ``"pdf"``; options as for ``Figure.savefig``."""
     buffer = io.BytesIO()
     with style():
         drawing.savefig(buffer, format=format, dpi=options.pop("dpi", DPI), **options)
@@ -78,27 +78,25 @@ def render(drawing: Figure, format: str, **options: Any) -> bytes:
 def plot(timeline: Timeline, ax: Axes | None = None, **options: Any) -> Axes:
     """Draw one timeline, rank 0 on top.
 
+    An overlapped pair has the forward above and the backward below. Where actions are thinner than
+    a pixel, each column of a row is a stack of what fills that part of the time.
+
     Parameters
     ----------
     timeline
-        Timelines to draw.
+        The timeline.
     ax
-        Where: axes of any figure, of which nothing else is touched. Left out, those of a new figure
-        that belongs to no window.
+        Axes of any figure, of which nothing else is touched; by default those of a new figure that
+        belongs to no window.
     **options
-        Fields of :class:`debubble.view.options.FigureOptions`. Here the memory strips are left out
-        unless asked for, `title` stands in place of the schedule's name and result, and `width`
-        and `height` are for new figures only, as `notes` are for :func:`figure`.
+        Fields of :class:`debubble.view.options.FigureOptions`. Here `memory` is off by default,
+        `title` stands in place of the schedule's name and result, and `width` and `height` are for
+        new figures only, as `notes` are for :func:`figure`.
 
     Raises
     ------
     ParameterError
         When an option cannot be used.
-
-    Notes
-    -----
-    An overlapped pair has the forward above and the backward below. Where actions are thinner than
-    a pixel, each column of a row is a stack of what fills that part of the time.
     """
     look = FigureOptions(**{"memory": False} | options)
     check_type("ax", ax, (Axes, type(None)), "give axes of matplotlib, or leave it out")
@@ -106,33 +104,30 @@ def plot(timeline: Timeline, ax: Axes | None = None, **options: Any) -> Axes:
         raise ParameterError("axes have their size already; leave width and height out")
     with style() if ax is None else nullcontext():
         if ax is None:
-            sheet = _Sheet([timeline], look)
-            height = look.height or 0.9 + sheet.row * timeline.schedule.ranks
-            ax = Figure(figsize=(sheet.width, height), layout="constrained").add_subplot()
+            layout = _FigureLayout([timeline], look)
+            height = look.height or 0.9 + layout.row * timeline.schedule.ranks
+            ax = Figure(figsize=(layout.width, height), layout="constrained").add_subplot()
         # Other decorations may yet take some of the width.
         width = 0.95 * ax.get_window_extent().width / ax.figure.dpi
-        sheet = _Sheet([timeline], look, width=width)
-        (panel,) = sheet.panels
+        layout = _FigureLayout([timeline], look, width=width)
+        (panel,), size = layout.panels, layout.sizes.text
         add_panel(ax, panel)
-        add_time_axis(ax, sheet.time_label, sheet.sizes.text, width)
-        found = sheet.legend if look.legend else []
+        add_time_axis(ax, layout.time_label, size, width)
+        if look.title is None:
+            name = f"{words.name(timeline)}: {words.setting_and_shades(timeline)}"
+            lines = clauses(name, size, width)
+            lines += clauses(words.result(timeline, look.time_unit), size, width)
+        else:
+            lines = wrapped(words.printable(look.title, 300), size, width)
         if look.title != "":
-            lines = wrapped(words.printable(look.title or "", 300), sheet.sizes.text, width)
-            if look.title is None:
-                name = f"{words.name(timeline)}: {setting(timeline)}"
-                result = words.result(timeline, look.time_unit)
-                lines = [
-                    *clauses(name, sheet.sizes.text, width),
-                    *clauses(result, sheet.sizes.text, width),
-                ]
-            room = legend_height(found, sheet.sizes.text, width) * 72
+            room = legend_height(layout.legend, size, width) * 72
             ax.set_title(
-                "\n".join(lines), loc="left", fontsize=sheet.sizes.text, color=INK,
-                pad=room + 7 if found else 6, parse_math=False,
+                "\n".join(lines), loc="left", fontsize=size, color=INK,
+                pad=room + 7 if layout.legend else 6, parse_math=False,
             )  # fmt: skip
-        if found:
+        if layout.legend:
             add_legend(
-                ax, found, sheet.sizes.text, width,
+                ax, layout.legend, size, width,
                 loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.4,
             )  # fmt: skip
     return ax
@@ -148,7 +143,7 @@ def figure(timelines: Sequence[Timeline], **options: Any) -> Figure:
         raise ParameterError("there is no timeline to draw; give at least one")
     look = FigureOptions(**options)
     with style():
-        return _Sheet(timelines, look).draw()
+        return _FigureLayout(timelines, look).draw()
 
 
 @dataclass(frozen=True)
@@ -156,17 +151,17 @@ class _Caption:
     """Lines above a panel: the schedule's name, what may follow it on its line, and more lines."""
 
     name: str
-    beside: str
-    below: tuple[str, ...]
+    right: str = ""
+    below: tuple[str, ...] = ()
 
-    def height(self, sizes: Sizes) -> float:
-        """Inches."""
+    def height(self, sizes: TextSizes) -> float:
+        """Return the height in inches."""
         if not self.name:
             return 0.06
         return (sizes.name + len(self.below) * sizes.text) * LINE / 72 + 0.06
 
 
-class _Sheet:
+class _FigureLayout:
     """Layout of a figure, in inches from its lower left corner."""
 
     def __init__(
@@ -175,53 +170,47 @@ class _Sheet:
         self.look = look
         self.timelines = timelines
         self.width = look.width or WIDTH
-        self.sizes = sizes_of(look, self.width if width is None else width)
+        self.sizes = text_sizes(look, self.width if width is None else width)
         bars = [bars_of(timeline) for timeline in timelines]
-        moved = [self._moved(part.timeline) for part in bars]
-        shown = any(part is not None for part in moved)
+        moved = [self._moved(timeline) for timeline in timelines]
+        moves = [part for part in moved if part is not None]
         units = [t.ideal if look.normalise and t.ideal else 1.0 for t in timelines]
         span = max(t.makespan / unit for t, unit in zip(timelines, units, strict=True))
         if look.range is not None and look.range[0] >= span:
             raise ParameterError(
                 f"range begins at {look.range[0]:g}; the timeline ends at {span:g}"
             )
-        window = look.range or (0.0, span)
         peaks = [float(t.peak_activation.max()) for t in timelines]
         fullest = max([*peaks, float(np.max(look.limit or 0.0))])
-        small = self.sizes.small / 72
-
-        def rows_for(height: float) -> Rows:
-            return rows_of(
-                iterations=any(t.schedule.iterations > 1 for t in timelines),
-                transfers=shown,
-                memory=look.memory,
-                label=1.05 * small / height,
-            )
-
         bar = self._bar_height(bars)
-        self.rows = rows_for(bar)
+        self.rows: RowLayout = row_layout(
+            iterations=any(t.schedule.iterations > 1 for t in timelines),
+            transfers=bool(moves),
+            memory=look.memory,
+            label=1.05 * self.sizes.small / 72 / bar,
+        )
         self.row = bar * self.rows.share
+        window = look.range or (0.0, span)
         self.panels = [
             Panel(part, move, look, self.sizes, self.rows, window, fullest, unit)
             for part, move, unit in zip(bars, moved, units, strict=True)
         ]
-        moves = [part for part in moved if part is not None]
-        self.legend = entries(bars, look, moves, look.memory)
+        self.legend = legend_entries(bars, look, moves, look.memory) if look.legend else []
         unit = words.printable(look.time_unit or shared_units(timelines)[0], 24)
         self.time_label = f"time ({unit or 'unit of the costs'})"
         if look.normalise:
             self.time_label = "time / ideal (work of the busiest rank)"
 
-    def _moved(self, timeline: Timeline) -> Transfers | None:
+    def _moved(self, timeline: Timeline) -> TransferEnds | None:
+        """Return the transfers to draw, None for no row of them."""
         wanted = self.look.transfers
-        ranks = sum(t.schedule.ranks for t in self.timelines)
         if wanted is None:
+            ranks = sum(t.schedule.ranks for t in self.timelines)
             wanted = ranks <= MOST_RANKS_WITH_TRANSFERS
-        found = transfers_of(timeline) if wanted else None
-        return found if found is not None and len(found) else None
+        return (transfer_ends(timeline) or None) if wanted else None
 
     def _bar_height(self, panels: Sequence[Bars]) -> float:
-        """Inches of a bar: comfortable for few ranks, never a figure taller than a few pages."""
+        """Return inches of a bar: comfortable for few ranks, never a figure of many pages."""
         ranks = max(bars.ranks for bars in panels)
         everything = sum(bars.ranks for bars in panels)
         comfortable = 0.34 if any(bars.paired for bars in panels) else 0.25
@@ -229,19 +218,26 @@ class _Sheet:
         return max(min(comfortable, 5.9 / ranks, 7.6 / everything), min(0.084, 25 / everything))
 
     def _caption(self, timeline: Timeline, width: float) -> _Caption:
-        if self.look.title == "" and len(self.panels) == 1:
-            return _Caption("", "", ())
         sizes, name = self.sizes, words.name(timeline)
         if self.look.title == "":
-            return _Caption(name, "", ())
-        what, result = setting(timeline), words.result(timeline, self.look.time_unit)
-        room = width - text_width(name, sizes.name, bold=True) - 0.1
-        beside = text_width(what, sizes.text) <= room
-        lines = [] if beside else clauses(what, sizes.text, width)
-        return _Caption(name, what if beside else "", (*lines, *clauses(result, sizes.text, width)))
+            return _Caption(name if len(self.panels) > 1 else "")
+        setting = words.setting_and_shades(timeline)
+        result = clauses(words.result(timeline, self.look.time_unit), sizes.text, width)
+        if text_width(setting, sizes.text) <= width - text_width(name, sizes.name, bold=True) - 0.1:
+            return _Caption(name, setting, tuple(result))
+        return _Caption(name, "", (*clauses(setting, sizes.text, width), *result))
+
+    def _notes(self, width: float) -> list[str]:
+        """Return the lines at the foot."""
+        notes = words.conventions(self.timelines) if self.look.notes else []
+        if self.look.notes and any(panel.moved is not None for panel in self.panels):
+            notes.append(
+                "transfers: below the bars of a rank, what it sends above what it receives"
+            )
+        return phrases(notes, self.sizes.small, width)
 
     def draw(self) -> Figure:
-        """The figure."""
+        """Return the figure."""
         look, sizes, panels = self.look, self.sizes, self.panels
         ranks = max(panel.bars.ranks for panel in panels)
         left = 0.08 + 1.5 * sizes.text / 72 + text_width(str(ranks - 1), sizes.text)
@@ -250,22 +246,14 @@ class _Sheet:
             right = max(peaks_width(timeline, sizes) for timeline in self.timelines) + 0.06
         # Half of the last number of the axis reaches beyond it.
         right = max(right, 0.04 + text_width("00.0", sizes.text) / 2)
-        width = self.width - left - right
+        width, whole = self.width - left - right, self.width - 0.12 - left
         captions = [self._caption(timeline, width) for timeline in self.timelines]
-        whole = self.width - 0.12 - left
-        title = words.printable(look.title or "", 300)
-        heading = wrapped(title, sizes.title, whole, bold=True)
-        notes = words.conventions(self.timelines) if look.notes else []
-        if look.notes and any(panel.moved is not None for panel in panels):
-            notes.append(
-                "transfers: below the bars of a rank, what it sends above what it receives"
-            )
-        small = phrases(notes, sizes.small, whole)
-        found = self.legend if look.legend else []
+        heading = wrapped(words.printable(look.title or "", 300), sizes.title, whole, bold=True)
+        notes = self._notes(whole)
 
         head = 0.06 + len(heading) * sizes.title * LINE / 72 + (0.06 if heading else 0.0)
-        top = head + legend_height(found, sizes.text, whole)
-        foot = (2 * LINE * sizes.text + 6) / 72 + (len(small) * sizes.small * LINE) / 72 + 0.1
+        top = head + legend_height(self.legend, sizes.text, whole)
+        foot = (2 * LINE * sizes.text + 6) / 72 + (len(notes) * sizes.small * LINE) / 72 + 0.1
         gap = 0.12
         above = sum(caption.height(sizes) for caption in captions) + gap * (len(panels) - 1)
         everything = sum(panel.bars.ranks for panel in panels)
@@ -280,19 +268,18 @@ class _Sheet:
 
         drawing = Figure(figsize=(self.width, total), dpi=100, facecolor="white")
         y = total - top
-        for index, (panel, caption) in enumerate(zip(panels, captions, strict=True)):
+        for panel, caption in zip(panels, captions, strict=True):
             height = panel.bars.ranks * row
             y -= caption.height(sizes) + height
             box = (left / self.width, y / total, width / self.width, height / total)
             ax = drawing.add_axes(box)
             add_panel(ax, panel)
-            last = index == len(panels) - 1
-            add_time_axis(ax, self.time_label, sizes.text, width, shown=last)
+            add_time_axis(ax, self.time_label, sizes.text, width, shown=panel is panels[-1])
             _add_caption(ax, caption, sizes)
             y -= gap
-        if found:
+        if self.legend:
             add_legend(
-                drawing, found, sizes.text, whole, loc="upper left", borderaxespad=0,
+                drawing, self.legend, sizes.text, whole, loc="upper left", borderaxespad=0,
                 bbox_to_anchor=(left / self.width, 1 - head / total),
             )  # fmt: skip
         drawing.text(
@@ -300,32 +287,32 @@ class _Sheet:
             fontweight="bold", color=INK, va="top", parse_math=False, linespacing=LINE,
         )  # fmt: skip
         drawing.text(
-            left / self.width, 0.06 / total, "\n".join(small), fontsize=sizes.small, color=FAINT,
+            left / self.width, 0.06 / total, "\n".join(notes), fontsize=sizes.small, color=FAINT,
             va="bottom", parse_math=False, linespacing=LINE,
         )  # fmt: skip
         return drawing
 
 
-def _add_caption(ax: Axes, caption: _Caption, sizes: Sizes) -> None:
-    """Name and setting in one line where they fit, the result below."""
+def _add_caption(ax: Axes, caption: _Caption, sizes: TextSizes) -> None:
+    """Write name and setting in one line where they fit, the result below."""
     if not caption.name:
         return
     place: dict[str, Any] = {
         "xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom",
         "annotation_clip": False, "parse_math": False,
     }  # fmt: skip
-    rise = 3 + len(caption.below) * sizes.text * LINE
+    line = sizes.text * LINE
+    rise = 3 + len(caption.below) * line
     name = ax.annotate(
         caption.name, (0.0, 1.0), (0, rise), fontsize=sizes.name, fontweight="bold", color=INK,
         **place,
     )  # fmt: skip
     ax.annotate(
-        caption.beside, (1.0, 0.0), (7, 0), fontsize=sizes.text, color=FAINT,
+        caption.right, (1.0, 0.0), (7, 0), fontsize=sizes.text, color=FAINT,
         **place | {"xycoords": name},
     )  # fmt: skip
-    for index, line in enumerate(caption.below):
-        last = index == len(caption.below) - 1
+    for index, text in enumerate(caption.below, 1):
+        color = INK if index == len(caption.below) else FAINT
         ax.annotate(
-            line, (0.0, 1.0), (0, rise - (index + 1) * sizes.text * LINE), fontsize=sizes.text,
-            color=INK if last else FAINT, **place,
-        )  # fmt: skip
+            text, (0.0, 1.0), (0, rise - index * line), fontsize=sizes.text, color=color, **place
+        )

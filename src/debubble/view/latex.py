@@ -1,9 +1,8 @@
-"""A comparison as a table for LaTeX, in the way of the package booktabs."""
+"""A comparison as a table for LaTeX with the package booktabs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from debubble.interchange.files import write_text
 from debubble.view import provenance
 
 MOST_RANK = 2
-"""Columns that matter less are left out: a page is narrower than a terminal."""
+"""Largest rank of a column in the table: a page is narrower than a terminal."""
 
 LABEL = "tab:schedules"
 
@@ -27,10 +26,10 @@ LABEL = "tab:schedules"
 def table(
     comparison: Comparison, *, cite: bool = False, title: str | None = None, source: str = ""
 ) -> str:
-    r"""A comparison as a floating table with a caption that says what the numbers mean.
+    r"""Return a comparison as a floating table whose caption explains the numbers.
 
-    With `cite`, names of schedules are followed by ``\cite`` of what they are from. The caption has
-    `title` as its first sentence, in place of the sizes, and `source`, where the costs are from.
+    With `cite`, names of schedules are followed by ``\cite`` of their sources. The caption has
+    `title` as its first sentence, in place of the sizes, and `source`, the origin of the costs.
     """
     columns = [c for c in comparison.columns() if c.rank <= MOST_RANK]
     names, *others = columns
@@ -74,7 +73,7 @@ def save(comparison: Comparison, path: str | Path, **options: Any) -> None:
 
 
 def _heads(columns: list[Column]) -> Iterable[str]:
-    """Lines of the head; titles stand at its foot."""
+    """Return the lines of the head; titles stand at its foot."""
     height = max(len(column.head) for column in columns)
     heads = [("",) * (height - len(column.head)) + column.head for column in columns]
     return (_line(escape(head[index]) for head in heads) for index in range(height))
@@ -86,39 +85,34 @@ def _line(cells: Iterable[str]) -> str:
 
 def _caption(comparison: Comparison, title: str | None, source: str) -> str:
     sizes = [(row.schedule.ranks, row.schedule.microbatches) for row in comparison.rows]
-    ranks, microbatches = (sorted(set(each)) for each in zip(*sizes, strict=True))
-    first = title or (
-        f"Simulated schedules on {_numbers(ranks)} ranks with {_numbers(microbatches)} microbatches"
+    ranks, microbatches = (
+        " or ".join(map(str, sorted(set(each)))) for each in zip(*sizes, strict=True)
     )
+    first = title or f"Simulated schedules on {ranks} ranks with {microbatches} microbatches"
     words = comparison.conventions()
     words["times"] = f"{_times(comparison)}; {words['times']}"
     if source:
         words["source"] = source
     if comparison.memory is not None:
         words["limit"] = amount_text(comparison.memory, comparison.costs)
-    told = {
+    names = {
         "source": "Costs", "times": "Times", "p2p": "Transfers", "makespan": "Makespan",
         "bubble_ratio": "Bubble ratio", "overhead": "Overhead", "memory": "Memory",
         "peak_activation": "Peak activation", "limit": "Memory limit",
         "recompute": "Recompute", "offload": "Offload",
     }  # fmt: skip
-    sentences = [f"{name}: {words[key]}" for key, name in told.items() if key in words]
+    sentences = [f"{name}: {words[key]}" for key, name in names.items() if key in words]
     return " ".join(f"{escape(text.rstrip('.'))}." for text in [first, *sentences])
 
 
 def _times(comparison: Comparison) -> str:
-    """The costs that are one number for all stages, and how many others there are."""
+    """Return the costs that are one number for all stages, and the names of the others."""
     costs = comparison.costs
-    values = {spec.name: getattr(costs, spec.name) for spec in fields(costs)}
-    times = {name: values[name] for name, spec in COST_FIELDS.items() if spec.timed}
-    told = {name: time for name, time in times.items() if isinstance(time, int | float) and time}
+    times = {name: getattr(costs, name) for name, spec in COST_FIELDS.items() if spec.timed}
+    single = {name: time for name, time in times.items() if isinstance(time, int | float) and time}
     unit = f" {costs.time_unit}" if costs.time_unit else ""
-    parts = [f"{name} {number(float(time))}{unit}" for name, time in told.items()]
-    others = [name for name, time in times.items() if time and name not in told]
+    parts = [f"{name} {number(float(time))}{unit}" for name, time in single.items()]
+    others = [name for name, time in times.items() if time and name not in single]
     if others:
         parts.append(f"{', '.join(others)} of their own for stages")
     return ", ".join(parts) or "F, I and W take 1 each"
-
-
-def _numbers(values: Iterable[int]) -> str:
-    return " or ".join(map(str, values))

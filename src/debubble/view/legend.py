@@ -1,4 +1,4 @@
-"""The legend of a figure: what is drawn in any of its panels, and nothing else."""
+"""Legend of a figure: an entry for everything in any of its panels, and no others."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ from debubble.view.bars import Bars
 from debubble.view.colors import IDLE, INK, LIMIT, MEMORY, NAMES
 from debubble.view.options import FigureOptions
 from debubble.view.text import text_width
-from debubble.view.transfers import MOVED, Transfers
+from debubble.view.transfers import MOVED, TransferEnds
 
 _HANDLE, _PAD, _SPACE, _LINE = 2.0, 0.5, 1.3, 1.55
-"""In sizes of the text: widths of a handle, and of the gaps behind it and between entries; height
+"""In sizes of the text: widths of a handle, of the gap after it and of that between entries; height
 of a line."""
 
-Entry = tuple[Any, str]
+LegendEntry = tuple[Any, str]
+"""Handle and text."""
 
 
-def entries(
-    panels: Sequence[Bars],
-    options: FigureOptions,
-    moved: Sequence[Transfers],
-    memory: bool,
-) -> list[Entry]:
-    """Handle and text of everything that is in the picture."""
+def legend_entries(
+    panels: Sequence[Bars], options: FigureOptions, moved: Sequence[TransferEnds], memory: bool
+) -> list[LegendEntry]:
+    """Return an entry for everything in the picture."""
     palette = options.palette
     shades: dict[Kind, int] = {}
     for bars in panels:
         for kind in bars.kinds:
             count = 1 if kind in STEP_KINDS else min(bars.shades, 4)
             shades[kind] = max(shades.get(kind, 1), count)
-    found: list[Entry] = [
+    found: list[LegendEntry] = [
         (Swatch.of(kind, shades[kind], palette), f"{kind.name} {NAMES[kind]}")
         for kind in NAMES
         if kind in shades
@@ -49,36 +47,32 @@ def entries(
         found.append((Patch(facecolor=IDLE, edgecolor="#c3cad5", linewidth=0.5), "idle"))
     iterations = max(bars.timeline.schedule.iterations for bars in panels)
     if iterations > 1:
-        names = [str(index) for index in range(min(iterations, len(TONES)))]
-        more = ", …" if iterations > len(TONES) else ""
-        tones = Swatch(TONES[: len(names)], bottom=0.35, height=0.3)
-        found.append((tones, f"iteration {', '.join(names)}{more}"))
-    for backward, what in ((False, "activation"), (True, "gradient")):
+        shown = min(iterations, len(TONES))
+        more = ", …" if iterations > shown else ""
+        tones = Swatch(TONES[:shown], bottom=0.35, height=0.3)
+        found.append((tones, f"iteration {', '.join(map(str, range(shown)))}{more}"))
+    for backward, moving in ((False, "activation"), (True, "gradient")):
         if any(bool((part.backward == backward).any()) for part in moved):
             kind = moved_kind(panels, backward)
-            found.append((Swatch.of(kind, 1, palette), f"{what} sent, received"))
+            found.append((Swatch.of(kind, 1, palette), f"{moving} sent, received"))
     if memory:
         found.append((Patch(facecolor=MEMORY), "activation memory"))
-        if options.limit is not None:
-            found.append(
-                (
-                    Line2D([], [], color=LIMIT, linewidth=1.0),
-                    f"limit {limit_text(options.limit, panels[0].timeline.table.costs)}",
-                )
-            )
+    if memory and options.limit is not None:
+        text = limit_text(options.limit, panels[0].timeline.table.costs)
+        found.append((Line2D([], [], color=LIMIT, linewidth=1.0), f"limit {text}"))
     if options.critical:
         found.append((Patch(facecolor="none", edgecolor=INK, linewidth=1.3), "critical path"))
     return found
 
 
 def moved_kind(panels: Sequence[Bars], backward: bool) -> Kind:
-    """The kind whose colour a transfer has: the first that occurs of those whose results move."""
+    """Return the kind that gives transfers their color: the first that occurs and is moved."""
     moved = [kind for kind, offset in MOVED.items() if (offset < 0) == backward]
     return next((kind for kind in moved if any(kind in bars.kinds for bars in panels)), moved[-1])
 
 
-def columns_for(found: Sequence[Entry], size: float, width: float) -> int:
-    """The most columns whose widest entries fit side by side."""
+def columns_for(found: Sequence[LegendEntry], size: float, width: float) -> int:
+    """Return the most columns that fit into `width` inches side by side."""
     wide = [text_width(text, size) + (_HANDLE + _PAD) * size / 72 for _, text in found]
     for columns in range(len(found), 1, -1):
         # As matplotlib fills them: column by column, the first ones with one more.
@@ -89,16 +83,16 @@ def columns_for(found: Sequence[Entry], size: float, width: float) -> int:
     return 1
 
 
-def legend_height(found: Sequence[Entry], size: float, width: float) -> float:
-    """Inches the legend takes."""
+def legend_height(found: Sequence[LegendEntry], size: float, width: float) -> float:
+    """Return the inches that a legend takes."""
     lines = -(-len(found) // columns_for(found, size, width)) if found else 0
     return lines * _LINE * size / 72
 
 
 def add_legend(
-    where: Axes | Figure, found: Sequence[Entry], size: float, width: float, **place: Any
+    where: Axes | Figure, found: Sequence[LegendEntry], size: float, width: float, **place: Any
 ) -> None:
-    """Put the legend somewhere, in as many columns as fit into `width` inches."""
+    """Add a legend in as many columns as fit into `width` inches."""
     where.legend(
         [handle for handle, _ in found], [text for _, text in found],
         handler_map={Swatch: SwatchHandler()},

@@ -1,4 +1,4 @@
-"""Options of a picture in a file: one list for the command line and Python."""
+"""Options of a picture in a file: one table for the command line and Python."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _LARGEST = 200.0
 
 
 def length(wanted: str | float, name: str) -> float:
-    """A length in inches: a number of them, or text such as ``3.3in``, ``84mm``, ``240pt``.
+    """Return inches of a number of them, or of text such as ``3.3in``, ``84mm``, ``240pt``.
 
-    Raises ParameterError when it is none, or too small or large for the `name` it has.
+    `name` is ``width`` or ``height``. Raises ParameterError when the text is no length, or one
+    outside of the limits of that.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) *(in|cm|mm|pt)?", str(wanted).strip())
     if not found or isinstance(wanted, bool):
@@ -37,16 +38,7 @@ def length(wanted: str | float, name: str) -> float:
     return inches
 
 
-def _font_size(wanted: str | float, name: str) -> float:
-    size = _number(wanted, name)
-    if not SMALLEST_FONT <= size <= 40:
-        raise ParameterError(
-            f"{name} is '{wanted}'; text is readable from {SMALLEST_FONT:g} points on, at most 40"
-        )
-    return size
-
-
-def _number(wanted: str | float, name: str) -> float:
+def _read_number(wanted: str | float, name: str) -> float:
     try:
         value = float(wanted)
     except (TypeError, ValueError):
@@ -56,18 +48,27 @@ def _number(wanted: str | float, name: str) -> float:
     return value
 
 
-def _whole(wanted: str | float, name: str) -> int:
-    value = _number(wanted, name)
+def _read_font_size(wanted: str | float, name: str) -> float:
+    size = _read_number(wanted, name)
+    if not SMALLEST_FONT <= size <= 40:
+        raise ParameterError(
+            f"{name} is '{wanted}'; text is readable from {SMALLEST_FONT:g} points on, at most 40"
+        )
+    return size
+
+
+def _read_first(wanted: str | float, name: str) -> int:
+    value = _read_number(wanted, name)
     if value != int(value) or not 0 <= value <= 1_000_000:
         raise ParameterError(f"{name} is '{wanted}'; give a whole number such as 1")
     return int(value)
 
 
-def _range(wanted: Any, name: str) -> tuple[float, float]:
+def _read_range(wanted: Any, name: str) -> tuple[float, float]:
     parts = wanted.split(":") if isinstance(wanted, str) else wanted
     if not isinstance(parts, list | tuple) or len(parts) != 2:
         raise ParameterError(f"{name} is '{wanted}'; give two times such as 10:20")
-    begin, end = (_number(part, name) for part in parts)
+    begin, end = (_read_number(part, name) for part in parts)
     if not 0 <= begin < end:
         raise ParameterError(f"{name} is '{wanted}'; it begins at 0 or later, and ends after that")
     return begin, end
@@ -86,56 +87,48 @@ def _option(
     endings: tuple[str, ...] = FIGURES,
     flag: bool = True,
 ) -> Any:
-    """A field, with what the command line says about it; `flag` is whether it is offered there."""
+    """Return a field that carries its help; with `flag` the command line offers it."""
     about = {"help": help, "metavar": metavar, "read": read, "endings": endings, "flag": flag}
     return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureOptions:
-    """Options of a figure.
+    """Options of a figure, checked. Raises ParameterError when a value cannot be used.
 
     Parameters
     ----------
     title
         Stands above all; empty for no title, and in a figure of one timeline no caption.
     width, height
-        Inches, or text such as ``"3.3in"``, ``"84mm"``; the height left out is what rows of a
-        comfortable height need.
+        Inches, or text such as ``"3.3in"``; the default height is that of rows of a comfortable
+        height.
     font_size
         Points of most text, 6 or more; the default is 8, and 7 in figures below 6 inches.
     numbers_from
-        The number of the first microbatch, and of the first slice.
+        Number of the first microbatch, and of the first slice.
     palette
-        ``"color"``, ``"grey"``, or colours of kinds as for
-        :func:`debubble.view.colors.palette_of`.
+        ``"color"``, ``"grey"``, or colors of kinds, see :func:`debubble.view.colors.palette_of`.
     range
-        The stretch of time to draw, ``(10, 20)`` or ``"10:20"``; all of it when left out.
+        Stretch of time to draw, ``(10, 20)`` or ``"10:20"``; all of it by default.
     memory
         Whether a strip under each rank shows its activation memory over time.
     transfers
-        Whether a row under each rank shows what it sends and receives; left out, wherever
-        transfers are actions or take time, for up to 32 ranks.
-    notes
-        Whether the conventions behind the numbers stand at the foot.
-    legend
-        Whether there is a legend of what is drawn.
+        Whether a row under each rank shows its sends and receives; by default for up to 32 ranks,
+        where transfers are actions or take time.
+    notes, legend
+        Whether the conventions behind the numbers, and a legend, are part of the figure.
     labels
         Whether microbatches are written on the actions that have room for them.
     critical
         Whether the actions of the critical path are outlined.
     normalise
-        Whether each panel's time is divided by its ideal, the work of its busiest rank: 1 is a
-        schedule that never waits, whatever it costs.
+        Whether each panel's time is divided by its ideal, the work of its busiest rank: a schedule
+        that never waits then ends at 1, at any costs.
     limit
         A memory limit, or one for each rank, drawn as a line across the strips.
     time_unit
         Unit of the costs' times, for instance ``"ms"``.
-
-    Raises
-    ------
-    ParameterError
-        When a value cannot be used.
     """
 
     title: str | None = _option(
@@ -149,17 +142,17 @@ class FigureOptions:
         None, "Height; rows take what text leaves.", metavar="SIZE", read=length
     )
     font_size: float | None = _option(
-        None, "Points of most text, from 6 on.", metavar="PT", read=_font_size
+        None, "Points of most text, from 6 on.", metavar="PT", read=_read_font_size
     )
     numbers_from: int = _option(
-        0, "Number of the first microbatch.", metavar="N", read=_whole, endings=ALL
+        0, "Number of the first microbatch.", metavar="N", read=_read_first, endings=ALL
     )
     palette: Palette = _option(  # noqa: RUF009 - a field, as the others
         COLOR, "color, grey, or own colours such as F=#4169e1,B=#90ee90.", metavar="COLORS",
         read=lambda wanted, _name: palette_of(wanted), endings=ALL,
     )  # fmt: skip
     range: tuple[float, float] | None = _option(
-        None, "Stretch of time to draw, such as 10:20.", metavar="A:B", read=_range
+        None, "Stretch of time to draw, such as 10:20.", metavar="A:B", read=_read_range
     )
     memory: bool = _option(True, "Leave out the memory over time.", endings=ALL)
     transfers: bool | None = _option(None, "Leave out what ranks send and receive.")
@@ -180,16 +173,16 @@ class FigureOptions:
 
 
 def option_names(ending: str) -> tuple[str, ...]:
-    """Names of the options that a format takes."""
+    """Return the names of the options that a format takes."""
     return tuple(spec.name for spec in fields(FigureOptions) if ending in spec.metadata["endings"])
 
 
-def choices() -> tuple[Field[Any], ...]:
-    """The fields that the command line offers."""
+def offered_fields() -> tuple[Field[Any], ...]:
+    """Return the fields that the command line offers."""
     return tuple(spec for spec in fields(FigureOptions) if spec.metadata["flag"])
 
 
 def endings_of(name: str) -> tuple[str, ...]:
-    """Endings of the formats that have an option."""
-    known = {spec.name: spec.metadata["endings"] for spec in fields(FigureOptions)}
-    return (*known[name], ".txt") if name == "title" else tuple(known[name])
+    """Return the endings of the formats that have an option."""
+    (endings,) = (s.metadata["endings"] for s in fields(FigureOptions) if s.name == name)
+    return (*endings, ".txt") if name == "title" else tuple(endings)

@@ -1,4 +1,4 @@
-"""Timelines as a web page that needs nothing else, and as a cell of a notebook."""
+"""Timelines as a self-contained web page, and as a cell of a notebook."""
 
 from __future__ import annotations
 
@@ -10,32 +10,23 @@ from functools import partial
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-import debubble
+from debubble._version import __version__
 from debubble.analysis.layout import html_table
 from debubble.analysis.measures import meanings
-from debubble.analysis.ranking import differences
 from debubble.analysis.results import result_columns
+from debubble.analysis.same_work import differences
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import component, provenance, words
-from debubble.view.colors import (
-    COLOR,
-    FAINT,
-    IDLE,
-    INK,
-    LIMIT,
-    MEMORY,
-    PAPER,
-    Palette,
-    palette_of,
-)
+from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER
+from debubble.view.options import FigureOptions
 from debubble.view.timeline_data import encode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_STATIC_ACTIONS = 2_000
-"""Actions up to which there is also a drawing, for readers who run no scripts."""
+"""Most actions of timelines that also have a drawing, for readers without scripts."""
 
 _VARIABLES = {
     f": {INK}": ": var(--ink)",
@@ -45,7 +36,7 @@ _VARIABLES = {
     f": {LIMIT}": ": var(--limit)",
     f"stroke: {PAPER}": "stroke: var(--paper)",
 }
-"""Colours of a drawing that follow the page's; those of the actions stay, light or dark."""
+"""Colors of a drawing that follow the page's, light or dark; those of the actions stay."""
 
 
 def page(
@@ -57,15 +48,21 @@ def page(
     payload: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> str:
-    """A self-contained HTML page with the timelines on one time axis, to zoom and search in.
+    """Return a self-contained HTML page with the timelines on one time axis.
 
-    The default heading names the schedules. A table as HTML is put in as it is, by default one with
-    a row of results per timeline; `above_html` stands between the heading and the timelines in the
-    same way. Escape what users wrote in them with :func:`html.escape`.
-
-    The payload is what :func:`debubble.view.timeline_data.encode` has of the timelines, where
-    something was added to it. Options are fields of :class:`debubble.view.options.FigureOptions`
-    that pages have.
+    Parameters
+    ----------
+    timelines
+        The timelines, the first one on top.
+    title
+        Heading; the default names the schedules.
+    table_html, above_html
+        HTML below the timelines, by default a table of results, and above them. It is put in as it
+        is: escape text of users with :func:`html.escape`.
+    payload
+        The timelines as :func:`debubble.view.timeline_data.encode` has them, with additions.
+    **options
+        Fields of :class:`debubble.view.options.FigureOptions` that pages have.
     """
     timelines = list(timelines)
     heading = title or " · ".join(dict.fromkeys(words.name(t) for t in timelines))
@@ -80,7 +77,7 @@ def page(
         else _large(timelines, "a browser that runs scripts shows it")
     )
     return _asset("page.html").substitute(
-        version=html.escape(debubble.__version__),
+        version=html.escape(__version__),
         title=html.escape(heading),
         style=_asset("page.css").template,
         above=f"{above_html}\n" if above_html else "",
@@ -95,10 +92,10 @@ def page(
 
 
 def cell(timelines: Sequence[Timeline], **options: Any) -> str:
-    """The timelines as a piece of HTML for notebooks; options as for :func:`page`.
+    """Return the timelines as a piece of HTML for notebooks; options as for :func:`page`.
 
-    Notebooks that are not trusted run no scripts and take SVG elements away, but leave their text.
-    What is seen there is an image and a sentence.
+    A notebook that is not trusted runs no scripts and removes SVG elements but not their text: it
+    shows an image and a sentence.
     """
     timelines = list(timelines)
     heading = " · ".join(dict.fromkeys(words.name(t) for t in timelines))
@@ -115,7 +112,7 @@ def cell(timelines: Sequence[Timeline], **options: Any) -> str:
 
 
 def table(timelines: Sequence[Timeline], limit: Limit | None = None) -> str:
-    """The results of timelines as an HTML table, a row each; with ratios if they do one work."""
+    """Return the results of timelines as an HTML table, with ratios if they do the same work."""
     fastest = min(timeline.makespan for timeline in timelines)
     ranked = fastest > 0 and not differences(timelines)
     return html_table(
@@ -133,30 +130,23 @@ def _timeline(
     host: str,
     fallback: str,
     payload: Mapping[str, Any] | None = None,
-    *,
-    memory: bool = True,
-    critical: bool = False,
-    normalise: bool = False,
-    limit: Limit | None = None,
-    time_unit: str = "",
-    palette: Palette | str | Mapping[str, str] = COLOR,
-    numbers_from: int = 0,
-    labels: bool = True,  # noqa: ARG001 - the component labels what has room
+    **options: Any,
 ) -> str:
-    """The component with its data; options as for the figure, layers the reader can switch."""
-    shown = {"bubbles": True, "memory": memory, "critical": critical, "normalise": normalise}
-    layers = ",".join(name for name, on in shown.items() if on)
+    """Return the component with its data; some options of the figure are layers to switch."""
+    look = FigureOptions(**options)
+    layers = [name for name in ("memory", "critical", "normalise") if getattr(look, name)]
     payload = payload or encode(
-        timelines, limit=limit, time_unit=time_unit, palette=palette_of(palette),
-        numbers_from=numbers_from,
+        timelines, limit=look.limit, time_unit=look.time_unit, palette=look.palette,
+        numbers_from=look.numbers_from,
     )  # fmt: skip
-    return component.element(payload, fallback=fallback, attributes=f'{host} layers="{layers}"')
+    attributes = f'{host} layers="{",".join(["bubbles", *layers])}"'
+    return component.element(payload, fallback=fallback, attributes=attributes)
 
 
 def _drawing(
     timelines: Sequence[Timeline], *, notes: bool = False, **options: Any
 ) -> Figure | None:
-    """Static figure for readers without scripts; None for large timelines."""
+    """Return a static figure for readers without scripts; None for large timelines."""
     if sum(len(timeline.schedule) for timeline in timelines) > MAX_STATIC_ACTIONS:
         return None
     from debubble.view.figure import figure
@@ -170,7 +160,7 @@ def _large(timelines: Sequence[Timeline], hint: str) -> str:
 
 
 def _image(drawing: Figure, label: str) -> str:
-    """A figure as an image that carries its data."""
+    """Return a figure as an image that carries its data."""
     from debubble.view.figure import render
 
     data = base64.b64encode(render(drawing, "svg")).decode()
@@ -178,10 +168,10 @@ def _image(drawing: Figure, label: str) -> str:
 
 
 def inline_svg(drawing: Figure, label: str) -> str:
-    """A figure as an ``<svg>`` element that fills its parent's width.
+    """Return a figure as an ``<svg>`` element that fills its parent's width.
 
-    Its colours of text, lines and background are the variables of the page's style. The label is a
-    text for screen readers, escaped.
+    Text, lines and background have the variables of the page's style for colors. The label, for
+    screen readers, is escaped.
     """
     from debubble.view.figure import render
 

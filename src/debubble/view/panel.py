@@ -9,39 +9,38 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from debubble.core.kinds import OFFLOAD_KINDS, Kind
+from debubble.core.kinds import OFFLOAD_KINDS, STEP_KINDS, Kind
 from debubble.core.units import number
 from debubble.engine.memory import ROUNDING, memory_limits
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.artists import (
+    STRIPE_SHARE,
+    TONES,
+    LabelBoxes,
     Labels,
-    Written,
-    add_bars,
-    add_idle,
-    add_image,
-    add_outlines,
     add_paths,
-    add_ribbon,
-    add_transfers,
+    rectangles,
     step_areas,
 )
-from debubble.view.bars import Bars
-from debubble.view.colors import FAINT, INK, LIMIT, MEMORY, text_color
+from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, RowLayout
+from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER, STRIPES, rgb, text_color
 from debubble.view.legend import moved_kind
 from debubble.view.options import FigureOptions
-from debubble.view.rows import Rows
-from debubble.view.text import Sizes, text_width
-from debubble.view.transfers import Transfers
+from debubble.view.text import TextSizes, text_width
+from debubble.view.transfers import TransferEnds
 
 DPI = 180
 """Pixels per inch of files and of the picture that stands for bars thinner than a pixel."""
 
+STEP_WIDTH = 1.8
+"""Points of the line that stands for an optimizer step that takes no time."""
+
 _MOST_LABELLED = 48
-"""Ranks up to which peaks are written beside the rows."""
+"""Ranks up to which peaks are written next to the rows."""
 
 _MANY = 12
-"""Ranks from which peaks are written only where they differ from their neighbours'."""
+"""Ranks from which peaks are written only where they differ from their neighbors'."""
 
 _MOST_MOVED = 20_000
 """Ends of transfers up to which a panel draws them one by one."""
@@ -52,15 +51,15 @@ class Panel:
     """Contents and layout of a panel."""
 
     bars: Bars
-    moved: Transfers | None
+    moved: TransferEnds | None
     """Its transfers where they are drawn."""
     options: FigureOptions
-    sizes: Sizes
-    rows: Rows
+    sizes: TextSizes
+    rows: RowLayout
     window: tuple[float, float]
     """First and last time of the axis, in the panel's unit."""
     fullest: float
-    """Memory that a strip is as high as."""
+    """Memory at which a strip is full."""
     unit: float = 1.0
     """Divisor of times."""
 
@@ -71,13 +70,13 @@ class Panel:
 
     @property
     def stretch(self) -> tuple[float, float]:
-        """The part of the window in which the timeline runs, in time of the simulation."""
+        """Part of the window in which the timeline runs, in time of the simulation."""
         begin, end = (place * self.unit for place in self.window)
         return begin, max(begin, min(end, self.bars.timeline.makespan))
 
 
 def add_panel(ax: Axes, panel: Panel) -> None:
-    """Rows, bars, transfers, memory and rank labels of one timeline."""
+    """Add rows, bars, transfers, memory and rank labels of one timeline."""
     bars, rows, options, scale = panel.bars, panel.rows, panel.options, panel.scale
     ranks, (left, right) = bars.ranks, panel.window
     limits = (left, right if right > left else left + 1.0)
@@ -85,62 +84,149 @@ def add_panel(ax: Axes, panel: Panel) -> None:
     ax.set_autoscale_on(False)
     columns, row = _pixels(ax, ranks)
     begin, end = panel.stretch
-    add_idle(ax, ranks, (begin * scale, end * scale), rows)
+    # The background of all rows: what stays visible of it is idle.
+    top, first, last = np.arange(ranks) + rows.top, np.full(ranks, begin), np.full(ranks, end)
+    idle = rectangles(first * scale, last * scale, top, top + rows.height)
+    add_paths(ax, [idle], "idle", facecolors=[IDLE], zorder=1)
     if options.range is not None:
         bars = bars.within(begin, end)
     busiest = int(np.diff(bars.offsets).max(initial=0))
     # From afar when the average bar of the busiest rank is thinner than two pixels and a half.
     own = columns * (end - begin) * scale / (right - left) if right > left else 0.0
     if busiest * 2.5 > own > 0:
-        pixels = (max(1, round(own)), max(2, round(row)))
-        add_image(ax, bars, scale, rows, pixels, options.palette, (begin, end))
+        _add_image(ax, panel, bars, max(1, round(own)), max(2, round(row)))
         ax.set(xlim=limits, ylim=(ranks - 0.5, -0.5))
     else:
-        gaps = _gaps(bars, own, end - begin)
-        add_bars(ax, bars, scale, rows, gaps, options.palette, clip=options.range is not None)
+        _add_bars(ax, panel, bars, _gaps(bars, own, end - begin))
         if bars.timeline.schedule.iterations > 1:
-            add_ribbon(ax, bars, scale, rows)
+            _add_ribbon(ax, panel, bars)
         if options.labels:
-            Labels(ax, _written(panel, bars), panel.sizes.text)
+            Labels(ax, _bar_labels(panel, bars), panel.sizes.text)
     if panel.moved is not None and len(panel.moved) <= _MOST_MOVED:
-        _transfers(ax, panel, panel.moved)
+        _add_transfers(ax, panel, panel.moved)
     if options.critical:
-        _critical(ax, bars.timeline, scale, rows, thin=busiest * 4 > own)
+        _add_critical(ax, panel, thin=busiest * 4 > own)
     if rows.strip_height:
-        _memory(ax, panel, columns, row / DPI)
+        _add_memory(ax, panel, columns, row / DPI)
     _rank_axis(ax, panel, row / DPI)
 
 
-def _written(panel: Panel, bars: Bars) -> Written:
-    """The microbatches of bars: on all bars of a kind on a rank that have room, or on none."""
+def _add_bars(ax: Axes, panel: Panel, bars: Bars, gaps: list[float]) -> None:
+    """Add all bars in one collection with a path per style, and the stripes in another.
+
+    `gaps` are the points of the white line around bars of every style.
+    """
+    palette, clip = panel.options.palette, panel.options.range is not None
+    top, bottom = panel.rows.extent(bars)
+    left, right = bars.start * panel.scale, bars.end * panel.scale
+    paths, colors, edges, stripes, stripe_colors = [], [], [], [], []
+    for style in range(len(bars.styles)):
+        here = bars.style == style
+        kind, index, count = bars.shade_of(style)
+        paths.append(rectangles(left[here], right[here], top[here], bottom[here]))
+        colors.append(palette.shade(kind, index, count))
+        # An optimizer step may take no time: its edge is what is seen of it.
+        edges.append(colors[-1] if kind in STEP_KINDS else PAPER)
+        if kind in STRIPES:
+            thickness = STRIPE_SHARE * (bottom - top)[here]
+            upper = top[here] if STRIPES[kind] == "top" else bottom[here] - thickness
+            stripes.append(rectangles(left[here], right[here], upper, upper + thickness))
+            stripe_colors.append(palette.stripes[kind])
+    widths = [STEP_WIDTH if color != PAPER else gap for color, gap in zip(edges, gaps, strict=True)]
+    # Without a range an optimizer step at the very end is seen as a whole.
+    if paths:
+        add_paths(
+            ax, paths, "actions", facecolors=colors, edgecolors=edges, linewidths=widths,
+            joinstyle="miter", zorder=2, clip_on=clip,
+        )  # fmt: skip
+    if stripes:
+        add_paths(ax, stripes, "stripes", facecolors=stripe_colors, zorder=2.1)
+
+
+def _add_image(ax: Axes, panel: Panel, bars: Bars, width: int, height: int) -> None:
+    """Add the bars from afar: every column of a row is a stack of what fills that part of time.
+
+    `width` are the pixels of the whole picture, `height` those of one row.
+    """
+    (begin, end), rows, palette = panel.stretch, panel.rows, panel.options.palette
+    first = round((0.5 + rows.top) * height)
+    halves = (UPPER, LOWER) if bars.paired else (WHOLE,)
+    size = max(1, round(rows.height * height / len(halves)))
+    colors = [palette.shade(*bars.shade_of(style)) for style in range(len(bars.styles))]
+    table = np.array([(*rgb(color), 255) for color in (*colors, IDLE)], dtype=np.uint8)
+    middles = (np.arange(size) + 0.5) / size
+    image = np.zeros((bars.ranks, height, width, 4), dtype=np.uint8)
+    for rank in range(bars.ranks):
+        for place, half in enumerate(halves):
+            stack = np.cumsum(bars.shares(rank, width, end - begin, half, begin), axis=1)
+            style = (stack[None, :, :] <= middles[:, None, None]).sum(axis=2)
+            line = first + place * size
+            image[rank, line : line + size] = table[style][: height - line]
+    picture = ax.imshow(
+        image.reshape(-1, width, 4),
+        extent=(begin * panel.scale, end * panel.scale, bars.ranks - 0.5, -0.5),
+        aspect="auto",
+        interpolation="nearest",
+        zorder=2,
+    )
+    picture.set_gid("actions")
+
+
+def _add_ribbon(ax: Axes, panel: Panel, bars: Bars) -> None:
+    """Add a band below the bars whose tone changes with their iteration."""
+    rows, scale = panel.rows, panel.scale
+    top = bars.rank + rows.top + rows.height
+    middle = top + rows.ribbon / 2
+    upper = np.where(bars.half == LOWER, middle, top)
+    lower = np.where(bars.half == UPPER, middle, top + rows.ribbon)
+    left, right = bars.start * scale, bars.end * scale
+    masks = [(bars.iteration % len(TONES) == tone) & ~bars.steps for tone in range(len(TONES))]
+    used = [(mask, color) for mask, color in zip(masks, TONES, strict=True) if mask.any()]
+    paths = [rectangles(left[m], right[m], upper[m], lower[m]) for m, _ in used]
+    add_paths(ax, paths, "iterations", facecolors=[color for _, color in used], zorder=2)
+
+
+def _bar_labels(panel: Panel, bars: Bars) -> LabelBoxes:
+    """Return the microbatches of bars: on all bars of a kind on a rank that have room, or none."""
     first, palette = panel.options.numbers_from, panel.options.palette
     top, bottom = panel.rows.extent(bars)
     colors = [text_color(palette.shade(*bars.shade_of(s))) for s in range(len(bars.styles))]
-    return Written(
+    return LabelBoxes(
         bars.start * panel.scale, bars.end * panel.scale, top, bottom, bars.number,
         lambda unit: bars.text(unit, first), [colors[style] for style in bars.style.tolist()],
         (bars.rank * len(Kind) + bars.kind) * 3 + bars.half,
     )  # fmt: skip
 
 
-def _transfers(ax: Axes, panel: Panel, moved: Transfers) -> None:
-    bars, first, palette = panel.bars, panel.options.numbers_from, panel.options.palette
-    kinds = (moved_kind([bars], False), moved_kind([bars], True))
-    colors = (palette.shade(kinds[0]), palette.shade(kinds[1]))
-    top, bottom = add_transfers(ax, moved, panel.scale, panel.rows, colors)
-    if not panel.options.labels or not len(moved):
+def _add_transfers(ax: Axes, panel: Panel, moved: TransferEnds) -> None:
+    """Add sends above receives, in the colors of an activation and of a gradient."""
+    bars, rows, options, scale = panel.bars, panel.rows, panel.options, panel.scale
+    colors = [options.palette.shade(moved_kind([bars], back)) for back in (False, True)]
+    half = rows.transfers_height / 2
+    top = moved.rank + rows.transfers + np.where(moved.received, half, 0.0)
+    bottom = top + 0.94 * half
+    left, right = moved.start * scale, moved.end * scale
+    paths = [
+        rectangles(left[here], right[here], top[here], bottom[here])
+        for here in (~moved.backward, moved.backward)
+    ]
+    # An instant is seen by its edge.
+    add_paths(
+        ax, paths, "transfers", facecolors=colors, edgecolors="face", linewidths=0.3, zorder=2
+    )
+    if not options.labels or not len(moved):
         return
     inks = [text_color(color) for color in colors]
-    boxes = Written(
-        moved.start * panel.scale, moved.end * panel.scale, top, bottom, moved.unit,
-        lambda unit: bars.text(unit, first), [inks[back] for back in moved.backward.tolist()],
-        moved.rank,
+    boxes = LabelBoxes(
+        left, right, top, bottom, moved.unit,
+        lambda unit: bars.text(unit, options.numbers_from),
+        [inks[back] for back in moved.backward.tolist()], moved.rank,
     )  # fmt: skip
     Labels(ax, boxes, panel.sizes.small)
 
 
 def _gaps(bars: Bars, columns: float, time: float) -> list[float]:
-    """Points of white between bars of every style, none where it would hide them.
+    """Return points of white between bars of every style, 0 where it would hide them.
 
     They are in proportion to the thin bars of the style. `columns` are the pixels that the time
     takes.
@@ -154,18 +240,28 @@ def _gaps(bars: Bars, columns: float, time: float) -> list[float]:
     return gaps
 
 
-def _critical(ax: Axes, timeline: Timeline, scale: float, rows: Rows, thin: bool) -> None:
-    # Only what has a bar: copies of activations run beside them, and waits take no time.
-    path = [item for item in timeline.critical_path() if item.action.kind not in OFFLOAD_KINDS]
+def _add_critical(ax: Axes, panel: Panel, thin: bool) -> None:
+    """Add dark frames around the bars of the critical path."""
+    rows, path = panel.rows, panel.bars.timeline.critical_path()
+    # Copies to and from the host have no bar.
+    drawn = [item for item in path if item.action.kind not in OFFLOAD_KINDS]
     left, right, rank = (
-        np.array([getattr(item, name) for item in path], dtype=np.float64)
+        np.array([getattr(item, name) for item in drawn], dtype=np.float64)
         for name in ("start", "end", "rank")
     )
-    add_outlines(ax, left * scale, right * scale, rank, rows, width=0.5 if thin else 1.3)
+    top = rank + rows.top
+    frames = rectangles(left * panel.scale, right * panel.scale, top, top + rows.height)
+    add_paths(
+        ax, [frames], "critical", facecolors="none", edgecolors=[INK],
+        linewidths=0.5 if thin else 1.3, zorder=3,
+    )  # fmt: skip
 
 
-def _memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
-    """A strip with the memory of every rank, all on one scale, and the peaks beside them."""
+def _add_memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
+    """Add strips with the memory of all ranks, on one scale, and the peaks next to them.
+
+    `row` is the height of a rank's row in inches.
+    """
     timeline, ranks, rows = panel.bars.timeline, panel.bars.ranks, panel.rows
     limits = memory_limits(panel.options.limit, ranks)
     height = rows.strip_height / panel.fullest if panel.fullest > 0 else 0.0
@@ -175,7 +271,7 @@ def _memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
     )
     baselines = np.arange(ranks) + rows.strip
     area = step_areas(curves, baselines, height)
-    add_paths(ax, [area], "memory", facecolors=[MEMORY], linewidths=0, zorder=2)
+    add_paths(ax, [area], "memory", facecolors=[MEMORY], zorder=2)
     if limits is not None and panel.fullest > 0:
         begin, end = (time * panel.scale for time in panel.stretch)
         ax.hlines(
@@ -206,13 +302,13 @@ def _memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
 
 
 def peak_head(timeline: Timeline) -> str:
-    """Heading of the column of peaks, with their unit where it has a name."""
+    """Return the heading of the column of peaks, with their unit where it has a name."""
     unit = words.memory_scale([timeline]).unit
     return f"peak [{unit}]" if unit else "peak"
 
 
-def peaks_width(timeline: Timeline, sizes: Sizes) -> float:
-    """Inches right of the axes that the peaks take."""
+def peaks_width(timeline: Timeline, sizes: TextSizes) -> float:
+    """Return the inches right of the axes that the peaks take."""
     if timeline.schedule.ranks > _MOST_LABELLED:
         return 0.0
     written = words.memory_scale([timeline])
@@ -227,7 +323,7 @@ def _thinned(
     columns: int,
     scale: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The curve, or with more changes than can be seen its largest value in every two columns."""
+    """Return the curve; with more changes than pixels, its largest value in every two columns."""
     if len(times) <= columns or makespan <= 0:
         return times * scale, values
     parts = columns // 2 + 1
@@ -237,7 +333,7 @@ def _thinned(
 
 
 def rank_spacing(ranks: int, row: float, size: float) -> int:
-    """Every how many ranks something can be written beside rows `row` inches high."""
+    """Return every how many ranks a text has room next to rows `row` inches high."""
     spacing = 1
     while spacing * row < 1.15 * size / 72 and spacing < ranks:
         spacing *= 2
@@ -259,7 +355,7 @@ def _rank_axis(ax: Axes, panel: Panel, row: float) -> None:
 
 
 def add_time_axis(ax: Axes, label: str, size: float, width: float, shown: bool = True) -> None:
-    """Ticks and label of the time axis, `width` inches, or none where another panel has them."""
+    """Add ticks and label of the time axis, `width` inches; none where another panel has them."""
     widest = max(text_width(number(limit), size) for limit in ax.get_xlim())
     marks = int(min(12, max(2, width / (2 * max(widest, 0.2)))))
     ax.xaxis.set_major_locator(MaxNLocator(marks, steps=[1, 2, 5, 10]))
@@ -273,14 +369,8 @@ def add_time_axis(ax: Axes, label: str, size: float, width: float, shown: bool =
         ax.set_xlabel(label, fontsize=size, color=FAINT, parse_math=False)
 
 
-def setting(timeline: Timeline) -> str:
-    """Sizes of the schedule, and the meaning of shades."""
-    note = words.shades_note(timeline)
-    return words.setting(timeline) + (f" ({note})" if note else "")
-
-
 def _pixels(ax: Axes, ranks: int) -> tuple[int, float]:
-    """Columns of the axes and height of a row in pixels, as a file has them."""
+    """Return columns of the axes and height of a row in pixels, as a file has them."""
     box = ax.get_window_extent()
     dpi = ax.figure.dpi
     return max(1, round(box.width / dpi * DPI)), box.height / dpi * DPI / ranks

@@ -1,26 +1,39 @@
-"""A plan as a web page: the answer, its timeline and memory, its rivals, and the flags to paste."""
+"""A plan as a web page: the answer, its timeline and memory, its rivals, and flags to paste."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from debubble.analysis.layout import html_table
-from debubble.planner.found import Found
-from debubble.planner.plan import Asked, Plan
-from debubble.planner.plan_data import plan_flags
-from debubble.planner.report import columns, gigabytes, left_out, paragraphs, whole_timeline
-from debubble.planner.rules import FRAMEWORKS
-from debubble.planner.why import Why, why_text
+from debubble.planner.answer.data import plan_flags
+from debubble.planner.answer.report import (
+    columns,
+    gigabytes,
+    left_out,
+    paragraphs,
+    ranked,
+    whole_timeline,
+)
+from debubble.planner.answer.why import Why, why_text
+from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.search.evaluate import Asked, Plan
+from debubble.planner.search.found import Found
+from debubble.view.colors import FAINT, INK, LIMIT
 from debubble.view.page import inline_svg, page
-from debubble.view.plan_figure import front
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GB = 1e9
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
 """Parts of a rank's memory, in the order of the columns."""
 
 
 def plan_page(asked: Asked, found: Found, answers: Sequence[Why] = ()) -> str:
-    """A self-contained page about at least one plan that a search has found, and why not others."""
+    """Return a self-contained page about the plans that a search has found, at least one."""
     best = found.plans[0]
     timeline = whole_timeline(asked, best)
     said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(asked, found))
@@ -46,7 +59,7 @@ def plan_page(asked: Asked, found: Found, answers: Sequence[Why] = ()) -> str:
 
 
 def memory_rows(plan: Plan) -> list[list[str]]:
-    """Memory of every rank at its peak, part by part; heads first."""
+    """Return the memory of every rank at its peak, part by part; heads first."""
     heads = ["rank", "peak", *PARTS, "at action"]
     rows = [
         [
@@ -63,3 +76,35 @@ def _table(rows: Iterable[Iterable[str]]) -> str:
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in others)
     titles = "".join(f"<th>{cell}</th>" for cell in head)
     return f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def front(found: Found) -> Figure:
+    """Draw step time against memory of plans, and the line of those that no other beats in both.
+
+    Plans are dots with their numbers; faster ones that do not fit are rings.
+    """
+    from matplotlib.figure import Figure
+
+    from debubble.view.figure import style
+
+    plans = ranked(found)
+    limit = found.plans[0].limit
+    with style():
+        figure = Figure(figsize=(7.0, 3.2), dpi=100, facecolor="white", layout="constrained")
+        ax = figure.add_subplot()
+        for number, plan in enumerate(plans, 1):
+            x, y = max(plan.peaks) / GB, plan.step_time
+            face = INK if plan.fits else "none"
+            ax.plot(x, y, "o", markersize=5, markeredgecolor=INK, markerfacecolor=face)
+            ax.annotate(str(number), (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7)
+        best, steps = float("inf"), []
+        for plan in sorted(plans, key=lambda plan: (max(plan.peaks), plan.step_time)):
+            if plan.step_time < best:
+                best = plan.step_time
+                steps.append((max(plan.peaks) / GB, best))
+        ax.step(*zip(*steps, strict=True), where="post", color=FAINT, linewidth=0.8)
+        ax.axvline(limit / GB, color=LIMIT, linewidth=0.8)
+        ax.set_xlabel("memory of the fullest GPU [GB]")
+        ax.set_ylabel("step time [s]")
+        ax.margins(x=0.12, y=0.12)
+    return figure

@@ -1,4 +1,4 @@
-"""How a saved report was made: versions, command and costs, so that it can be made again."""
+"""Provenance of a saved report: versions, command and costs, to make it again."""
 
 from __future__ import annotations
 
@@ -7,42 +7,35 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from debubble._version import __version__
 from debubble.core.command import command
 
 if TYPE_CHECKING:
     from debubble.core.costs import Costs
 
 MOST = 20_000
-"""Characters of costs in a report; those of every stage and microbatch may have more."""
+"""Most characters of costs in a report; those of every stage and microbatch may have more."""
 
 
 def versions() -> str:
-    """Versions that what is computed depends on."""
+    """Return the versions that results depend on."""
     import platform
 
     import numpy as np
 
-    import debubble
-
-    return f"debubble {debubble.__version__}, Python {platform.python_version()}, NumPy " + (
-        np.__version__
-    )
+    python = platform.python_version()
+    return f"debubble {__version__}, Python {python}, NumPy {np.__version__}"
 
 
 def facts(costs: Iterable[Costs]) -> list[tuple[str, str]]:
-    """What a report is made from: names and texts.
-
-    Costs are the content of a cost file, one text for each that differs.
-    """
-    found = [("versions", versions())]
-    if command():
-        found.append(("command", command()))
+    """Return (name, text) of versions, command, and every different cost file of a report."""
+    commands = [("command", command())] if command() else []
     texts = dict.fromkeys(map(costs_text, costs))
-    return found + [("costs", text) for text in texts]
+    return [("versions", versions()), *commands, *(("costs", text) for text in texts)]
 
 
 def costs_text(costs: Costs) -> str:
-    """Costs as one line of JSON, which is a cost file; in words where a file cannot hold them."""
+    """Return costs as one line of JSON, a cost file; in words where a file cannot hold them."""
     from debubble.analysis.metrics import times_text
     from debubble.core.errors import CostError
     from debubble.interchange.cost_files import costs_data
@@ -55,7 +48,7 @@ def costs_text(costs: Costs) -> str:
 
 
 def details(costs: Iterable[Costs]) -> str:
-    """The same as HTML, folded."""
+    """Return the facts of a report as folded HTML."""
     rows = "".join(
         f"<dt>{name}</dt><dd><code>{html.escape(text)}</code></dd>" for name, text in facts(costs)
     )
@@ -63,19 +56,15 @@ def details(costs: Iterable[Costs]) -> str:
 
 
 _DATES = {".svg": "Date", ".pdf": "CreationDate"}
-"""The fields of dates that the drawing library would fill."""
+"""Fields of dates that the drawing library would fill."""
 
 
 def metadata(ending: str, costs: Sequence[Costs] | None = None) -> dict[str, str | None]:
-    """Metadata of a picture: how it was made, where a command did that.
+    """Return the metadata of a picture: command and costs, if a command made it.
 
-    A picture of results that are kept in a file has no costs, and is the same however it was asked
-    for; the file says how they came about.
-
-    Without the date and the version of the drawing library, equal pictures are equal files.
+    A picture of stored results has no costs. Without the date and the version of the drawing
+    library, equal pictures are equal files.
     """
-    import debubble
-
     names = {
         ".png": ("Software", "Description"), ".svg": ("Creator", "Description"),
         ".pdf": ("Creator", "Subject"),
@@ -86,5 +75,5 @@ def metadata(ending: str, costs: Sequence[Costs] | None = None) -> dict[str, str
         found[_DATES[ending]] = None
     if command() and costs is not None:
         texts = [command(), *(f"costs: {text}" for text in dict.fromkeys(map(costs_text, costs)))]
-        found |= {creator: f"debubble {debubble.__version__}", about: "\n".join(texts)}
+        found |= {creator: f"debubble {__version__}", about: "\n".join(texts)}
     return found

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import html
+from pathlib import Path
+from string import Template
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,16 +13,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from debubble._version import __version__
+from debubble.analysis.layout import html_table
+from debubble.core.atomic_write import write_atomically
+from debubble.core.errors import FormatError, ParameterError
 from debubble.core.units import number
+from debubble.sweeps.chart import Chart, Line
+from debubble.view import component
 from debubble.view.colors import FAINT, IDLE, INK
-from debubble.view.figure import LINE, style
+from debubble.view.figure import LINE, render, style
 from debubble.view.legend import add_legend, legend_height
 from debubble.view.options import FigureOptions
-from debubble.view.text import phrases, sizes_of, text_width, wrapped
+from debubble.view.page import inline_svg
+from debubble.view.provenance import metadata
+from debubble.view.text import phrases, text_sizes, text_width, wrapped
 
-if TYPE_CHECKING:
-    from debubble.view.sweep import Chart, Line
-
+ENDINGS = (".png", ".svg", ".pdf", ".html")
 WIDTH, HEIGHT = 7.0, 3.4
 """Inches of the figure, and of its axes without title, legend and notes."""
 
@@ -32,9 +41,35 @@ MOST_MARKS = 40
 """Places of a line up to which each has its sign."""
 
 
-def figure(chart: Chart) -> Figure:
+def save_chart(chart: Chart, path: str | Path) -> None:
+    """Write a chart as ``.png``, ``.svg``, ``.pdf`` or ``.html``."""
+    ending = Path(path).suffix.lower()
+    if ending not in ENDINGS:
+        raise FormatError(f"'{path}': pictures of sweeps end in {', '.join(ENDINGS)}")
+    drawing = chart_figure(chart)
+    if ending == ".html":
+        content = _page(chart, drawing).encode()
+    else:
+        content = render(drawing, ending[1:], metadata=metadata(ending))
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
+
+
+def _page(chart: Chart, drawing: Figure) -> str:
+    title = html.escape(chart.title)
+    return Template(component.asset("page.html")).substitute(
+        version=html.escape(__version__), title=title, style=component.asset("page.css"),
+        timeline=inline_svg(drawing, title), table=html_table(chart.table()), script="",
+        above="", made="",
+        conventions="\n".join(f"<li>{html.escape(note)}</li>" for note in chart.notes),
+    )  # fmt: skip
+
+
+def chart_figure(chart: Chart) -> Figure:
     """Draw a chart: medians as lines, least to greatest as areas, or single values as dots."""
-    sizes = sizes_of(FigureOptions(), WIDTH)
+    sizes = text_sizes(FigureOptions(), WIDTH)
     with style():
         handles = [(_handle(index, chart), line.name) for index, line in enumerate(chart.lines)]
         found = handles if chart.by else []

@@ -1,4 +1,4 @@
-"""Timelines as text, for terminals and for files: one row per rank, time from left to right."""
+"""Timelines as text for terminals and files: one row per rank, time from left to right."""
 
 from __future__ import annotations
 
@@ -22,22 +22,31 @@ from debubble.core.kinds import STEP_KINDS, TRANSFER_KINDS
 from debubble.core.units import number
 from debubble.engine.timeline import Timeline
 from debubble.engine.validate import has
-from debubble.view import text_transfers, words
+from debubble.view import words
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
 from debubble.view.colors import NAMES, rgb, shade, text_color, xterm, xterm_rgb
+from debubble.view.transfers import transfer_ends
 
-MIN_WIDTH = 20
+MIN_WIDTH, WIDE = 20, 60
+"""Fewest columns, and those from which rows have whole words for labels."""
+
 _RESET = "\x1b[0m"
 _ANSI = re.compile("\x1b\\[[0-9;]*m")
 _ENOUGH = 0.9
 """Share of bars that must get a column of their own; else columns show what fills them most."""
 
 _PARTS, _LINES, _MOST_NAMED = 8, 100, 5000
-"""Parts and lines of a drawing without colours, and actions up to which it names all of them."""
+"""Parts and lines of a drawing without colors, and actions up to which it names all of them."""
+
+_MOST_MOVED = 5000
+"""Ends of transfers beyond which there is no room in any terminal."""
+
+_TRANSFERS = "send, recv: >2 activation, <2 gradient of microbatch 2, where its transfer starts"
+_NO_ROOM = "transfers have no room here: a picture in a file has them"
 
 
 def print_timeline(timeline: Timeline, *, file: TextIO | None = None, time_unit: str = "") -> None:
-    """Print a timeline, in colour when `file` is a terminal and NO_COLOR is not set.
+    """Print a timeline, in color when `file` is a terminal and NO_COLOR is not set.
 
     The default is standard output, and for times the unit of the costs.
     """
@@ -63,27 +72,27 @@ def draw(
     true_color: bool = False,
     time_unit: str = "",
 ) -> str:
-    """A timeline as text.
+    """Return a timeline as text.
 
     Every rank has one row, two when actions overlap: forward above, backward below. Numbers are
-    microbatches, written at the start of an action where they fit. Without colours nothing else
+    microbatches, written at the start of an action where they fit. Without colors nothing else
     tells actions apart, so a timeline that is too long for its names goes on in further parts below
     each other, up to eight. An optimizer step without duration is a ``|``. Where actions are
     thinner than a column, columns show what fills most of them. Where transfers are actions, a rank
-    has rows of what it sends and receives, if these have room.
+    has rows of its sends and receives, if these have room.
 
     Parameters
     ----------
     timeline
         The timeline.
     width
-        Characters of the longest line; the default is the terminal's width.
+        Characters of the longest line, 20 or more; the default is the terminal's width.
     color
-        Colours by ANSI sequences; without, actions are letters: ``F0--`` takes four columns.
+        Colors by ANSI sequences; without, actions are letters: ``F0--`` takes four columns.
     ascii_only
         No character outside ASCII.
     true_color
-        24-bit colours instead of the 256 that nearly every terminal has.
+        24-bit colors instead of the 256 that nearly every terminal has.
     time_unit
         Unit of times; the default is that of the costs.
 
@@ -97,48 +106,30 @@ def draw(
     if width < MIN_WIDTH:
         raise ParameterError(f"width is {width}; a timeline needs at least {MIN_WIDTH} columns")
     bars = bars_of(timeline)
-    labels = [f"rank {rank}" if width >= 60 else str(rank) for rank in range(bars.ranks)]
-    margin = len(labels[-1])
+    margin = len(f"rank {bars.ranks - 1}" if width >= WIDE else str(bars.ranks - 1))
     room = width - margin - 2
     scale, part = _scale(bars, room), room
     if not color:
         scale, part = _with_names(bars, scale, room)
     columns = max(1, math.ceil(timeline.makespan * scale - 1e-6))
-    sheet = _Sheet(bars, columns, scale, color, ascii_only, true_color, time_unit)
-
-    lines = sheet.head(width)
-    rows = [(f"{labels[rank]:>{margin}}", sheet.row(rank, UPPER)) for rank in range(bars.ranks)]
-    if bars.paired:
-        below = [(" " * margin, sheet.row(rank, LOWER)) for rank in range(bars.ranks)]
-        rows = [row for pair in zip(rows, below, strict=True) for row in pair]
-    moved = has(timeline.schedule, TRANSFER_KINDS)
-    sent = text_transfers.rows(bars, columns, scale) if moved else []
-    if sent:
-        names = [f"{name if width >= 60 else name[0]:>{margin}}" for name in text_transfers.LABELS]
-        each = len(rows) // bars.ranks
-        rows = [
-            row
-            for rank, two in enumerate(sent)
-            for row in (*rows[rank * each : (rank + 1) * each], *zip(names, two, strict=True))
-        ]
+    drawing = _TextDrawing(bars, columns, scale, color, ascii_only, true_color, time_unit)
+    rows, note = drawing.rows(width)
+    lines = drawing.head(width)
     for first in range(0, columns, part):
-        # Coloured rows are in one part, and have more characters than columns.
+        # Colored rows are in one part, and have more characters than columns.
         shown = slice(None) if columns <= part else slice(first, first + part)
         lines += [""] * (first > 0)
-        lines += [f"{label} {sheet.edge}{row[shown]}" for label, row in rows]
+        lines += [f"{label:>{margin}} {drawing.edge}{row[shown]}" for label, row in rows]
         count = min(part, columns - first)
-        lines += [" " * (margin + 1) + line for line in sheet.axis(first, count)]
-    lines += sheet.legend(width)
-    if moved:
-        note = text_transfers.LEGEND if sent else text_transfers.NO_ROOM
-        lines += textwrap.wrap(note, width)
+        lines += [" " * (margin + 1) + line for line in drawing.axis(first, count)]
+    lines += drawing.legend(width) + textwrap.wrap(note, width)
     for note in words.conventions([timeline]):
-        lines += [sheet.faint(line) for line in textwrap.wrap(sheet.clean(note), width)]
+        lines += [drawing.faint(line) for line in textwrap.wrap(drawing.clean(note), width)]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _scale(bars: Bars, columns: int) -> float:
-    """Columns per unit of time: a whole number of columns per slot where that fits."""
+    """Return columns per unit of time: a whole number of columns per slot where that fits."""
     makespan = bars.timeline.makespan
     if makespan <= 0:
         return 1.0
@@ -151,9 +142,9 @@ def _scale(bars: Bars, columns: int) -> float:
 
 
 def _with_names(bars: Bars, scale: float, room: int) -> tuple[float, int]:
-    """A scale at which actions have room for their names, and the columns of a part.
+    """Return a scale at which actions have room for their names, and the columns of a part.
 
-    The given scale stays where it is enough, or where nothing would be.
+    The given scale stays where it is enough, or where none would be.
     """
     lengths = (bars.end - bars.start)[bars.end > bars.start]
     if not len(lengths):
@@ -177,8 +168,8 @@ def _with_names(bars: Bars, scale: float, room: int) -> tuple[float, int]:
 
 
 @dataclass(eq=False)
-class _Sheet:
-    """The parts of a drawing, in one width and one set of characters."""
+class _TextDrawing:
+    """Parts of a drawing, in one width and one set of characters."""
 
     bars: Bars
     columns: int
@@ -189,15 +180,51 @@ class _Sheet:
     time_unit: str
 
     def __post_init__(self) -> None:
-        ascii_only, bars = self.ascii_only, self.bars
+        styles = self.bars.styles
         self.time_unit = words.printable(self.time_unit, 12)
-        self.edge = "|" if ascii_only else "│"
-        self.idle = "." if ascii_only else "·"
+        self.edge, self.idle = "|." if self.ascii_only else "│·"
         self.afar = False
-        self.letters = np.array([words.letter(kind, index) for kind, index in bars.styles] or [" "])
+        self.letters = np.array([words.letter(kind, index) for kind, index in styles] or [" "])
+
+    def rows(self, width: int) -> tuple[list[tuple[str, str]], str]:
+        """Return the label and text of every line of all ranks, and a note on transfers."""
+        bars, moved = self.bars, has(self.bars.timeline.schedule, TRANSFER_KINDS)
+        sent = self.transfers() if moved else []
+        lines: list[tuple[str, str]] = []
+        for rank in range(bars.ranks):
+            lines.append((f"rank {rank}" if width >= WIDE else str(rank), self.row(rank, UPPER)))
+            if bars.paired:
+                lines.append(("", self.row(rank, LOWER)))
+            for name, text in zip(("send", "recv"), sent[rank] if sent else (), strict=False):
+                lines.append((name if width >= WIDE else name[0], text))
+        return lines, (_TRANSFERS if sent else _NO_ROOM) if moved else ""
+
+    def transfers(self) -> list[tuple[str, str]]:
+        """Return the sends and the receives of every rank; none where they do not all fit."""
+        bars, moved = self.bars, transfer_ends(self.bars.timeline)
+        found: list[tuple[str, str]] = []
+        for rank in range(bars.ranks if len(moved) <= _MOST_MOVED else 0):
+            lines = []
+            for received in (False, True):
+                here = np.flatnonzero((moved.rank == rank) & (moved.received == received))
+                line, free = [" "] * self.columns, 0
+                for index in here[np.argsort(moved.start[here], kind="stable")].tolist():
+                    text = f"{'<' if moved.backward[index] else '>'}" + bars.text(
+                        int(moved.unit[index])
+                    )
+                    # Two that start together stand next to each other, if that moves none far.
+                    at = max(free, int(np.rint(moved.start[index] * self.scale)))
+                    late = at - moved.start[index] * self.scale
+                    if at + len(text) > self.columns or late > 2 * len(text):
+                        return []
+                    line[at : at + len(text)] = text
+                    free = at + len(text)
+                lines.append("".join(line))
+            found.append((lines[0], lines[1]))
+        return found
 
     def row(self, rank: int, half: int) -> str:
-        """One line of a rank's row, `columns` characters wide."""
+        """Return one line of a rank's row, `columns` characters wide."""
         bars, part = self.bars, self.bars.of(rank)
         halves = bars.half[part]
         here = (halves == WHOLE) | (halves == half)
@@ -219,7 +246,7 @@ class _Sheet:
     def _one_by_one(
         self, index: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], half: int
     ) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
-        """Styles (−1 for idle) and characters of actions that have columns of their own."""
+        """Return styles (−1 for idle) and characters of actions that have columns of their own."""
         bars = self.bars
         style = np.full(self.columns, -1)
         char = np.full(self.columns, self.idle)
@@ -249,7 +276,7 @@ class _Sheet:
     def _from_afar(
         self, rank: int, half: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.str_]]:
-        """Styles of the upper and the lower half of every column, and characters.
+        """Return the styles of the upper and the lower half of every column, and characters.
 
         Where half blocks can be drawn, a column is a stack of its styles with idle at the bottom,
         and the halves show what is in their middle; else it shows what fills most of it.
@@ -288,7 +315,7 @@ class _Sheet:
         return "".join(runs)
 
     def _fill(self, style: int, target: str = "48") -> str:
-        """The ANSI sequence that makes a style the background, or with 38 the foreground."""
+        """Return the ANSI sequence that makes a style the background, or with 38 the foreground."""
         kind, index, count = self.bars.shade_of(style)
         if self.true_color:
             red, green, blue = rgb(shade(kind, index, count))
@@ -296,7 +323,7 @@ class _Sheet:
         return f"\x1b[{target};5;{xterm(kind, index, count)}m"
 
     def _ink(self, style: int) -> str:
-        """The ANSI sequence for text on a style."""
+        """Return the ANSI sequence for text on a style."""
         kind, index, count = self.bars.shade_of(style)
         background = (
             shade(kind, index, count) if self.true_color else xterm_rgb(xterm(kind, index, count))
@@ -304,7 +331,7 @@ class _Sheet:
         return f"\x1b[38;5;{16 if text_color(background) == '#000000' else 231}m"
 
     def head(self, width: int) -> list[str]:
-        """The name, the setting and the result."""
+        """Return the lines with name, setting and result."""
         timeline = self.bars.timeline
         name = self.clean(words.name(timeline))
         title = textwrap.wrap(f"{name}: {words.setting(timeline)}", width)
@@ -313,7 +340,7 @@ class _Sheet:
         return title + wrap(words.result(timeline, self.time_unit), width)
 
     def axis(self, first: int, count: int) -> list[str]:
-        """A line with ticks and a line with their times, below `count` columns from `first` on."""
+        """Return a line with ticks and one with their times, below `count` columns from `first`."""
         dash, tick, corner = "-++" if self.ascii_only else "─┴└"
         span = self.columns / self.scale
         wanted = max(8, len(number(span)) + 3)
@@ -330,7 +357,7 @@ class _Sheet:
         return [self.faint("".join(line)), self.faint("".join(numbers).rstrip())]
 
     def legend(self, width: int) -> list[str]:
-        """Legend of colours or letters, wrapped to the width."""
+        """Return the legend of colors or letters, wrapped to the width."""
         items = []
         timed = self.bars.end > self.bars.start
         instant = bool(np.any(self.bars.steps[~timed]))
@@ -365,11 +392,11 @@ class _Sheet:
         return lines
 
     def faint(self, text: str) -> str:
-        """Text that stands back."""
+        """Return text in a faint color."""
         return f"\x1b[2m{text}{_RESET}" if self.color and text else text
 
     def clean(self, text: str) -> str:
-        """Text in ASCII when nothing else may be written."""
+        """Return text in ASCII when nothing else may be written."""
         if not self.ascii_only:
             return text
         for there, here in (("−", "-"), ("Σ busy", "busy time"), ("×", "*"), ("–", " to ")):
@@ -378,6 +405,6 @@ class _Sheet:
 
 
 def tick_spacing(least: float) -> float:
-    """The smallest of 1, 2, 5, 10, 20, … (or 0.5, 0.2, …) that is at least `least`."""
+    """Return the smallest of …, 0.2, 0.5, 1, 2, 5, 10, … that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))

@@ -1,4 +1,4 @@
-"""Sizes of text in figures, and how wide text is."""
+"""Text of figures: its sizes, its width, and its lines."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ NARROW = 6.0
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Points of the texts of a figure."""
+class TextSizes:
+    """Sizes of a figure's text, in points."""
 
     title: float
     name: float
-    """Of names of schedules."""
+    """Names of schedules."""
     text: float
-    """Of most text."""
+    """Most text."""
     small: float
-    """Of notes."""
+    """Notes."""
 
 
-def sizes_of(options: FigureOptions, width: float) -> Sizes:
-    """Sizes for a figure `width` inches wide."""
+def text_sizes(options: FigureOptions, width: float) -> TextSizes:
+    """Return the sizes for a figure `width` inches wide."""
     text = options.font_size or (8.0 if width >= NARROW else 7.0)
     title = (1.5 if width >= NARROW else 1.2) * text
-    return Sizes(title, 1.2 * text, text, max(SMALLEST_FONT, 0.875 * text))
+    return TextSizes(title, 1.2 * text, text, max(SMALLEST_FONT, 0.875 * text))
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """Inches that a line of text takes."""
+    """Return the inches that a line of text takes."""
     return _per_point(text, bold) * size / 72
 
 
@@ -50,7 +50,7 @@ def _per_point(text: str, bold: bool) -> float:
 
 
 def wrapped(text: str, size: float, width: float, bold: bool = False) -> list[str]:
-    """Text in lines of at most `width` inches; a word that is wider is cut, too."""
+    """Return text in lines of at most `width` inches; a word that is wider is cut, too."""
     lines: list[str] = []
     line = ""
     for word in text.split():
@@ -71,7 +71,7 @@ def wrapped(text: str, size: float, width: float, bold: bool = False) -> list[st
 
 
 def phrases(texts: list[str], size: float, width: float, between: str = "  ·  ") -> list[str]:
-    """Short texts set behind each other, kept whole where a line has room for them."""
+    """Return lines of short texts, one after the other, kept whole where a line has room."""
     lines: list[str] = []
     for text in texts:
         longer = f"{lines[-1]}{between}{text}" if lines else text
@@ -85,5 +85,5 @@ def phrases(texts: list[str], size: float, width: float, between: str = "  ·  "
 
 
 def clauses(text: str, size: float, width: float) -> list[str]:
-    """A text in lines that end behind commas where they can."""
+    """Return a text in lines that end after commas where they can."""
     return phrases(text.split(", "), size, width, between=", ")

@@ -1,4 +1,4 @@
-"""Timelines as the browser's component reads them: a few bytes for every action.
+"""Timelines in the format of the browser's component: a few bytes for every action.
 
 Every action is a row of small integers, column after column:
 
@@ -20,7 +20,7 @@ place    1–4   position in the schedule, minus that of the previous row, minus
 The columns that are zero throughout are left out, the bytes of the others are regrouped by
 significance, and all is deflated: what repeats, as schedules do, costs next to nothing.
 
-**Kinds.** The component knows no kind of action: ``kinds`` has names, colours and streams of all,
+**Kinds.** The component knows no kind of action: ``kinds`` has names, colors and streams of all,
 in the order of their numbers, and ``needs`` of every timeline the rows of the table of kinds that
 hold for its schedule, from which the component finds what an action waits for.
 
@@ -57,7 +57,7 @@ from debubble.core.schedule import Schedule, sizes
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
-from debubble.view.bars import chunks_of
+from debubble.view.bars import copies_and_shades
 from debubble.view.colors import COLOR, STACKED, STRIPES, Palette, text_color
 from debubble.view.transfers import links, queued
 
@@ -66,7 +66,7 @@ TICKS = 1 << 32
 """Ticks of the longest time, where the costs have no grid."""
 
 GRID_SAMPLE = 4096
-"""Costs that are looked at to find a grid, which is then tried on all times."""
+"""Costs that a grid is sought in, which is then tried on all times."""
 
 GRID_ERROR = 1e-6
 """Part of a tick that costs may miss the grid by."""
@@ -81,7 +81,7 @@ _COUNTED = {
     Per.STAGE_STEP: "iteration",
     Per.RANK_STEP: "iteration",
 }
-"""Word for what the number of an action counts, by `Per`."""
+"""Noun for the number of an action, by `Per`."""
 
 
 def encode(
@@ -92,11 +92,10 @@ def encode(
     palette: Palette = COLOR,
     numbers_from: int = 0,
 ) -> dict[str, Any]:
-    """The timelines as plain data for the component, the first one on top.
+    """Return the timelines as plain data for the component, the first one on top.
 
-    The limit, the memory of every rank or one number for each, is drawn as a line, and a cause of
-    idle time. Times have the unit of the costs unless another is given; `numbers_from` is the
-    number of the first microbatch.
+    The memory limit, one number or one for each rank, is drawn as a line. Times have the unit of
+    the costs by default; `numbers_from` is the number of the first microbatch.
     """
     memory = words.memory_scale(timelines, limit)
     return {
@@ -115,7 +114,7 @@ def encode(
 
 
 def _kind(kind: Kind, palette: Palette) -> dict[str, Any]:
-    """Row of a kind for the component: legend, stream and colour."""
+    """Return the row of a kind for the component: legend, stream and color."""
     spec = KINDS[kind]
     return {
         "name": kind.name,
@@ -131,7 +130,7 @@ def _kind(kind: Kind, palette: Palette) -> dict[str, Any]:
 
 
 def _needs(schedule: Schedule, present: set[int]) -> list[dict[str, Any]]:
-    """The rows of the table of kinds that hold for a schedule: what actions of a kind wait for."""
+    """Return what actions of each kind wait for: the needs that hold for a schedule."""
     explicit = not present.isdisjoint(TRANSFER_KINDS)
     return [
         {
@@ -151,7 +150,7 @@ def _needs(schedule: Schedule, present: set[int]) -> list[dict[str, Any]]:
 
 
 def _tracks(schedule: Schedule) -> dict[int, list[str]]:
-    """Titles of streams on every rank, where they differ between ranks."""
+    """Return titles of streams on every rank, where they differ between ranks."""
     title = STREAM_TITLES[Stream.COPY]
     names = [
         title if target is None else f"copies to rank {target}" for target in schedule.copy_targets
@@ -180,19 +179,13 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
         "place": _narrow(np.diff(order - np.arange(len(order)), prepend=0)),
     }
     kept = {name: column for name, column in columns.items() if column.any()}
-    raw = b"".join(_regrouped(column) for column in kept.values())
-    packed = zlib.compressobj(wbits=-15)
-    data = packed.compress(raw) + packed.flush()
     return {
         "name": words.name(timeline),
         "setting": words.setting(timeline),
-        "conventions": words.conventions([timeline]),
         **sizes(schedule, "ranks", "stages", "chunks", "microbatches", "slices", "iterations"),
         "copies": schedule.placement.copies,
-        "mode": timeline.mode,
         "makespan": timeline.makespan,
         "bubble_ratio": timeline.bubble_ratio,
-        "overhead": timeline.overhead,
         "busy": timeline.busy.tolist(),
         "peak": timeline.peak_activation.tolist(),
         "idle": found.totals.T.tolist(),
@@ -206,12 +199,18 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
         "shades": words.shades_note(timeline),
         "styles": styles,
         "columns": [[name, column.dtype.str[1:]] for name, column in kept.items()],
-        "data": base64.b64encode(data).decode(),
+        "data": deflated(*map(_regrouped, kept.values())),
     }
 
 
+def deflated(*columns: bytes) -> str:
+    """Return the bytes of columns, one after the other, deflated and as text."""
+    packed = zlib.compressobj(wbits=-15)
+    return base64.b64encode(packed.compress(b"".join(columns)) + packed.flush()).decode()
+
+
 def _palette(timeline: Timeline, palette: Palette) -> list[list[list[str]]]:
-    """Colour and text colour of every kind, for every shade: copies times chunks."""
+    """Return color and text color of every kind, for every shade: copies times chunks."""
     count = timeline.schedule.placement.copies * timeline.schedule.chunks
     shades = {kind: 1 if kind in STEP_KINDS else count for kind in Kind}
     return [
@@ -222,44 +221,41 @@ def _palette(timeline: Timeline, palette: Palette) -> list[list[list[str]]]:
 
 
 def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions of what is drawn: compute of rank 0, of rank 1, …, then other streams likewise.
+    """Return positions of what is drawn, and how many each row has.
 
-    What holds compute up is on its stream, and takes no time.
+    The rows are compute of rank 0, of rank 1, …, then other streams likewise. What holds compute up
+    is on its stream, and takes no time.
     """
     schedule = timeline.schedule
     kind = kinds_of(schedule.actions)
     rank = schedule.ranks_of_actions
-    there = among(kind, IN_TURN_KINDS)
-    row = np.where(there, rank, schedule.ranks + rank)
-    alone = bool(there.all())
-    order = np.arange(len(kind)) if alone else np.lexsort((timeline.start, row))
+    compute = among(kind, IN_TURN_KINDS)
+    row = np.where(compute, rank, schedule.ranks + rank)
+    order = np.arange(len(kind)) if compute.all() else np.lexsort((timeline.start, row))
     return order, np.bincount(row[order], minlength=2 * schedule.ranks)
 
 
 def _styles(
     timeline: Timeline, order: NDArray[np.int64]
 ) -> tuple[dict[str, list[Any]], NDArray[np.int64]]:
-    """Distinct styles of actions, and the index of each action's style."""
-    schedule, graph = timeline.schedule, timeline.graph
+    """Return the distinct styles of actions, and the index of each action's style.
+
+    The costs of actions of one style are the same entry of the vector of costs.
+    """
+    schedule, graph, memory = timeline.schedule, timeline.graph, timeline.memory
     actions = schedule.actions[order]
-    kind, stage, copy = kinds_of(actions), stages_of(actions), np.zeros(len(actions), np.int64)
-    place, held_as = schedule.places_of(actions), kinds_of(timeline.memory.actions[order])
-    if schedule.placement.copies > 1:
-        step = np.isin(kind, STEP_KINDS)
-        copy = np.where(step, 0, schedule.copies_of(microbatches_of(actions)))
+    place, held_as = schedule.places_of(actions), kinds_of(memory.actions[order])
     # Members of a group beyond the second share its half.
     half = np.minimum(pairs_of(actions), 2)
     cost = graph.cost[graph.node[order]].astype(np.int64)
     key = ((cost * graph.places + place) * 4 + half) * 32 + held_as
     _, first, style = np.unique(key, return_index=True, return_inverse=True)
-    kind, stage, copy, half = (column[first] for column in (kind, stage, copy, half))
-    memory = timeline.memory
-    chunk = copy * schedule.chunks + chunks_of(schedule.placement)[copy, stage]
-    color = np.where(np.isin(kind, STEP_KINDS), 0, chunk)
-    unit = microbatches_of(actions[first])
+    actions = actions[first]
+    kind, stage, unit = kinds_of(actions), stages_of(actions), microbatches_of(actions)
+    copy, shade = copies_and_shades(schedule, kind, stage, unit)
     added, freed = memory.changes(schedule, memory.actions[order[first]])
     columns: dict[str, NDArray[Any]] = {
-        "kind": kind, "half": half, "stage": stage, "copy": copy, "shade": color,
+        "kind": kind, "half": half[first], "stage": stage, "copy": copy, "shade": shade,
         "duration": timeline.duration[order[first]],
         "add": added, "free": freed,
         "link": links(timeline, kind, stage, copy, unit)[0], "unit": unit,
@@ -268,7 +264,7 @@ def _styles(
 
 
 def _levels(timeline: Timeline) -> NDArray[np.float32]:
-    """Peak memory of the rank while each action runs; 0 where actions alone determine it."""
+    """Return the rank's peak memory during each action; 0 where actions alone determine it."""
     schedule = timeline.schedule
     found = np.zeros(len(schedule), dtype=np.float32)
     if not timeline.graph.has_copies:
@@ -286,7 +282,7 @@ def _levels(timeline: Timeline) -> NDArray[np.float32]:
 
 
 def _tick(timeline: Timeline) -> tuple[float, bool]:
-    """The length of a tick, and whether every time is a multiple of it: the costs' own grid."""
+    """Return the length of a tick, and whether every time is a multiple: the costs' own grid."""
     makespan = timeline.makespan
     if makespan == 0:
         return 1.0, True
@@ -314,7 +310,7 @@ def _ticks(times: NDArray[np.float64], tick: float) -> NDArray[np.uint32]:
 
 
 def _differences(style: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[Any]:
-    """Units minus that of the previous action of the same style, 0 for the first of each."""
+    """Return units minus that of the previous action of the same style, 0 for each first one."""
     order = np.argsort(style, kind="stable")
     change = np.diff(unit[order], prepend=0)
     change[np.flatnonzero(np.diff(style[order], prepend=-1))] = 0
@@ -324,7 +320,7 @@ def _differences(style: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[A
 
 
 def _narrow(values: NDArray[np.int64], *, signed: bool = True) -> NDArray[Any]:
-    """The values in the fewest bytes that hold them: 1, 2 or 4."""
+    """Return the values in the fewest bytes that hold them: 1, 2 or 4."""
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     most = {size: 1 << (8 * size - signed) for size in (1, 2)}
     fits = (size for size in most if -most[size] * signed <= low and high < most[size])
@@ -332,7 +328,7 @@ def _narrow(values: NDArray[np.int64], *, signed: bool = True) -> NDArray[Any]:
 
 
 def _idle(timeline: Timeline, found: Bubbles, cause: int, tick: float) -> NDArray[np.uint32]:
-    """Ticks of idle time of one cause before every action."""
+    """Return ticks of idle time of one cause before every action."""
     ticks = np.zeros(len(timeline.schedule), dtype=np.uint32)
     here = np.flatnonzero((found.cause == cause) & (found.before >= 0))
     ticks[found.before[here]] = _ticks(found.end[here] - found.start[here], tick)
@@ -340,6 +336,6 @@ def _idle(timeline: Timeline, found: Bubbles, cause: int, tick: float) -> NDArra
 
 
 def _regrouped(column: NDArray[Any]) -> bytes:
-    """The bytes of a column, all lowest ones first."""
+    """Return the bytes of a column, all lowest ones first."""
     size = column.dtype.itemsize
     return column.view(np.uint8).reshape(-1, size).T.tobytes()

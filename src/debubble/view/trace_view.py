@@ -1,17 +1,19 @@
-"""A diagnosis to be looked at: what was observed above what is predicted, and the findings.
+"""A diagnosis as data for a page: observed above predicted timeline, and the findings.
 
-The browser page and the playground show the same, from the same data.
+The browser page and the playground show it from the same data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import html
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from debubble.analysis.bubbles import MEMORY, P2P, bubbles
+from debubble.analysis.layout import Column, html_table
 from debubble.core.actions import kinds_of
 from debubble.core.units import counted
 from debubble.diagnosis.account import CAUSES, COMPUTE, causes_over_time, edges, plain_wait
@@ -29,70 +31,64 @@ from debubble.diagnosis.report import (
 )
 from debubble.diagnosis.what_if import WhatIf
 from debubble.engine.timeline import Timeline, simulate
-from debubble.view.marks import Look, Mark, add_differences, add_marks, joined
+from debubble.view.marks import Mark, MarkStyle, add_differences, add_marks, joined
+from debubble.view.page import page
 from debubble.view.timeline_data import encode
 
 OBSERVED, PREDICTED = "observed", "predicted"
-"""What the timelines are called."""
+"""Names of the timelines."""
 
 DIFFERENT = 0.1
 """Differences are shaded from this share of the median time of an action on."""
 
 LOOKS = {
-    "fill": Look("fill", like="fill"),
-    "drain": Look("drain", like="drain"),
-    "peer": Look("peer", like="data"),
-    "transfer": Look("transfer", like="p2p"),
-    "memory": Look("memory", like="memory"),
-    "slow-stage": Look("slow-stage", "#d81b7a"),
-    "slow-worker": Look("slow-worker", "#9c27d9"),
-    "slow-copy": Look("slow-copy", "#5f5bd6"),
-    "slow-link": Look("slow-link", "#00796b"),
-    "head-of-line": Look("head-of-line", "#33691e"),
-    "launch-gap": Look("launch-gap", "#8bc34a"),
-    "garbage-collection": Look("garbage-collection", "#455a64"),
-    "sequence-length": Look("sequence-length", "#5ce0c6"),
-    "jitter": Look("jitter", "#b39ddb"),
-    "order": Look("order", "#5d4037"),
+    "fill": MarkStyle("fill", like="fill"),
+    "drain": MarkStyle("drain", like="drain"),
+    "peer": MarkStyle("peer", like="data"),
+    "transfer": MarkStyle("transfer", like="p2p"),
+    "memory": MarkStyle("memory", like="memory"),
+    "slow-stage": MarkStyle("slow-stage", "#d81b7a"),
+    "slow-worker": MarkStyle("slow-worker", "#9c27d9"),
+    "slow-copy": MarkStyle("slow-copy", "#5f5bd6"),
+    "slow-link": MarkStyle("slow-link", "#00796b"),
+    "head-of-line": MarkStyle("head-of-line", "#33691e"),
+    "launch-gap": MarkStyle("launch-gap", "#8bc34a"),
+    "garbage-collection": MarkStyle("garbage-collection", "#455a64"),
+    "sequence-length": MarkStyle("sequence-length", "#5ce0c6"),
+    "jitter": MarkStyle("jitter", "#b39ddb"),
+    "order": MarkStyle("order", "#5d4037"),
 }  # fmt: skip
-"""How causes look; those of a flawless run look like idle time of a simulation elsewhere."""
+"""Styles of causes; those of a flawless run look like idle time of a simulation."""
 
 assert set(LOOKS) == set(CAUSES)
 
 NOT_PLAIN = {P2P: "transfer", MEMORY: "memory"}
-"""Causes of idle time in a simulation that are no wait for what others compute."""
+"""Causes of idle time in a simulation other than waits for the results of other ranks."""
 
 MOST_RANKS = 512
-"""Ranks that have a line in the account."""
+"""Most ranks with a line in the account."""
 
 ONE_LINE = 1 << 20
 """Width at which nothing is wrapped."""
 
-Lines = dict[int, list[Mark]]
+RankMarks = dict[int, list[Mark]]
 """Marks of every rank."""
 
 
 def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, Any]:
-    """A diagnosis as plain data for a page.
-
-    Parameters
-    ----------
-    found
-        The diagnosis.
-    answers
-        What was asked beside; a schedule that was simulated is shown below.
+    """Return a diagnosis, with answers to further questions, as plain data for a page.
 
     Returns
     -------
     dict
         ``title``; ``said``, sentences; ``findings``, each with ``cause``, ``gain``, ``text`` and
-        ``place``, which is ``[timeline, rank, start, end]`` where it is to be seen, or None;
-        ``notes``, more sentences; ``account``, with ``title`` and ``columns`` of ``title`` and
-        ``cells``; ``facts``, of a name and a text each; ``timelines``, for the component.
+        ``place``, which is ``[timeline, rank, start, end]`` of where to see it, or None; ``notes``,
+        more sentences; ``account``, with ``title`` and ``columns`` of ``title`` and ``cells``;
+        ``facts``, of a name and a text each; ``timelines``, for the component.
     """
     timelines = trace_timelines(found, answers)
     payload = encode(timelines, time_unit="ms")
-    lines: Lines = {}
+    lines: RankMarks = {}
     predicted = 0
     if timelines[0].measured:
         predicted = 1
@@ -103,12 +99,12 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, An
         least = DIFFERENT * float(np.median(timelines[0].duration))
         add_differences(payload, 0, timelines, predicted, least)
         payload["timelines"][0]["setting"] = _which_step(found)
-    payload["timelines"][predicted]["setting"] = _at_which_costs(found)
+    steps = counted(len(found.run.step_times), "step")
+    payload["timelines"][predicted]["setting"] = f"at the median times of {steps}"
     for place in range(predicted + 1, len(timelines)):
         payload["timelines"][place]["setting"] = f"at the times of {_which_step(found)}"
     title, *said = sentences(found)
-    for one in answers:
-        said += what_if_text(one, ONE_LINE)
+    said += [line for one in answers for line in what_if_text(one, ONE_LINE)]
     return {
         "title": title,
         "said": said,
@@ -135,8 +131,10 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, An
 
 
 def trace_timelines(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> list[Timeline]:
-    """Observed, predicted, and what was asked beside; without a rank's file only the others."""
-    # Of a rank of which nothing was traced nobody knows when it did what.
+    """Return the observed, the predicted and the answers' timelines.
+
+    The observed one is missing if the file of a rank is.
+    """
     seen = [found.timeline] if found.run.known[found.shown].all() else []
     order = seen[0].schedule if seen else found.schedule
     predicted = simulate(order, found.costs)
@@ -145,13 +143,13 @@ def trace_timelines(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> list[Ti
 
 
 def _called(timeline: Timeline, name: str) -> Timeline:
-    """The same timeline under another name."""
+    """Return a timeline under another name."""
     schedule = replace(timeline.schedule, name=name)
     return replace(timeline, graph=replace(timeline.graph, schedule=schedule))
 
 
-def _lines(found: Diagnosis) -> Lines:
-    """Causes of lost time of every rank in the step that is shown, in milliseconds of it."""
+def _lines(found: Diagnosis) -> RankMarks:
+    """Return causes of lost time of every rank in the shown step, in milliseconds of it."""
     row = found.shown
     begin = float(found.run.begin[row])
     pieces = causes_over_time(found.replay, row, found.causes.excess, found.causes.slow_link)
@@ -165,14 +163,14 @@ def _lines(found: Diagnosis) -> Lines:
     }
 
 
-def _simulated_lines(timeline: Timeline) -> Lines:
-    """The same of a simulation, by the same rule for what ranks wait for."""
+def _simulated_lines(timeline: Timeline) -> RankMarks:
+    """Return causes of lost time of every rank in a simulation."""
     schedule, idle = timeline.schedule, bubbles(timeline)
     limits = edges(
         schedule.ranks, schedule.ranks_of_actions, kinds_of(schedule.actions), timeline.start,
         timeline.end,
     )  # fmt: skip
-    lines: Lines = {}
+    lines: RankMarks = {}
     columns = (idle.rank, idle.start, idle.end, idle.cause)
     for rank, start, end, cause in zip(*(column.tolist() for column in columns), strict=True):
         plain = plain_wait(start, end, *limits.get(rank, (0.0, 0.0)))
@@ -188,13 +186,8 @@ def _which_step(found: Diagnosis) -> str:
     return f"{step}, of median length" if several else step
 
 
-def _at_which_costs(found: Diagnosis) -> str:
-    steps = counted(len(found.run.step_times), "step")
-    return f"at the median times of {steps}"
-
-
-def _place(found: Diagnosis, lines: Lines, one: Finding) -> list[float] | None:
-    """Where a finding costs most at once: timeline, rank, start and end."""
+def _place(found: Diagnosis, lines: RankMarks, one: Finding) -> list[float] | None:
+    """Return timeline, rank, start and end of the longest mark of a finding, None for none."""
     copy = one.where.get("copy")
     if copy is not None and copy != found.run.copy[found.shown]:
         return None
@@ -215,13 +208,61 @@ def _place(found: Diagnosis, lines: Lines, one: Finding) -> list[float] | None:
 
 
 def _notes(found: Diagnosis) -> Iterable[str]:
-    """What is said below the findings."""
+    """Yield the sentences below the findings."""
     if found.replay_error > TRUSTED:
         yield untrusted(found)
     if not found.findings:
         yield nothing(found.beyond, len(found.run.step_times))
-    others = faster_schedules(found)
-    if others:
+    if others := faster_schedules(found):
         yield others
     if not found.run.known[found.shown].all():
         yield "nothing was traced of a rank: what was observed cannot be drawn"
+
+
+STYLE = """<style>
+.findings { padding-left: 1.4rem; max-width: 110ch; }
+.findings li { margin: 0 0 0.6rem; }
+.findings button {
+  font: inherit; font-size: 0.85rem; color: inherit; background: none; cursor: pointer;
+  border: 1px solid var(--line); border-radius: 4px; padding: 0 0.5rem; margin-left: 0.5rem;
+}
+.said { max-width: 110ch; color: var(--faint); margin: 0 0 0.6rem; }
+:is(th, td):last-child { text-align: right; }
+.facts { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1.2rem; }
+.facts dt { color: var(--faint); }
+.facts dd { margin: 0; max-width: 110ch; overflow-wrap: anywhere; }
+</style>"""
+
+
+def trace_page(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> str:
+    """Return a self-contained page: findings, timelines, the account, and more answers."""
+    view = trace_view(found, answers)
+    account = view["account"]
+    columns = [Column((one["title"],), tuple(one["cells"])) for one in account["columns"]]
+    facts = "".join(f"<dt>{_(name)}</dt><dd>{_(text)}</dd>" for name, text in view["facts"])
+    return page(
+        trace_timelines(found, answers),
+        title=view["title"],
+        above_html="\n".join([STYLE, *_above(view)]),
+        table_html=f"<p>{_(account['title'])}</p>{html_table(columns)}<dl class=facts>{facts}</dl>",
+        payload=view["timelines"],
+        memory=False,
+        time_unit="ms",
+    )
+
+
+def _above(view: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the sentences and findings, with buttons that show the place."""
+    yield from (f'<p class="said">{_(text)}</p>' for text in view["said"])
+    if view["findings"]:
+        yield f'<ol class="findings">{"".join(map(_finding, view["findings"]))}</ol>'
+    yield from (f'<p class="said">{_(text)}</p>' for text in view["notes"])
+
+
+def _finding(one: Mapping[str, Any]) -> str:
+    place = " ".join(map(str, one["place"] or ()))
+    show = f'<button data-reveal="{place}">show</button>' if place else ""
+    return f"<li><b>{_(one['cause'])}: {_(one['gain'])}</b>{show}<br>{_(one['text'])}</li>"
+
+
+_ = html.escape

@@ -1,4 +1,4 @@
-"""Transfers between ranks as rectangles: what every rank sends and receives, and when."""
+"""TransferEnds between ranks as rectangles: what every rank sends and receives, and when."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from debubble.engine.timeline import Timeline
 
 
 @dataclass(frozen=True, eq=False)
-class Transfers:
-    """Sends and receives of ranks. Arrays have one entry for every end of a transfer."""
+class TransferEnds:
+    """Sends and receives of ranks: arrays with one entry for each end of a transfer."""
 
     rank: NDArray[np.int64]
-    """Whose row it is in."""
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     received: NDArray[np.bool_]
@@ -32,14 +31,14 @@ class Transfers:
         return len(self.rank)
 
 
-def transfers_of(timeline: Timeline) -> Transfers:
-    """The transfers of a timeline: its actions where it has such, else what p2p costs say."""
+def transfer_ends(timeline: Timeline) -> TransferEnds:
+    """Return a timeline's transfers: its actions of that kind, or else what p2p costs imply."""
     schedule = timeline.schedule
     kind = kinds_of(schedule.actions)
     rank = schedule.ranks_of_actions
     here = np.flatnonzero(np.isin(kind, TRANSFER_KINDS))
     if len(here):
-        return Transfers(
+        return TransferEnds(
             rank[here], timeline.start[here], timeline.end[here],
             np.isin(kind[here], [other for other in TRANSFER_KINDS if KINDS[other].receives]),
             ~np.isin(kind[here], FORWARD_KINDS),
@@ -47,17 +46,16 @@ def transfers_of(timeline: Timeline) -> Transfers:
         )  # fmt: skip
     if not timeline.table.link.any():
         none, never = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return Transfers(none, never, never, none > 0, none > 0, none)
+        return TransferEnds(none, never, never, none > 0, none > 0, none)
     unit, stage = microbatches_of(schedule.actions), stages_of(schedule.actions)
     copy = np.where(np.isin(kind, tuple(MOVED)), schedule.copies_of(unit), 0)
     link, there = links(timeline, kind, stage, copy, unit)
     sent = np.flatnonzero(link > 0)
     begin = timeline.end[sent] + queued(timeline)[sent]
-    twice = np.concatenate
-    return Transfers(
-        twice([rank[sent], there[sent]]),
-        twice([begin, begin]),
-        twice([begin + link[sent], begin + link[sent]]),
+    return TransferEnds(
+        np.concatenate([rank[sent], there[sent]]),
+        np.tile(begin, 2),
+        np.tile(begin + link[sent], 2),
         np.repeat([False, True], len(sent)),
         np.tile(_OFFSETS[kind[sent]] < 0, 2),
         np.tile(unit[sent], 2),
@@ -65,7 +63,7 @@ def transfers_of(timeline: Timeline) -> Transfers:
 
 
 MOVED = boundary_offsets()
-"""Kinds whose results go to another stage, and by how many stages."""
+"""Offset in stages from a kind to the target of its result, for kinds that have one."""
 
 _OFFSETS = np.array([MOVED.get(kind, 0) for kind in Kind])
 
@@ -77,7 +75,7 @@ def links(
     copy: NDArray[np.int64],
     unit: NDArray[np.int64],
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Time of the transfer of an action's result, −1 where there is none, and to which rank."""
+    """Return the time that an action's result takes to its target, −1 for none, and the target."""
     placement = timeline.schedule.placement
     home = np.asarray(placement.table)
     offset = _OFFSETS[kind]
@@ -93,7 +91,7 @@ def links(
 
 
 def queued(timeline: Timeline) -> NDArray[np.float64]:
-    """Queueing time of every result before its transfer starts."""
+    """Return the queueing time of every result before its transfer starts."""
     graph = timeline.graph
     found = np.zeros(len(timeline.schedule))
     sending = np.flatnonzero(graph.sent) if len(graph.sent) else np.zeros(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Captions of pictures: the setting, the result and the conventions behind the numbers."""
+"""Captions of pictures: setting, result, and conventions behind the numbers."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 
 MAX_NAME = 60
+"""Characters of a schedule's name in a picture."""
 
 
 def name(timeline: Timeline) -> str:
-    """The schedule's name, fit to be shown: a file may call a schedule anything."""
+    """Return the schedule's name, fit to be shown: in a file it may be anything."""
     return printable(timeline.schedule.name, MAX_NAME)
 
 
 def printable(text: str, longest: int) -> str:
-    """Text without control characters, cut to a length."""
+    """Return text without control characters, cut to a length."""
     text = "".join(sign if sign.isprintable() else "?" for sign in text)
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def setting(timeline: Timeline) -> str:
-    """Sizes of a schedule, for instance ``"4 ranks, 8 microbatches, 2 chunks"``."""
+    """Return the sizes of a schedule, such as ``"4 ranks, 8 microbatches, 2 chunks"``."""
     schedule = timeline.schedule
     several = [
         (schedule.chunks, f"{schedule.chunks:,} chunks"),
@@ -53,8 +54,14 @@ def setting(timeline: Timeline) -> str:
     return ", ".join([*parts, recompute] if recompute else parts)
 
 
+def setting_and_shades(timeline: Timeline) -> str:
+    """Return the sizes of the schedule, and the meaning of shades."""
+    note = shades_note(timeline)
+    return setting(timeline) + (f" ({note})" if note else "")
+
+
 def result(timeline: Timeline, time_unit: str = "") -> str:
-    """The numbers under a title."""
+    """Return makespan, bubble ratio and peak activation as a phrase."""
     makespan = time(timeline.makespan, time_unit or timeline.table.costs.time_unit)
     peak = amount(float(timeline.peak_activation.max()), timeline.table.costs.activation_unit)
     return (
@@ -64,7 +71,7 @@ def result(timeline: Timeline, time_unit: str = "") -> str:
 
 
 def memory_scale(timelines: Sequence[Timeline], limit: Limit | None = None) -> Scale:
-    """The unit for all amounts of activation memory in one picture.
+    """Return the unit for all amounts of activation memory in one picture.
 
     Its name is empty for activation units, and where the costs name none.
     """
@@ -76,13 +83,13 @@ def memory_scale(timelines: Sequence[Timeline], limit: Limit | None = None) -> S
 
 
 def letter(kind: Kind, index: int) -> str:
-    """Letter of a kind for pictures without colours; every second shade is lower case."""
+    """Return the letter of a kind for pictures without colors; odd shades are in lower case."""
     found = KINDS[kind].letter
     return found.lower() if index % 2 else found
 
 
 def shades_note(timeline: Timeline, letters: bool = False) -> str:
-    """Meaning of shades, or of upper and lower case; empty when there is one."""
+    """Return the meaning of shades, or with `letters` of cases; empty for a single one."""
     copies, chunks = timeline.schedule.placement.copies, timeline.schedule.chunks
     if copies * chunks == 1:
         return ""
@@ -96,7 +103,7 @@ def shades_note(timeline: Timeline, letters: bool = False) -> str:
 
 
 def conventions(timelines: Sequence[Timeline]) -> list[str]:
-    """Conventions behind these timelines, a phrase each, without repeats."""
+    """Return the conventions behind these timelines as phrases, without repeats."""
     simulated = [timeline for timeline in timelines if not timeline.measured]
     paying = [timeline for timeline in simulated if timeline.table.link.any()]
     free = [name(timeline) for timeline in simulated if not timeline.table.link.any()]
@@ -104,8 +111,8 @@ def conventions(timelines: Sequence[Timeline]) -> list[str]:
     divisor = chunks.pop() if len(chunks) == 1 else None
     lines = [f"times: {times_text(timeline.table.costs, divisor)}" for timeline in simulated]
     if len(simulated) < len(timelines):
-        told = dict.fromkeys(name(timeline) for timeline in timelines if timeline.measured)
-        lines.append(f"times of {' and '.join(told)}: as in the trace")
+        traced = dict.fromkeys(name(timeline) for timeline in timelines if timeline.measured)
+        lines.append(f"times of {' and '.join(traced)}: as in the trace")
     lines += [f"slices: {slices_text(cut)}" for cut in timelines if cut.schedule.slices > 1]
     sharded = [timeline.schedule.vocabulary for timeline in timelines]
     lines += [f"vocabulary: {VOCABULARY[number]}" for number in sharded if number]

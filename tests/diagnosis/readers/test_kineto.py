@@ -12,10 +12,10 @@ import pytest
 
 from debubble import Kind
 from debubble.core.errors import FormatError
+from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.folder import read
 from debubble.diagnosis.readers.kineto_places import Place, places
 from debubble.diagnosis.readers.kineto_rank import cuts_of
-from debubble.diagnosis.readers.names import actions_named
 from tests.diagnosis.readers import made, made_kineto
 
 

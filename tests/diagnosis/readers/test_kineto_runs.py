@@ -13,8 +13,8 @@ pytest.importorskip("torch", reason="traces pipelines of PyTorch; install torch"
 from debubble import Kind
 from debubble.core.actions import COMPUTE_KINDS, TRANSFER_KINDS
 from debubble.diagnosis.observed import Observed
+from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.folder import read
-from debubble.diagnosis.readers.names import actions_named
 from tests.diagnosis.readers.pytorch_runs import trace
 from tests.torch.world import in_ranks as in_ranks  # marks the tests
 

@@ -20,7 +20,7 @@ from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, KINDS, Kind
 from debubble.diagnosis.observed import ALONE, Actions, Clocks, Columns, Observed, Pauses
-from debubble.diagnosis.readers.paired import BLOCK, Receives, Sends, packed, paired
+from debubble.diagnosis.readers.messages import BLOCK, Receives, Sends, packed, paired
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.whole_steps import whole_steps
 

@@ -1,4 +1,4 @@
-"""Files and folders of a run, whatever wrote them: recognise the format and read it."""
+"""Files and folders of a run, whatever wrote them: recognize the format and read it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from debubble.diagnosis.readers import (
     table,
     victarry,
 )
-from debubble.diagnosis.readers.processes import Workers, workers_for
+from debubble.diagnosis.readers.pool import Workers, workers_for
 from debubble.diagnosis.readers.stream import LeftOut, head, keep_freed_memory
 from debubble.interchange.text import plain, shown
 
@@ -55,7 +55,7 @@ class Reader(Protocol):
     def NAME(self) -> str:
         """What the format is called."""
 
-    def recognises(self, head: bytes) -> bool:
+    def recognizes(self, head: bytes) -> bool:
         """Whether a file is of this format, by its first bytes, unpacked."""
 
     def read(
@@ -156,7 +156,7 @@ def _format(path: Path, left_out: LeftOut) -> str:
         left_out[NOT_EXPORTED] += 1
         return ""
     for reader in READERS:
-        if reader.recognises(begin):
+        if reader.recognizes(begin):
             return reader.NAME
     left_out[UNKNOWN] += 1
     return ""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.collected import MAX_RANKS, NAN, Collected
-from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recognises
+from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recognizes
 from debubble.diagnosis.readers.kineto_places import Place, pipeline_of, places
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, Step, trace_of
 from debubble.diagnosis.readers.kineto_unnamed import (
@@ -27,10 +27,10 @@ from debubble.diagnosis.readers.kineto_unnamed import (
     microbatches_of,
     runs_of,
 )
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut
 
-__all__ = ["NAME", "read", "recognises"]
+__all__ = ["NAME", "read", "recognizes"]
 
 NAME = "kineto"
 ALLOCATES = PAUSES.index("memory")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.diagnosis.observed import PAUSES
-from debubble.diagnosis.readers.names import actions_named
+from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.scan import Scan, whole
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -160,7 +160,7 @@ class KinetoFile:
             setattr(self, name, Rows(getattr(self, name).width))
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     if b'"otherData"' in head:
         return False

@@ -21,9 +21,9 @@ from debubble.core.kinds import (
     TRANSFER_KINDS,
     Kind,
 )
+from debubble.diagnosis.readers.action_names import Named, actions_named
 from debubble.diagnosis.readers.kineto_device import Kernels, launched_in, transfer_spans
 from debubble.diagnosis.readers.kineto_file import KinetoFile, Times
-from debubble.diagnosis.readers.names import Named, actions_named
 from debubble.diagnosis.readers.stream import LeftOut
 
 UNKNOWN = -1

@@ -23,8 +23,8 @@ from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Actions, Observed
 from debubble.diagnosis.readers.layouts import Number, layouts, numbered
-from debubble.diagnosis.readers.paired import Whole
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.messages import Whole
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut, lines
 
 Times = NDArray[np.float64]
@@ -63,7 +63,7 @@ OTHER_TIMERS = "sums of timers other than forward-compute and backward-compute"
 TOO_MANY = f"iterations beyond the first {MAX_ITERATIONS:,}"
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a log, by its beginning: times, or Megatron's list of arguments."""
     text = head.decode("utf-8", "replace")
     return any(words in text for words in _HEADS) or "pipeline_model_parallel_size ..." in text

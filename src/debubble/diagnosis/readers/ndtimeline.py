@@ -29,8 +29,8 @@ from debubble.diagnosis.readers.chunks import (
     stage_of,
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
-from debubble.diagnosis.readers.paired import grouped
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.messages import grouped
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.scan import Scan, decode_all, events_of, number, whole
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -123,7 +123,7 @@ _ByThread = tuple[list[tuple[int, int]], _Events]
 """Processes and threads, and events of which `worker` tells which of those."""
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     work = b'-compute"' in head and b'"mb_id"' in head
     return work or _COMPUTE.search(head) is not None

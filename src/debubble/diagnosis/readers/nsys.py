@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
-from debubble.diagnosis.ending import look
+from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import ALONE, Observed
 from debubble.diagnosis.readers.chunks import Calls, first_units, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
-from debubble.diagnosis.readers.paired import packed
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.messages import packed
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "nsys"
@@ -55,7 +55,7 @@ CLEARED = "ranges W_clear, which do not say whose backwards for weights they are
 NO_KERNELS = "processes whose ranges launched no kernel"
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     return head.startswith(MAGIC)
 
@@ -267,7 +267,7 @@ def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
     kernels = _Query((*times, sort), f"{KERNELS} k", mine, times)
     for process, file in files.items():
         for rows, query in ((file.launches, launches), (file.kernels, kernels)):
-            look()
+            check_cancelled()
             query.add(base, process, rows.values)
 
 

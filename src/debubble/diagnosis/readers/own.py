@@ -26,11 +26,11 @@ from debubble.core.kinds import (
     Kind,
 )
 from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.readers.action_names import LIMIT, actions_named
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import Layout, Number, decoded, in_order, layouts, numbered
-from debubble.diagnosis.readers.names import LIMIT, actions_named
-from debubble.diagnosis.readers.paired import Whole, grouped
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.messages import Whole, grouped
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.scan import FINITE, Scan, decode_all, events_of, number, whole
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.run_trace import GROUP
@@ -106,7 +106,7 @@ class _Events(NamedTuple):
         return _Events(*(column[rows] for column in self))
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     if b'"otherData"' in head and b'"schedule"' in head and b'"traceEvents"' in head:
         return True

@@ -30,8 +30,8 @@ from debubble.diagnosis.readers.chunks import (
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import Layout, Number, decoded, layouts
-from debubble.diagnosis.readers.paired import packed
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.messages import packed
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut, as_object, blocks, whole
 from debubble.interchange.text import shown
 
@@ -71,7 +71,7 @@ class _Run(NamedTuple):
     """Iterations without calls."""
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     return b'"fwd_start"' in head or (b'"pp_size"' in head and b'"num_mbs"' in head)
 

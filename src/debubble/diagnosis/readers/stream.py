@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from debubble.core.errors import FormatError
-from debubble.diagnosis.ending import look
+from debubble.diagnosis.cancellation import check_cancelled
 
 CHUNK = 1 << 20
 """Bytes that are worked on at a time."""
 
 HEAD = 1 << 16
-"""Bytes by which a file's format is recognised."""
+"""Bytes by which a file's format is recognized."""
 
 MAX_UNPACKED = 1 << 36
 """Bytes of one unpacked file that are read; a gzip file may claim to be small and is not."""
@@ -56,7 +56,7 @@ def chunks(path: Path, left_out: LeftOut, size: int = CHUNK) -> Iterator[bytes]:
             large = os.fstat(file.fileno()).st_size > CHUNK
             unpack = _unpacked_ahead if large else _unpacked
             for piece in unpack(file, size, left_out) if packed else _plain(file, size):
-                look()
+                check_cancelled()
                 total += len(piece)
                 if total > MAX_UNPACKED:
                     left_out[TOO_LONG] += 1

@@ -32,7 +32,7 @@ from pathlib import Path
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers.collected import Collected
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.stream import LeftOut, lines
 from debubble.diagnosis.readers.table_lines import (
     TIMES,
@@ -58,7 +58,7 @@ BATCH = 10_000
 WRONG = "lines that are no action with a rank and times"
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its first line."""
     first = head.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
     names = {name.strip().lower() for name in first.split(",")}

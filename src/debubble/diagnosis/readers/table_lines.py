@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, KINDS
 from debubble.core.units import read_number
 from debubble.diagnosis.observed import ALONE, PAUSES
+from debubble.diagnosis.readers.action_names import LIMIT, actions_named
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import Layout, Number, in_order, layouts, numbered
-from debubble.diagnosis.readers.names import LIMIT, actions_named
-from debubble.diagnosis.readers.paired import Whole, packed, some_of_each
+from debubble.diagnosis.readers.messages import Whole, packed, some_of_each
 from debubble.diagnosis.readers.stream import LeftOut
 
 PLACE = ("step", "copy", "rank")

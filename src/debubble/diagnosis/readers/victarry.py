@@ -32,7 +32,7 @@ from debubble.diagnosis.readers.chunks import (
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import NOTHING, RUN, Layout, Number, decoded, layouts
-from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.pool import Workers
 from debubble.diagnosis.readers.scan import FINITE, number
 from debubble.diagnosis.readers.stream import LeftOut, as_object, whole
 
@@ -63,7 +63,7 @@ OTHERS = "files of other tensor-, context- or data-parallel ranks than the first
 OPEN = "actions without a start or an end"
 
 
-def recognises(head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     return _HEAD.search(head) is not None
 

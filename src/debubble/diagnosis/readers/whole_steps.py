@@ -11,7 +11,7 @@ from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
 from debubble.core.units import counted
 from debubble.diagnosis.observed import Actions
-from debubble.diagnosis.readers.paired import packed
+from debubble.diagnosis.readers.messages import packed
 
 NAMED = 3
 """Ranks, actions or microbatches that a message names."""

@@ -19,8 +19,9 @@ function choiceField(control) {
 }
 
 /** Make all of them; once, before anything else asks for a field. */
-export function makeControls({ costs, choices, modes }) {
-  Object.assign(offered, { costs, choices, modes });
+export function makeControls({ costs, choices, modes, limits }) {
+  Object.assign(offered, { costs, choices, modes, limits });
+  for (const [name, most] of Object.entries(limits.sizes)) $(name).max = most;
   $("typed-note").before(...costs.map(costField));
   $("lowerings").append(...choices.map(choiceField));
   $("mode").replaceChildren(...Object.entries(modes).map(([name, text]) => make("option", { value: name, title: text }, name)));

@@ -2,13 +2,14 @@
 
 import { $, make, size } from "./dom.js";
 import { gunzip } from "./link.js";
-import { form } from "./state.js";
+import { form, offered } from "./state.js";
 
-const MOST = 8 << 20, MOST_DROPPED = 20000;
+const MOST_DROPPED = 20000;
 
 /** The name and the text of a file, unpacked when it is a gzip file. */
 async function textOf(file) {
-  if (file.size > MOST) throw new Error(`${file.name} has ${size(file.size)}; the limit is ${size(MOST)}`);
+  const most = offered.limits.file;
+  if (file.size > most) throw new Error(`${file.name} has ${size(file.size)}; the limit is ${size(most)}`);
   let bytes = new Uint8Array(await file.arrayBuffer()), { name } = file;
   if (bytes[0] === 0x1f && bytes[1] === 0x8b) {
     try { bytes = await gunzip(bytes); } catch (error) { throw new Error(`${name}: cannot be unpacked, ${error.message}`); }

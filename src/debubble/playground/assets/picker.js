@@ -1,7 +1,7 @@
 // Which schedules: those that were chosen, each with its own chunks and options, and a list to choose from.
 
 import { $, make } from "./dom.js";
-import { choose, entryOf, form } from "./state.js";
+import { choose, entryOf, form, offered } from "./state.js";
 
 export const needsOf = (entry) => entry.constraints.map((c) => c.text.replaceAll("`", "")).join("; ");
 const plain = (text) => text.toLowerCase().replaceAll(/[-_]/g, " ");
@@ -62,7 +62,7 @@ export class Picker {
     const head = make("div", { class: "item", title: entry.title }, make("b", {}, item.name), ...(entry.chunks === null || entry.options.length ? [again] : []), drop);
     const fields = entry.options.map((option) => this.#option(item, option));
     if (entry.chunks === null) {
-      const field = make("input", { type: "number", min: "1", max: "64", step: "1", placeholder: "same", "aria-label": `chunks of ${item.name}`, oninput: () => { item.chunks = field.value; this.#tell(false); } });
+      const field = make("input", { type: "number", min: "1", max: offered.limits.sizes.chunks, step: "1", placeholder: "same", "aria-label": `chunks of ${item.name}`, oninput: () => { item.chunks = field.value; this.#tell(false); } });
       field.value = item.chunks;
       fields.unshift(make("label", { title: "Stages per rank of this schedule; empty: the value under Sizes" }, "chunks v", field));
     }

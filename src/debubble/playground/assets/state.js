@@ -7,8 +7,8 @@ export const WHOLE = ["ranks", "microbatches", "chunks", "iterations"];
 const OPTIONAL = ["chunks", "iterations"];
 const BASIS = "rank";
 
-/** The lists of the server: fields of costs, choices of lowerings, and p2p modes with their words. */
-export const offered = { costs: [], choices: [], modes: {} };
+/** The lists of the server: fields of costs, choices of lowerings, p2p modes with their words, and limits. */
+export const offered = { costs: [], choices: [], modes: {}, limits: {} };
 
 /** The value of every field at the start. */
 export const defaults = () => ({

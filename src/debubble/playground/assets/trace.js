@@ -2,8 +2,7 @@
 
 import { $, make, size } from "./dom.js";
 import { search } from "./server.js";
-
-const MOST = 48e6, MOST_FILES = 2048;
+import { offered } from "./state.js";
 
 /** Make the page, once. */
 export function makeTrace() { return new Trace(); }
@@ -23,7 +22,7 @@ class Trace {
     const form = make("form", { "aria-label": "Traces" }, make("fieldset", {}, make("legend", {}, "Traces of a run"),
       pick("Open a folder", "With the traces of all ranks", { id: "trace-folder", webkitdirectory: true }),
       pick("Open files", "The traces of all ranks, or one file with all of them", { id: "trace-files" }),
-      make("p", { class: "note" }, `Or drop them on the page. Kineto (torch.profiler), Primus, NDTimeline, pipeline timers, Nsight Systems as sqlite, debubble run --trace, or a table. Packed at most ${size(MOST)}; debubble trace on the command line takes any size.`)));
+      make("p", { class: "note" }, `Or drop them on the page. Kineto (torch.profiler), Primus, NDTimeline, pipeline timers, Nsight Systems as sqlite, debubble run --trace, or a table. Packed at most ${size(offered.limits.trace)}; debubble trace on the command line takes any size.`)));
     form.addEventListener("submit", (event) => event.preventDefault());
     this.cancel = make("button", { type: "button", hidden: true, onclick: () => this.end() }, "Cancel");
     this.status = make("p", { class: "status", role: "status" }, "Open the traces of a run to see where its time went.");
@@ -84,13 +83,14 @@ class Trace {
 /** Files as one body: the length of their list, the list, and their bytes, packed where they are not. */
 async function pack(picked) {
   if (!picked.length) throw new Error("There is no file in this folder.");
-  if (picked.length > MOST_FILES) throw new Error(`${picked.length.toLocaleString("en")} files; the limit here is ${MOST_FILES.toLocaleString("en")}. Open the folder of one run's traces, or use debubble trace.`);
+  const { trace: most, trace_files: mostFiles } = offered.limits;
+  if (picked.length > mostFiles) throw new Error(`${picked.length.toLocaleString("en")} files; the limit here is ${mostFiles.toLocaleString("en")}. Open the folder of one run's traces, or use debubble trace.`);
   const parts = [], contents = [];
   let whole = 0;
   for (const { path, file } of picked) {
     const content = await packed(file);
     whole += content.size;
-    if (whole > MOST) throw new Error(`The files have more than ${size(MOST)} packed, the limit here. Open fewer steps or ranks, or use debubble trace.`);
+    if (whole > most) throw new Error(`The files have more than ${size(most)} packed, the limit here. Open fewer steps or ranks, or use debubble trace.`);
     parts.push({ path, size: content.size });
     contents.push(content);
   }

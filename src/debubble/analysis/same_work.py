@@ -1,0 +1,93 @@
+"""Work of schedules, compared: makespans rank schedules only where all do the same work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind
+from debubble.core.embedding_and_head import PARTS
+from debubble.engine.timeline import Timeline
+
+SAME = 1e-6
+"""Share by which the work of two schedules may differ through rounding."""
+
+
+def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
+    """Differences in work that make makespans incomparable; empty where all do the same work.
+
+    Makespans can be compared where the same ranks do the same work in a step: forwards and
+    backwards of all stages, times the microbatches of all iterations, with the same memory of all
+    stages together. Overlapped pairs, recomputes and transfers are what schedules differ in, and do
+    not count.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> one, two = (
+    ...     db.simulate(db.make(name, ranks=4, microbatches=8), db.Costs(F=1))
+    ...     for name in ("1f1b", "zb-v")
+    ... )
+    >>> differences([one, two])
+    ('the models differ (4 and 8 stages)',)
+    """
+    found = []
+    ranks = [timeline.schedule.ranks for timeline in timelines]
+    if len(set(ranks)) > 1:
+        found.append(f"the clusters differ ({_all(ranks)} ranks)")
+    models = [model_work(timeline) for timeline in timelines]
+    alike = _same([model_size(timeline) for timeline in timelines]) or len(set(ranks)) > 1
+    batches = [t.schedule.microbatches * t.schedule.iterations for t in timelines]
+    if alike and _same([batch * model for batch, model in zip(batches, models, strict=True)]):
+        return tuple(found)
+    if not (alike and _same(models)):
+        places = [timeline.schedule.placement for timeline in timelines]
+        stages = [placement.stages // placement.copies for placement in places]
+        if len(set(stages)) > 1:
+            found.append(f"the models differ ({_all(stages)} stages)")
+        else:
+            works = [float(f"{model[0] + model[1]:.6g}") for model in models]
+            found.append(f"the models differ (one microbatch takes {_all(works)} of work)")
+    if len(set(batches)) > 1:
+        found.append(f"the batches differ ({_all(batches)} microbatches)")
+    return tuple(found)
+
+
+def model_work(timeline: Timeline) -> NDArray[np.float64]:
+    """Time of all stages together for one microbatch: F, B, I and W, shape ``(4,)``."""
+    placement = timeline.schedule.placement
+    # What starting an action takes, and I that a runtime does in W, is no work of the model.
+    costs = replace(timeline.table.costs, runtime="any", launch=0.0)
+    whole = costs.resolve(placement)
+    kinds = [Kind.F, Kind.B, Kind.I, Kind.W]
+    work: NDArray[np.float64] = whole.duration[kinds].sum(axis=1) / placement.copies
+    return work
+
+
+def model_size(timeline: Timeline) -> NDArray[np.float64]:
+    """Memory of all stages together, and what their replicas exchange; shape ``(4,)``.
+
+    Without what only the ends of the model have, which some schedules move to other stages.
+    """
+    placement = timeline.schedule.placement
+    without: dict[str, Any] = dict.fromkeys(PARTS)
+    costs = replace(timeline.table.costs, runtime="any", frozen=0.0, **without)
+    whole = costs.resolve(placement)
+    exchanged = whole.duration[[Kind.UNSHARD, Kind.REDUCE_GRAD]].sum(axis=1)
+    sizes = np.array([whole.activation.sum(), whole.kv.sum(), *exchanged])
+    found: NDArray[np.float64] = sizes / placement.copies
+    return found
+
+
+def _same(works: Sequence[NDArray[np.float64]]) -> bool:
+    return all(np.allclose(work, works[0], rtol=SAME, atol=0) for work in works)
+
+
+def _all(values: Sequence[float]) -> str:
+    """``4, 8 and 16``: every value once, in rising order."""
+    *some, last = (f"{value:,.6g}" for value in sorted(set(values)))
+    return f"{', '.join(some)} and {last}" if some else last

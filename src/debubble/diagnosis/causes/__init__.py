@@ -1,0 +1,44 @@
+"""What is not as it should be: causes found in the times of actions, one after the other.
+
+Each cause is looked for in what those before it leave over: pauses of hosts, lengths of sequences,
+a slow data-parallel copy, a slow worker (one rank of one copy), a heavy stage, single actions that
+take far longer than others of their kind. So a slow worker is not a heavy stage as well, and long
+sequences are no jitter. What is compared is always of the same kind: a worker with the workers of
+other copies that have its stage, in the same step; a stage with the mean of all stages.
+"""
+
+from __future__ import annotations
+
+from debubble.diagnosis.causes.host import launch_gaps, pauses
+from debubble.diagnosis.causes.lengths import lengths
+from debubble.diagnosis.causes.stages import slow_stages
+from debubble.diagnosis.causes.unexplained import Fault, Unexplained
+from debubble.diagnosis.causes.unsteady import jitter, outliers
+from debubble.diagnosis.causes.workers import slow_copies, slow_workers
+from debubble.diagnosis.run import Run, Times
+
+__all__ = ["Fault", "find_faults"]
+
+CAUSES = (
+    pauses, launch_gaps, lengths, slow_copies, slow_workers, slow_stages, outliers, jitter,
+)  # fmt: skip
+"""How each cause is looked for, in the order in which they are."""
+
+
+def find_faults(run: Run, times: Times, gaps: Times) -> list[Fault]:
+    """Causes of lost time in the actions of a run, in the order in which they are looked for.
+
+    Parameters
+    ----------
+    run
+        The run.
+    times, gaps
+        Time of every action, and time that the host was late with it, shape ``(rows, actions)``.
+    """
+    left = Unexplained(run, times, gaps)
+    found = []
+    for look in CAUSES:
+        for fault in look(left):
+            left = left.less(fault)
+            found.append(fault)
+    return found

@@ -1,0 +1,42 @@
+"""Hosts that stand still, as the trace says, or launch too late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from debubble.diagnosis.causes.unexplained import Fault, Unexplained
+from debubble.diagnosis.observed import PAUSES
+from debubble.diagnosis.run import Times
+
+
+def pauses(left: Unexplained) -> Iterator[Fault]:
+    """Times in which a host is known to have stood still."""
+    run = left.run
+    for cause, name in enumerate(PAUSES):
+        inside = np.minimum(_stood(left, cause, run.start, run.end), left.times)
+        before = np.minimum(_stood(left, cause, run.start - left.gaps, run.start), left.gaps)
+        if inside.any() or before.any():
+            yield Fault(name, inside, before, left.only_rank(inside + before))
+
+
+def launch_gaps(left: Unexplained) -> Iterator[Fault]:
+    """Times inside actions in which the device did nothing, and hosts that are late."""
+    idle = np.clip(left.run.duration - left.run.busy, 0.0, left.times)
+    idle = np.where(np.isnan(idle), 0.0, idle)
+    if idle.any() or left.gaps.any():
+        yield Fault("launch-gap", idle, left.gaps, left.only_rank(idle + left.gaps))
+
+
+def _stood(left: Unexplained, cause: int, start: Times, end: Times) -> Times:
+    """How long hosts stood still for a cause between two times of every action."""
+    run, pauses = left.run, left.run.pauses
+    stood = np.zeros_like(left.times)
+    for at in np.flatnonzero(pauses.cause == cause).tolist():
+        rows = np.flatnonzero(run.copy == pauses.copy[at])
+        cells = np.ix_(rows, np.flatnonzero(run.rank == pauses.rank[at]))
+        length = np.minimum(end[cells], pauses.end[at])
+        length = length - np.maximum(start[cells], pauses.start[at])
+        stood[cells] += np.nan_to_num(np.maximum(length, 0.0))
+    return stood

@@ -1,0 +1,84 @@
+"""Actions that take far longer than others of their kind, or now longer, now shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.kinds import FORWARD_KINDS
+from debubble.diagnosis.causes.unexplained import OUTLIER, TOGETHER, Fault, Unexplained
+from debubble.diagnosis.run import Times
+
+SIGMAS = 6.0
+"""Deviations from its usual time from which an action is an outlier."""
+
+FEW_OUTLIERS = 5
+"""Outliers that are needed to say of which kind they are: five forwards are no chance."""
+
+STANDS = 1.5
+"""Fewer outliers, all of them forwards of one rank, are told where each takes so many times its
+usual time: nothing but a pause of the host does that to a forward and to no backward."""
+
+UNSTEADY = 0.05
+"""Coefficient of variation from which a worker's times are unsteady."""
+
+
+def outliers(left: Unexplained) -> Iterator[Fault]:
+    """Single actions that take far longer than others: collection of garbage, if forwards.
+
+    Few of them say so too, where they are forwards of one rank alone.
+    """
+    run = left.run
+    expected = np.maximum(_expected(left), 1e-30)
+    ratio = left.times / expected
+    counted = ratio[:, run.counted]
+    spread = 1.4826 * float(np.median(np.abs(counted - 1)))
+    far = (ratio > max(OUTLIER, 1 + SIGMAS * spread)) & run.counted & run.known
+    excess = np.where(far, left.times - expected, 0.0)
+    few = np.count_nonzero(far) < FEW_OUTLIERS
+    if few and not _stands_still(left, far, ratio):
+        return
+    forwards = np.count_nonzero(far & np.isin(run.kind, FORWARD_KINDS)) / np.count_nonzero(far)
+    cause = "garbage-collection" if forwards >= TOGETHER else "jitter"
+    fault = left.fault(cause, excess, left.only_rank(excess))
+    yield replace(fault, count=int(np.count_nonzero(far)) if few else 0)
+
+
+def _stands_still(left: Unexplained, far: NDArray[np.bool_], ratio: Times) -> bool:
+    """Whether outliers are what a pause makes: forwards of one rank that take far longer."""
+    _, columns = np.nonzero(far)
+    one = len(set(left.run.rank[columns].tolist())) == 1
+    forwards = bool(np.isin(left.run.kind[columns], FORWARD_KINDS).all())
+    return one and forwards and float(ratio[far].min()) > STANDS
+
+
+def jitter(left: Unexplained) -> Iterator[Fault]:
+    """Workers whose times are unsteady, and all of them where all are."""
+    run = left.run
+    expected = np.maximum(_expected(left), 1e-30)
+    apart = left.times - expected
+    spread = np.zeros(run.schedule.ranks)
+    for rank in range(run.schedule.ranks):
+        mine = np.flatnonzero((run.rank == rank) & run.counted)
+        spread[rank] = float((apart[:, mine] / expected[:, mine]).std())
+    usual = float(np.median(spread))
+    for rank in np.flatnonzero(spread > max(UNSTEADY, 2 * usual)).tolist():
+        mine = run.rank == rank
+        yield left.fault("jitter", np.where(mine, apart, 0.0), {"rank": rank}, 1 + spread[rank])
+    if usual > UNSTEADY:
+        rest = np.isin(run.rank, np.flatnonzero(spread <= max(UNSTEADY, 2 * usual)))
+        yield left.fault("jitter", np.where(rest, apart, 0.0), {}, 1 + usual)
+
+
+def _expected(left: Unexplained) -> Times:
+    """Median of every (row, stage, class), drawn towards that of all rows, for every action."""
+    run = left.run
+    found = left.medians()
+    for columns in left.cells():
+        if len(columns) < FEW_OUTLIERS:
+            # Of few microbatches a median may itself be an outlier.
+            found[:, columns] = np.median(left.times[:, columns])
+    return np.where(run.counted, found, np.maximum(found, 1e-30))

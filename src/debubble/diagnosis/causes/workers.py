@@ -1,0 +1,79 @@
+"""Data-parallel copies, and single ranks of them, that are slower than their like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow
+from debubble.diagnosis.run import Times
+
+
+def slow_copies(left: Unexplained) -> Iterator[Fault]:
+    """Copies of which all ranks are slower than those of the others."""
+    run = left.run
+    ratio = _against_copies(left)
+    if ratio is None or run.schedule.ranks < 2:
+        return
+    for copy in np.unique(run.copy).tolist():
+        here = run.copy == copy
+        if all(is_slow(ratio[here, rank]) for rank in range(run.schedule.ranks)):
+            factor = np.maximum(np.median(ratio[here], axis=1), 1.0)
+            excess = np.zeros_like(left.times)
+            excess[here] = left.times[here] * (1 - 1 / factor)[:, None]
+            yield left.fault("slow-copy", excess, {"copy": copy}, factor.mean())
+
+
+def slow_workers(left: Unexplained) -> Iterator[Fault]:
+    """Single ranks of a copy that are slower than the same rank of others."""
+    run = left.run
+    ratio = _against_copies(left)
+    if ratio is None:
+        return
+    for copy in np.unique(run.copy).tolist():
+        here = run.copy == copy
+        for rank in range(run.schedule.ranks):
+            if not is_slow(ratio[here, rank]):
+                continue
+            columns = np.flatnonzero(run.rank == rank)
+            factor = np.maximum(ratio[here, rank], 1.0)
+            cells = np.ix_(np.flatnonzero(here), columns)
+            excess = np.zeros_like(left.times)
+            excess[cells] = left.times[cells] * (1 - 1 / factor)[:, None]
+            where = {"rank": rank, "copy": copy}
+            if run.schedule.chunks == 1:
+                where["stage"] = int(run.stage[columns[0]])
+            yield left.fault("slow-worker", excess, where, factor.mean())
+
+
+def _against_copies(left: Unexplained) -> Times | None:
+    """Work of every worker over that of the others with its stages, shape ``(rows, ranks)``."""
+    run = left.run
+    copies = int(run.copy.max()) + 1
+    if copies < 2:
+        return None
+    work = _work(left)
+    steps, place = run.step_of
+    table = np.full((len(steps), copies, run.schedule.ranks), np.nan)
+    table[place, run.copy] = work
+    found = np.ones_like(work)
+    for copy in range(copies):
+        others = np.delete(table, copy, axis=1)
+        there = ~np.isnan(others).all(axis=(1, 2))
+        peer = np.full((len(steps), run.schedule.ranks), np.nan)
+        peer[there] = np.nanmedian(others[there], axis=1)
+        here = run.copy == copy
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = work[here] / peer[place[here]]
+        found[here] = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+    return found
+
+
+def _work(left: Unexplained) -> Times:
+    """Time that every rank would compute at its medians, shape ``(rows, ranks)``."""
+    run = left.run
+    usual = np.where(run.counted, left.medians(), 0.0)
+    starts = np.asarray(run.schedule.offsets[:-1])
+    full = np.concatenate([usual, np.zeros((run.rows, 1))], axis=1)
+    return np.asarray(np.add.reduceat(full, starts, axis=1))

@@ -1,0 +1,1 @@
+"""Simulated annealing of whole schedules, and moves that the engine simulates."""

@@ -1,0 +1,102 @@
+"""Moves of single actions, after each of which the engine simulates the schedule.
+
+:mod:`.annealer` is many times as fast, and knows neither links that carry one transfer at a time,
+nor ranks that wait for each other, nor times that vary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from debubble.core.actions import STAGE_SHIFT, Program
+from debubble.core.errors import DebubbleError
+from debubble.listing import TOLERANCE
+from debubble.optimize.problem import Problem
+
+REACH = 6
+"""Places by which an action is moved, at most."""
+
+HOT = 0.3
+"""Temperature to begin with, in mean times of an action; it falls to nothing."""
+
+
+def moved(programs: Sequence[Program], rng: np.random.Generator) -> list[Program] | None:
+    """Return programs in which one action, drawn at random, stands elsewhere on its rank.
+
+    None where it would pass another of its stage and microbatch, or stay where it is.
+    """
+    rank = int(rng.integers(len(programs)))
+    program = programs[rank]
+    if len(program) < 2:
+        return None
+    source = int(rng.integers(len(program)))
+    step = int(rng.integers(1, REACH + 1)) * (1 if rng.random() < 0.5 else -1)
+    target = min(max(source + step, 0), len(program) - 1)
+    low, high = sorted((source, target))
+    passed = np.delete(program[low : high + 1], source - low)
+    if not len(passed) or np.any(passed >> STAGE_SHIFT == program[source] >> STAGE_SHIFT):
+        return None
+    other = np.insert(np.delete(program, source), target, program[source])
+    return [*programs[:rank], other, *programs[rank + 1 :]]
+
+
+def move_actions(
+    programs: Sequence[Program],
+    evaluate: Callable[[list[Program]], float | None],
+    moves: int,
+    rng: np.random.Generator,
+    stop: Callable[[], bool],
+    found: Callable[[list[Program]], object],
+    heat: float = 0.0,
+) -> None:
+    """Anneal programs by moves of single actions.
+
+    Parameters
+    ----------
+    programs
+        Programs to begin with.
+    evaluate
+        The time that programs take; None where they cannot run or do not fit.
+    moves
+        Number of moves that are tried.
+    rng
+        The random numbers.
+    stop
+        Ends the search early.
+    found
+        Called with programs that are faster than all before.
+    heat
+        Temperature to begin with, which falls to nothing; 0 to keep only what is faster.
+    """
+    order = list(programs)
+    time = best = evaluate(order) or 0.0
+    for count in range(moves):
+        if stop():
+            return
+        other = moved(order, rng)
+        its = None if other is None else evaluate(other)
+        if other is None or its is None:
+            continue
+        if not heat:
+            refused = its >= time * (1 - TOLERANCE)
+        else:
+            temperature = heat * (1 - count / moves)
+            refused = its > time and rng.random() >= math.exp((time - its) / temperature)
+        if refused:
+            continue
+        order, time = other, its
+        if time < best * (1 - TOLERANCE):
+            best = time
+            found(order)
+
+
+def makespan_in_engine(problem: Problem, programs: list[Program]) -> float | None:
+    """Return the simulated makespan of programs; None for a deadlock, or too little memory."""
+    try:
+        schedule = problem.schedule(programs)
+        return problem.timeline(schedule).makespan if problem.fits(schedule) else None
+    except DebubbleError:
+        return None

@@ -1,0 +1,307 @@
+"""Proven lower bounds on the makespan, without a solver.
+
+Every order can be changed so that each stage runs each kind of action in microbatch order, without
+any action ending later: give the b-th start of a chain of actions to microbatch b. If each
+microbatch's action ends before its next one starts, the same is true of the b-th ones, and memory
+only counts how many have started and ended. So all bounds assume that order.
+
+**Memory as precedence.** Let rank r hold stages s, the last of them t, with activations a(s) and a
+limit M. When microbatch b passes the last stage of the model, r holds all its activations and
+those of every younger microbatch that has been there. So if c more than one of stage s fit,
+
+    c = ⌊(M − Σ a) / a(s)⌋ with the sum over all stages of r,
+
+microbatch b + c + 1 cannot be at stage s by then, nor before the first activation of b leaves r.
+That is when I of b at stage t has ended, and, where all of an activation is kept for the weights,
+a W has run, too: an arc from I(b, t) to F(b + c + 1, s).
+
+**Recomputes.** An R runs anywhere between its forward and its backward on the same rank, and holds
+its memory from its start on. It is work of the rank, but on no path from one rank to another: paths
+count it only between its own forward and its own backward. In the above a(s) is what a forward
+leaves, and what R takes at stage t needs room as well, before b can leave: if F(b + c + 1, s) ran
+before I(b, t), both it and R(b, t) would be held when that starts. Sorting the R of a stage like
+the other chains leaves each between its forward and its backward.
+
+**Heads and tails.** Longest paths through these arcs, the data's arcs and transfers, and the order
+of the chains bound when each action starts and how much follows it: *fill and drain*, *p2p* and the
+round trips of *memory-limited throughput*. The longest path is a bound by itself.
+
+**One busy rank.** A rank runs one action at a time, none before its head, and the end of each is
+followed by its tail; an R comes after its forward, and its backward follows. Preemptive scheduling
+by largest tail (Jackson) solves that exactly.
+
+**Memory as area.** Each activation stays for at least the head-to-tail lifespan of a lone
+microbatch; m of them must fit under M times the time from the first forward to the last free.
+
+Modes of transfers
+------------------
+In every mode a transfer begins when its result is there, and its consumer when it is over. Sends of
+one stage and kind are a chain, too: giving the b-th start of every chain to microbatch b moves none
+of these intervals, so that whatever could not overlap still does not.
+
+**Busy links.** In the mode ``"channel"`` each directed pair of ranks carries one transfer at a time
+and is one machine, whose jobs have the ends of their producers as heads and what follows at their
+consumers as tails. In the mode ``"pair"`` both directions share a queue, in ``"group"`` all
+transfers of a rank do: each queue runs one transfer after the other, and is one machine. In all of
+them, and in ``"blocking"``, where links carry one transfer at a time as well, the sends of a chain
+follow each other: paths that run through them see what a slow link delays.
+
+**Rendezvous.** In the mode ``"blocking"`` the engine puts a send right behind its producer, and no
+rank computes before all transfers of the group it has reached are over. So no transfer runs while
+either of its ranks computes. Two sends of one rank are in different groups, since the later one's
+producer stands between them; a rank leaves the earlier group first. Hence a rank with all it
+computes and all it *sends* is one machine. What it receives may run together with what it sends,
+but transfers of one link do not overlap: a rank with all it computes and all it receives from one
+other rank is one machine as well. On paths, the next action of a chain comes after the send, and
+so do W, where no backward is fused, and a forward that waits for the memory of this microbatch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.kind_relations import SPLIT_KINDS
+from debubble.core.units import number
+from debubble.optimize.bounds._paths_kernel import longest_paths as find_paths
+from debubble.optimize.bounds._paths_kernel import preemptive
+from debubble.optimize.problem import NO_MEMORY, Problem
+
+Grid: TypeAlias = NDArray[np.float64]
+"""One number per kind, stage and microbatch."""
+
+
+class Paths(NamedTuple):
+    """Longest paths to and from everything that takes time.
+
+    Parameters
+    ----------
+    heads, tails
+        Earliest start of every action but R, and least time from its end to the end of all; shape
+        ``(kinds, stages, microbatches)``.
+    leaves, follows
+        The same of the transfer of every result of F and of I or B, shape ``(2, stages,
+        microbatches)``; the last stage's F and the first stage's backward send nothing.
+    """
+
+    heads: Grid
+    tails: Grid
+    leaves: Grid
+    follows: Grid
+
+
+def spare_microbatches(problem: Problem) -> NDArray[np.int64]:
+    """Microbatches that fit on every stage besides one, shape ``(stages,)``, at most m."""
+    room = (problem.limits_with_slack - problem.microbatch_stored)[problem.homes] - problem.taken[
+        1, last_stages(problem)
+    ]
+    stored = np.maximum(problem.taken[0], NO_MEMORY)
+    spare = np.minimum(np.floor(room / stored), problem.microbatches)
+    return np.asarray(np.maximum(spare, 0), dtype=np.int64)
+
+
+def memory_lag(problem: Problem) -> NDArray[np.float64]:
+    """Time from the end of I at each rank's last stage to the first free, shape ``(ranks,)``."""
+    lag = np.full(problem.ranks, np.inf)
+    weight = np.zeros(problem.stages) if problem.fused else problem.table.duration[SPLIT_KINDS[-1]]
+    kept_all = problem.freed[1] <= 0
+    np.minimum.at(lag, problem.homes, np.where(kept_all, weight, 0.0))
+    return lag
+
+
+def last_stages(problem: Problem) -> NDArray[np.int64]:
+    """The last stage of the rank of every stage, shape ``(stages,)``."""
+    last = np.zeros(problem.ranks, dtype=np.int64)
+    np.maximum.at(last, problem.homes, np.arange(problem.stages))
+    return last[problem.homes]
+
+
+def longest_paths(problem: Problem) -> Paths:
+    """Heads and tails of actions and transfers."""
+    kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
+    holding = problem.mode == "blocking"
+    link, last = transfer_times(problem), last_stages(problem)
+    lag = memory_lag(problem)[problem.homes]
+    pause = np.zeros(S)
+    if holding:
+        lag = lag + link[1, last]
+        if problem.backward == "split":
+            pause = link[1]
+    found = [np.zeros(rows * S * m) for rows in (kinds, kinds, 2, 2)]
+    find_paths.run(
+        3 * problem.size, S, m, kinds, problem.mode != "overlapped", holding,
+        problem.pass_times.ravel(), link.ravel(), pause, problem.recompute_time, last,
+        spare_microbatches(problem), lag, *found,
+    )  # fmt: skip
+    return Paths(*(values.reshape(-1, S, m) for values in found))
+
+
+def transfer_times(problem: Problem) -> NDArray[np.float64]:
+    """Time to send each stage's F and I or B on, 0 where it stays; shape ``(2, stages)``."""
+    return np.array([np.roll(problem.forward_link, -1), np.roll(problem.backward_link, 1)])
+
+
+def machines(problem: Problem) -> list[NDArray[np.int64]]:
+    """Sets of rows of actions and transfers that run one at a time.
+
+    Row ``k · S + s`` is the k-th kind of stage s; rows behind all kinds are the transfers of F and
+    of I or B, and behind these the R of every stage that has one.
+    """
+    homes, mode = problem.homes, problem.mode
+    passes = len(problem.kinds) * problem.stages
+    computing = np.tile(homes, len(problem.kinds))
+    again = np.flatnonzero(problem.recompute_time)
+    recomputes = passes + 2 * problem.stages + again
+    ranks = [
+        np.append(np.flatnonzero(computing == rank), recomputes[homes[again] == rank])
+        for rank in range(problem.ranks)
+    ]
+    source = np.tile(homes, 2)
+    target = np.concatenate([homes[1:], homes[-1:], homes[:1], homes[:-1]])
+    remote = np.flatnonzero(source != target)
+    source, target, rows = source[remote], target[remote], passes + remote
+
+    def sets(owner: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        return [rows[owner == one] for one in np.unique(owner)]
+
+    low, high = np.minimum(source, target), np.maximum(source, target)
+    if mode == "channel":
+        return ranks + sets(source * problem.ranks + target)
+    if mode == "pair":
+        return ranks + sets(low * problem.ranks + high)
+    if mode == "group":
+        either = [rows[(source == rank) | (target == rank)] for rank in range(problem.ranks)]
+        return ranks + either
+    if mode == "blocking":
+        sending = [np.append(ranks[rank], rows[source == rank]) for rank in range(problem.ranks)]
+        receiving = [
+            np.append(ranks[there], rows[(source == here) & (target == there)])
+            for here, there in np.unique(np.stack([source, target], axis=1), axis=0).tolist()
+        ]
+        return sending + receiving
+    return ranks
+
+
+class Proof(NamedTuple):
+    """A bound, and in words why no order is faster."""
+
+    bound: float
+    why: str
+
+
+def lower_bound(problem: Problem) -> float:
+    """The largest of all bounds here."""
+    return prove(problem).bound
+
+
+def prove(problem: Problem) -> Proof:
+    """The largest of all bounds here, and what gives it."""
+    paths = longest_paths(problem)
+    return max((find(problem, paths) for find in BOUNDS), key=lambda proof: proof.bound)
+
+
+def by_path(problem: Problem, paths: Paths) -> Proof:
+    """The longest path."""
+    jobs = _jobs(problem, paths)
+    bound = float(np.sum(jobs, axis=0).max())
+    return Proof(bound, f"actions that wait for each other or for memory take {number(bound)}")
+
+
+def by_busy_rank(problem: Problem, paths: Paths) -> Proof:
+    """The rank, or queue of transfers, with the most to do between its head and its tail."""
+    jobs = _jobs(problem, paths)
+    best = Proof(0.0, "")
+    for rows in machines(problem):
+        if not len(rows):
+            continue
+        heads, times, tails = (values[rows].ravel() for values in jobs)
+        bound = one_rank(heads, times, tails)
+        if bound > best.bound:
+            drain = f", and {number(tails.min())} follows" if tails.min() > 0 else ""
+            best = Proof(
+                bound,
+                f"{_name(problem, rows)} cannot begin before {number(heads.min())}, and has "
+                f"{number(times.sum())} to do, one after the other{drain}",
+            )
+    return best
+
+
+def by_area(problem: Problem, paths: Paths) -> Proof:
+    """The rank whose memory is taken the longest."""
+    spans = areas(problem, paths.heads, paths.tails)
+    rank = int(np.argmax(spans))
+    return Proof(
+        float(spans[rank]),
+        f"what rank {rank} stores stays so long that its memory is taken all the time",
+    )
+
+
+BOUNDS = [by_path, by_busy_rank, by_area]
+"""Every bound that needs longest paths only."""
+
+
+def _jobs(problem: Problem, paths: Paths) -> list[NDArray[np.float64]]:
+    """Heads, times and tails of actions, transfers and R, by the rows of :func:`machines`."""
+    heads, tails, leaves, follows = paths
+    m, redo = problem.microbatches, problem.recompute_time[None]
+    alone = problem.pass_times[:, :, None]
+    times = np.vstack([problem.pass_times, transfer_times(problem), redo])
+    times = np.broadcast_to(times[:, :, None], (*times.shape, m))
+    grids = (
+        np.concatenate([heads, leaves, heads[:1] + alone[:1]]),
+        times,
+        np.concatenate([tails, follows, tails[1:2] + alone[1:2]]),
+    )
+    return [grid.reshape(-1, m) for grid in grids]
+
+
+def _name(problem: Problem, rows: NDArray[np.int64]) -> str:
+    """What runs some rows of actions and transfers, in words."""
+    passes = len(problem.kinds) * problem.stages
+    if rows[0] >= passes:
+        return "a queue of transfers"
+    rank = int(problem.homes[rows[0] % problem.stages])
+    sent = np.any((rows >= passes) & (rows < passes + 2 * problem.stages))
+    return f"rank {rank}{' with its transfers' if sent else ''}"
+
+
+def one_rank(
+    heads: NDArray[np.float64], times: NDArray[np.float64], tails: NDArray[np.float64]
+) -> float:
+    """Least makespan of one machine with heads, times and tails, when actions can be interrupted.
+
+    Parameters
+    ----------
+    heads, times, tails
+        Earliest starts, times, and what follows each end; shape ``(n,)``.
+    """
+    urgent_first = np.argsort(-tails, kind="stable")
+    heads, times, tails = heads[urgent_first], times[urgent_first], tails[urgent_first]
+    n = len(heads)
+    found = preemptive.run(
+        n * n.bit_length(), np.argsort(heads, kind="stable"), heads, times.copy(), tails
+    )  # fmt: skip
+    return float(found)
+
+
+def areas(problem: Problem, heads: Grid, tails: Grid) -> NDArray[np.float64]:
+    """Memory of lone microbatches over time, against what every rank has; shape ``(ranks,)``."""
+    alone = heads[:, :, 0] + problem.pass_times
+    begin = heads[0, :, 0]
+    # What an action frees has been there since the forward began.
+    area = (problem.freed * (alone - begin)).sum(axis=0)
+    # What a backward takes has only been there since it began, and what R takes since that did.
+    area -= problem.taken[1] * (heads[1, :, 0] - begin)
+    area += problem.taken_by_recompute * problem.recompute_time
+    area *= problem.microbatches
+    first = np.full(problem.ranks, np.inf)
+    np.minimum.at(first, problem.homes, begin)
+    last = np.full(problem.ranks, np.inf)
+    np.minimum.at(last, problem.homes, tails[1:].min(axis=(0, 2)))
+    used = problem.microbatch_memory > 0
+    spans = np.zeros(problem.ranks)
+    spans[used] = problem.per_rank(area)[used] / problem.limits_with_slack[used]
+    spans[used] += (first + last)[used]
+    return spans

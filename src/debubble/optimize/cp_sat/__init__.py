@@ -1,0 +1,1 @@
+"""Problems as constraint programs for OR-Tools CP-SAT."""

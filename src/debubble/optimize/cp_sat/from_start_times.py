@@ -1,0 +1,72 @@
+"""Orders as start times of all their actions, by the numbers of a problem, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind, Program, among, kinds_of, stages_of
+from debubble.core.kind_relations import RECOMPUTE_KINDS
+from debubble.engine.timeline import Timeline
+from debubble.optimize.cp_sat.rounding import together
+from debubble.optimize.problem import Problem, without_recomputes
+from debubble.optimize.programs.backward import separate
+
+
+def in_order(problem: Problem, starts: NDArray[Any], times: NDArray[np.float64]) -> list[Program]:
+    """Programs that run actions by their starts; what takes no time goes first.
+
+    With or without R, as there are times for them.
+    """
+    ranks, stages = np.tile(problem.homes, len(problem.kinds)), np.arange(problem.stages)
+    # As a microbatch passes them, should several take no time at once.
+    way = np.concatenate([stages, 3 * problem.stages - stages, 3 * problem.stages + 1 + stages])
+    way = way[: len(ranks)]
+    if len(times) > problem.size:
+        again = np.flatnonzero(problem.recomputed)
+        ranks = np.append(ranks, problem.homes[again])
+        way = np.append(way, problem.stages + again)
+    ranks, way = (np.repeat(rows, problem.microbatches) for rows in (ranks, way))
+    order = np.lexsort((way, starts + times, starts, ranks))
+    return problem.programs(order)
+
+
+def starts_by_number(
+    problem: Problem, known: Sequence[Program], timeline: Timeline, apart: bool
+) -> NDArray[np.float64]:
+    """Start times of all actions of a simulated order, I and W for every backward that is fused.
+
+    Parameters
+    ----------
+    problem
+        The problem whose numbers are meant.
+    known, timeline
+        The order, and the simulation of its schedule.
+    apart
+        Whether every R is an action of its own, rather than the beginning of its backward.
+    """
+    packed = timeline.schedule.actions
+    redone = among(kinds_of(packed), RECOMPUTE_KINDS)
+    starts = timeline.start[~redone] if apart else problem.starts(timeline)
+    passes = without_recomputes(known)
+    grid = np.empty(problem.size)
+    if problem.fused:
+        grid[problem.actions(passes)] = starts
+    else:
+        # The W of a fused backward begins where that ends.
+        whole = np.concatenate(passes)
+        fused = kinds_of(whole) == Kind.B
+        time = problem.table.duration[Kind.B] if apart else together(problem)
+        ahead = np.where(fused, time[stages_of(whole)], 0.0)
+        both = np.repeat(starts, 1 + fused)
+        second = np.flatnonzero(fused)
+        both[second + np.arange(1, len(second) + 1)] += ahead[second]
+        grid[problem.actions(separate(problem, passes))] = both
+    if not apart:
+        return grid
+    again = np.empty(np.count_nonzero(redone))
+    again[problem.actions([packed[redone]]) - problem.size] = timeline.start[redone]
+    return np.append(grid, again)

@@ -1,0 +1,108 @@
+"""Times and memory as whole numbers, for a solver that knows no others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.kind_relations import FUSED_KIND
+from debubble.optimize.problem import Problem
+from debubble.optimize.programs.backward import fusable
+
+Units: TypeAlias = NDArray[np.int64]
+"""Memory in whole units."""
+
+LARGEST_DENOMINATOR = 10_000
+RESOLUTION = 1_000_000
+"""Whole numbers the makespan is spread over when times have no common small denominator."""
+
+MEMORY_UNITS = 1_000_000
+"""Parts of a memory limit where activations differ."""
+
+FRACTIONS = 1000
+"""Parts of an activation where they do not: what is kept for the weights is a share of it."""
+
+
+def factor_for(times: NDArray[np.float64], horizon: float) -> float:
+    """Factor that makes times whole: their common denominator if it is small, over any divisor."""
+    values = np.unique(times[times > 0])
+    if len(values) == 0:
+        return 1.0
+    fractions = [Fraction(float(v)).limit_denominator(LARGEST_DENOMINATOR) for v in values]
+    close = all(
+        abs(float(f) - v) <= 1e-12 * max(1.0, v) for f, v in zip(fractions, values, strict=True)
+    )
+    denominator = math.lcm(*(f.denominator for f in fractions)) if close else 0
+    if close and denominator <= LARGEST_DENOMINATOR:
+        divisor = math.gcd(*(int(f * denominator) for f in fractions))
+        return denominator / divisor
+    return RESOLUTION / horizon
+
+
+def rounded_down(times: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    """Whole numbers at most `factor` times the times; rounding errors do not cost a unit."""
+    return np.floor(times * factor * (1 + 1e-12) + 1e-9)
+
+
+def all_times(problem: Problem) -> NDArray[np.float64]:
+    """All durations and delays of the problem."""
+    fused = together(problem)[fusable(problem)]
+    links = problem.forward_link, problem.backward_link
+    return np.concatenate([problem.times.ravel(), problem.recompute_time, *links, fused])
+
+
+def together(problem: Problem) -> NDArray[np.float64]:
+    """Time of a fused backward of every stage, R before it included."""
+    return np.asarray(problem.table.duration[FUSED_KIND] + problem.recompute_time)
+
+
+def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:
+    """Memory actions take at their start, and the change when they are over.
+
+    What is there between them is rounded down, so that nothing that fits is refused.
+
+    Returns
+    -------
+    taken, changes
+        In whole units, shape ``(kinds, stages)``.
+    """
+    return _levels(problem.taken, problem.freed, unit)
+
+
+def units_apart(problem: Problem, unit: float) -> tuple[Units, Units]:
+    """As :func:`whole_units`, with R as an action of its own, which takes what it brings back.
+
+    Rows are F, I or B, W (B once more where backwards are fused) and R.
+    """
+    back, last = problem.taken_by_recompute, len(problem.kinds)
+    taken = np.array([problem.taken[0], back, problem.taken[1] - back, *problem.taken[2:]])
+    levels = _levels(taken, np.insert(problem.freed, 1, 0.0, axis=0), unit)
+    one, other = (level[[0, 2, last, 1]] for level in levels)
+    return one, other
+
+
+def _levels(
+    taken: NDArray[np.float64], freed: NDArray[np.float64], unit: float
+) -> tuple[Units, Units]:
+    """The same of kinds in the order in which they come, from what each takes and frees."""
+    before = np.cumsum(taken - freed, axis=0) - taken + freed
+    during, after = before + taken, before + taken - freed
+    levels = (np.floor(level / unit + 1e-6).astype(np.int64) for level in (before, during, after))
+    low, high, left = levels
+    return high - low, left - low
+
+
+def rounded(problem: Problem, factor: float) -> Problem:
+    """The problem with times that are whole numbers, none above `factor` times the true ones."""
+    table = problem.table
+    duration, link = rounded_down(table.duration, factor), rounded_down(table.link, factor)
+    between = table.boundaries
+    if between is not None:
+        between = between._replace(time=rounded_down(between.time, factor))
+    table = replace(table, duration=duration, link=link, boundaries=between)
+    return replace(problem, table=table)

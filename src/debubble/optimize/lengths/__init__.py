@@ -1,0 +1,1 @@
+"""Microbatches of different lengths: which runs where, and searches with the times of each."""

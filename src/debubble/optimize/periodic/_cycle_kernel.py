@@ -1,0 +1,480 @@
+"""Loops of simulated annealing on an order that repeats, for :mod:`.cycles`."""
+
+from __future__ import annotations
+
+from math import floor, inf
+from typing import NamedTuple
+
+from debubble.engine.jit import Array, helper, kernel
+from debubble.optimize.anneal._moves import (
+    Actions,
+    Cooling,
+    draw_blocks,
+    draw_limit,
+    next_random,
+    random_below,
+)
+
+ANYWHERE = 5
+"""One move in so many is somewhere, all others on the critical cycle."""
+
+MOST_STEPS = 1000
+"""Improvements of the critical cycle of one order, at most: more are errors of rounding."""
+
+
+class State(NamedTuple):
+    """An order that repeats and what is known about it, one entry per action.
+
+    Parameters
+    ----------
+    order, ahead, place
+        Actions rank after rank, how many repetitions ahead of its rank's each is, and its place.
+    start
+        Start of every action in repetition 0.
+    by_input
+        Whether an action waits for its input; else for its rank.
+    critical
+        The actions of the critical cycle that wait for their rank.
+    mark, stack, queue, queued, block, trial, ratio
+        Scratch.
+    """
+
+    order: Array
+    ahead: Array
+    place: Array
+    start: Array
+    by_input: Array
+    critical: Array
+    mark: Array
+    stack: Array
+    queue: Array
+    queued: Array
+    block: Array
+    trial: Array
+    ratio: Array
+
+
+class Best(NamedTuple):
+    """The order with the least period so far, as in a :class:`State`."""
+
+    order: Array
+    ahead: Array
+
+
+class Move(NamedTuple):
+    """Actions at places begin … middle − 1 go behind those at middle … end − 1.
+
+    Places are counted from the rank's `first` action, whose place is `length` here: those below
+    are of the repetition before, and those from 2 · `length` on of the next one.
+    """
+
+    first: int
+    length: int
+    begin: int
+    middle: int
+    end: int
+
+
+@kernel(writes=("state", "best", "counters"), allocates=False)
+def anneal(
+    cooling: Cooling, actions: Actions, state: State, best: Best, counters: Array, halt: Array
+) -> None:
+    """Try exchanges of neighboring blocks of actions on one rank.
+
+    Every rank runs its part of the order again and again. In repetition q, action x is that of
+    group q + ahead[x], where a group are the microbatches of one period.
+
+    Parameters
+    ----------
+    cooling
+        Moves and temperatures.
+    actions
+        Those of one group; `lag` is counted from the start of what an action needs, not its end.
+    state
+        Its `order` and `ahead` are those at the beginning, and after the call; all else is scratch.
+    best
+        The order with the least period that was seen.
+    counters
+        Best period, infinite where the order is a deadlock, and where the random numbers go on.
+    halt
+        One number, which another thread makes 1 to end the loop.
+    """
+    random = int(counters[1])
+    for i in range(len(state.order)):
+        state.place[state.order[i]] = i
+        state.by_input[i] = 0
+        state.queued[i] = 0
+        state.start[i] = 0.0
+    period = 0.0
+    shortest = inf
+    count = 0
+    changed = True
+    factor = (cooling.cold / cooling.hot) ** (1.0 / max(cooling.moves, 1))
+    temperature = cooling.hot
+    # Once more than there are moves, to look at the last one.
+    for turn in range(cooling.moves + 1):
+        if changed:
+            changed = False
+            period, root = _find_critical_cycle(cooling.tiny, actions, state)
+            if period == inf:
+                break
+            _cut_at_zero(period, cooling.tiny, actions, state)
+            if period < shortest - cooling.tiny:
+                shortest = period
+                for i in range(len(state.order)):
+                    best.order[i] = state.order[i]
+                    best.ahead[i] = state.ahead[i]
+            count = _list_critical(root, actions, state)
+        if turn == cooling.moves or count == 0 or halt[0] != 0:
+            break
+        temperature *= factor
+        random, move = _draw_move(random, count, actions, state)
+        if move.end - move.begin >= move.length or not _keeps_chains(move, actions, state):
+            continue
+        _exchange(move, state)
+        if _fits(move, actions, state):
+            random, limit = draw_limit(random, period + cooling.tiny, temperature)
+            changed = _can_repeat(move, limit, cooling.tiny, actions, state)
+        if not changed:
+            _exchange_back(move, state)
+    counters[0] = shortest
+    counters[1] = random
+
+
+@helper
+def _list_critical(root: int, actions: Actions, state: State) -> int:
+    """List the actions of the cycle through `root` that wait for their rank; return how many."""
+    count = 0
+    x = root
+    while True:
+        if state.by_input[x] != 0:
+            x = actions.pred[x]
+        else:
+            state.critical[count] = x
+            count += 1
+            x = _previous(x, actions, state)
+        if x == root:
+            return count
+
+
+@helper
+def _draw_move(random: int, count: int, actions: Actions, state: State) -> tuple[int, Move]:
+    """Draw a move whose second block begins on the critical cycle, or sometimes anywhere."""
+    random = next_random(random)
+    draw = random >> 17
+    random = next_random(random)
+    if draw % ANYWHERE == 0:
+        x = random_below(random, len(state.order))
+    else:
+        x = state.critical[random_below(random, count)]
+    rank = actions.rank[x]
+    first = actions.offsets[rank]
+    length = actions.offsets[rank + 1] - first
+    middle = state.place[x] - first + length
+    random, begin, end = draw_blocks(random, middle)
+    return random, Move(first, length, begin, middle, end)
+
+
+@helper
+def _keeps_chains(move: Move, actions: Actions, state: State) -> bool:
+    """Return whether a move leaves chains, and inputs of the same group, in their order."""
+    first, length, begin, middle, end = move
+    for i in range(begin, middle):
+        y = state.order[first + i % length]
+        for j in range(middle, end):
+            z = state.order[first + j % length]
+            if actions.chain[y] == actions.chain[z]:
+                return False
+            same = state.ahead[y] + i // length == state.ahead[z] + j // length
+            if actions.pred[z] == y and same:
+                return False
+    return True
+
+
+@helper
+def _exchange(move: Move, state: State) -> None:
+    """Let both blocks of a move change places; `block` has what was there."""
+    first, length, begin, middle, end = move
+    for i in range(begin, end):
+        state.block[i - begin] = state.order[first + i % length]
+    for i in range(begin, end):
+        x = state.block[i - begin]
+        now = i + end - middle if i < middle else i - middle + begin
+        state.order[first + now % length] = x
+        state.place[x] = first + now % length
+        state.ahead[x] += i // length - now // length
+
+
+@helper
+def _exchange_back(move: Move, state: State) -> None:
+    """Undo a move: its blocks change places once more."""
+    between = move.begin + move.end - move.middle
+    _exchange(Move(move.first, move.length, move.begin, between, move.end), state)
+
+
+@helper
+def _fits(move: Move, actions: Actions, state: State) -> bool:
+    """Return whether a rank's order fits into its memory.
+
+    At the beginning of a repetition it holds what later groups have taken and not freed.
+    """
+    limit = actions.memory[actions.rank[state.order[move.first]]]
+    held = 0.0
+    for i in range(move.first, move.first + move.length):
+        x = state.order[i]
+        held += state.ahead[x] * (actions.taken[x] - actions.freed[x])
+    fits = True
+    for i in range(move.first, move.first + move.length):
+        x = state.order[i]
+        held += actions.taken[x]
+        if held > limit:
+            fits = False
+        held -= actions.freed[x]
+    return fits
+
+
+@helper
+def _can_repeat(move: Move, limit: float, tiny: float, actions: Actions, state: State) -> bool:
+    """Return whether the order after a move can repeat every `limit`; then take over its starts.
+
+    Starts that can repeat every period can every `limit`, which is no less, as no action waits for
+    a later repetition. New neighbors on the rank, at the three joints of the move, delay some.
+    """
+    first, length, begin, middle, end = move
+    for i in range(len(state.start)):
+        state.trial[i] = state.start[i]
+    for i in range(begin, end):
+        now = i + end - middle if i < middle else i - middle + begin
+        state.trial[state.block[i - begin]] += limit * (i // length - now // length)
+    between = begin + end - middle
+    valid = True
+    for i in (begin, between, end):
+        y = state.order[first + (i - 1) % length]
+        # The joints behind this one are not there yet.
+        loose = state.order[first + (between - 1) % length] if i == begin else -1
+        free = state.order[first + (end - 1) % length] if i < end else -1
+        valid = valid and _delay(y, limit, tiny, loose, free, actions, state)
+    if valid:
+        for i in range(len(state.start)):
+            state.start[i] = state.trial[i]
+    return valid
+
+
+@helper
+def _previous(x: int, actions: Actions, state: State) -> int:
+    """Return the action ahead of another on its rank, which may be of the repetition before."""
+    rank = actions.rank[x]
+    if state.place[x] > actions.offsets[rank]:
+        return int(state.order[state.place[x] - 1])
+    return int(state.order[actions.offsets[rank + 1] - 1])
+
+
+@helper
+def _find_critical_cycle(tiny: float, actions: Actions, state: State) -> tuple[float, int]:
+    """Return the least period of an order, and an action on the cycle that takes it.
+
+    This is Howard's algorithm. Of what every action waits for, its rank or its input, one is looked
+    at, `by_input` or not. By that every action leads back to a cycle; as long as a choice leads to
+    a slower cycle, or to a later start with the same one, it is taken. Starts are those of the
+    slowest cycle in the end. The period is infinite for a deadlock.
+    """
+    for _ in range(MOST_STEPS):
+        period, root = _follow_choices(actions, state)
+        if period == inf:
+            return inf, -1
+        if _choose_slower_cycles(tiny, actions, state):
+            continue
+        if not _choose_later_starts(period, tiny, actions, state):
+            return period, root
+    return inf, -1
+
+
+@helper
+def _follow_choices(actions: Actions, state: State) -> tuple[float, int]:
+    """Find the cycle behind every action, its time per repetition `ratio`, and starts by it.
+
+    Return the longest ratio and an action of that cycle; infinite where a cycle spans none.
+    """
+    mark, stack, ratio = state.mark, state.stack, state.ratio
+    for x in range(len(state.order)):
+        mark[x] = 0
+    period = 0.0
+    root = -1
+    for s in range(len(state.order)):
+        # Marks are 1 where the cycle is known, and −1 − s on the way back from s.
+        x = s
+        depth = 0
+        while mark[x] == 0:
+            mark[x] = -1 - s
+            stack[depth] = x
+            depth += 1
+            x = actions.pred[x] if state.by_input[x] != 0 else _previous(x, actions, state)
+        if mark[x] == -1 - s:
+            # A new cycle: the start of x stays as it is.
+            ratio[x] = _time_of_cycle(x, actions, state)
+            if ratio[x] == inf:
+                return inf, -1
+            mark[x] = 1
+            if ratio[x] > period:
+                period = ratio[x]
+                root = x
+        for k in range(depth - 1, -1, -1):
+            y = stack[k]
+            if mark[y] == 1:
+                continue
+            mark[y] = 1
+            z = actions.pred[y] if state.by_input[y] != 0 else _previous(y, actions, state)
+            ratio[y] = ratio[z]
+            state.start[y] = _start_after(y, z, ratio[z], actions, state)
+    return period, root
+
+
+@helper
+def _start_after(y: int, z: int, period: float, actions: Actions, state: State) -> float:
+    """Return when an action can start by the one that it waits for, its input or its rank's."""
+    start: float = state.start[z]
+    if state.by_input[y] != 0:
+        return float(start + actions.lag[y] - period * (state.ahead[z] - state.ahead[y]))
+    start += actions.duration[z]
+    if state.place[y] == actions.offsets[actions.rank[y]]:
+        start -= period
+    return start
+
+
+@helper
+def _time_of_cycle(x: int, actions: Actions, state: State) -> float:
+    """Return the time of the cycle through an action per repetition; infinite for a deadlock."""
+    y = x
+    time = 0.0
+    laps = 0
+    while True:
+        if state.by_input[y] != 0:
+            z = actions.pred[y]
+            time += actions.lag[y]
+            laps += state.ahead[z] - state.ahead[y]
+        else:
+            z = _previous(y, actions, state)
+            time += actions.duration[z]
+            laps += state.place[y] == actions.offsets[actions.rank[y]]
+        y = z
+        if y == x:
+            break
+    return time / laps if laps > 0 else inf
+
+
+@helper
+def _choose_slower_cycles(tiny: float, actions: Actions, state: State) -> bool:
+    """Let actions wait for what leads to a slower cycle; return whether there was any."""
+    slower = False
+    for y in range(len(state.order)):
+        if actions.pred[y] >= 0:
+            z = actions.pred[y]
+            if state.by_input[y] != 0:
+                z = _previous(y, actions, state)
+            if state.ratio[z] > state.ratio[y] + tiny:
+                state.by_input[y] = 1 - state.by_input[y]
+                slower = True
+    return slower
+
+
+@helper
+def _choose_later_starts(period: float, tiny: float, actions: Actions, state: State) -> bool:
+    """Let actions wait for what lets them start later; return whether there was any."""
+    later = False
+    for y in range(len(state.order)):
+        if actions.pred[y] < 0:
+            continue
+        state.by_input[y] = 1 - state.by_input[y]
+        z = actions.pred[y] if state.by_input[y] != 0 else _previous(y, actions, state)
+        if _start_after(y, z, period, actions, state) > state.start[y] + tiny:
+            later = True
+        else:
+            state.by_input[y] = 1 - state.by_input[y]
+    return later
+
+
+@helper
+def _cut_at_zero(period: float, tiny: float, actions: Actions, state: State) -> None:
+    """Count repetitions so that all starts are between 0 and the period, each rank's in order."""
+    order, block = state.order, state.block
+    for rank in range(len(actions.memory)):
+        first = actions.offsets[rank]
+        length = actions.offsets[rank + 1] - first
+        least = inf
+        cut = 0
+        for i in range(length):
+            x = order[first + i]
+            laps = floor((state.start[x] + tiny) / period)
+            state.start[x] -= laps * period
+            state.ahead[x] -= int(laps)
+            if state.start[x] < least - tiny:
+                least = state.start[x]
+                cut = i
+        for i in range(length):
+            block[i] = order[first + (i + cut) % length]
+        for i in range(length):
+            order[first + i] = block[i]
+            state.place[block[i]] = first + i
+
+
+@helper
+def _delay(
+    source: int, period: float, tiny: float, loose: int, free: int, actions: Actions, state: State
+) -> bool:
+    """Delay all that follows from `source` through the next action of its rank, in `trial`.
+
+    What stands behind the actions `loose` and `free` does not wait for them. False, with starts
+    that mean nothing, where that would delay the source itself: then the period is too short.
+    """
+    queue, queued, start = state.queue, state.queued, state.trial
+    n = len(start)
+    # A ring of actions that start later than before, each once: `waiting` ones from `head` on.
+    head = 0
+    waiting = 1
+    queue[0] = source
+    arrived = False
+    while waiting > 0 and not arrived:
+        x = queue[head]
+        head = head + 1 if head + 1 < n else 0
+        waiting -= 1
+        queued[x] = 0
+        for way in range(3):
+            y, reached = _follower(x, way, period, loose, free, actions, state)
+            if y < 0 or reached <= start[y] + tiny:
+                continue
+            if y == source:
+                arrived = True
+                break
+            start[y] = reached
+            if queued[y] == 0:
+                queued[y] = 1
+                i = head + waiting
+                queue[i if i < n else i - n] = y
+                waiting += 1
+    for i in range(waiting):
+        k = head + i
+        queued[queue[k if k < n else k - n]] = 0
+    return not arrived
+
+
+@helper
+def _follower(
+    x: int, way: int, period: float, loose: int, free: int, actions: Actions, state: State
+) -> tuple[int, float]:
+    """Return what waits for an action on its rank (way 0) or for its result, and until when.
+
+    −1 where there is none; see :func:`_delay`.
+    """
+    if way == 0:
+        if x in (loose, free):
+            return -1, 0.0
+        i = state.place[x] + 1
+        reached = state.trial[x] + actions.duration[x]
+        if i == actions.offsets[actions.rank[x] + 1]:
+            i = actions.offsets[actions.rank[x]]
+            reached -= period
+        return state.order[i], reached
+    y = actions.succ[x] if way == 1 else actions.other[x]
+    if y < 0:
+        return -1, 0.0
+    return y, state.trial[x] + actions.lag[y] - period * (state.ahead[x] - state.ahead[y])

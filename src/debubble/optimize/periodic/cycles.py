@@ -1,0 +1,147 @@
+"""Orders that repeat, annealed for their period.
+
+A *cycle* is what every rank does again and again in the steady state: each action of `width`
+consecutive microbatches once, and for how many repetitions to come. Its period is that of its
+slowest circle of waiting: the time around it, divided by the repetitions that pass meanwhile. What
+a rank holds only depends on its own order, so that memory is exact. A cycle has as few actions as a
+pattern (:mod:`debubble.optimize.periodic.pattern`) but its times are not rounded and its order
+needs no solver: an annealer exchanges blocks of actions as in
+:mod:`debubble.optimize.anneal.annealer`, mostly on the slowest circle.
+
+Where times are uneven and memory is short, cycles of several microbatches are faster than any of
+one: what a rank holds on average is then a fraction, and nearer to its limit. A good start for one
+of two or four microbatches is the best of half as many, twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Program
+from debubble.listing import TOLERANCE
+from debubble.optimize.anneal._moves import Actions, Cooling
+from debubble.optimize.anneal.annealer import TEMPERATURES, actions_of, random_state
+from debubble.optimize.periodic._cycle_kernel import Best, State, anneal
+from debubble.optimize.periodic.pattern import Pattern
+from debubble.optimize.periodic.unroll import Places
+from debubble.optimize.problem import Problem
+from debubble.optimize.stop import Stop
+
+LEAST_TIME = 1e-4
+"""Least time of an action, in mean times: what waits for itself has to show in its starts."""
+
+STEPS = 10**9
+"""Whole steps of a period in the pattern that is made of a cycle."""
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """An order that repeats.
+
+    Parameters
+    ----------
+    width
+        Microbatches per period.
+    order
+        Actions of all ranks, rank after rank; action ``(k · S + s) · width + j`` is the k-th kind
+        of stage s and of the j-th microbatch of its period.
+    ahead
+        Of every action, by its number: in repetition q it is that of period q + ahead.
+    period
+        Time between two repetitions; infinite where the order is a deadlock.
+    """
+
+    width: int
+    order: NDArray[np.int64]
+    ahead: NDArray[np.int64]
+    period: float
+
+    @property
+    def pace(self) -> float:
+        """Time per microbatch."""
+        return self.period / self.width
+
+
+def cycle_of(problem: Problem, programs: Sequence[Program], places: Places, width: int) -> Cycle:
+    """A part of an order as a cycle; see :func:`debubble.optimize.periodic.unroll.repeatable`."""
+    parts = [program[begin:end] for program, begin, end in zip(programs, *places, strict=True)]
+    row, microbatch = np.divmod(problem.actions(parts), problem.microbatches)
+    period, inner = np.divmod(microbatch, width)
+    order = row * width + inner
+    ahead = np.empty(len(order), dtype=np.int64)
+    ahead[order] = period
+    return _run(problem, Cycle(width, order, ahead, np.inf), 0, 1.0, 1.0, 0, Stop())[0]
+
+
+def annealed(problem: Problem, cycle: Cycle, moves: int, stop: Stop, seed: int = 0) -> Cycle:
+    """The fastest cycle after one round of annealing at every temperature, from the best so far."""
+    for number, (hot, cold) in enumerate(TEMPERATURES):
+        if stop():
+            break
+        found, _ = _run(problem, cycle, moves, hot, cold, seed + number, stop)
+        cycle = min(cycle, found, key=lambda one: one.period)
+    return cycle
+
+
+def repeated(problem: Problem, cycle: Cycle, times: int) -> Cycle:
+    """The same order with `times` as many microbatches per period."""
+    width, n = cycle.width, len(cycle.order)
+    rows, inner = np.divmod(cycle.order, width)
+    group = np.arange(times)[:, None] + cycle.ahead[cycle.order]
+    order = ((rows * times + group % times) * width + inner).ravel()
+    ahead = np.empty(times * n, dtype=np.int64)
+    ahead[order] = (group // times).ravel()
+    by_rank = np.argsort(np.tile(problem.homes[rows % problem.stages], times), kind="stable")
+    return Cycle(times * width, order[by_rank], ahead, times * cycle.period)
+
+
+def pattern_of(problem: Problem, cycle: Cycle) -> Pattern:
+    """The pattern of a cycle without deadlock."""
+    cycle, starts = _run(problem, cycle, 0, 1.0, 1.0, 0, Stop())
+    step = cycle.period / STEPS
+    shape = (len(problem.kinds), problem.stages, cycle.width)
+    whole = np.round(starts / step).astype(np.int64) - cycle.ahead * STEPS
+    whole = (whole - whole[0]).reshape(shape)
+    first = np.array([np.argmax(problem.homes == rank) for rank in problem.homes])
+    laps = (whole - whole[0, first, 0][:, None]) // STEPS
+    tight = cycle.pace <= problem.work.max() * (1 + TOLERANCE)
+    return Pattern(STEPS, cycle.width, whole, laps, step, bool(tight))
+
+
+def _run(
+    problem: Problem, cycle: Cycle, moves: int, hot: float, cold: float, seed: int, stop: Stop
+) -> tuple[Cycle, NDArray[np.float64]]:
+    """The fastest cycle of one round of annealing, and the starts of the last in repetition 0."""
+    mean = float(problem.times.mean()) or 1.0
+    best = Best(cycle.order.copy(), cycle.ahead.copy())
+    state = empty_state(cycle.order.copy(), cycle.ahead.copy())
+    counters, halt = np.array([0.0, random_state(seed)]), np.zeros(1, dtype=np.int64)
+    cooling = Cooling(moves, hot * mean, cold * mean, 0.0, TOLERANCE * mean)
+    with stop.ending(lambda: halt.fill(1)):
+        anneal.compiled(cooling, _actions(problem, cycle.width), state, best, counters, halt)
+    return replace(cycle, **best._asdict(), period=float(counters[0])), state.start
+
+
+def empty_state(order: NDArray[np.int64], ahead: NDArray[np.int64]) -> State:
+    """Return the state of an order of which nothing else is known."""
+    place, by_input, critical, mark, stack, queue, queued, block = np.zeros((8, len(order)), "i8")
+    start, trial, ratio = np.zeros((3, len(order)))
+    return State(
+        order, ahead, place, start, by_input, critical, mark, stack, queue, queued, block, trial,
+        ratio,
+    )  # fmt: skip
+
+
+def _actions(problem: Problem, width: int) -> Actions:
+    """Return the actions of one period, with lags from start to start."""
+    one = problem.shortened(width)
+    actions = actions_of(one, np.zeros((one.stages, width), dtype=bool))
+    mean = float(problem.times.mean()) or 1.0
+    duration = np.maximum(actions.duration, LEAST_TIME * mean)
+    waits = actions.pred >= 0
+    lag = np.where(waits, duration[actions.pred] + actions.lag, 0.0)
+    return actions._replace(duration=duration, lag=lag)

@@ -1,0 +1,108 @@
+"""From a repeating pattern to an order of all microbatches.
+
+Repeated as it is, a pattern idles while the pipeline fills and drains, and both ends look the same
+for any number of microbatches. So the ends are repaired on few microbatches, with one whole period
+in the middle of every rank's program left as it is. For many microbatches that period is repeated:
+what comes before it and what comes after it stay as they are.
+
+Orders that were found in another way repeat, too, without anybody having asked for it: where a rank
+has run so many actions of each of its chains, and later k more of all of them, it is in the same
+state, and what it did in between can be repeated. Cuts of all ranks at about the same time belong
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import MICROBATCH_SHIFT, Program
+from debubble.core.sequence import sequence
+from debubble.optimize.periodic.pattern import Pattern
+from debubble.optimize.problem import Problem
+
+Places = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+PERIODS = (1, 2, 3, 4, 6, 12)
+"""Microbatches after which an order may repeat."""
+
+CUTS = 9
+"""Times at which an order is cut."""
+
+MARGIN = 4
+"""Whole periods beside the ends, on few microbatches."""
+
+
+def few_microbatches(pattern: Pattern, microbatches: int) -> int:
+    """On how many microbatches the ends are repaired."""
+    few = (2 * pattern.depth + MARGIN) * pattern.width
+    few += (microbatches - few) % pattern.width
+    return min(few, microbatches)
+
+
+def middle_period(problem: Problem, pattern: Pattern) -> Places:
+    """Places of a whole period in the middle of every rank's program: from, to."""
+    period = (pattern.depth + problem.microbatches // pattern.width - 1) // 2
+    lap, inner = np.divmod(np.arange(problem.microbatches), pattern.width)
+    laps = (pattern.laps[:, :, inner] + lap).reshape(len(problem.kinds), problem.stages, -1)
+    before, until = np.zeros(problem.ranks, np.int64), np.zeros(problem.ranks, np.int64)
+    for stage, rank in enumerate(problem.homes.tolist()):
+        before[rank] += np.count_nonzero(laps[:, stage] < period)
+        until[rank] += np.count_nonzero(laps[:, stage] <= period)
+    return before, until
+
+
+def stretched(
+    programs: Sequence[Program], places: Places, microbatches: int, times: int
+) -> list[Program]:
+    """Repeat a part of every program `times` more times, `microbatches` later each time."""
+    result = []
+    for program, begin, end in zip(programs, *places, strict=True):
+        shift = np.arange(1, times + 1)[:, None] * (microbatches << MICROBATCH_SHIFT)
+        more = (program[begin:end] + shift).ravel()
+        rest = program[end:] + (times * microbatches << MICROBATCH_SHIFT)
+        result.append(sequence(program[:end], more, rest))
+    return result
+
+
+def repeatable(problem: Problem, programs: Sequence[Program], width: int) -> Iterator[Places]:
+    """Parts of an order after which every rank is in the same state, `width` microbatches later.
+
+    Parameters
+    ----------
+    problem, programs
+        An order on few microbatches.
+    width
+        Microbatches by which both ends of a part differ.
+
+    Yields
+    ------
+    from, to
+        Places in every rank's program; those of one pair are about simultaneous.
+    """
+    timeline = problem.timeline(problem.schedule(programs))
+    every_start = problem.starts(timeline)
+    found = []
+    for rank, program in enumerate(programs):
+        begin = problem.offsets[rank]
+        starts = every_start[begin : begin + len(program)]
+        chains, chain = np.unique(problem.actions([program]) // problem.microbatches,
+                                  return_inverse=True)  # fmt: skip
+        done = np.zeros((len(program) + 1, len(chains)), dtype=np.int32)
+        done[np.arange(1, len(program) + 1), chain] = 1
+        done = done.cumsum(axis=0, dtype=np.int32)
+        place = {counts.tobytes(): index for index, counts in enumerate(done)}
+        later = [place.get(counts.tobytes(), 0) for counts in done[:-1] + np.int32(width)]
+        begins = np.flatnonzero(later)
+        if len(begins) == 0 and len(program):
+            return
+        found.append((begins, np.array(later)[begins], starts[begins] if len(program) else starts))
+    for time in np.linspace(0.2, 0.7, CUTS) * timeline.makespan:
+        nearest = [int(np.abs(times - time).argmin()) if len(times) else 0 for *_, times in found]
+        pairs = [
+            (int(begin[i]), int(end[i])) if len(begin) else (0, 0)
+            for (begin, end, _), i in zip(found, nearest, strict=True)
+        ]
+        yield np.array([begin for begin, _ in pairs]), np.array([end for _, end in pairs])

@@ -1,0 +1,1 @@
+"""Programs of all ranks: first ones to search from, and conversions between their forms."""

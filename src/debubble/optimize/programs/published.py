@@ -1,0 +1,159 @@
+"""Published schedules: orders to begin a search with, and what its result is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from debubble.core.actions import COPY_KINDS, PAIR_MASK, PAIR_SHIFT, Program, among, kinds_of
+from debubble.core.costs import Costs
+from debubble.core.errors import DebubbleError, ParameterError
+from debubble.core.kind_relations import PASS_KINDS
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import P2PMode
+from debubble.engine.timeline import Timeline, simulate
+from debubble.lowering.recompute import add_recompute
+from debubble.optimize.layer_split.layers import Layers, even_cut
+from debubble.optimize.problem import Problem
+from debubble.optimize.programs.backward import fusable, separate
+from debubble.optimize.stage_choices.choices import Recompute, same_for_all, ways_of
+from debubble.optimize.stop import Stop
+from debubble.schedules.registry import Entry, entries, make
+
+if TYPE_CHECKING:
+    from debubble.analysis.comparison import Comparison
+
+
+def published_orders(problem: Problem) -> Iterator[tuple[str, list[Program]]]:
+    """Registered schedules for the same placement, the halves of pairs one after the other.
+
+    Where the costs say how fast copies to the host are, those that were made for copies are among
+    them, without these.
+    """
+    place, limits = problem.placement, problem.limits
+    memory = limits.tolist() if np.isfinite(limits).all() else None
+    copies = COPY_KINDS if np.isfinite(problem.table.costs.host_bandwidth) else ()
+    for entry in entries().values():
+        if entry.chunks not in (None, place.chunks):
+            continue
+        try:
+            if entry.placement(place.ranks, place.chunks).table != place.table:
+                continue
+        except DebubbleError:
+            continue
+        schedule = _made(
+            entry, place.ranks, problem.microbatches, place.chunks, problem.table.costs, memory
+        )
+        if schedule is None or schedule.slices > 1 or _more_kinds(schedule) - set(copies):
+            continue
+        programs = (schedule.program(rank) for rank in range(schedule.ranks))
+        yield (
+            entry.name,
+            [
+                program[among(kinds_of(program), PASS_KINDS)] & ~(PAIR_MASK << PAIR_SHIFT)
+                for program in programs
+            ],
+        )
+
+
+def own_orders(problem: Problem, programs: Sequence[Program]) -> Iterator[list[Program]]:
+    """A published order with backwards as the problem has them; each way that is another once."""
+    ways = [separate(problem, programs)]
+    if problem.backward == "free":
+        ways += [list(programs), separate(problem, programs, fusable(problem).tolist())]
+    found: list[list[Program]] = []
+    for way in ways:
+        if not any(all(map(np.array_equal, way, other)) for other in found):
+            found.append(way)
+            yield way
+
+
+def compare_with_published(
+    found: Schedule | Timeline,
+    costs: Costs,
+    memory: Any,
+    mode: P2PMode,
+    *,
+    recompute: Recompute = "none",
+    copies: bool = False,
+    layers: Layers | None = None,
+    stop: Stop | None = None,
+) -> Comparison:
+    """Published schedules of the same model on the same costs, with a found one among them.
+
+    Those that train by another rule, cut sequences, or move activations elsewhere solve another
+    problem and are left out, but for those that use the host where `copies` says so. The others
+    recompute the same stages; where the choice is free, all of them or none, whichever fits and is
+    faster. Where layers are cut, published schedules are on even cuts, and the found one is as it
+    was simulated. How many `stop` leaves no time for is said in a note.
+    """
+    from debubble.analysis.compare import compare
+
+    schedule = found if isinstance(found, Schedule) else found.schedule
+    ranks, microbatches = schedule.ranks, schedule.microbatches
+    same_model = costs.same_model or bool(layers and layers.each)
+    limit = None if memory is None else np.asarray(memory, dtype=float).tolist()
+    items: list[Schedule | Timeline] = [found]
+    notes: list[str] = []
+    if layers:
+        notes.append(
+            f"{schedule.name} has its own cut of the {layers.count} layers; the others are cut "
+            "evenly, into stages that differ by one layer at most"
+        )
+    asked = list(entries().values())
+    for index, entry in enumerate(asked):
+        if stop is not None and stop():
+            notes.append(f"no time left: {len(asked) - index} published schedules are not compared")
+            break
+        chunks = entry.chunks or schedule.chunks
+        if not (same_model or chunks == schedule.chunks):
+            continue
+        its = costs
+        if layers:
+            try:
+                place = entry.placement(ranks, chunks)
+            except DebubbleError:
+                continue
+            cut = layers.cut(place, even_cut(layers.count, place.stages))
+            its = replace(cut, static=costs.static)
+        known = _made(entry, ranks, microbatches, chunks, its, limit)
+        if known is None:
+            continue
+        more = _more_kinds(known)
+        if copies and more == set(COPY_KINDS) and not known.offload_to:
+            items.append(simulate(known, its, mode))
+        if known.slices > 1 or more:
+            continue
+        try:
+            choices = same_for_all(ways_of(recompute, "none", known.stages))
+        except ParameterError:
+            continue
+        both = [add_recompute(known, np.flatnonzero(chosen).tolist()) for chosen in choices]
+        tried = [simulate(each, its, mode) for each in both]
+        rows = compare(tried, costs=its, memory=limit, p2p_mode=mode).rows
+        items += [row.timeline for row in rows[:1]]
+    compared = compare(items, costs=costs, memory=limit, p2p_mode=mode)
+    return replace(compared, notes=(*notes, *compared.notes))
+
+
+def _made(
+    entry: Entry, ranks: int, microbatches: int, chunks: int, costs: Costs, memory: Any
+) -> Schedule | None:
+    """A published schedule for these costs; None where it does not exist, or trains otherwise."""
+    if entry.weight_versions != 1:
+        return None
+    try:
+        return make(
+            entry.name, ranks=ranks, microbatches=microbatches,
+            chunks=None if entry.chunks else chunks, costs=costs, memory=memory,
+        )  # fmt: skip
+    except DebubbleError:
+        return None
+
+
+def _more_kinds(schedule: Schedule) -> set[int]:
+    """Kinds of a schedule besides forwards and backwards."""
+    return set(np.unique(kinds_of(schedule.actions)).tolist()) - set(PASS_KINDS)

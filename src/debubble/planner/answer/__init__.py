@@ -1,0 +1,1 @@
+"""The answer to a planning question, as text and as plain data."""

@@ -1,0 +1,77 @@
+"""Why not otherwise: the best plan with one thing held fixed, beside the best of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from debubble.core.errors import DebubbleError
+from debubble.planner.answer.data import plan_data
+from debubble.planner.answer.report import degrees_text, difference, excess, gigabytes, seconds
+from debubble.planner.request import check_request
+from debubble.planner.search.evaluate import Asked, Plan, tied
+from debubble.planner.search.found import Found
+from debubble.planner.search.groups import Fixed
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why not with what was asked for, such as ``"pp=16"``.
+
+    It is the best plan with that, if there is one, and the reason for which it is not the best.
+    """
+
+    asked_for: str
+    plan: Plan | None
+    reason: str
+
+
+def why_not(
+    asked: Asked, best: Plan | None, asked_for: str, fixed: Fixed, again: Callable[[Fixed], Found]
+) -> Why:
+    """The best plan under one more condition, and what it loses by to the best without it.
+
+    `asked_for` is the condition in words, and `fixed` all that is held with it; `again` searches.
+    """
+    try:
+        check_request(asked.model, asked.cluster, asked.training, fixed)
+        found = again(fixed)
+    except DebubbleError as error:
+        return Why(asked_for, None, str(error))
+    if not found.plans:
+        if not found.near:
+            return Why(
+                asked_for, None, "states of the model and one microbatch are larger than the memory"
+            )
+        nearest = min(found.near, key=lambda plan: max(plan.peaks))
+        return Why(asked_for, nearest, f"it does not fit: {excess(nearest)}")
+    plan = found.plans[0]
+    if best is None:
+        return Why(asked_for, plan, "it fits")
+    if plan.candidate == best.candidate:
+        return Why(asked_for, plan, "the best plan has it")
+    lost = plan.step_time - best.step_time
+    causes = difference(best, plan)
+    tie = "a tie within the error, " if tied(asked, best, plan) else ""
+    slower = f"{seconds(abs(lost))} {'slower' if lost > 0 else 'faster'}" if lost else "as fast"
+    slower += f" {'than' if lost else 'as'} {seconds(best.step_time)}"
+    return Why(asked_for, plan, f"{tie}{slower}{f': {causes}' if causes else ''}")
+
+
+def why_text(why: Why) -> str:
+    """An answer in a line."""
+    if why.plan is None:
+        return f"{why.asked_for}: {why.reason}"
+    candidate = why.plan.candidate
+    return (
+        f"{why.asked_for}: {seconds(why.plan.step_time)} with {degrees_text(candidate)}, "
+        f"{why.plan.schedule}, microbatch size {candidate.microbatch_size}, recompute "
+        f"{candidate.recompute}, {gigabytes(max(why.plan.peaks))}; {why.reason}"
+    )
+
+
+def why_data(asked: Asked, why: Why) -> dict[str, Any]:
+    """An answer as plain data."""
+    plan = None if why.plan is None else plan_data(asked, why.plan)
+    return {"asked": why.asked_for, "reason": why.reason, "plan": plan}

@@ -1,0 +1,128 @@
+"""FLOPs of a transformer's parts: forward, backward for the input and for the weights apart.
+
+A multiplication and an addition are two FLOPs. A linear layer's I and W each cost what its F costs.
+Core attention (queries times keys, scores times values) multiplies no weights: it has no W, and its
+I is twice its F, or 2.5 times where flash attention computes the scores once more (Zero Bubble,
+arXiv 2401.10241, table 1; FlashAttention, arXiv 2205.14135). The embedding's lookup costs none.
+
+How much of the attention a count contains is a convention. ``"full"`` counts all pairs of tokens
+(torchtitan, Korthikanti et al., Megatron-LM up to core 0.11), ``"causal"`` the half that a causal
+mask leaves (Megatron-LM from core 0.12 on, Megatron-Bridge). As there, routers and norms are not
+counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from debubble.planner.model.transformer import Experts, Layer, Model
+
+FLASH_BACKWARD = 2.5
+"""FLOPs of core attention's backward over its forward's where scores are computed once more."""
+
+
+@dataclass(frozen=True)
+class LayerFlops:
+    """Forward FLOPs per token."""
+
+    linear: float
+    """Of weights that every token meets: projections, dense parts, shared experts."""
+    experts: float
+    """Of the routed experts that one token goes to."""
+    core: float
+    """Of core attention, the causal half."""
+
+    @property
+    def F(self) -> float:
+        """Forward."""
+        return self.linear + self.experts + self.core
+
+    @property
+    def I(self) -> float:  # noqa: E743 (the field's letter)
+        """Backward for the input, no scores computed twice."""
+        return self.linear + self.experts + 2 * self.core
+
+    @property
+    def W(self) -> float:
+        """Backward for the weights."""
+        return self.linear + self.experts
+
+    def executed_I(self, flash: bool = True) -> float:
+        """Backward for the input as kernels execute it."""
+        return self.linear + self.experts + (FLASH_BACKWARD if flash else 2) * self.core
+
+    @property
+    def causal(self) -> float:
+        """F, I and W with the half of the attention that a causal mask leaves."""
+        return self.F + self.I + self.W
+
+    @property
+    def full(self) -> float:
+        """F, I and W with all pairs of tokens counted."""
+        return self.causal + 3 * self.core
+
+
+def seen_tokens(sequence: int, window: int | None) -> float:
+    """Tokens that a query attends to on average under a causal mask: half of the sequence.
+
+    With a window of w tokens they are ``w − w² / 2s``, the band of the mask's triangle.
+    """
+    if window is None or window >= sequence:
+        return sequence / 2
+    return window - window**2 / (2 * sequence)
+
+
+@lru_cache(maxsize=4096)
+def layer_flops(model: Model, layer: Layer, sequence: int) -> LayerFlops:
+    """Forward FLOPs per token of one layer at a sequence length."""
+    attention, mlp, hidden = layer.attention, layer.mlp, model.hidden
+    dense, routed = attention.matmul_parameters(hidden), 0
+    if isinstance(mlp, Experts):
+        dense += mlp.matrices * hidden * mlp.shared_width
+        routed = mlp.matrices * hidden * mlp.top_k * mlp.width
+    else:
+        dense += mlp.matmul_parameters(hidden)
+    window = getattr(attention, "window", None)
+    core = 2 * seen_tokens(sequence, window) * attention.score_width
+    return LayerFlops(2.0 * dense, 2.0 * routed, core)
+
+
+def head_flops(model: Model, vocabulary: int | None = None) -> float:
+    """FLOPs per token of the head's F, of its I and of its W: two per weight.
+
+    `vocabulary` is its size with padding, see
+    :func:`debubble.planner.memory.state.padded_vocabulary`.
+    """
+    return 2.0 * model.hidden * (vocabulary or model.vocabulary)
+
+
+def mtp_flops(model: Model, sequence: int) -> LayerFlops:
+    """Forward FLOPs per token of multi-token prediction.
+
+    Each of its layers is one more decoder layer, a projection of twice the hidden size to it, and
+    one more pass of the head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    """
+    if not model.mtp:
+        return LayerFlops(0.0, 0.0, 0.0)
+    one = layer_flops(model, model.layers[-1], sequence)
+    extra = 4.0 * model.hidden**2 + head_flops(model)
+    linear, experts, core = one.linear + extra, one.experts, one.core
+    return LayerFlops(model.mtp * linear, model.mtp * experts, model.mtp * core)
+
+
+def flops_per_token(model: Model, sequence: int) -> dict[str, float]:
+    """FLOPs per token of forward and backward, under both conventions.
+
+    Returns
+    -------
+    dict
+        ``"full"`` and ``"causal"``, see the module; multi-token prediction included.
+    """
+    parts = [layer_flops(model, layer, sequence) for layer in model.layers]
+    parts.append(mtp_flops(model, sequence))
+    head = 3 * head_flops(model)
+    return {
+        "full": head + sum(part.full for part in parts),
+        "causal": head + sum(part.causal for part in parts),
+    }

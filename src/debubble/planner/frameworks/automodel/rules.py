@@ -1,0 +1,36 @@
+"""What NeMo Automodel 0.7 refuses."""
+
+from __future__ import annotations
+
+from debubble.planner.frameworks.case import DEGREES, ORDER, STATE, Case, Problem, Rule
+from debubble.planner.frameworks.torch import rules as shared
+
+
+def copies(case: Case) -> Problem | None:
+    """Its FSDP2 has to shard over something: replicas alone (ZeRO 0) are refused."""
+    d = case.degrees
+    if case.candidate.zero > 0 or d.dp == 1:
+        return None
+    text = f"dp_replicate_size {d.dp} has to be less than dp {d.dp} (ZeRO 0)"
+    return Problem(text, {"zero": 2})
+
+
+def filled_pipeline(case: Case) -> Problem | None:
+    """There are at least as many microbatches as ranks."""
+    count, ranks = case.candidate.microbatches, case.degrees.pp
+    if ranks == 1 or count >= ranks:
+        return None
+    return Problem(f"{count} microbatches for pp {ranks}", {"microbatches": ranks})
+
+
+RULES = (
+    Rule("placement", "pp_schedule", ORDER, shared.placement, of_order=True),
+    Rule("split-kv-heads", "tp_size", DEGREES, shared.kv_heads),
+    Rule("split-sequence", "cp_size", DEGREES, shared.split_sequence),
+    Rule("replicas", "dp_replicate_size", STATE, copies),
+    Rule("modules", "module_fqns_per_model_part", ORDER, shared.filled),
+    Rule("tied", "tie_word_embeddings", DEGREES, shared.tied),
+    Rule("mtp", "module_fqns_per_model_part", DEGREES, shared.mtp),
+    Rule("recompute-layers", "activation_checkpointing", STATE, shared.whole_recompute),
+    Rule("microbatches", "step_scheduler.local_batch_size", ORDER, filled_pipeline),
+)

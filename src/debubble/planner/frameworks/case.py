@@ -1,0 +1,124 @@
+"""Cases that rules look at, the problems that they find, and the nearest values that work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from debubble.core.placement import Placement
+from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.model.transformer import Model
+from debubble.planner.plannable import placement_of
+from debubble.schedules.registry import find
+
+DEGREES, ORDER, STATE = "degrees", "order", "state"
+"""What a rule looks at beside model and training: tp, cp, ep, dp and pp with the number of GPUs;
+schedule, stages and microbatches, too; or recompute and ZeRO, too."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What rules look at: a candidate, and what it is one for."""
+
+    model: Model
+    gpus: int
+    training: Training
+    candidate: Candidate
+
+    @classmethod
+    def of(cls, model: Model, gpus: int, training: Training, candidate: Candidate) -> Case:
+        """A case whose schedule has its registered name, where an alias was given."""
+        name = find(candidate.schedule).name
+        own = candidate if name == candidate.schedule else replace(candidate, schedule=name)
+        return cls(model, gpus, training, own)
+
+    @property
+    def degrees(self) -> Degrees:
+        """The candidate's degrees."""
+        return self.candidate.degrees
+
+    @property
+    def placement(self) -> Placement:
+        """Where the candidate's schedule has its stages."""
+        degrees = self.degrees
+        return placement_of(self.candidate.schedule, degrees.pp, degrees.chunks)
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer that has some, 0 without."""
+        return self.model.experts
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a case by a rule: the value, the limit, and who has it.
+
+    `changes` are the nearest values with which the rule holds, by name: a degree, or a field of
+    candidate, training or model.
+    """
+
+    text: str
+    changes: Mapping[str, Any]
+
+    @property
+    def nearest(self) -> str:
+        """The changes in words, such as "the nearest that works is tp 4"."""
+        shown = (f"{_WORDS.get(name, name)} {_shown(one)}" for name, one in self.changes.items())
+        return f"the nearest that works is {' with '.join(shown)}"
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.nearest}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that a framework refuses.
+
+    Parameters
+    ----------
+    name
+        By which problems are told apart.
+    option
+        The framework's option that is refused, or its function that refuses.
+    scope
+        What the rule looks at, see :data:`DEGREES`.
+    check
+        Returns what is wrong with a case, None where nothing is.
+    of_order
+        Whether it refuses an order that may run elsewhere on PyTorch.
+    """
+
+    name: str
+    option: str
+    scope: str
+    check: Callable[[Case], Problem | None]
+    of_order: bool = False
+
+
+_WORDS = {
+    "microbatch_size": "microbatch size", "gpus": "GPUs", "sequence_parallel": "sequence parallel",
+    "zero": "ZeRO", "tied": "tied embeddings", "mtp": "MTP layers", "moment_bytes": "moments of",
+}  # fmt: skip
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors of a number, ascending."""
+    small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
+    return tuple(dict.fromkeys([*small, *(number // k for k in reversed(small))]))
+
+
+def nearest_of(value: int, allowed: tuple[int, ...]) -> int:
+    """The allowed number nearest to a value, by ratio; the smaller of two."""
+    return min(allowed, key=lambda one: (max(one, value) / min(one, value), one))
+
+
+def nearest_multiple(value: int, unit: int) -> int:
+    """The multiple of a number nearest to a value, at least one; the larger of two."""
+    return max(round(value / unit + 1e-9), 1) * unit

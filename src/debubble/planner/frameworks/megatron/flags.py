@@ -1,0 +1,134 @@
+"""Arguments of Megatron-LM."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from debubble.interchange.layouts import layout_text
+from debubble.planner.candidate import recomputed_layers
+from debubble.planner.frameworks.case import Case
+from debubble.planner.frameworks.megatron.rules import OVERLAP, OVERLAP_FLAG
+from debubble.planner.memory.activations import recompute_modules
+
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+"""What Megatron-FSDP calls the levels of ZeRO."""
+
+
+PRECISIONS = {
+    "bf16": ["--bf16"],
+    "fp16": ["--fp16"],
+    "fp8": ["--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise"],
+}
+"""Products in 8 bits scale each tensor by its largest value; all else is in bf16."""
+
+
+def megatron_lines(case: Case) -> list[str]:
+    """The arguments that make Megatron-LM run a plan that breaks none of its rules."""
+    own, d, training = case.candidate, case.degrees, case.training
+    lines = [
+        f"--tensor-model-parallel-size {d.tp}",
+        *["--sequence-parallel"] * (d.tp > 1 and training.sequence_parallel),
+        f"--context-parallel-size {d.cp}",
+        f"--pipeline-model-parallel-size {d.pp}",
+        *split_lines(own.layers, d.pp, d.chunks, case.model.mtp),
+    ]
+    if d.chunks > 1:
+        lines.append(f"--microbatch-group-size-per-virtual-pipeline-stage {d.pp}")
+    if case.experts:
+        lines += [
+            f"--expert-model-parallel-size {d.ep}",
+            # Left out, experts would be split like attention.
+            "--expert-tensor-parallel-size 1",
+            "--moe-token-dispatcher-type alltoall",
+        ]
+    if own.schedule == OVERLAP:
+        lines.append(OVERLAP_FLAG)
+    lines += [
+        f"--micro-batch-size {own.microbatch_size}",
+        f"--global-batch-size {training.batch}",
+        f"--seq-length {training.sequence}",
+        *PRECISIONS[training.precision],
+        *_state(case),
+        *_recompute(case),
+    ]
+    if d.tp > 1 or d.cp > 1:
+        lines += _environment(case)
+    return lines
+
+
+def split_lines(cut: Sequence[int], ranks: int, chunks: int, mtp: int) -> list[str]:
+    """The arguments that cut layers into stages: the older forms where they do, or a layout."""
+    if ranks == 1:
+        return []
+    count, stages = sum(cut), len(cut)
+    virtual = [f"--num-virtual-stages-per-pipeline-rank {chunks}"] * (chunks > 1)
+    if list(cut) == [count // stages] * stages:
+        return [f"--num-layers-per-virtual-pipeline-stage {cut[0]}"] * (chunks > 1)
+    for embedding, loss in ((1, 1), (0, 1), (1, 0)):
+        each, left = divmod(count + embedding + loss, stages)
+        if not left and list(cut) == [each - embedding, *[each] * (stages - 2), each - loss]:
+            return [
+                *virtual,
+                *["--account-for-embedding-in-pipeline-split"] * embedding,
+                *["--account-for-loss-in-pipeline-split"] * loss,
+            ]
+    first, middle, last = cut[0], cut[1], cut[-1]
+    by_rank = [first, *[middle] * (ranks - 2), last]
+    if list(cut) == by_rank * chunks and min(by_rank) > 0:
+        lines = virtual
+        if ranks == 2 or first != middle:
+            lines = [*lines, f"--decoder-first-pipeline-num-layers {first * chunks}"]
+        if ranks > 2 and last != middle:
+            lines = [*lines, f"--decoder-last-pipeline-num-layers {last * chunks}"]
+        return lines
+    return [f"--pipeline-model-parallel-layout {shlex.quote(layout_text(cut, mtp))}"]
+
+
+def _state(case: Case) -> list[str]:
+    """Who keeps which part of weights, gradients and optimizer states."""
+    zero, training = case.candidate.zero, case.training
+    lines = []
+    if zero == 1:
+        lines = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+    elif zero > 1:
+        lines = [
+            "--use-megatron-fsdp",
+            f"--data-parallel-sharding-strategy {SHARDING[zero]}",
+            "--use-distributed-optimizer",
+            "--ckpt-format fsdp_dtensor",
+        ]
+    if training.gradient_bytes == 2:
+        lines.append("--grad-reduce-in-bf16")
+    if training.moment_bytes == 2:
+        lines += [
+            "--use-precision-aware-optimizer",
+            "--exp-avg-dtype bf16",
+            "--exp-avg-sq-dtype bf16",
+        ]
+    return lines
+
+
+def _recompute(case: Case) -> list[str]:
+    recompute = case.candidate.recompute
+    layers = recomputed_layers(recompute)
+    if recompute == "none":
+        return []
+    if recompute != "selective":
+        return [
+            "--recompute-granularity full",
+            f"--recompute-method {'uniform' if layers is None else 'block'}",
+            f"--recompute-num-layers {layers or 1}",
+        ]
+    modules = recompute_modules(case.model, case.training, case.candidate)
+    lines = ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"]
+    return lines + ["--moe-grouped-gemm"] * ("moe_act" in modules)
+
+
+def _environment(case: Case) -> list[str]:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    if case.candidate.zero > 1:
+        return [f"# environment: leave {name} unset, as Megatron-FSDP needs it"]
+    if case.candidate.schedule == OVERLAP:
+        return [f"# environment: {name}=32, for copies beside the exchange between experts"]
+    return [f"# environment, before Blackwell: {name}=1"]

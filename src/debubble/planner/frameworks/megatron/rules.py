@@ -1,0 +1,122 @@
+"""What Megatron-LM refuses, as of Megatron Core 0.19: arguments, config classes, schedules."""
+
+from __future__ import annotations
+
+from debubble.interchange.layouts import in_loop
+from debubble.planner.frameworks.any_rules import expert_degrees
+from debubble.planner.frameworks.case import (
+    DEGREES,
+    ORDER,
+    STATE,
+    Case,
+    Problem,
+    Rule,
+    nearest_multiple,
+)
+
+SCHEDULES = ("1f1b", "interleaved-1f1b", "interleaved-overlap")
+"""The schedules that Megatron-LM has."""
+
+OVERLAP = "interleaved-overlap"
+OVERLAP_FLAG = "--overlap-moe-expert-parallel-comm"
+
+
+def schedule(case: Case) -> Problem | None:
+    """Megatron-LM has 1F1B and interleaved 1F1B; orders from elsewhere cannot be fed to it."""
+    name, d = case.candidate.schedule, case.degrees
+    if name in SCHEDULES:
+        return None
+    where = "" if in_loop(case.placement) else f" and no placement '{case.placement.name}'"
+    near = "1f1b" if d.chunks == 1 else "interleaved-1f1b"
+    return Problem(f"no schedule '{name}'{where}; it has {', '.join(SCHEDULES)}",
+                   {"schedule": near})  # fmt: skip
+
+
+def split_sequence(case: Case) -> Problem | None:
+    """With sequence parallelism, tensor-parallel ranks share a context-parallel rank's tokens."""
+    d, length = case.degrees, case.training.sequence
+    if not case.training.sequence_parallel or d.tp == 1 or length % (d.cp * d.tp) == 0:
+        return None
+    text = f"a sequence of {length} tokens is no multiple of cp × tp = {d.cp * d.tp}"
+    return Problem(text, {"sequence": nearest_multiple(length, 2 * d.cp * d.tp)})
+
+
+def experts_and_tensors(case: Case) -> Problem | None:
+    """Layers of experts take tensor parallelism with sequence parallelism alone."""
+    tp = case.degrees.tp
+    if not case.experts or tp == 1 or case.training.sequence_parallel:
+        return None
+    return Problem(f"experts with tp {tp} without sequence parallelism",
+                   {"sequence_parallel": True})  # fmt: skip
+
+
+def interleaving(case: Case) -> Problem | None:
+    """Interleaving takes microbatches in groups, of as many as ranks when not said otherwise.
+
+    What is left over is none, or at least one for each rank.
+    """
+    own, ranks = case.candidate, case.degrees.pp
+    if case.degrees.chunks == 1 or own.schedule not in SCHEDULES:
+        return None
+    count = own.microbatches
+    if count >= ranks and count % ranks == 0:
+        return None
+    text = f"{count} microbatches are no multiple of pp {ranks}, in whose groups chunks take turns"
+    return Problem(text, {"microbatches": nearest_multiple(count, ranks)})
+
+
+def overlap_experts(case: Case) -> Problem | None:
+    """Overlapped forwards and backwards hide the exchange between experts, so there is one."""
+    if case.candidate.schedule != OVERLAP or case.degrees.ep > 1:
+        return None
+    allowed = expert_degrees(case)[1:]
+    text = f"'{OVERLAP}' ({OVERLAP_FLAG}) with ep 1 has nothing to overlap"
+    if allowed:
+        return Problem(text, {"ep": allowed[0]})
+    return Problem(text, {"schedule": "interleaved-1f1b"})
+
+
+def overlap_recompute(case: Case) -> Problem | None:
+    """Overlapped forwards and backwards take no full recompute."""
+    if case.candidate.schedule != OVERLAP or not case.candidate.recompute.startswith("full"):
+        return None
+    text = f"'{OVERLAP}' ({OVERLAP_FLAG}) takes no full recompute"
+    return Problem(text, {"recompute": "selective"})
+
+
+def overlap_mtp(case: Case) -> Problem | None:
+    """Overlapped forwards and backwards take one layer of multi-token prediction."""
+    if case.candidate.schedule != OVERLAP or case.model.mtp <= 1:
+        return None
+    text = f"'{OVERLAP}' ({OVERLAP_FLAG}) takes one MTP layer, not {case.model.mtp}"
+    return Problem(text, {"mtp": 1})
+
+
+def overlap_sharding(case: Case) -> Problem | None:
+    """Overlapped forwards and backwards of several chunks do not run on Megatron-FSDP."""
+    if case.candidate.schedule != OVERLAP or case.candidate.zero < 2:
+        return None
+    text = f"'{OVERLAP}' does not run on Megatron-FSDP (ZeRO {case.candidate.zero})"
+    return Problem(text, {"zero": 1})
+
+
+def small_moments(case: Case) -> Problem | None:
+    """Moments in two bytes are kept by the distributed optimizer alone."""
+    if case.training.moment_bytes == 4 or case.candidate.zero >= 1:
+        return None
+    text = f"moments of {case.training.moment_bytes} bytes without distributed optimizer (ZeRO 0)"
+    return Problem(text, {"zero": 1})
+
+
+RULES = (
+    Rule("megatron-schedule", "get_forward_backward_func", ORDER, schedule, of_order=True),
+    Rule("sequence-parallel", "--sequence-parallel", DEGREES, split_sequence),
+    Rule("expert-sequence-parallel", "--sequence-parallel", DEGREES, experts_and_tensors),
+    Rule("interleaving", "--microbatch-group-size-per-virtual-pipeline-stage", ORDER,
+         interleaving),
+    Rule("overlap-experts", OVERLAP_FLAG, ORDER, overlap_experts),
+    Rule("overlap-recompute", OVERLAP_FLAG, STATE, overlap_recompute),
+    Rule("overlap-mtp", OVERLAP_FLAG, ORDER, overlap_mtp),
+    Rule("overlap-sharding", OVERLAP_FLAG, STATE, overlap_sharding),
+    Rule("small-moments", "--use-precision-aware-optimizer", STATE, small_moments),
+)  # fmt: skip

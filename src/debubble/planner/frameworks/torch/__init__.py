@@ -1,0 +1,1 @@
+"""PyTorch's pipelines on FSDP2, which torchtitan and NeMo Automodel share."""

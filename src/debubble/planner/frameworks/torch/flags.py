@@ -1,0 +1,42 @@
+"""Orders in PyTorch's pipelines: by PyTorch's name, or from a CSV."""
+
+from __future__ import annotations
+
+from debubble.planner.frameworks.case import Case
+from debubble.schedules.registry import find
+
+NAMES = {
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B",
+    "looped-bfs": "LoopedBFS", "interleaved-zb": "InterleavedZeroBubble", "dualpipe-v": "DualPipeV",
+}  # fmt: skip
+"""PyTorch's names of the orders that it makes as ours are; others come from a CSV."""
+
+CSV = "order.csv"
+"""File of an order that PyTorch has no name for."""
+
+
+def own_name(case: Case) -> str | None:
+    """PyTorch's name of a schedule, None where the order has to come from a CSV."""
+    own = case.candidate
+    if own.schedule == "1f1b" and own.microbatches < case.degrees.pp:
+        return None  # its 1F1B refuses fewer microbatches than stages
+    return NAMES.get(own.schedule)
+
+
+def csv_command(case: Case) -> str:
+    """The command that writes the order."""
+    own, d = case.candidate, case.degrees
+    entry = find(own.schedule)
+    words = f"-p {d.pp} -m {own.microbatches}"
+    words += f" -v {d.chunks}" if entry.chunks is None else ""
+    words += " --costs costs.yaml" if entry.uses_costs else ""
+    return f"{CSV}: debubble export {own.schedule} {words} --to torch-csv -o {CSV}"
+
+
+def elsewhere(case: Case) -> list[str]:
+    """Return comments on how to run an order on PyTorch that a framework does not have."""
+    return [
+        f"# the order runs on PyTorch; {csv_command(case)} --no-torchtitan,",
+        f"# then debubble.torch.Pipeline({CSV!r}, stages, loss_fn) in a training loop, or",
+        f"# debubble.torch.titan.pipelining_fn({CSV!r}) in torchtitan",
+    ]

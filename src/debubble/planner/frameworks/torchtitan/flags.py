@@ -1,0 +1,136 @@
+"""Flags of torchtitan 0.3.0, and what they are called on its main branch since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import product
+from math import ceil
+
+from debubble.interchange.launchers import DEFAULT_CHUNKS, placing_name
+from debubble.interchange.layouts import TORCHTITAN, TORCHTITAN_0_2
+from debubble.planner.frameworks.case import Case
+from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
+
+RESHARD = {1: "never", 2: "never", 3: "always"}
+"""Whether weights are given away after a forward, by level of ZeRO."""
+
+
+def torchtitan_lines(case: Case) -> list[str]:
+    """The flags that make torchtitan run a plan that breaks none of its rules."""
+    own, d, training = case.candidate, case.degrees, case.training
+    copies = own.zero == 0
+    values: dict[str, int | str] = {
+        "parallelism.data_parallel_replicate_degree": d.dp if copies else 1,
+        "parallelism.data_parallel_shard_degree": 1 if copies else d.dp,
+        "parallelism.tensor_parallel_degree": d.tp,
+        "parallelism.context_parallel_degree": d.cp,
+        "parallelism.expert_parallel_degree": d.ep,
+        "training.seq_len": training.sequence,
+        "training.global_batch_size": training.batch,
+    }
+    if not copies:
+        values["parallelism.fsdp_reshard_after_forward"] = RESHARD[own.zero]
+    if d.pp == 1:
+        values["training.local_batch_size"] = own.microbatch_size
+    else:
+        values |= {
+            "training.local_batch_size": own.microbatch_size * own.microbatches,
+            "parallelism.pipeline_parallel_degree": d.pp,
+            "parallelism.pipeline_parallel_microbatch_size": own.microbatch_size,
+        }
+    lines = [f"--{name}={value}" for name, value in values.items()]
+    if d.tp > 1 and not training.sequence_parallel:
+        lines.append("--parallelism.no_enable_sequence_parallel")
+    if d.pp > 1:
+        lines += [*schedule_lines(case), *split_lines(own.layers, d.pp, d.chunks)]
+        lines.append("--training.disable_cuda_graphs")
+    lines += _notes(case)
+    # A subcommand: last, since flags behind it would be its own.
+    return [*lines, f"activation_checkpoint:{own.recompute}"]
+
+
+def schedule_lines(case: Case) -> list[str]:
+    """The schedule by name, or as a CSV with the name of one that places stages like it."""
+    name = own_name(case)
+    if name is not None:
+        return [f"--parallelism.pipeline_parallel_schedule={name}"]
+    return [
+        f"--parallelism.pipeline_parallel_schedule={placing_name(case.placement)}",
+        f"--parallelism.pipeline_parallel_schedule_csv={CSV}",
+        f"# {csv_command(case)}",
+    ]
+
+
+def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
+    """The flags that cut layers into stages, or the list of modules for the config."""
+    weights = even_weights(cut)
+    if weights is None:
+        return [
+            "# in the config, a Python function, since no flag takes lists of lists (up to version",
+            f"# 0.2.2 in TOML, with '{TORCHTITAN_0_2.last[-1]}' for '{TORCHTITAN.last[-1]}'):",
+            f"# config.parallelism.module_fqns_per_model_part = {json.dumps(TORCHTITAN.of(cut))}",
+        ]
+    first, last = weights
+    lines = [
+        f"--parallelism.pipeline_parallel_first_stage_less_layers={first}",
+        f"--parallelism.pipeline_parallel_last_stage_less_layers={last}",
+    ]
+    if chunks > DEFAULT_CHUNKS:
+        each = ceil((sum(cut) + first + last) / (ranks * chunks))
+        lines.append(f"--parallelism.pipeline_parallel_layers_per_stage={each}")
+    return lines
+
+
+def even_weights(cut: Sequence[int]) -> tuple[int, int] | None:
+    """For how many layers embedding and head count, where torchtitan's own cut is this one.
+
+    It spreads layers and weights evenly, what is left over to the first stages, and takes the
+    weights off the first and last. Its default is one layer each.
+    """
+    count, stages = sum(cut), len(cut)
+    if stages == 1:
+        return None
+    some = range(max(cut) + 1)
+    for first, last in ((1, 1), *product(some, some)):
+        each, extra = divmod(count + first + last, stages)
+        if each < max(first, last, 1):
+            continue
+        own = [each + (stage < extra) for stage in range(stages)]
+        own[0] -= first
+        own[-1] -= last
+        # Stages are counted from a number of layers: it has to lead back to this many.
+        back = ceil((count + first + last) / ceil((count + first + last) / stages))
+        if own == list(cut) and back == stages:
+            return first, last
+    return None
+
+
+def _notes(case: Case) -> list[str]:
+    """What is not quite the plan, and the flags' names since 0.3.0."""
+    own, d, training = case.candidate, case.degrees, case.training
+    notes = []
+    if own.zero == 1:
+        notes.append("# FSDP2 shards gradients, too: it has ZeRO 2 and 3, not 1")
+    if training.precision == "fp8":
+        notes += [
+            "# in the config, a Python function: model converters with the one of linear layers of",
+            "# torchtitan.components.quantization.float8",
+        ]
+    if own.schedule in ("1f1b-overlap", "dualpipe-v", "interleaved-overlap"):
+        notes.append("# pairs of forward and backward run one after the other")
+    tokens = own.microbatch_size * training.sequence
+    newer = {
+        "training.num_tokens_per_microbatch_per_dp_rank": tokens,
+        "training.num_tokens_per_train_step": training.tokens,
+        "training.max_context_length": training.sequence,
+    }
+    if d.pp > 1:
+        newer["parallelism.num_pp_microbatches"] = own.microbatches
+    older = "local_batch_size, global_batch_size, seq_len"
+    older += ", pipeline_parallel_microbatch_size" if d.pp > 1 else ""
+    return [
+        *notes,
+        f"# since 0.3.0, in place of {older}:",
+        f"# {' '.join(f'--{name}={value}' for name, value in newer.items())}",
+    ]

@@ -1,0 +1,1 @@
+"""GPUs, the links between them, and times of single kernels and collectives."""

@@ -1,0 +1,1 @@
+"""Bytes on every GPU: weights, optimizer states, activations and buffers over a step."""

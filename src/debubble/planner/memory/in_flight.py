@@ -1,0 +1,136 @@
+"""How many microbatches of its stages every rank has in flight, from the order alone.
+
+A rank takes and frees activations in the order of its program, whatever its actions take. So what
+it holds when it holds most follows from numbers of microbatches, which are counted once for each
+order, and from the bytes of one microbatch, which differ from plan to plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import ends_group, stages_of
+from debubble.core.costs import Costs
+from debubble.core.schedule import Schedule
+from debubble.engine.memory import MemoryUse, measure_memory
+from debubble.schedules import registry
+
+Counts = NDArray[np.int32]
+
+WHOLE = 1024
+"""Units of an activation, so that one unit beside them is told apart."""
+
+LARGEST = 1 << 22
+"""Most numbers that are counted for one rank; larger orders are not counted."""
+
+COMPARED = 256
+"""Most moments of a rank of which all pairs are compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class InFlight:
+    """Microbatches in flight, at the moments of an order at which a rank may hold most.
+
+    Parameters
+    ----------
+    ranks
+        Rank of every moment, ascending; shape ``(moments,)``.
+    whole
+        Microbatches of each of the rank's stages that hold all of their activations; shape
+        ``(moments, chunks)``.
+    kept
+        The same for those that hold what their W needs.
+    stages
+        Stages of every rank; shape ``(ranks, chunks)``.
+    """
+
+    ranks: NDArray[np.int64]
+    whole: Counts
+    kept: Counts
+    stages: NDArray[np.int64]
+
+    def peaks(self, stored: NDArray[np.float64], kept: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Largest activations of every rank, shape ``(ranks,)``, from those of one microbatch.
+
+        What a stage keeps for W is at most what it stores.
+        """
+        here = self._stages
+        held = (self.whole * stored[here] + self.kept * kept[here]).sum(axis=1)
+        return np.maximum.reduceat(held, self._starts)
+
+    @cached_property
+    def _stages(self) -> NDArray[np.int64]:
+        """Stages of every moment's rank; shape ``(moments, chunks)``."""
+        return self.stages[self.ranks]
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        """First moment of every rank."""
+        return np.flatnonzero(np.diff(self.ranks, prepend=-1))
+
+
+@lru_cache(maxsize=4096)
+def in_flight(
+    name: str, ranks: int, microbatches: int, chunks: int, runtime: str
+) -> InFlight | None:
+    """What an order has in flight; None where that depends on costs, or is too much to count."""
+    if registry.find(name).uses_costs:
+        return None
+    schedule = registry.made_once(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    if 2 * chunks * int(np.diff(schedule.offsets).max()) > LARGEST:
+        return None
+    return counted(schedule, runtime)
+
+
+def counted(schedule: Schedule, runtime: str) -> InFlight:
+    """What a schedule of whole microbatches has in flight.
+
+    The engine says what actions take and free, of a microbatch that leaves :data:`WHOLE` units of
+    which W needs one.
+    """
+    homes = schedule.placement.ranks_of_stages
+    order = np.argsort(homes, kind="stable")
+    stages = order.reshape(schedule.ranks, -1)
+    slots = np.empty_like(homes)
+    slots[order] = np.arange(len(order)) % stages.shape[1]
+    costs = Costs(activation=WHOLE, kept_for_weight=1 / WHOLE, runtime=runtime)
+    use = measure_memory(schedule, costs.table(schedule))
+    found = [
+        _moments(schedule, rank, slots, stages.shape[1], use) for rank in range(schedule.ranks)
+    ]
+    both = np.concatenate(found)
+    of_rank = np.repeat(np.arange(schedule.ranks), [len(rows) for rows in found])
+    whole, kept = np.split(both, 2, axis=1)
+    return InFlight(of_rank, whole, kept, stages)
+
+
+def _moments(
+    schedule: Schedule, rank: int, slots: NDArray[np.int64], chunks: int, use: MemoryUse
+) -> Counts:
+    """Microbatches in flight while a group of actions runs, where no other group has more."""
+    program = schedule.actions[schedule.offsets[rank] : schedule.offsets[rank + 1]]
+    closes = ends_group(program)
+    groups: NDArray[np.int64] = np.cumsum(closes) - closes
+    columns = slots[stages_of(program)]
+    changes = np.zeros((2, int(groups[-1]) + 1, 2 * chunks), dtype=np.int32)
+    for when, amounts in enumerate(use.deltas(schedule, rank)):
+        whole = np.rint(amounts / WHOLE)
+        kept = np.rint(amounts - WHOLE * whole)
+        np.add.at(changes[when], (groups, columns), whole.astype(np.int32))
+        np.add.at(changes[when], (groups, columns + chunks), kept.astype(np.int32))
+    during = np.cumsum(changes.sum(axis=0), axis=0, dtype=np.int32) - changes[1]
+    # Where a neighbour has as many of everything, a moment is not needed.
+    during = during[~np.append(np.all(during[:-1] <= during[1:], axis=1), values=False)]
+    during = during[~np.append(False, np.all(during[1:] <= during[:-1], axis=1))]
+    rows: Counts = during[list({row.tobytes(): at for at, row in enumerate(during)}.values())]
+    if len(rows) > COMPARED:
+        return rows
+    # Of two moments that differ the one with no more of anything is not needed.
+    less = np.all(rows[:, None] <= rows[None], axis=2)
+    np.fill_diagonal(less, val=False)
+    needed: Counts = rows[~less.any(axis=1)]
+    return needed

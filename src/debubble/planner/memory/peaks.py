@@ -1,0 +1,292 @@
+"""Memory of every rank over time, in bytes, as a schedule's simulation makes it.
+
+At any moment a GPU holds weights, gradients and optimizer states
+(:mod:`debubble.planner.memory.state`), the activations of the microbatches in flight
+(:mod:`debubble.planner.memory.activations`, on the engine's own account of what is in flight), the
+buffers of transfers (:mod:`debubble.planner.memory.buffers`), the logits of the microbatch whose
+head runs, and a margin.
+
+Moments are those of a rank's own program: the start of an action, where it takes memory, and its
+end, where it frees some. What comes from another rank is there from the start of the action during
+which it arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import VOCABULARY_KINDS, unpack
+from debubble.core.costs import Costs
+from debubble.core.schedule import Schedule
+from debubble.engine.timeline import Timeline
+from debubble.planner.candidate import Candidate, Training, whole_backwards
+from debubble.planner.hardware.gpus import Gpu
+from debubble.planner.memory.activations import Activation, logits_bytes, stage_activations
+from debubble.planner.memory.buffers import buffers
+from debubble.planner.memory.memory_events import Backwards, Moments
+from debubble.planner.memory.state import State, head_state, stage_state
+from debubble.planner.model.transformer import Model
+
+Floats = NDArray[np.float64]
+
+MARGIN = 2e9
+"""Bytes of a GPU that no formula here itemises: the driver's context, buffers of the communication
+library, workspaces of kernels."""
+
+FRAGMENTATION = 0.1
+"""Share of what comes and goes that lies unused between tensors, as other planners take it, too."""
+
+HELD_LOGITS = 1 / 3
+"""Share of a microbatch's logits that stays between the head's forward and its backward: the fp32
+softmax, 4 of 12 bytes."""
+
+HELD_FUSED = 1 / 2
+"""The same with a fused loss: the logits in bf16, without their gradients."""
+
+
+class Moment(NamedTuple):
+    """When a rank's memory is largest."""
+
+    action: str
+    """The action that starts or ends then."""
+    time: float
+    """In the timeline's unit."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Memory of one rank at its peak, in bytes per GPU; the parts add up to `peak`.
+
+    Parameters
+    ----------
+    rank, peak
+        The rank, and the most that one of its GPUs holds at a time, margin included.
+    weights, gradients, optimizer
+        What stays from step to step, and what replicas gather of it.
+    activations, buffers, logits, margin
+        The other parts at the moment of the peak.
+    at
+        That moment.
+    room
+        Bytes that stay free, negative where it does not fit.
+    """
+
+    rank: int
+    peak: float
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    buffers: float
+    logits: float
+    margin: float
+    at: Moment
+    room: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the GPU has as much memory."""
+        return self.room >= 0
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryCurve:
+    """Memory of one rank over time, in bytes per GPU.
+
+    Parameters
+    ----------
+    times
+        Starts and ends of the rank's actions in turn; shape ``(n,)``.
+    positions
+        Position in the schedule of the action that starts or ends at each time; of an overlapped
+        pair that of the first.
+    activations, buffers, logits
+        From each time to the next; shape ``(n,)``.
+    state
+        What is there all the time.
+    fixed
+        The part of the margin that is there all the time.
+    """
+
+    times: Floats
+    positions: NDArray[np.int64]
+    activations: Floats
+    buffers: Floats
+    logits: Floats
+    state: State
+    fixed: float
+
+    @property
+    def margin(self) -> Floats:
+        """What no formula itemises, from each time on."""
+        return self.fixed + FRAGMENTATION * (self.activations + self.buffers + self.logits)
+
+    @property
+    def total(self) -> Floats:
+        """The sum of all parts from each time on."""
+        changing: Floats = self.activations + self.buffers + self.logits
+        return changing + self.margin + self.state.total
+
+
+def memory_of(
+    model: Model, gpu: Gpu, training: Training, candidate: Candidate, timeline: Timeline
+) -> tuple[RankMemory, ...]:
+    """The largest memory of every rank, in bytes per GPU, and what it consists of.
+
+    The timeline is one step of the candidate's schedule, simulated with any costs in time.
+    """
+    found, schedule = [], timeline.schedule
+    for rank, curve in enumerate(memory_curves(model, training, candidate, timeline)):
+        total, state = curve.total, curve.state
+        at = int(np.argmax(total))
+        peak = float(total[at])
+        action = schedule.text(unpack(schedule.actions[curve.positions[at]]))
+        found.append(
+            RankMemory(
+                rank=rank,
+                peak=peak,
+                weights=state.weights,
+                gradients=state.gradients,
+                optimizer=state.optimizer,
+                activations=float(curve.activations[at]),
+                buffers=float(curve.buffers[at]),
+                logits=float(curve.logits[at]),
+                margin=float(curve.margin[at]),
+                at=Moment(action, float(curve.times[at])),
+                room=gpu.memory - peak,
+            )
+        )
+    return tuple(found)
+
+
+def memory_curves(
+    model: Model, training: Training, candidate: Candidate, timeline: Timeline
+) -> Iterator[MemoryCurve]:
+    """Memory of every rank over time, see :func:`memory_of`."""
+    schedule = timeline.schedule
+    each = stage_activations(model, training, candidate)
+    costs = Costs(**memory_costs(model, training, candidate))
+    # Times stay; only what actions take and free is this model's.
+    timeline = replace(timeline, table=costs.table(schedule))
+    head = logits_bytes(model, training, candidate) / schedule.slices
+    for rank in range(schedule.ranks):
+        moments = Moments.of(timeline, rank)
+        backwards = moments.backwards(training.runtime.engine, whole_backwards(training, candidate))
+        size = each[0].boundary
+        yield MemoryCurve(
+            moments.times,
+            moments.heads,
+            _activations(timeline, rank, moments, each, backwards),
+            buffers(timeline, rank, moments, size, training.runtime),
+            _logits(schedule, moments, head, HELD_FUSED if training.fused_loss else HELD_LOGITS),
+            rank_state(model, training, candidate, schedule, rank),
+            margin(training),
+        )
+
+
+def margin(training: Training) -> float:
+    """Bytes that no formula itemises, with the buckets in which DeepSpeed sends what is split.
+
+    Gradients are sent as they add up: in fp16, or, of bf16, in fp32.
+    """
+    gradients = 2 if training.precision == "fp16" else 4
+    return MARGIN + training.runtime.bucket * (gradients + 2)
+
+
+def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict[str, Any]:
+    """Keywords of :class:`debubble.Costs` that say what activations take, in bytes per stage.
+
+    What a stage keeps for W is at most what it stores there; :func:`memory_of` counts the rest.
+    """
+    each = stage_activations(model, training, candidate)
+    whole = whole_backwards(training, candidate)
+    kept = [0.0 if whole else _share(one.kept_for_weight, one.stored) for one in each]
+    return {
+        "activation": [one.stored for one in each],
+        "kept_for_weight": kept,
+        "recompute_kept": [_share(one.recompute_kept, one.stored) for one in each],
+        # Where I does all of every stage's backward, no other rule changes anything.
+        "runtime": "any" if whole else training.runtime.engine,
+        "memory_unit": "bytes",
+    }
+
+
+def rank_state(
+    model: Model, training: Training, candidate: Candidate, schedule: Schedule, rank: int
+) -> State:
+    """Weights, gradients and optimizer states of all stages of one rank.
+
+    Bidirectional schedules have two copies of the model, schedules without a flush several versions
+    of the weights. Where the vocabulary is sharded, every rank has its part of the head.
+    """
+    state = State(0.0, 0.0, 0.0)
+    for row in schedule.placement.table:
+        for stage, home in enumerate(row):
+            if home == rank:
+                state += stage_state(model, training, candidate, stage)
+    if schedule.vocabulary:
+        whole = float(schedule.placement.table[0][-1] == rank)
+        state += head_state(model, training, candidate, 1 / schedule.ranks - whole)
+    versions = schedule.stored_versions[rank]
+    return replace(state, weights=state.weights * versions) if versions > 1 else state
+
+
+def _activations(
+    timeline: Timeline,
+    rank: int,
+    moments: Moments,
+    each: Sequence[Activation],
+    backwards: Backwards,
+) -> Floats:
+    """What the engine says is in flight, and what backwards hold beside it."""
+    schedule = timeline.schedule
+    changes: list[tuple[NDArray[np.int64], Floats]] = []
+    if timeline.graph.has_copies:
+        times, held = timeline.memory_curve(rank)
+        steps = np.diff(held, prepend=0.0)
+        taken = steps > 0
+        changes.append((2 * moments.during(times[taken]), steps[taken]))
+        changes.append((2 * moments.before(times[~taken]) + 1, steps[~taken]))
+    else:
+        here = moments.positions - int(schedule.offsets[rank])
+        added, freed = timeline.memory.deltas(schedule, rank)
+        changes += [(moments.starts, added[here]), (moments.stops, freed[here])]
+    split, weights, whole = backwards
+    again = np.array([[one.recomputed for one in each], [one.recomputed_for_input for one in each]])
+    again /= schedule.slices
+    over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
+    over /= schedule.slices
+    if again.any():
+        for run, back in ((whole, again[0]), (split, again[1])):
+            amounts = back[moments.stages[run]]
+            changes += [(moments.starts[run], amounts), (moments.stops[run], -amounts)]
+    if over.any() and split.any():
+        for mask, sign in ((split, 1.0), (weights, -1.0)):
+            changes.append((moments.stops[mask], sign * over[moments.stages[mask]]))
+    return moments.held(*changes)
+
+
+def _logits(schedule: Schedule, moments: Moments, size: float, share: float) -> Floats:
+    """Logits where the head runs: all of them while it does, a share from forward to backward."""
+    last = moments.stages == schedule.stages - 1
+    if schedule.vocabulary:
+        size /= schedule.ranks
+        forward, backward = (moments.kinds == kind for kind in VOCABULARY_KINDS)
+    else:
+        forward, backward = moments.handing(1) & last, moments.handing(-1) & last
+    held = size * share
+    return moments.held(
+        (moments.starts[forward], size),
+        (moments.stops[forward], held - size),
+        (moments.starts[backward], size - held),
+        (moments.stops[backward], -size),
+    )
+
+
+def _share(part: float, whole: float) -> float:
+    return min(part / whole, 1.0) if whole else 0.0

@@ -1,0 +1,244 @@
+"""Bytes of weights, gradients and optimizer states, per stage and GPU.
+
+Per parameter, as Megatron-LM documents it for its distributed optimizer, with D replicas:
+
+=====================  =======  ==========  ==========
+bf16, fp32 gradients   weights  gradients   optimizer
+=====================  =======  ==========  ==========
+nothing split          2        4           12
+split (ZeRO-1)         2        4           12 / D
+split (ZeRO-2)         2        4 / D       12 / D
+split (ZeRO-3)         2 / D    4 / D       12 / D
+=====================  =======  ==========  ==========
+
+The optimizer's are an fp32 copy of the weights and Adam's two moments; gradients in bf16 take 2,
+moments in bf16 2 each. fp16 has fp16 gradients and one more fp32 copy of them with the optimizer:
+20 bytes, or 4 + 16 / D. What replicates weights is data parallelism and context parallelism
+together; experts have replicas of their own. With weights split (ZeRO-3; Rajbhandari et al., arXiv
+1910.02054), two layers at a time are gathered.
+
+DeepSpeed's bf16 optimizer adds bf16 gradients up in a whole fp32 copy: 8 + 12 / D.
+
+Gradients that are split (ZeRO-2 and 3) are scattered behind the backward of every microbatch, layer
+by layer: one layer's whole gradients are there while the next one's come. Only without that
+communication would they add up whole, and take as much as with ZeRO-1 (pytorch#126166 says so of
+FSDP2, and offers both).
+
+PyTorch's FSDP2, as torchtitan uses it, keeps everything in fp32, 16 / D, and gathers bf16 weights;
+it splits all three or none, so that ZeRO-1 is ZeRO-2 there. In a pipeline weights stay gathered
+during the step, and unsplit gradients add up in fp32 until the stage's last microbatch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from operator import add
+
+from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.model.transformer import Experts, Layer, Model
+
+GATHERED_LAYERS = 2
+"""Layers whose weights, or gradients, are there at a time where replicas split them: one, and the
+next."""
+
+
+def scatters(training: Training, candidate: Candidate) -> bool:
+    """Whether the replicas scatter gradients behind the backward of every microbatch.
+
+    PyTorch's pipelines add them up first where weights stay gathered.
+    """
+    return candidate.zero >= (3 if training.runtime.fsdp else 2)
+
+
+@dataclass(frozen=True)
+class State:
+    """Bytes on one GPU that stay from step to step.
+
+    `gathered` is what replicas gather of weights that are split between them, and `summed` what
+    is not yet split of gradients; both are there during a step only, and parts of the others.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    gathered: float = 0.0
+    summed: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it, during a step."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def between_steps(self) -> float:
+        """All that is there between two steps."""
+        return self.total - self.gathered - self.summed
+
+    def __add__(self, other: State) -> State:
+        return State(*map(add, vars(self).values(), vars(other).values()))
+
+
+@dataclass(frozen=True)
+class StageParameters:
+    """Parameters of one stage on one GPU.
+
+    `dense` are those that all replicas share, `experts` those of its routed experts.
+    """
+
+    dense: float
+    experts: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.dense + self.experts
+
+
+def padded_vocabulary(model: Model, training: Training, tp: int) -> int:
+    """Size of the vocabulary as embedding and head have it.
+
+    Megatron-LM pads it to a multiple of 128 times `tp`; others to a multiple of `tp` at most.
+    """
+    multiple = tp * training.runtime.vocabulary_multiple
+    return math.ceil(model.vocabulary / multiple) * multiple
+
+
+@lru_cache(maxsize=65536)
+def layer_parameters(model: Model, layer: Layer, tp: int, ep: int) -> tuple[float, float]:
+    """Parameters of one layer on one GPU: those of routed experts apart, second.
+
+    Tensor parallelism splits projections, dense parts and shared experts; norms, the router and
+    the narrow projections of latent attention are on every GPU. Keys and values of fewer heads
+    than `tp` are there more than once. Experts are whole and split over `ep`.
+    """
+    hidden, mlp = model.hidden, layer.mlp
+    whole = 2 * model.norm_parameters + layer.attention.whole_parameters(hidden)
+    split: float = layer.attention.parameters(hidden) - layer.attention.whole_parameters(hidden)
+    copies = max(tp / layer.attention.kv_heads, 1) - 1
+    split += copies * layer.attention.kv_parameters(hidden)
+    if not isinstance(mlp, Experts):
+        out_bias = hidden * mlp.bias
+        return (split + mlp.parameters(hidden) - out_bias) / tp + whole + out_bias, 0.0
+    shared = mlp.matrices * hidden * mlp.shared_width
+    whole += mlp.common_parameters(hidden) - shared
+    return (split + shared) / tp + whole, model.expert_parameters(layer) / ep
+
+
+@lru_cache(maxsize=1024)
+def _sums(model: Model, tp: int, ep: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Parameters of the first n layers on one GPU, for every n: those of experts apart."""
+    each = [layer_parameters(model, layer, tp, ep) for layer in model.layers]
+    dense, experts = zip(*each, strict=True)
+    return tuple(accumulate(dense, initial=0.0)), tuple(accumulate(experts, initial=0.0))
+
+
+def stage_parameters(
+    model: Model, training: Training, candidate: Candidate, stage: int
+) -> StageParameters:
+    """Parameters of one stage on one GPU, embedding and head included.
+
+    The first stage has the embedding; the last the final norm, the head and multi-token
+    prediction. A head that is the embedding's matrix, and multi-token prediction, need a copy of
+    the embedding where the last stage is not the first, too.
+    """
+    return _parameters(model, training, candidate.degrees, candidate.layers)[stage]
+
+
+@lru_cache(maxsize=16384)
+def _parameters(
+    model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...]
+) -> tuple[StageParameters, ...]:
+    sums = _sums(model, degrees.tp, degrees.ep)
+    vocabulary = padded_vocabulary(model, training, degrees.tp) * model.hidden / degrees.tp
+    found, begin = [], 0
+    for stage, count in enumerate(layers):
+        first, last = stage == 0, stage == len(layers) - 1
+        dense, experts = (some[begin + count] - some[begin] for some in sums)
+        begin += count
+        if first:
+            dense += vocabulary + model.positions * model.hidden
+        if last:
+            dense += model.norm_parameters
+            if model.mtp:
+                own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
+                own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters
+                dense, experts = dense + model.mtp * own, experts + model.mtp * routed
+            copies = (not model.tied) + (not first and bool(model.tied or model.mtp))
+            dense += copies * vocabulary
+        found.append(StageParameters(dense, experts))
+    return tuple(found)
+
+
+def stage_state(model: Model, training: Training, candidate: Candidate, stage: int) -> State:
+    """Bytes of one stage's weights, gradients and optimizer states on one GPU."""
+    return stage_states(model, training, candidate)[stage]
+
+
+def stage_states(model: Model, training: Training, candidate: Candidate) -> tuple[State, ...]:
+    """The same of all stages; candidates that differ in order or microbatches share it."""
+    return _states(model, training, candidate.degrees, candidate.layers, candidate.zero)
+
+
+@lru_cache(maxsize=16384)
+def _states(
+    model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], zero: int
+) -> tuple[State, ...]:
+    runtime = training.runtime
+    gathers = degrees.dp * degrees.cp > 1 and zero >= (1 if runtime.fsdp else 3)
+    stays = runtime.fsdp and degrees.pp > 1
+    # What is scattered from buckets is in the margin.
+    scatters = zero >= 2 and not (runtime.fsdp or runtime.bucket)
+    scattered = training.gradient_bytes * scatters
+    found = []
+    for stage, counts in enumerate(_parameters(model, training, degrees, layers)):
+        state = _bytes(counts.dense, degrees.dp * degrees.cp, training, zero)
+        state += _bytes(counts.experts, degrees.expert_dp, training, zero)
+        if gathers or scattered:
+            begin = sum(layers[:stage])
+            two = _two_layers(model, degrees, model.layers[begin : begin + layers[stage]])
+            gathered = 2 * (counts.total if stays else two) * gathers
+            summed = 4 * counts.total if stays else scattered * two
+            state += State(gathered, summed, 0.0, gathered, summed)
+        found.append(state)
+    return tuple(found)
+
+
+def head_state(model: Model, training: Training, candidate: Candidate, share: float) -> State:
+    """Bytes of a share of the head, as :func:`stage_state` counts it on the last stage."""
+    tp, replicas = candidate.degrees.tp, candidate.degrees.dp * candidate.degrees.cp
+    count = padded_vocabulary(model, training, tp) * model.hidden / tp
+    return _bytes(share * count, replicas, training, candidate.zero)
+
+
+def _two_layers(model: Model, degrees: Degrees, layers: tuple[Layer, ...]) -> float:
+    """Parameters of the most that is gathered at a time: twice the largest layer's."""
+    sizes = [sum(layer_parameters(model, layer, degrees.tp, degrees.ep)) for layer in set(layers)]
+    return min(GATHERED_LAYERS, len(layers)) * max(sizes, default=0.0)
+
+
+def _bytes(count: float, replicas: int, training: Training, zero: int) -> State:
+    weights, gradients, optimizer = bytes_per_parameter(training, zero, replicas)
+    return State(count * weights, count * gradients, count * optimizer)
+
+
+def bytes_per_parameter(training: Training, zero: int, replicas: int) -> tuple[float, float, float]:
+    """Bytes of weights, gradients and optimizer states per parameter."""
+    moments = 2 * training.moment_bytes
+    if training.runtime.fsdp:
+        # FSDP2 splits all three or none.
+        share = 1 / replicas if zero >= 1 else 1.0
+        return 4 * share, 4 * share, 8 * share
+    weights, gradients = 2.0, float(training.gradient_bytes)
+    optimizer = float(training.master_bytes + moments)
+    if training.precision == "fp16":
+        gradients, optimizer = 2.0, optimizer + 4.0
+    elif training.runtime.bucket:
+        gradients += 2.0
+    return (
+        weights / (replicas if zero >= 3 else 1),
+        gradients / (replicas if zero >= 2 else 1),
+        optimizer / (replicas if zero >= 1 else 1),
+    )

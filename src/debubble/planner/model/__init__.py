@@ -1,0 +1,1 @@
+"""Models: their layers and shapes, and the files that describe them."""

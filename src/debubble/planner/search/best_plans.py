@@ -1,0 +1,309 @@
+"""The best plans among all candidates, and what proves that none that was left out is better."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import nsmallest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.errors import DebubbleError
+from debubble.planner.candidate import Candidate
+from debubble.planner.search.batches import Batch, on_one_rank
+from debubble.planner.search.bounds import least_memory, least_peaks, least_time, pipeline_bound
+from debubble.planner.search.evaluate import Asked, Plan, finished
+from debubble.planner.search.found import (
+    BOUND,
+    IN_FLIGHT,
+    NEAR,
+    NO_FEWER,
+    NO_ORDER,
+    NO_ROOM,
+    ROUNDING,
+    SLOW_PIPELINE,
+    SLOWER,
+    Found,
+    Kin,
+    kept,
+    kin,
+    rank,
+    rounded,
+)
+from debubble.planner.search.groups import FEWEST, Fixed, Group, groups
+from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
+from debubble.planner.search.within import Base, base_cut, base_of, fastest_within
+from debubble.schedules import registry
+
+Progress = Callable[[Found], None]
+"""Is told, now and then, what has been found so far."""
+
+
+def best_plans(
+    asked: Asked, fixed: Fixed, top: int = 10, progress: Progress | None = None,
+    *, below: float = math.inf,
+) -> Found:  # fmt: skip
+    """The fastest plans that fit and have what is held; layers move where they are not given.
+
+    Every question about plans is this search, with something else in `asked` or `fixed`.
+    """
+    splits = None if fixed.layers else runnable(asked, fixed.framework)
+    found = groups(asked.model, asked.cluster, asked.training, fixed)
+    return search(asked, found, top, progress, splits, below=below)
+
+
+def search(
+    asked: Asked, groups: Iterable[Group], top: int = 10, progress: Progress | None = None,
+    splits: Allowed | None = None, *, below: float = math.inf,
+) -> Found:  # fmt: skip
+    """The fastest plans that fit, out of all candidates of `groups`, with steps below `below`.
+
+    Candidates that differ only in schedule, chunks and layer split do the same work with the same
+    weights. That gives one bound for all of them, the lowest of which come first; when the next
+    bound is above the slowest plan to be kept, no candidate that is left can be among the best.
+    One schedule goes before all others, so that there is a good plan soon.
+
+    What is left is simulated once each. Those that may be among the best, as
+    :attr:`~debubble.planner.search.within.Base.floor` says, are then looked at in full, see
+    :mod:`debubble.planner.search.within`; where `splits` says which layer splits may be taken,
+    layers move between stages, too. So the best plan depends neither on `top` nor on what else is
+    searched.
+
+    Ctrl-C ends the search with the best so far, as does a `progress` that raises KeyboardInterrupt.
+    """
+    found = Found(top, below=below * (1 - ROUNDING))
+    tell = progress or (lambda found: None)  # noqa: ARG005 - nobody is told
+    screen = _Screen(asked, found, splits)
+    batches: list[Batch] = []
+    try:
+        for number, group in enumerate(groups, 1):
+            batches += _bounded(asked, group, len(batches), found)
+            if found.early is None and number & (number - 1) == 0:
+                screen.start(_soon(asked, batches, splits))
+            tell(found)
+        batches.sort()
+        rest = sum(batch.count for batch in batches)
+        for usual in (True, False):
+            for batch in batches:
+                if batch.bound > screen.limit:
+                    break
+                for candidate in batch.candidates(usual=usual):
+                    rest -= 1
+                    if batch.setting[0] == FEWEST:
+                        screen.look_at_fewest(candidate)
+                    else:
+                        screen.look_at(candidate)
+                    tell(found)
+        if rest:
+            found.leave_out(BOUND, rest)
+        for _ in screen.decide():
+            tell(found)
+    except KeyboardInterrupt:
+        found.interrupted = True
+        for plan in screen.heads:
+            found.take(plan)
+    found.plans = [finished(asked, plan) for plan in found.plans]
+    found.near = [finished(asked, plan) for plan in found.near]
+    found.searched = found.plans[0] if found.plans else None
+    return found
+
+
+@dataclass
+class _Screen:
+    """Candidates that may be among the best."""
+
+    asked: Asked
+    found: Found
+    splits: Allowed | None
+    heads: list[Plan] = field(default_factory=list)
+    """The best plans so far of those whose bases fit."""
+    alike: dict[Kin, float] = field(default_factory=dict)
+    """Seconds of the best plan so far of those alike, of which only one is kept."""
+    waiting: list[tuple[float, int, list[Base]]] = field(default_factory=list)
+    """Candidates that are to be looked at in full: the least floor, a number, and bases."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds above which no candidate can be among the best."""
+        if len(self.heads) < self.found.top:
+            return self.found.below
+        return min(self.found.below, self.heads[-1].step_time * (1 + ROUNDING))
+
+    def start(self, plan: Plan | None) -> None:
+        """Begin with a plan that fits."""
+        if plan is not None:
+            self._keep(plan)
+
+    def look_at(self, given: Candidate) -> None:
+        """Simulate a candidate, unless a bound says that it is too slow or too large."""
+        base, reason = self._base(given)
+        if base is None:
+            self.found.leave_out(reason, simulated=reason == SLOWER)
+        elif reason == IN_FLIGHT:
+            self.found.take(base.plan)
+        else:
+            self._wait([base])
+
+    def look_at_fewest(self, given: Candidate) -> None:
+        """The same with every number of recomputed layers of a stage."""
+        numbers = range(1, max(given.layers))
+        if not numbers:
+            self.found.leave_out(NO_FEWER)
+            return
+        bases = []
+        # With more layers it is slower still: most candidates need no look at how many fit.
+        _, reason = self._start(given)
+        if not reason and not self._may_fit(given, numbers[-1]):
+            reason = IN_FLIGHT
+        at = 0 if reason else bisect_left(numbers, True, key=lambda one: self._may_fit(given, one))
+        for number in numbers[at:] if not reason else ():
+            base, reason = self._base(given.recomputing(f"full:{number}"))
+            if reason in (BOUND, SLOW_PIPELINE):
+                break
+            if base is None or reason == IN_FLIGHT:
+                continue
+            bases.append(base)
+            if base.plan.fits and (self.splits is None or given.degrees.pp == 1):
+                break
+        if bases:
+            self._wait(bases)
+        else:
+            self.found.leave_out(reason or IN_FLIGHT)
+
+    def decide(self) -> Iterator[None]:
+        """Look at those in full that can still be among the best, the most promising first."""
+        for _, _, bases in sorted(self.waiting):
+            plans = [plan for base in bases if (plan := self._decided(base)) is not None]
+            if plans:
+                self._take(min(plans, key=lambda plan: (not plan.fits, rank(plan))))
+            else:
+                self.found.leave_out(SLOWER, simulated=True)
+            yield
+
+    def _decided(self, base: Base) -> Plan | None:
+        """The fastest variant of a base, or one that is near; None where all are too slow."""
+        limit = self._limit(base.plan.candidate)
+        if base.floor <= limit:
+            return fastest_within(self.asked, base, self.splits, limit)
+        return base.plan if not base.plan.fits and base.without_limit <= limit else None
+
+    def _take(self, plan: Plan) -> None:
+        if plan.fits:
+            self._keep(plan)
+        self.found.take(plan)
+
+    def _base(self, given: Candidate) -> tuple[Base | None, str]:
+        """The base of a candidate that may be among the best or near them; or why it is not.
+
+        With its peaks; and with a reason nevertheless where it is near and no more.
+        """
+        candidate, reason = self._start(given)
+        if reason:
+            return None, reason
+        limit = self._limit(candidate)
+        peaks = least_peaks(self.asked, candidate)
+        near = self._forced(candidate, peaks) > limit
+        if near and not self._may_be_near(candidate, peaks):
+            made = registry.find(candidate.schedule).uses_costs
+            return None, NO_ORDER if made else IN_FLIGHT
+        try:
+            base = base_of(self.asked, candidate, self.splits, limit)
+        except DebubbleError:
+            return None, NO_ORDER
+        if base is None:
+            return None, SLOWER
+        near = near or base.floor > limit
+        return base, IN_FLIGHT if near else ""
+
+    def _limit(self, candidate: Candidate) -> float:
+        """Seconds above which a candidate cannot be among the best, nor the best of those alike."""
+        alike = self.alike.get(kin(candidate), math.inf)
+        return min(self.limit, alike * (1 + ROUNDING))
+
+    def _start(self, given: Candidate) -> tuple[Candidate, str]:
+        """A candidate in its base cut; and why it cannot be among the best, empty where it may."""
+        limit = self._limit(given)
+        if self.splits is not None and split_bound(self.asked, given) > limit:
+            return given, BOUND
+        candidate, bound = base_cut(self.asked, given, self.splits)
+        if bound <= limit:
+            return candidate, ""
+        return candidate, BOUND if self.splits is None else SLOW_PIPELINE
+
+    def _may_fit(self, given: Candidate, number: int) -> bool:
+        some, _ = base_cut(self.asked, given.recomputing(f"full:{number}"), self.splits)
+        return math.isfinite(self._forced(some, least_peaks(self.asked, some)))
+
+    def _forced(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> float:
+        """Seconds that a candidate takes at least so that it fits, by bounds for its base's peaks.
+
+        Infinite where no variant has room.
+        """
+        if peaks is None or float(peaks.max()) <= self.asked.limit * (1 + ROUNDING):
+            return 0.0
+        made = registry.find(candidate.schedule).uses_costs
+        if made or self.splits is None or candidate.degrees.pp == 1:
+            return math.inf
+        return forced_time(self.asked, candidate, peaks)
+
+    def _may_be_near(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> bool:
+        """Whether a candidate that does not fit may be among those that are kept nevertheless."""
+        near = self.found.near
+        if registry.find(candidate.schedule).uses_costs or peaks is None:
+            return False
+        if len(near) < self.found.top:
+            return True
+        most, limit = float(peaks.max()), self.asked.limit
+        if most <= NEAR * limit * (1 + ROUNDING):
+            return (0, rounded(pipeline_bound(self.asked, candidate))) <= rank(near[-1])[:2]
+        return (1, most * (1 - ROUNDING)) <= rank(near[-1])
+
+    def _wait(self, bases: list[Base]) -> None:
+        for base in bases:
+            if base.plan.fits:
+                self._keep(base.plan)
+        floor = min(base.floor for base in bases)
+        self.waiting.append((floor, len(self.waiting), bases))
+
+    def _keep(self, plan: Plan) -> None:
+        kept(self.heads, plan, self.found.top)
+        self.found.early = self.heads[0]
+        own = kin(plan.candidate)
+        self.alike[own] = min(plan.step_time, self.alike.get(own, math.inf))
+
+
+SOON = 16
+"""Batches that are looked at for a first plan, each time."""
+
+
+def _soon(asked: Asked, batches: list[Batch], splits: Allowed | None) -> Plan | None:
+    """Some plan that fits, out of few of the most promising batches so far."""
+    for batch in nsmallest(SOON, batches):
+        if batch.setting[0] == FEWEST:
+            continue
+        for candidate in batch.candidates(usual=True):
+            own, _ = base_cut(asked, candidate, splits)
+            peaks = least_peaks(asked, own)
+            if peaks is not None and float(peaks.max()) <= asked.limit:
+                try:
+                    base = base_of(asked, own, splits)
+                except DebubbleError:
+                    continue
+                if base is not None and base.plan.fits:
+                    return base.plan
+    return None
+
+
+def _bounded(asked: Asked, group: Group, number: int, found: Found) -> Iterator[Batch]:
+    """The batches of a group with their bounds, without those that have no room."""
+    for setting in dict.fromkeys(one for each in group.settings.values() for one in each):
+        alone = on_one_rank(asked, group, setting)
+        batch = Batch(least_time(asked, alone, group.degrees.pp), number, group, setting)
+        if least_memory(asked, alone, group.degrees.pp) > asked.limit:
+            found.leave_out(NO_ROOM, batch.count)
+        else:
+            number += 1
+            yield batch

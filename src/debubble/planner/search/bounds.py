@@ -1,0 +1,115 @@
+"""Times and bytes that no plan of a kind, or a candidate, gets below, without simulating any."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.kind_relations import SPLIT_KINDS
+from debubble.engine.timeline import simulate
+from debubble.engine.validate import has
+from debubble.planner.candidate import Candidate, recomputed_layers, whole_backwards
+from debubble.planner.cost.stage_costs import stage_times, times_by_stage
+from debubble.planner.memory.activations import stage_activation, stage_activations
+from debubble.planner.memory.in_flight import in_flight
+from debubble.planner.memory.peaks import FRAGMENTATION, margin
+from debubble.planner.memory.state import stage_state
+from debubble.planner.plannable import placement_of
+from debubble.planner.search.evaluate import Asked, standing
+from debubble.schedules import registry
+
+
+def least_time(asked: Asked, alone: Candidate, pp: int) -> float:
+    """Seconds below which no schedule and no layer split over `pp` ranks brings a step.
+
+    Some rank does at least the average of all work; nothing else is counted.
+    """
+    (whole,) = stage_times(asked.model, asked.cluster, asked.training, alone, asked.factors)
+    return (whole.F + whole.I + whole.W) * alone.microbatches / pp
+
+
+def pipeline_bound(asked: Asked, candidate: Candidate) -> float:
+    """Seconds below which no order of a candidate's stages brings its pipeline.
+
+    Before a rank's first action all stages before its first one run once, then it does its work,
+    and after its last backward those stages run a backward each. Where backwards are split, what a
+    rank does for its weights may fill that time.
+    """
+    F, I, W = times_by_stage(asked.model, asked.cluster, asked.training, candidate, asked.factors)
+    degrees, own = candidate.degrees, F + I + W
+    work = np.bincount(homes_of(candidate), candidate.microbatches * own)
+    passed = np.cumsum(F if _splits(candidate.schedule) else own)
+    first = _first_stages(candidate.schedule, degrees.pp, degrees.chunks)
+    return float(np.max(work + np.where(first > 0, passed[first - 1], 0.0)))
+
+
+def homes_of(candidate: Candidate) -> tuple[int, ...]:
+    """The rank of every stage."""
+    return _homes(candidate.schedule, candidate.degrees.pp, candidate.degrees.chunks)
+
+
+@lru_cache(maxsize=4096)
+def _homes(name: str, ranks: int, chunks: int) -> tuple[int, ...]:
+    return tuple(placement_of(name, ranks, chunks).ranks_of_stages.tolist())
+
+
+@lru_cache(maxsize=4096)
+def _first_stages(name: str, ranks: int, chunks: int) -> NDArray[np.int64]:
+    """The first stage of every rank."""
+    return np.unique(_homes(name, ranks, chunks), return_index=True)[1]
+
+
+@cache
+def _splits(name: str) -> bool:
+    """Whether a schedule has backwards in two parts, looked up in a small one."""
+    made = registry.make(name, ranks=2, microbatches=8)
+    return has(made, SPLIT_KINDS)
+
+
+@cache
+def saves_memory(name: str) -> bool:
+    """Whether a schedule is there to hold less than 1F1B, looked up in a larger pipeline."""
+    ranks = 16
+    made = registry.make(name, ranks=ranks, microbatches=2 * ranks)
+    return float(simulate(made).peak_activation.max()) < 0.8 * ranks
+
+
+def least_memory(asked: Asked, alone: Candidate, pp: int) -> float:
+    """Bytes below which the fullest of `pp` ranks does not get.
+
+    The average over ranks of what stays all the time and of one microbatch's activations, all of
+    which are there when its first backward starts; and the margin.
+    """
+    state = stage_state(asked.model, asked.training, alone, 0)
+    if recomputed_layers(alone.recompute) is not None:
+        alone = alone.recomputing("full")  # the first N of every stage may be all
+    stored = stage_activation(asked.model, asked.training, alone, 0).stored
+    return (state.total + stored) / pp + margin(asked.training)
+
+
+def least_peaks(asked: Asked, candidate: Candidate) -> NDArray[np.float64] | None:
+    """Bytes below which no rank of a candidate stays; shape ``(pp,)``.
+
+    What stays all the time, and the activations of the microbatches in flight with what lies unused
+    between them: all but logits, buffers of transfers, and what comes back to be recomputed. Where
+    the order depends on costs, that is one microbatch; None for orders that are too long to count.
+    """
+    degrees, training = candidate.degrees, asked.training
+    whole = whole_backwards(training, candidate)
+    runtime = "any" if whole else training.runtime.engine
+    counts = in_flight(
+        candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, runtime
+    )
+    made = registry.find(candidate.schedule).uses_costs
+    if counts is None and not made:
+        return None
+    each = stage_activations(asked.model, training, candidate)
+    stored = np.array([one.stored for one in each])
+    placement = placement_of(candidate.schedule, degrees.pp, degrees.chunks)
+    held: NDArray[np.float64] = standing(asked, candidate, placement)
+    if counts is None:
+        return held + (1 + FRAGMENTATION) * np.bincount(homes_of(candidate), stored)
+    kept = np.minimum(stored, [0.0 if whole else one.kept_for_weight for one in each])
+    return held + (1 + FRAGMENTATION) * counts.peaks(stored, kept)

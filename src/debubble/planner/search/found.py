@@ -1,0 +1,151 @@
+"""What a search has found: the best plans, those that are near, and why others were left out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from debubble.planner.candidate import Candidate, Degrees
+from debubble.planner.search.evaluate import Plan
+
+ROUNDING = 1e-9
+"""Share by which times and bytes have to differ, so that rounding decides nothing."""
+
+SLOWER = "simulated with one or more layer splits, and slower"
+TOO_LARGE = "simulated with one or more layer splits, and too large for the memory"
+IN_FLIGHT = "too large with what the schedule has in flight"
+NO_ROOM = "too large with one microbatch, whatever the order"
+BOUND = "cannot be faster, whatever the schedule and the layer split"
+SLOW_PIPELINE = "cannot be faster with an even or a balanced layer split, whatever the order"
+NO_FEWER = "no stage has layers of which only some are recomputed"
+NO_ORDER = "no order of the schedule for these sizes and this memory"
+"""Reasons for which candidates are left out."""
+
+
+@dataclass
+class Found:
+    """What a search has found.
+
+    Parameters
+    ----------
+    top
+        Most plans that are kept.
+    plans
+        The best plans that fit, fastest first.
+    near
+        Plans that do not fit: the fastest that nearly do, then those that need least.
+    considered
+        Number of candidates that were decided on.
+    simulated
+        How many of them ran in the engine.
+    left_out
+        How many were left out, by reason.
+    interrupted
+        Whether the search was stopped; then other candidates may be better.
+    below
+        Seconds that a plan has to stay below to be kept.
+    larger
+        The best plan on more GPUs, where that was asked: with one more node, or, where no plan
+        fits, one that does.
+    searched
+        The best plan that the search found, whatever joined the plans later.
+    early
+        A plan that fits, found before the search began with the most promising ones.
+    """
+
+    top: int
+    plans: list[Plan] = field(default_factory=list)
+    near: list[Plan] = field(default_factory=list)
+    considered: int = 0
+    simulated: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    interrupted: bool = False
+    below: float = math.inf
+    larger: Plan | None = None
+    searched: Plan | None = None
+    early: Plan | None = None
+
+    @property
+    def best(self) -> Plan | None:
+        """The best plan that fits, so far."""
+        return self.plans[0] if self.plans else self.early
+
+    def leave_out(self, reason: str, count: int = 1, *, simulated: bool = False) -> None:
+        """Count candidates that were left out."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + count
+        self.considered += count
+        self.simulated += count * simulated
+
+    def take(self, plan: Plan) -> None:
+        """Keep a plan if it is among the best, or the nearest of those that do not fit."""
+        self.considered += 1
+        self.simulated += 1
+        for gone in kept(self.plans if plan.fits else self.near, plan, self.top):
+            reason = SLOWER if gone.fits else TOO_LARGE
+            self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+
+def kept(plans: list[Plan], plan: Plan, top: int) -> list[Plan]:
+    """Put a plan among the best `top`, all of which fit or none; return those that are left out."""
+    alike = next((one for one in plans if _alike(one, plan)), None)
+    if alike is not None and rank(alike) <= rank(plan):
+        return [plan]
+    gone = []
+    if alike is not None:
+        plans.remove(alike)
+        gone.append(alike)
+    plans.append(plan)
+    plans.sort(key=rank)
+    if len(plans) > top:
+        gone.append(plans.pop())
+    return gone
+
+
+Kin: TypeAlias = tuple[Degrees, int, str]
+"""What plans share of which only the best is kept, so that the others are real alternatives."""
+
+
+def kin(candidate: Candidate) -> Kin:
+    """Degrees but for chunks, microbatch size and schedule of a candidate."""
+    return replace(candidate.degrees, chunks=1), candidate.microbatch_size, candidate.schedule
+
+
+def _alike(one: Plan, other: Plan) -> bool:
+    """Whether only the better of two plans is kept.
+
+    They are kin, or would be if their schedules, whose orders turn out the same, were one.
+    """
+    a, b = kin(one.candidate), kin(other.candidate)
+    return a[:2] == b[:2] and (
+        a == b or (one.step_time, one.peaks) == (other.step_time, other.peaks)
+    )
+
+
+USUAL_ZERO = 1
+"""The level of ZeRO that every framework has."""
+
+NEAR = 1.25
+"""Share of a GPU's memory up to which a plan that does not fit is worth a look."""
+
+
+def rank(plan: Plan) -> tuple[object, ...]:
+    """Faster first; of plans as fast as each other the simpler one, then the smaller.
+
+    Of plans that do not fit those that nearly do come first, and then those that need least memory.
+    """
+    candidate, peak = plan.candidate, max(plan.peaks)
+    if not plan.fits and not nearly_fits(plan):
+        return (1, peak)
+    simple = candidate.degrees.chunks, abs(candidate.zero - USUAL_ZERO)
+    return (0, rounded(plan.step_time), *simple, peak, str(candidate))
+
+
+def rounded(value: float) -> float:
+    """A number to nine digits, so that rounding decides nothing."""
+    return float(f"{value:.9g}")
+
+
+def nearly_fits(plan: Plan) -> bool:
+    """Whether a plan that does not fit is near."""
+    return max(plan.peaks) <= NEAR * plan.limit

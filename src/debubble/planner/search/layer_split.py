@@ -1,0 +1,304 @@
+"""The layers of every stage: cuts that balance ranks, then moves of one layer in the engine."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.errors import DebubbleError
+from debubble.planner.candidate import Candidate, Training, recomputed_layers
+from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.cost.stage_costs import layer_sums
+from debubble.planner.frameworks.case import Case
+from debubble.planner.frameworks.rules import broken
+from debubble.planner.hardware.cluster import Cluster
+from debubble.planner.memory.peaks import margin
+from debubble.planner.model.transformer import Model
+from debubble.planner.search.bounds import homes_of, pipeline_bound
+from debubble.planner.search.evaluate import Asked, Plan, costs_of, schedule_of, timed, with_peaks
+from debubble.schedules import registry
+
+Cut: TypeAlias = tuple[int, ...]
+"""Layers of every stage; they are consecutive, so that their numbers say all."""
+
+SIMULATIONS = 200
+"""Most simulations for one plan."""
+
+MADE = 60
+"""The same where every cut has an order made for it, which takes as long as many simulations."""
+
+ACTIONS = 2_000_000
+"""Most simulated actions for one plan, about: large pipelines are simulated less often."""
+
+MOVES = 96
+"""Moves of one layer that are looked at from one cut, the most promising first."""
+
+
+class Loads(NamedTuple):
+    """Seconds of all that one microbatch makes a GPU do, by where it is done."""
+
+    layers: tuple[float, ...]
+    first: float
+    """Of the embedding."""
+    last: float
+    """Of the head and multi-token prediction."""
+
+
+def loads_of(asked: Asked, candidate: Candidate) -> Loads:
+    """The loads of a candidate, which are the same for every cut.
+
+    Without the layers that ``"full:N"`` recomputes, which are others in every cut.
+    """
+    some = recomputed_layers(candidate.recompute) is not None
+    one = candidate.without_order("none" if some else None)
+    return _loads(asked.model, asked.cluster, asked.training, one, asked.factors)
+
+
+@lru_cache(maxsize=1 << 14)
+def _loads(
+    model: Model, cluster: Cluster, training: Training, one: Candidate, factors: Factors
+) -> Loads:
+    sums, first, last = layer_sums(model, cluster, training, one, factors)
+    layers = np.diff(sums[0] + sums[1] + sums[2])
+    return Loads(tuple(layers.tolist()), *(sum(part.tolist()) for part in (first, last)))
+
+
+def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:
+    """What every rank does for one microbatch under a cut; `homes` are the ranks of the stages."""
+    found = [0.0] * (max(homes) + 1)
+    sums = list(accumulate(loads.layers, initial=0.0))
+    begin = 0
+    for rank, count in zip(homes, cut, strict=True):
+        found[rank] += sums[begin + count] - sums[begin]
+        begin += count
+    found[homes[0]] += loads.first
+    found[homes[-1]] += loads.last
+    return found
+
+
+@lru_cache(maxsize=1 << 14)
+def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
+    """The cut whose busiest rank does least.
+
+    Exact for equal layers, and for any where every rank has one stage; layers of several kinds over
+    several stages per rank count as the average.
+    """
+    stages = len(homes)
+    if stages > len(set(homes)) or len(set(loads.layers)) == 1:
+        return _shared_out(loads, homes)
+    sums = list(accumulate(loads.layers, initial=0.0))
+    ends = [loads.first, *[0.0] * (stages - 2), loads.last] if stages > 1 else [0.0]
+    total = len(loads.layers)
+
+    def filled(most: float) -> Cut:
+        """Stages that take as many layers as `most` allows; all together maybe too few."""
+        cut, begin = [], 0
+        for end in ends:
+            stop = begin
+            while stop < total and sums[stop + 1] - sums[begin] + end <= most:
+                stop += 1
+            cut.append(stop - begin)
+            begin = stop
+        return tuple(cut)
+
+    # The busiest rank does what some run of layers takes, alone or beside embedding or head.
+    works = {b - a for i, a in enumerate(sums) for b in sums[i:]}
+    least = max(loads.first, loads.last)
+    choices = sorted({work + end for work in works for end in ends if work + end >= least})
+    at = bisect_left(choices, total, key=lambda most: sum(filled(most * (1 + 1e-12))))
+    return filled(choices[at] * (1 + 1e-12))
+
+
+def _shared_out(loads: Loads, homes: tuple[int, ...]) -> Cut:
+    """Equal layers one by one, each to the rank that does least with it, there to its least stage.
+
+    Of ranks alike the later one, which holds fewer microbatches.
+    """
+    each = sum(loads.layers) / len(loads.layers)
+    ends = [0.0] * len(homes)
+    ends[0] += loads.first
+    ends[-1] += loads.last
+    cut = [0] * len(homes)
+    by_rank: dict[int, list[tuple[float, int]]] = {}
+    for stage, rank in enumerate(homes):
+        by_rank.setdefault(rank, []).append((ends[stage], -stage))
+    ranks = [(sum(end for end, _ in stages), -rank) for rank, stages in by_rank.items()]
+    heapq.heapify(ranks)
+    for stages in by_rank.values():
+        heapq.heapify(stages)
+    for _ in loads.layers:
+        work, rank = ranks[0]
+        heapq.heapreplace(ranks, (work + each, rank))
+        stages = by_rank[-rank]
+        done, stage = stages[0]
+        heapq.heapreplace(stages, (done + each, stage))
+        cut[-stage] += 1
+    return tuple(cut)
+
+
+@lru_cache(maxsize=1 << 14)
+def least_load(loads: Loads, homes: tuple[int, ...]) -> float:
+    """Seconds per microbatch below which no cut brings the busiest rank."""
+    small = min(loads.layers)
+    alike = loads._replace(layers=(small,) * len(loads.layers))
+    mean = (sum(loads.layers) + loads.first + loads.last) / (max(homes) + 1)
+    return max(mean, *rank_loads(alike, homes, _shared_out(alike, homes)))
+
+
+def forced_time(asked: Asked, candidate: Candidate, peaks: NDArray[np.float64]) -> float:
+    """Seconds below which nothing is looked for that fits, where ranks are too full; else 0.
+
+    Every rank that is too full gives layers to those with room, first to the least busy. Infinite
+    where these have no room for as many. A layer counts as the average of its rank.
+    """
+    homes = homes_of(candidate)
+    counts = np.bincount(homes, candidate.layers)
+    each = np.maximum((peaks - margin(asked.training)) / np.maximum(counts, 1), 1.0)
+    gone = np.ceil((peaks - asked.limit) / each)
+    missing = int(gone[gone > 0].sum())
+    loads = loads_of(asked, candidate)
+    ranks = list(zip(rank_loads(loads, homes, candidate.layers), (-gone).tolist(), strict=True))
+    heap = [(load, room) for load, room in ranks if room >= 0]
+    if missing > sum(room for _, room in heap):
+        return math.inf
+    layer, most = sum(loads.layers) / len(loads.layers), 0.0
+    heapq.heapify(heap)
+    while missing:
+        load, room = heapq.heappop(heap)
+        if room:
+            heapq.heappush(heap, (load + layer, room - 1))
+            most, missing = max(most, load + layer), missing - 1
+    return most * candidate.microbatches
+
+
+def split_bound(asked: Asked, candidate: Candidate) -> float:
+    """Seconds below which no order and no layer split brings a candidate's pipeline."""
+    least = least_load(loads_of(asked, candidate), homes_of(candidate))
+    return least * candidate.microbatches
+
+
+def with_balanced(asked: Asked, candidate: Candidate) -> Candidate:
+    """The candidate with the cut whose busiest rank does least."""
+    cut = balanced(loads_of(asked, candidate), homes_of(candidate))
+    return replace(candidate, layers=cut)
+
+
+Allowed: TypeAlias = Callable[[Candidate], bool]
+"""Whether whoever runs it can run a candidate."""
+
+
+def runnable(asked: Asked, framework: str | None) -> Allowed:
+    """Whether a framework runs a candidate; without one, whether anything can."""
+    model, gpus, training = asked.model, asked.cluster.gpus, asked.training
+    return lambda candidate: not broken(Case.of(model, gpus, training, candidate), framework)
+
+
+def refined(
+    asked: Asked, plan: Plan, allowed: Allowed, floor: float = 0.0,
+    room: Sequence[float] | None = None,
+) -> tuple[Plan, int]:  # fmt: skip
+    """A plan with its layers split better, and how many simulations that took.
+
+    From the better of its own cut and the balanced one, a layer moves from one stage to another
+    (those between them shift) as long as that makes it fit, or keeps it within the memory and makes
+    it faster, but not below `floor` seconds. What cannot be faster by
+    :func:`~debubble.planner.search.bounds.pipeline_bound` is not simulated. Without a limit of
+    memory nobody asks for peaks, and there are none. `room` is for orders that are made, see
+    :func:`~debubble.planner.search.evaluate.schedule_of`.
+    """
+    search = _Moves(asked, plan, allowed, floor, room)
+    search.run()
+    return search.best, search.simulated
+
+
+class _Moves:
+    """A descent over cuts; `best` is where it is."""
+
+    def __init__(
+        self, asked: Asked, plan: Plan, allowed: Allowed, floor: float,
+        room: Sequence[float] | None,
+    ) -> None:  # fmt: skip
+        self.asked, self.best, self.allowed, self.floor = asked, plan, allowed, floor
+        self.room = room
+        self.limited = math.isfinite(asked.limit)
+        self.loads = loads_of(asked, plan.candidate)
+        self.homes = homes_of(plan.candidate)
+        self.simulated = 0
+        self.tried = {plan.candidate.layers}
+        actions = 3 * len(self.homes) * plan.candidate.microbatches
+        made = registry.find(plan.candidate.schedule).uses_costs
+        self.most = max(min(MADE if made else SIMULATIONS, ACTIONS // actions), 10)
+
+    def run(self) -> None:
+        """Move layers until nothing helps."""
+        if len(self.homes) == 1:
+            return
+        self._is_better(balanced(self.loads, self.homes))
+        while any(self._is_better(cut) for cut in self._moves()):
+            pass
+
+    @property
+    def _fits(self) -> bool:
+        return not self.limited or self.best.fits
+
+    def _moves(self) -> Iterator[Cut]:
+        """Cuts with one layer elsewhere, first those that take it from the fullest or busiest."""
+        cut = self.best.candidate.layers
+        load = rank_loads(self.loads, self.homes, cut)
+        if not self._fits:
+            load = list(self.best.peaks)
+        stages = range(len(cut))
+
+        def promise(move: tuple[int, int]) -> tuple[float, int]:
+            one, other = move
+            return load[self.homes[one]] - load[self.homes[other]], cut[one] - cut[other]
+
+        moves = ((one, other) for one in stages if cut[one] for other in stages if one != other)
+        for one, other in heapq.nlargest(MOVES, moves, promise):
+            found = list(cut)
+            found[one] -= 1
+            found[other] += 1
+            yield tuple(found)
+
+    def _is_better(self, cut: Cut) -> bool:
+        """Whether a cut is better than the best, which it then is."""
+        if cut in self.tried or self.simulated >= self.most:
+            return False
+        self.tried.add(cut)
+        candidate = replace(self.best.candidate, layers=cut)
+        fits = self._fits
+        if fits and pipeline_bound(self.asked, candidate) >= self.best.step_time:
+            return False
+        if not self.allowed(candidate):
+            return False
+        self.simulated += 1
+        try:
+            order = None
+            if self.room is not None:
+                costs = costs_of(self.asked, candidate)
+                order = schedule_of(candidate, costs, self.room)
+            plan, timeline = timed(self.asked, candidate, order, memory=self.limited)
+            if plan.step_time < self.floor or (fits and plan.step_time >= self.best.step_time):
+                return False
+            if self.limited:
+                plan = with_peaks(self.asked, plan, timeline)
+        except DebubbleError:
+            return False
+        if self.limited and _value(plan) >= _value(self.best):
+            return False
+        self.best = plan
+        return True
+
+
+def _value(plan: Plan) -> tuple[float, float]:
+    """Less is better: first what is missing of the memory, then the time."""
+    return max(max(plan.peaks) - plan.limit, 0.0), plan.step_time

@@ -1,0 +1,377 @@
+"""Closed forms of a schedule for given costs: those that hold, and the nearest values of others.
+
+A registered schedule has formulas for plain cases. With recomputes right before their backwards, or
+with activations away from their ranks, some of them hold in another form or as a bound; see
+:func:`_with_recompute` and :func:`_with_offload`. A formula that does not hold is evaluated for the
+nearest simpler case, and the differences to that case are listed as obstacles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+
+from debubble.core.actions import STAGE_SHIFT, Kind, kinds_of, pairs_of
+from debubble.core.cost_fields import CostField
+from debubble.core.cost_table import NO_KINDS, CostTable
+from debubble.core.costs import Costs
+from debubble.core.kind_relations import COST_KINDS
+from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS
+from debubble.core.schedule import Schedule
+from debubble.core.units import number
+from debubble.engine.recompute import recompute_share
+from debubble.engine.validate import has
+from debubble.schedules._entry import ClosedForm, Entry, FormValue
+from debubble.schedules.registry import entries, find
+
+TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
+"""Quantities of closed forms that are times."""
+
+
+@dataclass(frozen=True)
+class NearestForm:
+    """A closed form that does not hold."""
+
+    found: FormValue
+    """The formula, and its value for the nearest costs for which it holds."""
+    reason: str
+    """Why it does not hold, in words."""
+    nearest: str
+    """The simpler case that the value is for, in words that follow it: ``"without latency"``."""
+
+
+class Obstacle(NamedTuple):
+    """A property of a case that no formula covers, and the words for a case without it."""
+
+    reason: str
+    nearest: str
+
+
+def closed_forms(
+    schedule: Schedule, costs: Costs, transfer: float, obstacles: Sequence[Obstacle] = ()
+) -> list[FormValue]:
+    """Return the closed forms of a schedule that hold for these costs.
+
+    Parameters
+    ----------
+    schedule
+        A schedule made by :func:`debubble.make`, with or without lowerings.
+    costs
+        Costs of actions; forms hold for costs that are the same on all stages and, where the
+        schedule is computed from costs, that it was computed from.
+    transfer
+        Time of a transfer between ranks.
+    obstacles
+        Further properties that forms of times do not cover.
+    """
+    found = _Forms.of(schedule, costs, transfer, obstacles)
+    if found is None or found.always or found.unsure:
+        return []
+    return [
+        FormValue.of(form, found.case)
+        for form in found.known
+        if not found.unknown[part_of(form)] and form.holds(found.case)
+    ]
+
+
+def nearest_forms(
+    schedule: Schedule, costs: Costs, transfer: float, obstacles: Sequence[Obstacle] = ()
+) -> list[NearestForm]:
+    """Return the closed forms that would hold for simpler costs; parameters as above.
+
+    Left out are those of quantities that an exact form is known of, and those that are about other
+    sizes or options.
+    """
+    found = _Forms.of(schedule, costs, transfer, obstacles)
+    if found is None:
+        return []
+    known, always = found.known, found.always
+    recomputes = recompute_share(schedule).any()
+    if recomputes and not any(form.quantity in TIME_QUANTITIES for form in known):
+        always = [*always, Obstacle("forwards are recomputed", "without recompute")]
+        known = found.entry.forms
+    holding = [] if always else closed_forms(schedule, costs, transfer, obstacles)
+    exact = {item.form.quantity for item in holding if item.form.accuracy == "exact"}
+    seen = {(item.form.quantity, item.form.text) for item in holding}
+    nearest = []
+    for form in known:
+        near = _nearest_case(form, found.case)
+        if form.quantity in exact or (form.quantity, form.text) in seen or near is None:
+            continue
+        simpler, more = near
+        here = [*always, *found.unknown[part_of(form)], *more]
+        if here:
+            seen.add((form.quantity, form.text))
+            reasons, words = (", ".join(texts) for texts in zip(*here, strict=True))
+            nearest.append(NearestForm(FormValue.of(form, simpler), reasons, words))
+    return nearest
+
+
+def part_of(form: ClosedForm) -> str:
+    """Return what a form is about, in the words of :attr:`CostField.changes`."""
+    return "times" if form.quantity in TIME_QUANTITIES else "memory"
+
+
+@dataclass
+class _Forms:
+    """The forms of a schedule, the case to evaluate them for, and what keeps them from holding."""
+
+    entry: Entry
+    case: SimpleNamespace
+    known: tuple[ClosedForm, ...]
+    always: list[Obstacle]
+    """Obstacles of every form."""
+    unsure: bool
+    """Whether the schedule was made for costs that recomputes and copies have changed since."""
+    unknown: dict[str, list[Obstacle]] = field(default_factory=dict)
+    """Obstacles of forms of times and of memory: costs that formulas do not have."""
+
+    @classmethod
+    def of(
+        cls, schedule: Schedule, costs: Costs, transfer: float, obstacles: Sequence[Obstacle]
+    ) -> _Forms | None:
+        """Look at a schedule and its costs; None for a schedule without any forms."""
+        if schedule.name not in entries():
+            return None
+        entry, always = find(schedule.name), []
+        if schedule.iterations > 1:
+            several = f"there are {schedule.iterations} iterations"
+            always.append(Obstacle(several, "for one of them"))
+        by_costs = entry.orders_by_costs(SimpleNamespace(**schedule.options))
+        if by_costs and schedule.made_for != costs:
+            other = "the order was made for other costs"
+            always.append(Obstacle(other, "for an order made for these"))
+        # A sharded head is the same on all ranks.
+        plain = replace(costs, head=None) if schedule.vocabulary else costs
+        foreign = [spec for spec in not_in_forms(schedule, plain) if len(spec.changes) == 1]
+        if not plain.uniform:
+            if schedule.vocabulary:
+                return None
+            owners = "stages or ranks"
+            if costs.microbatch is not None:
+                owners = "stages, ranks or microbatches"
+            always.append(Obstacle(f"the costs of {owners} differ", "for their mean"))
+            costs, transfer = _mean(schedule, costs)
+        case = form_case(schedule, costs, transfer)
+        known = _with_recompute(entry.forms, case, schedule, case.table)
+        known = _with_offload(known, entry, schedule)
+        copied = not entry.copies_activations and has(schedule, COPY_KINDS)
+        unsure = entry.uses_costs and bool(copied or recompute_share(schedule).any())
+        unknown = {
+            part: _distinct(_obstacle(spec) for spec in foreign if part in _changed(spec, entry))
+            for part in ("times", "memory")
+        }
+        unknown["times"] = [*obstacles, *unknown["times"]]
+        return cls(entry, case, known, always, unsure, unknown)
+
+
+def not_in_forms(schedule: Schedule, costs: Costs) -> tuple[CostField, ...]:
+    """Return the costs that something of a schedule pays and that no closed form has."""
+    return tuple(
+        spec
+        for spec in costs.not_in_forms
+        if spec.name in NO_KINDS
+        or spec.name not in COST_KINDS
+        or has(schedule, COST_KINDS[spec.name])
+    )
+
+
+def _changed(spec: CostField, entry: Entry) -> tuple[str, ...]:
+    """Return what a cost changes: of schedules computed from costs, memory changes the times."""
+    return ("times", "memory") if entry.uses_costs and "memory" in spec.changes else spec.changes
+
+
+_WORDS = {
+    "OPT": Obstacle("optimizer steps take time", "without optimizer steps"),
+    "unshard": Obstacle("replicas exchange weights and gradients", "without that"),
+    "reduce_grad": Obstacle("replicas exchange weights and gradients", "without that"),
+    "kv": Obstacle("keys and values are held, too", "without them"),
+    "static": Obstacle("ranks hold more than activations", "without that"),
+}
+"""Words for costs that no formula has."""
+
+
+def _obstacle(spec: CostField) -> Obstacle:
+    name = spec.name
+    return _WORDS.get(name) or Obstacle(f"formulas know no {name}", f"without {name}")
+
+
+def _distinct(obstacles: Iterable[Obstacle]) -> list[Obstacle]:
+    return list(dict.fromkeys(obstacles))
+
+
+def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamespace:
+    """Return the variables of a registered schedule's closed forms, see :class:`ClosedForm`."""
+    table = costs.table(schedule)
+    F, I, W, B, S, T = (
+        float(table.duration[kind, 0]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.S, Kind.T)
+    )
+    case = find(schedule.name).case(**schedule.options)
+    vars(case).update(
+        ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=schedule.chunks,
+        p=schedule.ranks, m=schedule.microbatches, v=schedule.chunks, s=schedule.slices,
+        F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), S=S, T=T, c=transfer,
+        shard=table.shard, unit=float(table.activation[0]), kept=float(table.kept[0]), table=table,
+        copy=_copy_time(schedule, table),
+    )  # fmt: skip
+    share = case.kept / case.unit if case.unit else 0.0
+    if not np.allclose(table.kept, share * table.activation, rtol=1e-9, atol=0):
+        case.kept = math.nan
+    return case
+
+
+def _copy_time(schedule: Schedule, table: CostTable) -> float:
+    """Return the time of an OFFLOAD, or a RELOAD, after one of every rank on the same link."""
+    target = schedule.copy_targets[schedule.placement.table[0][0]]
+    sharing = 1 if target is not None else table.costs.host_link_shared_by
+    return sharing * table.copy(Kind.OFFLOAD, 0, target)
+
+
+_WEAKER = {"exact": "upper bound", "upper bound": "upper bound"}
+"""Accuracy of a formula for times when R does not wait for the gradient; others are left out."""
+
+
+def _with_recompute(
+    forms: tuple[ClosedForm, ...], case: SimpleNamespace, schedule: Schedule, table: CostTable
+) -> tuple[ClosedForm, ...]:
+    """Return the closed forms that hold for a schedule; with recomputes `case` gets its I, B and q.
+
+    Notes
+    -----
+    Let every microbatch of every stage be recomputed right before its backward, at the same costs
+    everywhere, and no actions overlap. When R waits for the gradient, it and the backward are one
+    longer backward, so that forms of times hold with I + R for I and B + R for B. When R waits
+    for its own forward only, the same order has fewer waits, and what was exact is an upper bound.
+
+    A rank holds the most forwards when a full backward comes next. That is when R brings back one
+    activation, so that a peak of n activations becomes q·n + (1 − q) with q = recompute_kept. Where
+    W comes later than I, activations also stay for W, and the form is left out. Nothing is known
+    of other places of R.
+    """
+    share = recompute_share(schedule)
+    if not share.any():
+        return forms
+    R, kept = table.duration[Kind.R], table.checkpoint
+    same = bool(np.ptp(R) == 0 and np.ptp(kept) == 0)
+    if not same or not np.all(share >= 1) or not _right_before(schedule):
+        return ()
+    case.I, case.B, case.q = case.I + R[0], case.B + R[0], kept[0] / case.unit if case.unit else 0
+    longer_backward = table.duration.copy()
+    longer_backward[list(GRADIENT_KINDS)] += R
+    case.table = replace(table, duration=longer_backward)
+    split = bool((kinds_of(schedule.actions) == Kind.W).any())
+    longer = ", with I + R for I" if split else ", with B + R for B"
+    late = schedule.recompute_after == "gradient"
+    found = []
+    for form in forms:
+        if form.quantity == "peak_activation":
+            found += [] if split else [_checkpoint_peak(form, "(v·s)" if case.s > 1 else "v")]
+        elif late or form.accuracy in _WEAKER:
+            accuracy = form.accuracy if late else _WEAKER[form.accuracy]
+            found.append(replace(form, text=form.text + longer, accuracy=accuracy))
+    return tuple(found)
+
+
+def _right_before(schedule: Schedule) -> bool:
+    """Return whether no actions overlap and every R stands right before its backward."""
+    kinds, cells = kinds_of(schedule.actions), schedule.actions >> STAGE_SHIFT
+    spots = np.flatnonzero(kinds == Kind.R)
+    after = np.minimum(spots + 1, len(kinds) - 1)
+    follows = np.isin(kinds[after], GRADIENT_KINDS) & (cells[after] == cells[spots])
+    return not pairs_of(schedule.actions).any() and bool(follows.all())
+
+
+def _checkpoint_peak(form: ClosedForm, parts: str) -> ClosedForm:
+    """Return a peak of activations as one of checkpoints and one activation."""
+
+    def value(case: SimpleNamespace) -> float | list[float]:
+        peak = case.q * np.asarray(form.of(case)) + (1 - case.q) * case.unit
+        found: float | list[float] = peak.tolist()
+        return found
+
+    condition = "; ".join(filter(None, (form.condition, "q = recompute_kept")))
+    text = f"q·({form.text}) + (1 − q)/{parts}"
+    return replace(form, text=text, value=value, condition=condition)
+
+
+_LATER = {"exact": "lower bound", "lower bound": "lower bound"}
+_LESS = {"exact": "upper bound", "upper bound": "upper bound"}
+"""Accuracy of a formula for times, and for memory, where activations are away for a while."""
+
+
+def _with_offload(
+    forms: tuple[ClosedForm, ...], entry: Entry, schedule: Schedule
+) -> tuple[ClosedForm, ...]:
+    """Return the forms as bounds where activations leave their ranks and no formula has that.
+
+    The order is the same with more waits: nothing is over sooner, and no rank holds more.
+    """
+    if entry.copies_activations or not has(schedule, COPY_KINDS):
+        return forms
+    weaker = {"times": _LATER, "memory": _LESS}
+    found = ((form, weaker[part_of(form)].get(form.accuracy)) for form in forms)
+    return tuple(replace(form, accuracy=accuracy) for form, accuracy in found if accuracy)
+
+
+def _nearest_case(
+    form: ClosedForm, case: SimpleNamespace
+) -> tuple[SimpleNamespace, list[Obstacle]] | None:
+    """Return the nearest case for which a form holds; None if it is about other sizes or options.
+
+    The changes that are tried: no latency, F = I = W of the same sum, and pairs that take as long
+    as the longer of their parts.
+    """
+    third = (case.F + case.I + case.W) / 3
+    pair = case.O / (case.F + case.B) if case.F + case.B else 1.0
+    equal = {"F": third, "I": third, "W": third, "B": 2 * third, "O": 3 * third * pair}
+    no_latency = Obstacle(f"a transfer takes {number(case.c)}", "without latency")
+    differ = Obstacle("F, I and W differ", "for F = I = W of the same sum")
+    whole = {"O": max(case.F, case.B)}
+    short = Obstacle(
+        "an overlapped pair takes less than the longer of its parts",
+        f"for O = {number(whole['O'])}",
+    )
+    for changes, obstacles in (
+        ({}, []),
+        ({"c": 0.0}, [no_latency]),
+        (equal, [differ]),
+        ({"c": 0.0, **equal}, [no_latency, differ]),
+        (whole, [short]),
+        ({"c": 0.0, **whole}, [no_latency, short]),
+    ):
+        if ("c" in changes and case.c == 0) or (short in obstacles and whole["O"] <= case.O):
+            continue
+        changed = SimpleNamespace(**vars(case) | changes)
+        if form.holds(changed):
+            return changed, obstacles
+    return None
+
+
+def _mean(schedule: Schedule, costs: Costs) -> tuple[Costs, float]:
+    """Return costs that are the same everywhere, the means of given ones, and a transfer's time."""
+    table = costs.table(schedule)
+    whole = table.duration.reshape(len(Kind), schedule.slices, -1).sum(axis=1).mean(axis=1)
+    held = table.activation.reshape(schedule.slices, -1).sum(axis=0)
+    activation = None if costs.activation is None else float(held.mean())
+    total = float(table.activation.sum())
+    links = table.link if table.boundaries is None else table.boundaries.time
+    links = links[links > 0]
+    transfer = float(links.mean()) if len(links) else 0.0
+    pair = costs.O
+    if isinstance(pair, Mapping | Sequence):
+        times = pair.values() if isinstance(pair, Mapping) else pair
+        pair = math.fsum(times) / len(pair)
+    if pair is not None and costs.basis == "rank":
+        pair = pair / (costs.chunks or schedule.chunks)
+    F, I, W, B, R = (float(whole[kind]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R))
+    kept = float(np.clip(table.kept.sum() / total, 0, 1)) if total else 1.0
+    mean = Costs(
+        F=F, I=I, W=W, B=B, R=R, O=pair, overlap_factor=costs.overlap_factor, p2p=transfer,
+        activation=activation, kept_for_weight=kept,
+    )  # fmt: skip
+    return mean, transfer

@@ -1,0 +1,169 @@
+"""Where batches of points are computed: through the backends of joblib, no code of our own."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any, TypeAlias
+
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.sweeps.store import Result
+from debubble.sweeps.work import start_worker
+
+Task: TypeAlias = Callable[[], list[Result]]
+"""A batch of points, ready to be computed anywhere."""
+
+ROUND = 4
+"""Batches per worker that are sent at once to backends that return them all together."""
+
+
+def cores() -> int:
+    """Number of processors that this process may use."""
+    if has_joblib():
+        import joblib
+
+        return int(joblib.cpu_count())
+    return os.cpu_count() or 1
+
+
+def has_joblib() -> bool:
+    """Whether joblib is installed."""
+    return importlib.util.find_spec("joblib") is not None
+
+
+@contextmanager
+def _processes(jobs: int, address: str | None) -> Iterator[None]:
+    """Processes of this computer."""
+    import joblib
+
+    assert address is None, "refused before"
+    # Workers left alone would wait for ever: for work, or for a lock of the process that is gone.
+    with joblib.parallel_config(
+        backend="loky", n_jobs=jobs, initializer=start_worker, initargs=(os.getpid(),)
+    ):
+        from joblib.externals.loky import get_reusable_executor
+
+        try:
+            yield
+        except BaseException:
+            # Nobody wants what they are working on.
+            get_reusable_executor(reuse=True).shutdown(wait=False, kill_workers=True)
+            raise
+        # Idle workers would stay for five minutes, each with all of its memory.
+        get_reusable_executor(reuse=True).shutdown(wait=True)
+
+
+@contextmanager
+def _dask(jobs: int, address: str | None) -> Iterator[None]:
+    """A cluster of dask; without an address, workers on this computer."""
+    import dask
+    import joblib
+    from distributed import Client
+
+    address = address or dask.config.get("scheduler-address", None)
+    local: dict[str, Any] = {}
+    if address is None:
+        local = {"n_workers": jobs if jobs > 0 else cores(), "threads_per_worker": 1,
+                 "dashboard_address": None}  # fmt: skip
+    with (
+        _reaching("dask", address),
+        Client(address, timeout=20, **local) as client,
+        joblib.parallel_config(backend="dask", n_jobs=jobs, client=client),
+    ):
+        yield
+
+
+@contextmanager
+def _ray(jobs: int, address: str | None) -> Iterator[None]:
+    """A cluster of Ray; without an address, workers on this computer."""
+    import joblib
+    import ray
+    from ray.util.joblib import register_ray
+
+    address = address or os.environ.get("RAY_ADDRESS")
+    local: dict[str, Any] = {}
+    if address is None:
+        local = {"num_cpus": jobs if jobs > 0 else cores(), "include_dashboard": False}
+    register_ray()
+    with _reaching("ray", address):
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+    try:
+        with joblib.parallel_config(backend="ray", n_jobs=jobs):
+            yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _reaching(name: str, address: str | None) -> Iterator[None]:
+    """Say which cluster cannot be reached."""
+    try:
+        yield
+    except (OSError, ConnectionError, TimeoutError, RuntimeError) as error:
+        if address is None:
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ParameterError(f"no {name} cluster at '{address}': {reason}") from None
+
+
+BACKENDS: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "processes": (_processes, "joblib", "debubble[sweep]"),
+    "dask": (_dask, "distributed", "debubble[sweep]"),
+    "ray": (_ray, "ray", "debubble[ray]"),
+}
+"""Context of each backend, the module that it needs, and what installs that."""
+
+
+def check_backend(name: str) -> None:
+    """Refuse a backend that does not exist or is not installed."""
+    if name not in BACKENDS:
+        raise ParameterError(f"backend is '{name}'; {did_you_mean(name, BACKENDS)}")
+    _, module, extra = BACKENDS[name]
+    for needed in ("joblib", module):
+        if importlib.util.find_spec(needed) is None:
+            raise ParameterError(f"backend '{name}' needs {needed}: pip install '{extra}'")
+
+
+def results(
+    tasks: Iterable[Task], backend: str, jobs: int, address: str | None
+) -> Iterator[list[Result]]:
+    """Results of tasks as they come, in any order; a task is cut when a worker is about to be free.
+
+    `backend` is the name of an entry of :data:`BACKENDS`, `jobs` the number of workers, -1 for all,
+    and `address` that of the cluster.
+    """
+    import joblib
+
+    context, _, _ = BACKENDS[backend]
+    with ExitStack() as stack:
+        stack.enter_context(context(jobs, address))
+        calls = (joblib.delayed(task)() for task in tasks)
+        try:
+            parallel = joblib.Parallel(batch_size=1, return_as="generator_unordered")
+        except ValueError:
+            parallel = stack.enter_context(joblib.Parallel(batch_size=1))
+            while batch := list(islice(calls, ROUND * parallel.n_jobs)):
+                yield from parallel(batch)
+            return
+        with _without_ctrl_c():
+            found = parallel(calls)
+        yield from found
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Ignore Ctrl-C, as the processes that are started in the meantime do all their life."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

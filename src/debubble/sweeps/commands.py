@@ -1,0 +1,157 @@
+"""Commands that a sweep can run: one entry of :data:`COMMANDS` each.
+
+An entry is a pure function from the values of its parameters to rows of results. Nothing else knows
+the commands: spec files, batches, files of results and pictures follow from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from debubble.core.costs import Costs
+from debubble.core.embedding_and_head import PARTS
+from debubble.core.errors import ParameterError
+from debubble.lowering.chain import LOWERINGS
+from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
+from debubble.sweeps import plans
+from debubble.sweeps.parameters import (
+    COSTS,
+    SCHEDULE,
+    SCHEDULES,
+    SIMULATION,
+    SIZES,
+    Parameters,
+)
+
+Options: TypeAlias = Mapping[str, Any]
+"""Values by dotted name, as read; names of cost files are replaced by what is in them."""
+
+Row: TypeAlias = dict[str, Any]
+"""Results by name: numbers and texts; ``error`` where there are none, and why."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A computation that a sweep repeats.
+
+    It raises :class:`~debubble.DebubbleError` where a point has no rows. The parameter
+    ``"costs.*"`` is for all names that begin like this. A `brief` one takes milliseconds for a
+    point, so that few points need no other processes.
+    """
+
+    run: Callable[[Options], list[Row]]
+    parameters: Parameters
+    required: tuple[str, ...] = ()
+    brief: bool = True
+
+
+def family(options: Options, prefix: str) -> dict[str, Any]:
+    """Return the options whose dotted names begin with a prefix, by the rest of their names.
+
+    Examples
+    --------
+    >>> family({"ranks": 4, "costs.F": 1.0, "costs.head.F": 2.0}, "costs")
+    {'F': 1.0, 'head.F': 2.0}
+    """
+    start = f"{prefix}."
+    return {key[len(start) :]: value for key, value in options.items() if key.startswith(start)}
+
+
+def costs_of(options: Options) -> tuple[Costs, Options]:
+    """Return the costs of options, and the options with sizes and limit of their cost file."""
+    file, changes = options.get("costs"), family(options, "costs")
+    if file is None and not changes:
+        return Costs(), options
+    costs = Costs() if file is None else file.costs
+    found: dict[str, Any] = {}
+    for name, value in changes.items():
+        part, _, key = name.partition(".")
+        if part in PARTS and key:
+            found[part] = {**(found.get(part) or getattr(costs, part) or {}), key: value}
+        else:
+            found[name] = value
+    if file is not None:
+        given = {key: getattr(file, key) for key in SIZES} | {"memory": file.memory_limit}
+        options = {**{key: value for key, value in given.items() if value is not None}, **options}
+    return replace(costs, **found), options
+
+
+def simulate(options: Options) -> list[Row]:
+    """Simulate a schedule; return every measure that reports and comparisons have."""
+    from debubble.analysis.measures import MEASURES
+    from debubble.analysis.question import Question
+    from debubble.analysis.results import keeps
+    from debubble.interchange.named import question
+
+    costs, filled = costs_of(options)
+    given = {key: options[key] for key in (*SIZES, *SHARED) if key in options}
+    given |= {"memory": filled["memory"]} if "memory" in filled else {}
+    lowerings = {row.name: options.get(row.name) for row in LOWERINGS}
+    asked = Question(
+        "", costs=costs, lowerings=lowerings, options=family(options, "options"), **given
+    )
+    timeline = question(options["schedule"], asked, options.get("costs")).timeline
+    measures = {m.key: m.one(timeline) for m in MEASURES if m.reported or m.compared}
+    sizes = {"chunks": timeline.schedule.chunks, "stages": timeline.schedule.stages}
+    return [sizes | measures | {"fits": keeps(timeline, asked.memory)}]
+
+
+SHARED = ("iterations", "sync", "p2p_mode")
+"""Options that questions and comparisons take by these names, next to sizes and memory."""
+
+
+def compare(options: Options) -> list[Row]:
+    """Compare schedules; return a row for each, best first, then those that cannot be made."""
+    from debubble.analysis.compare import has_choice
+    from debubble.interchange.files import is_foreign
+    from debubble.interchange.named import compare as run
+
+    costs, filled = costs_of(options)
+    known = (*SIZES, "memory", *SHARED, *(row.name for row in LOWERINGS))
+    given = {key: filled[key] for key in known if key in filled}
+    if not has_choice(name for name in options["schedules"] if not is_foreign(name)):
+        # Results have the number of chunks that each schedule has.
+        given.pop("chunks", None)
+    result = run(options["schedules"], costs=costs, options=family(options, "options"), **given)
+    rows: list[Row] = [
+        {"schedule": row.name, "place": place, "ratio": row.ratio, "fits": row.fits,
+         "chunks": row.schedule.chunks, "stages": row.schedule.stages, **row.values}
+        for place, row in enumerate(result.rows, 1)
+    ]  # fmt: skip
+    return rows + [{"schedule": name, "error": reason} for name, reason in result.skipped]
+
+
+def optimize(options: Options) -> list[Row]:
+    """Search the fastest schedule; return it with its bound."""
+    from debubble.optimize.search import optimize as run
+
+    costs, filled = costs_of(options)
+    own = (*SIZES, "memory", "p2p_mode", *_SEARCH)
+    given = {key: filled[key] for key in own if key in filled}
+    if given.get("layers") == OF_FILE:
+        given["layers"] = getattr(options.get("costs"), "layers", None)
+        if not given["layers"]:
+            raise ParameterError("layers is 'costs', and there is no cost file that has any layers")
+    result = run(costs=costs, published=False, **{"workers": 1} | given)
+    return [
+        {"makespan": result.makespan, "lower_bound": result.lower_bound, "gap": result.gap,
+         "status": result.status, "found_by": result.found_by,
+         "bubble_ratio": result.timeline.bubble_ratio,
+         "peak_activation": float(result.timeline.peak_activation.max())}
+    ]  # fmt: skip
+
+
+_SEARCH: Parameters = {
+    **{row.name: row.type for row in SEARCH_OPTIONS if not row.typed_only},
+    "recompute": RECOMPUTE, "offload": OFFLOAD,
+}  # fmt: skip
+
+COMMANDS: dict[str, Command] = {
+    "simulate": Command(simulate, {"schedule": SCHEDULE, **SIMULATION}, ("schedule",)),
+    "compare": Command(compare, {"schedules": SCHEDULES, **SIMULATION}, ("schedules",)),
+    "optimize": Command(optimize, {**SIZES, **COSTS, **_SEARCH}, brief=False),
+    "plan": Command(plans.plan, plans.PLAN, plans.REQUIRED, brief=False),
+}
+"""Every command by name."""

@@ -1,0 +1,123 @@
+"""Parameters that a sweep can vary: the check of a value, and the files that a value names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from debubble.analysis.question import OPTIONS
+from debubble.core.cost_fields import current_name
+from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, Costs, check_cost
+from debubble.core.embedding_and_head import KEYS, PARTS
+from debubble.core.errors import ParameterError, WrongValueError, did_you_mean
+from debubble.core.options import OptionType, Range, Word, quoted
+from debubble.interchange.files import is_file_name, is_foreign, is_function
+from debubble.interchange.named import SIZES as NAMES_OF_SIZES
+from debubble.schedules.registry import entries, find
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """The values of a parameter that is no row of the table of options.
+
+    Parameters
+    ----------
+    check
+        Returns the value to compute with, given the parameter's name and the value in a spec. It is
+        plain data, equal where two values mean the same. The check raises
+        :class:`~debubble.core.errors.ParameterError` for a value that cannot be used.
+    range
+        The numbers that a range has; empty where values are no numbers.
+    files
+        The files that a value names. Their content is part of what a point is.
+    """
+
+    check: Callable[[str, Any], Any]
+    range: Range = ""
+    files: Callable[[Any], list[str]] = lambda value: []  # noqa: ARG005 - most name no file
+
+
+def files_of(parameter: OptionType | Parameter, value: Any) -> list[str]:
+    """Return the files that a value of a parameter names."""
+    return parameter.files(value) if isinstance(parameter, Parameter) else []
+
+
+def schedule_name(name: str, value: Any) -> str:
+    """Return the name of a schedule; the registered one for an alias."""
+    if not isinstance(value, str):
+        raise ParameterError(f"{name} is {quoted(value)}; give a name such as 1f1b")
+    return value if is_foreign(value) else find(value).name
+
+
+def _schedule_names(name: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not value:
+        raise ParameterError(f"{name} is {quoted(value)}; give a list such as [1f1b, zb-h1]")
+    return [schedule_name(name, item) for item in value]
+
+
+def _schedule_files(*names: str) -> list[str]:
+    return [
+        name if is_file_name(name) else name.rpartition(":")[0]
+        for name in names if is_file_name(name) or is_function(name)
+    ]  # fmt: skip
+
+
+def _cost(name: str, value: Any) -> Any:
+    """Check ``costs.F``, ``costs.head.F`` or ``costs.basis``, or ``costs``, a file's name."""
+    if name == "costs":
+        if not isinstance(value, str):
+            raise ParameterError(f"costs is {quoted(value)}; give a cost file, or costs.F: 1")
+        return value
+    cost = current_name(name.removeprefix("costs."), "costs.{}")
+    part, _, key = cost.partition(".")
+    words = {"basis": BASES, "runtime": RUNTIMES}
+    try:
+        if part in PARTS and key in KEYS:
+            return check_cost(part, {key: value})[key]
+        if cost in words:
+            return Word(words[cost]).check(name, value)
+        if cost in COST_FIELDS:
+            return _plain(check_cost(cost, value))
+    except WrongValueError as error:
+        raise ParameterError(f"costs.{error.text(quoted)}") from None
+    if cost in ("time_unit", "memory_unit") and isinstance(value, str):
+        return value
+    known = [spec.name for spec in fields(Costs)] + [f"{p}.{k}" for p in PARTS for k in KEYS]
+    raise ParameterError(f"unknown cost '{name}'; {did_you_mean(cost, known)}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a cost as data for JSON that :func:`debubble.core.costs.check_cost` reads back."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {",".join(map(str, np.atleast_1d(key))): item for key, item in value.items()}
+    return value
+
+
+def _option(name: str, value: Any) -> Any:
+    """Check the option of a schedule, such as ``options.group_size``."""
+    known = {option.name for entry in entries().values() for option in entry.options}
+    key = name.removeprefix("options.")
+    if key not in known:
+        raise ParameterError(f"unknown option '{name}'; {did_you_mean(key, known)}")
+    return value
+
+
+Parameters = Mapping[str, OptionType | Parameter]
+
+_OPTIONS: Parameters = {row.name: row.type for row in OPTIONS if not row.typed_only}
+
+SIZES: Parameters = {name: _OPTIONS[name] for name in NAMES_OF_SIZES}
+COSTS: Parameters = {
+    "costs": Parameter(_cost, files=lambda value: [value]),
+    "costs.*": Parameter(_cost, "real"),
+    "memory": _OPTIONS["memory"],
+    "p2p_mode": _OPTIONS["p2p_mode"],
+}
+SIMULATION: Parameters = {**_OPTIONS, **COSTS, "options.*": Parameter(_option, "whole")}
+SCHEDULE = Parameter(schedule_name, files=_schedule_files)
+SCHEDULES = Parameter(_schedule_names, files=lambda names: _schedule_files(*names))

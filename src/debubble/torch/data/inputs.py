@@ -1,0 +1,232 @@
+"""The data of a step: cut into units, with what all ranks have to know about them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.utils import _pytree as pytree
+
+from debubble.core.errors import ParameterError
+from debubble.core.schedule import Schedule
+from debubble.torch.data.batch import (
+    IGNORED,
+    StepData,
+    count_rows,
+    count_tokens,
+    count_weights,
+    cut,
+    in_units,
+    shares_of,
+)
+from debubble.torch.engine.wire import Wire
+from debubble.torch.models.sharded import replica_groups
+from debubble.torch.ranks.process_group import Ranks
+from debubble.torch.ranks.watch import Watch
+
+log = logging.getLogger("debubble")
+
+
+class Signatures:
+    """Counts the inputs of different form that the first stage has seen."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._trains: tuple[bool, ...] = ()
+
+    def number(self, given: Any, device: torch.device) -> int:
+        """The number of an input: equal for equal shapes, types and plain values."""
+        leaves, spec = pytree.tree_flatten(given)
+        cast = torch.is_autocast_enabled(device.type)
+        key = (
+            spec.__repr__() if len(leaves) > 3 else len(leaves),
+            cast and torch.get_autocast_dtype(device.type),
+            *(
+                (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf)
+                for leaf in leaves
+            ),
+        )
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def changed(self, modules: Mapping[int, nn.Module]) -> bool:
+        """Whether other weights want gradients than before."""
+        now = tuple(
+            any(weight.requires_grad for weight in module.parameters())
+            for module in modules.values()
+        )
+        changed = now != self._trains and bool(self._trains)
+        self._trains = now
+        return changed
+
+
+LOOKS = 8
+"""Steps in which padding is looked for on a GPU: to count there is to wait for it."""
+
+
+@dataclass(eq=False)
+class MicrobatchInputs:
+    """Makes batches of what the training loop gives."""
+
+    ranks: Ranks
+    modules: Mapping[int, nn.Module]
+    """This rank's stages."""
+    wire: Wire
+    """Forgets the forms of what stages hand on where they change."""
+    watch: Watch
+    """Is told when this rank waits."""
+    scale: str
+    """What gradients are of: ``"mean"``, ``"sum"`` or ``"tokens"``."""
+    signatures: Signatures = field(default_factory=Signatures)
+    schedule: Schedule = field(init=False)
+    """What is run."""
+    scaler: torch.amp.GradScaler | None = None
+    """What the loss is scaled with, see :class:`debubble.torch.GradScaler`."""
+    _looks: int = 0
+    """Steps in which padding was looked for; negative once it was found."""
+
+    def batch(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        target: Any,
+        arg_mbs: Sequence[Any] | None,
+        kwarg_mbs: Sequence[Mapping[str, Any]] | None,
+        target_mbs: Sequence[Any] | None,
+        trains: bool,
+    ) -> StepData:
+        """What a step gets, see :meth:`debubble.torch.Pipeline.step`; all ranks take part.
+
+        Raises ParameterError when it cannot be cut into the schedule's microbatches; on all ranks,
+        when it `trains` and there is no target where the last stage is.
+        """
+        schedule = self.schedule
+        first = 0 in self.modules
+        last = schedule.stages - 1 in self.modules
+        count = schedule.microbatches * schedule.iterations
+        if first and not (args or kwargs) and arg_mbs is None and kwarg_mbs is None:
+            raise ParameterError(
+                "there are no inputs where the first stage is; give its arguments, or arg_mbs="
+            )
+        if arg_mbs is None and first:
+            arg_mbs = cut(args, count, "the batch")
+        if kwarg_mbs is None:
+            columns = {name: cut(value, count, f"{name}=") for name, value in kwargs.items()}
+            kwarg_mbs = [{name: columns[name][i] for name in columns} for i in range(count)]
+        if target_mbs is None and target is not None and last:
+            target_mbs = cut(target, count, "target")
+        # Anything that can be gone through: a list, a generator, a tensor of microbatches.
+        arg_mbs, kwarg_mbs, target_mbs = (
+            None if parts is None else list(parts) for parts in (arg_mbs, kwarg_mbs, target_mbs)
+        )
+        for name, parts in (
+            ("arg_mbs", arg_mbs), ("kwarg_mbs", kwarg_mbs), ("target_mbs", target_mbs),
+        ):  # fmt: skip
+            if parts is not None and len(parts) != count:
+                raise ParameterError(
+                    f"{name} has {len(parts)} microbatches; '{schedule.name}' has {count}"
+                )
+        given: dict[int, Any] = {}
+        if first and arg_mbs is not None:
+            given = in_units(
+                [part if isinstance(part, tuple) else (part,) for part in arg_mbs], schedule
+            )
+        targets = in_units(target_mbs, schedule) if last and target_mbs else {}
+        if targets and self.scale == "mean":
+            self._look(target_mbs or ())
+        by_unit = in_units(kwarg_mbs, schedule) if kwarg_mbs and any(kwarg_mbs) else {}
+        batch, there = self._agreed(given, by_unit, targets, trains)
+        if trains and not there:
+            hint = "step(x, target=y)" if len(args) > 1 else "target=, or target_mbs="
+            raise ParameterError(f"there is no target where the last stage is; give {hint}")
+        return batch
+
+    def _agreed(
+        self, given: dict[int, Any], kwargs: dict[int, Any], targets: dict[int, Any], trains: bool
+    ) -> tuple[StepData, bool]:
+        """The batch with what all ranks have to know; and whether there are targets.
+
+        That is: weights, forms of the inputs, and what the loss is scaled by.
+        """
+        schedule, units = self.schedule, self.schedule.units
+        copies = schedule.copies_of(np.arange(units)).tolist()
+        table, rank = schedule.placement.table, self.ranks.rank
+        # Signatures, what units count by their targets and by their inputs, tokens of a replica on
+        # average, whether there are targets, what the loss is scaled by, and whether a stage begins
+        # to train, or ceases to: then it hands on other forms.
+        factor = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        row = [0.0] * (3 * units + 4)
+        for unit, args in given.items():
+            if table[copies[unit]][0] == rank:
+                own = (args, kwargs.get(unit))
+                key = (*own, self.modules[0].training)
+                row[unit] = float(self.signatures.number(key, self.ranks.device))
+                row[2 * units + unit] = count_rows(own)
+        counts = count_weights(targets, schedule, self.scale)
+        for unit in targets:
+            if table[copies[unit]][schedule.stages - 1] == rank:
+                row[units + unit] = counts[unit]
+        if trains and self.scale == "tokens" and table[0][schedule.stages - 1] == rank:
+            row[-4] = self._of_replicas(sum(counts))
+        row[-3], row[-2] = float(bool(targets)), factor
+        row[-1] = float(self.signatures.changed(self.modules))
+        self.watch.set_waiting()
+        row = self.ranks.channel.sum(torch.tensor(row, dtype=torch.float64)).tolist()
+        if row[-1]:
+            self.wire.forget()
+        if row[-2] != factor * self.ranks.size:
+            raise ParameterError(
+                f"rank {rank} scales losses by {factor:g}, and others by another number; make a "
+                "GradScaler on all ranks, and load the same state"
+            )
+        counts, inputs = row[units : 2 * units], row[2 * units : -4]
+        if not any(counts) and (self.scale != "tokens" or not row[-3]):
+            # Without targets, or rows of these.
+            counts = inputs if self.scale == "mean" and all(inputs) else [1.0] * units
+        weights = shares_of(counts, schedule.iterations)
+        scale = factor * (schedule.microbatches if self.scale == "sum" else 1)
+        if row[-4]:
+            scale *= sum(counts) / row[-4]
+        signatures = [int(number) for number in row[:units]]
+        batch = StepData(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
+        return batch, row[-3] > 0
+
+    def _of_replicas(self, tokens: float) -> float:
+        """The mean over data-parallel replicas, which average their gradients."""
+        total = torch.tensor([tokens, 1.0], dtype=torch.float64, device=self.ranks.wire)
+        for group in self._replicas:
+            self.watch.set_waiting()
+            dist.all_reduce(total, group=group)
+        return float(total[0] / total[1])
+
+    @cached_property
+    def _replicas(self) -> list[dist.ProcessGroup]:
+        return replica_groups(self.modules[self.schedule.stages - 1])
+
+    def _look(self, targets: Sequence[Any]) -> None:
+        """Warn once where microbatches have other numbers of targets than their rows say.
+
+        A mean over targets is not their mean over rows then, and the loss function alone knows
+        which of the two it computes.
+        """
+        host = all(not isinstance(leaf, Tensor) or leaf.device.type == "cpu"
+                   for leaf in pytree.tree_leaves(targets))  # fmt: skip
+        if self._looks < 0 or (not host and self._looks >= LOOKS):
+            return
+        self._looks += 1
+        each = [count_tokens(target) / rows for target in targets if (rows := count_rows(target))]
+        if each and not math.isclose(min(each), max(each)):
+            self._looks = -1
+            log.warning(
+                "microbatches have %g to %g targets per row that are not %d, and count by their "
+                "rows: where loss_fn is a mean over targets, give scale_grads='tokens' for the "
+                "gradient of the whole batch",
+                min(each), max(each), IGNORED,
+            )  # fmt: skip

@@ -1,0 +1,391 @@
+"""Our own engine: any schedule, action by action, over point-to-point calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.fx.experimental.symbolic_shapes  # autograd's first backward would, in every process
+from torch import Tensor
+
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind, Need
+from debubble.torch.autograd.gradients import Gradients, hold_gradient_sync, release_gradient_sync
+from debubble.torch.data.batch import ForwardResult, StepData, summed
+from debubble.torch.engine.offload import Copies
+from debubble.torch.engine.pairs import Pairs
+from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
+from debubble.torch.engine.recorder import Recorder
+from debubble.torch.engine.stage import StageInput, StageOutput, stages_of
+from debubble.torch.engine.tasks import (
+    BACKWARD,
+    BY_SHARD,
+    FORWARD,
+    Key,
+    Task,
+    find_answers,
+    find_moves,
+    group_bounds,
+    make_tasks,
+    sleep_until,
+)
+from debubble.torch.engine.vocabulary import Shard
+from debubble.torch.engine.wire import Arrival, Boundary, Wire
+from debubble.torch.errors import RunError
+from debubble.torch.models.modules import autocast_of
+from debubble.torch.models.sharded import is_sharded
+from debubble.torch.ranks.watch import RankState, Watch
+from debubble.torch.setup import EngineSetup
+
+
+@dataclass(eq=False)
+class OwnEngine:
+    """One rank of a schedule."""
+
+    setup: EngineSetup
+    """What to run, on what."""
+    gradients: Gradients
+    """Takes part where data-parallel replicas exchange gradients."""
+    watch: Watch
+    """Is told where this rank is."""
+    wire: Wire
+    """Transfers, with the forms that were learned already."""
+    shard: Shard | None = None
+    """This rank's rows of the output layer, where that is sharded."""
+    pace: Sequence[float] = ()
+    """Seconds that each action of the schedule is made to last at least, to imitate other hardware;
+    empty for as long as it takes."""
+    steps: Callable[[int], None] | None = None
+    """Takes an optimizer step; gets the number of the iteration. None where the training loop does,
+    which is after every walk."""
+
+    def __post_init__(self) -> None:
+        setup = self.setup
+        self.ranks = setup.ranks
+        schedule = setup.schedule
+        # A batch is one piece of work, which is over when all its receives are.
+        late = self.ranks.batched
+        self.plan = plan = ExecutionPlan.of(
+            schedule, self.pace, "just-in-time" if late else "eager"
+        )
+        self.schedule = plan.lowered
+        self.program = plan.programs[self.ranks.rank]
+        self.recorder = Recorder(len(self.program), self.ranks.device)
+        self._last = schedule.stages - 1
+        if self.shard is not None:
+            self.shard.follow(plan)
+        self._copies = Copies(self.ranks, plan)
+        self._ready: dict[Key, StageOutput | Arrival | list[Tensor]] = {}
+        self._recomputed = {(s.stage, s.unit) for s in self.program if s.kind == Kind.R}
+        self._leaving = {(s.stage, s.unit) for s in self.program if s.kind == Kind.OFFLOAD}
+        self._away: set[tuple[int, int]] = set()
+        """Of these, what has not come back in this step."""
+        self.stages = stages_of(setup, self.program)
+        self._versions = [one.versions for one in self.stages.values() if one.versions is not None]
+        self._sharded = {number for number, module in setup.modules.items() if is_sharded(module)}
+        self._ends = {
+            step.stage: index for index, step in enumerate(self.program)
+            if step.kind in GRADIENT_KINDS
+        }  # fmt: skip
+        self._moves = find_moves(self.program)
+        self._answers = find_answers(plan, self.ranks.rank)
+        self._tasks = make_tasks(plan, self.ranks.rank, HANDLERS)
+        self._forwards = [
+            [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
+            for bounds in group_bounds(self.program)
+        ]
+        self._batch, self._training = StepData(), True
+        self._pairs = Pairs(self.ranks.device)
+        self._casting: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def step(self, batch: StepData) -> dict[int, Tensor]:
+        """Walk the program once; gradients are added to those of the modules' parameters."""
+        self._start(batch, training=True)
+        self._copies.start()
+        for versions in self._versions:
+            versions.start()
+        for number in self._sharded:
+            hold_gradient_sync(self.setup.modules[number])
+        for part in self._tasks:
+            if isinstance(part, range):
+                self._transfer(part)
+            elif len(part) == 1:
+                self._compute(part[0])
+            else:
+                self._compute_group(part)
+        self.watch.state = RankState.WAITING
+        self.wire.finish(self._wait)
+        self._copies.finish()
+        if self.shard is not None:
+            self.shard.finish()
+        for versions in self._versions:
+            versions.collect()
+        self.recorder.close()
+        return self._losses()
+
+    def forward(self, batch: StepData, outputs: bool) -> ForwardResult:
+        """Forwards only, in the order of the program."""
+        self._start(batch, training=False)
+        last = self.stages.get(self._last)
+        kept: dict[int, Any] = {}
+        if last is not None:
+            last.outputs = kept if outputs or self.shard is not None else None
+        with torch.no_grad():
+            for indices in self._forwards:
+                if indices and self.program[indices[0]].kind != Kind.F:
+                    self._transfer(indices)
+                    continue
+                for index in indices:
+                    step, operand = self.program[index], None
+                    if step.stage > 0:
+                        operand = self._take((FORWARD, step.stage, step.unit), index)
+                    self.watch.position, self.watch.state = index, RankState.RUNNING
+                    self._forward(step, operand)
+        self.watch.state = RankState.WAITING
+        self.wire.finish(self._wait)
+        if last is not None:
+            last.outputs = None
+        losses = self._losses()
+        if self.shard is not None:
+            losses, kept = self.shard.evaluate(kept, batch)
+        return ForwardResult(losses, kept)
+
+    def _start(self, batch: StepData, training: bool) -> None:
+        self._batch, self._training = batch, training
+        self._ready.clear()
+        self._pairs.start()
+        self._away = set(self._leaving) if training else set()
+        self._casting = autocast_of(self.ranks.device)
+        for stage in self.stages.values():
+            stage.start()
+        if self.shard is not None:
+            self.shard.start(batch, training)
+
+    def _losses(self) -> dict[int, Tensor]:
+        parts = [stage.losses for stage in self.stages.values()]
+        if self.shard is not None:
+            parts.append({unit: [loss] for unit, loss in self.shard.losses.items()})
+        return summed(parts)
+
+    def _transfer(self, indices: Sequence[int]) -> None:
+        """Post a group of sends and receives."""
+        self.watch.position = indices[0]
+        sends: list[tuple[ProgramStep, Boundary, Sequence[Tensor], bool]] = []
+        receives, keys, sent = [], [], []
+        for index in indices:
+            step, is_send, back, stage, key = self._moves[index]
+            boundary = self._boundary(step, stage)
+            if is_send:
+                ready = self._ready.pop(key, None)
+                if ready is None or isinstance(ready, Arrival):
+                    raise RunError(f"{step} has nothing to send; it comes before its computation")
+                tensors = ready.tensors if isinstance(ready, StageOutput) else ready
+                sends.append((step, boundary, tensors, back))
+                self.recorder.begin(index)
+                sent.append(index)
+            else:
+                receives.append((step, boundary, back))
+                keys.append((index, key))
+        now = time.perf_counter_ns()
+        arrivals = self.wire.post(indices[0], sends, receives)
+        for (index, key), arrival in zip(keys, arrivals, strict=True):
+            arrival.position = index
+            self.recorder.posted[index] = now
+            self._ready[key] = arrival
+        for index in sent:
+            self.recorder.finish(index)
+
+    def _compute(self, task: Task) -> None:
+        """Run one action."""
+        operand = self._wait_for(task)
+        watch, recorder, index = self.watch, self.recorder, task.place
+        watch.position, watch.state = index, RankState.RUNNING
+        recorder.begin(index)
+        end = time.perf_counter() + task.pace
+        task.run(self, task.step, operand)
+        if task.pace:
+            sleep_until(end, self.ranks.device)
+        recorder.finish(index)
+
+    def _compute_group(self, tasks: Sequence[Task]) -> None:
+        """Run the actions of an overlapped group."""
+        operands = [self._wait_for(task) for task in tasks]
+        watch, recorder = self.watch, self.recorder
+        watch.position, watch.state = tasks[0].place, RankState.RUNNING
+        for task in tasks:
+            recorder.begin(task.place)
+        end = time.perf_counter() + tasks[0].pace
+        self._pairs.run(
+            [(task, operand, partial(task.run, self, task.step, operand))
+             for task, operand in zip(tasks, operands, strict=True)]
+        )  # fmt: skip
+        if tasks[0].pace:
+            sleep_until(end, self.ranks.device)
+        for task in tasks:
+            recorder.finish(task.place)
+
+    def _boundary(self, step: ProgramStep, stage: int) -> Boundary:
+        return Boundary(step.copy, stage, self._batch.signatures[step.unit])
+
+    def _forward(self, step: ProgramStep, operand: Any) -> None:
+        unit, key = step.unit, (step.stage, step.unit)
+        batch = self._batch
+        training = self._training
+        given = StageInput(
+            batch.args[unit] if operand is None else operand,
+            batch.kwargs.get(unit, {}),
+            batch.targets.get(unit) if step.stage == self._last else None,
+            batch.weights[unit] * batch.scale,
+        )
+        with self._casting():
+            handed = self.stages[step.stage].forward(
+                unit, given, graph=training, recomputed=training and key in self._recomputed,
+                leaves=training and key in self._leaving,
+                iteration=unit // (self.schedule.microbatches * self.schedule.slices),
+            )  # fmt: skip
+        if step.stage < self._last:
+            assert handed is not None, "only the last stage hands nothing on"
+            self.wire.check(self._boundary(step, step.stage + 1), handed.spec)
+            self._ready[FORWARD, step.stage + 1, unit] = handed
+        elif self.shard is not None and handed is not None and training:
+            self.shard.given(unit, handed.tensors[0])
+
+    def _recompute(self, step: ProgramStep, operand: Any) -> None:
+        if operand is not None:
+            # It only waits for the gradient, which is its backward's.
+            self._ready[BACKWARD, step.stage, step.unit] = operand
+        with self._casting():
+            self.stages[step.stage].recompute(step.unit)
+
+    def _backward(self, step: ProgramStep, operand: Any) -> None:
+        self._hand_back(step, self.stages[step.stage].backward, operand)
+
+    def _backward_input(self, step: ProgramStep, operand: Any) -> None:
+        self._hand_back(step, self.stages[step.stage].backward_input, operand)
+
+    def _hand_back(
+        self, step: ProgramStep, backward: Callable[..., list[Tensor]], operand: Any
+    ) -> None:
+        if step.stage in self._sharded and self.program[self._ends[step.stage]] == step:
+            release_gradient_sync(self.setup.modules[step.stage])
+        found = backward(step.unit, operand)
+        if step.stage > 0:
+            self._ready[BACKWARD, step.stage - 1, step.unit] = found
+
+    def _backward_weight(self, step: ProgramStep, _: Any) -> None:
+        self.stages[step.stage].backward_weight(step.unit)
+
+    def _shard_pass(self, step: ProgramStep, _: Any) -> None:
+        assert self.shard is not None, "other schedules have no such passes"
+        if step.kind == Kind.S:
+            self.shard.first_pass(step.unit)
+        else:
+            self.shard.second_pass(step.unit)
+
+    def _optimizer_step(self, step: ProgramStep, _: Any) -> None:
+        assert self.steps is not None, "without somebody to take them there are no such actions"
+        for versions in self._versions:
+            versions.collect()
+        self.gradients.finish()
+        self.steps(step.unit)
+        self.gradients.start()
+        for versions in self._versions:
+            versions.refresh()
+
+    def _offload(self, step: ProgramStep, _: Any) -> None:
+        row = self.stages[step.stage].activations(step.unit).leave()
+        self._copies.leave((step.stage, step.unit), row)
+
+    def _wait_offload(self, step: ProgramStep, _: Any) -> None:
+        self._copies.left((step.stage, step.unit))
+
+    def _reload(self, step: ProgramStep, _: Any) -> None:
+        size = self.stages[step.stage].activations(step.unit).size
+        self._copies.fetch((step.stage, step.unit), size)
+
+    def _reduce(self, step: ProgramStep, _: Any) -> None:
+        self.gradients.reduce(step.stage)
+
+    def _gather(self, step: ProgramStep, _: Any) -> None:
+        if step.stage in self._sharded:
+            getattr(self.setup.modules[step.stage], step.kind.name.lower())()
+
+    def _wait_for(self, task: Task) -> Any:
+        """What an action computes with, when all that its kind needs is there."""
+        found = None if task.takes is None else self._take(task.takes, task.place)
+        for need in task.rest:
+            if Kind.RELOAD in need.kinds:
+                self._come_back(task)
+            elif need.of in BY_SHARD:
+                found = self._of_shard(task, need)
+            else:
+                self._wait(task.place)
+                self.ranks.agree(self.schedule.sync)
+        return found
+
+    def _of_shard(self, task: Task, need: Need) -> Any:
+        """What the output layer's shards have to give; the gradient to the last stage's backward.
+
+        A recompute may have waited for that before.
+        """
+        step = task.step
+        key = (BACKWARD, step.stage, step.unit)
+        if need.last_stage_only and key in self._ready:
+            return self._take(key, task.place)
+        self._wait(task.place)
+        shard = self.shard
+        assert shard is not None, "other schedules have no such needs"
+        shard.wait_for(need, step.unit)
+        return [shard.gradient(step.unit)] if need.last_stage_only else None
+
+    def _come_back(self, task: Task) -> None:
+        """Wait for an activation that left, once."""
+        key = (task.step.stage, task.step.unit)
+        if key in self._away:
+            self._away.remove(key)
+            self._wait(task.place)
+            row = self._copies.back(key).to(self.ranks.device)
+            self.stages[key[0]].activations(key[1]).come_back(row)
+
+    def _take(self, key: Key, index: int) -> Any:
+        found = self._ready.pop(key, None)
+        if found is None:
+            raise RunError(f"{self.program[index]} has no input; nothing was received for it")
+        if found.__class__ is Arrival:
+            place = found.position
+            self._wait(place)
+            self.recorder.begin(place)
+            tensors = self.wire.receive(found)
+            self.recorder.finish(place)
+            if self._training and place in self._answers:
+                self.wire.answered(*self._answers[place])
+            spec = found.spec
+            assert spec is not None, "a form comes with the first tensors at the latest"
+            return tensors if key[0] else StageOutput(tensors, spec)
+        return found
+
+    def _wait(self, index: int) -> None:
+        self.watch.position, self.watch.state = index, RankState.WAITING
+
+
+HANDLERS: dict[Kind, Callable[[OwnEngine, ProgramStep, Any], None]] = {
+    Kind.F: OwnEngine._forward,
+    Kind.I: OwnEngine._backward_input,
+    Kind.W: OwnEngine._backward_weight,
+    Kind.B: OwnEngine._backward,
+    Kind.R: OwnEngine._recompute,
+    Kind.OPT: OwnEngine._optimizer_step,
+    Kind.OFFLOAD: OwnEngine._offload,
+    Kind.RELOAD: OwnEngine._reload,
+    Kind.WAIT_OFFLOAD: OwnEngine._wait_offload,
+    Kind.S: OwnEngine._shard_pass,
+    Kind.T: OwnEngine._shard_pass,
+    Kind.REDUCE_GRAD: OwnEngine._reduce,
+    Kind.UNSHARD: OwnEngine._gather,
+    Kind.RESHARD: OwnEngine._gather,
+}
+"""What runs an action of a kind. Transfers go out in groups."""

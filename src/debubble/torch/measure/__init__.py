@@ -1,0 +1,1 @@
+"""Measured costs of stages, and faster schedules from them."""

@@ -1,0 +1,339 @@
+"""What the stages of a model take: each measured alone, one after the other, in one process.
+
+A stage runs as in a pipeline: its input is what the stage before returned, its own compilation,
+checkpointing and hooks are part of it, and the caller's autocast holds. F is followed by B, then
+another F by I and W, over and over; quartiles of these times are kept. Then autograd's saved
+tensors are counted, and FLOPs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError
+from debubble.interchange.cost_files import parse_costs, save_costs
+from debubble.torch.autograd.saved_tensors import SavedTensors, parameters_and_buffers, storages
+from debubble.torch.data.tree import differentiable, moved_to
+from debubble.torch.measure.meters import Flops, Stopwatch
+from debubble.torch.measure.single_stage import SingleStage, layer_parts, mapped, tensors_of
+from debubble.torch.measure.stage_measures import Quartiles, StageMeasures, costs_of, table
+from debubble.torch.models.modules import custom_function, reason_fused, saving_seen
+
+STEPS, WARM_UP = 20, 3
+
+CHECKPOINTED = "it is checkpointed, and I and W would each compute the forward again"
+
+TWICE = 1.05
+"""Times the FLOPs of B from which on I and W do some work twice."""
+
+SLOW = 1.15
+"""Times the time of B from which on that they take longer is worth a word."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What every stage takes.
+
+    Parameters
+    ----------
+    stages
+        In forward order.
+    source
+        Where and how they were measured.
+    """
+
+    stages: tuple[StageMeasures, ...]
+    source: str
+
+    def data(self, **labels: Any) -> dict[str, Any]:
+        """The data of a cost file, with the labels that :func:`measured.costs_of` takes."""
+        return costs_of(self.stages, **{"source": self.source} | labels)
+
+    def __str__(self) -> str:
+        """A table of the stages, and what splitting the backward gains on each."""
+        return table(self.stages)
+
+    def save(self, path: str, **labels: Any) -> None:
+        """Write a cost file, which ``debubble simulate``, ``compare`` and others take."""
+        save_costs(self.data(**labels), path)
+
+    @property
+    def costs(self) -> Costs:
+        """Times in milliseconds, memory in bytes, one number per stage."""
+        return parse_costs(json.dumps(self.data()), "profile.json").costs
+
+
+def profile(
+    stages: Sequence[nn.Module],
+    loss_fn: Callable[[Any, Any], Tensor],
+    x: Any,
+    y: Any,
+    *,
+    steps: int = STEPS,
+    device: torch.device | str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    layers: bool = True,
+    report: Callable[[str], None] | None = None,
+) -> Profile:
+    """Measure time and memory of stages, one after the other in this process.
+
+    Parameters
+    ----------
+    stages
+        Modules in forward order. Gradients, buffers and random state are afterwards as before.
+    loss_fn
+        Mean loss of (output of the last stage, target).
+    x, y
+        Input and target of one microbatch. A tuple or list, here or returned by a stage, becomes
+        positional arguments, anything else one argument.
+    steps
+        How often everything is measured, after some times to warm up.
+    device
+        Where every stage is moved for its turn; by default it stays where its parameters are.
+    kwargs
+        Keyword arguments that every stage gets.
+    layers
+        Whether the layers of stages that are lists of layers are measured, too.
+    report
+        Called with what is measured next.
+
+    Returns
+    -------
+    Profile
+        Quartiles of times, bytes, and whether splitting the backward pays, of every stage.
+
+    Raises
+    ------
+    ParameterError
+        When a stage is no module, or the loss no single number.
+    """
+    _check(stages, steps)
+    found = []
+    value = x
+    for number, module in enumerate(stages):
+        last = number == len(stages) - 1
+        home = next((p.device for p in module.parameters()), None)
+        place = torch.device(device) if device is not None else home or torch.device("cpu")
+        if report is not None:
+            report(f"measuring stage {number} of {len(stages)}")
+        with _restored(module, place, home if device is not None else None):
+            args = tuple(value) if isinstance(value, tuple | list) else (value,)
+            args, given, target = moved_to((args, dict(kwargs or {}), y), place)
+            if number:
+                args = mapped(args, lambda t: t.detach().requires_grad_(differentiable(t)))
+            part = SingleStage(module, args, given, _loss(loss_fn, target) if last else None)
+            measures = _measured(part, steps, place)
+            if layers and "compiled" not in measures.fused:
+                inner = tuple(
+                    _measured(one, steps, place, measures.fused) for one in layer_parts(part)
+                )
+                measures = replace(measures, layers=inner)
+            found.append(measures)
+            value = mapped(part.forward().result, Tensor.detach)
+    where = torch.cuda.get_device_name(place) if place.type == "cuda" else "CPU"
+    source = f"debubble profile: medians of {steps} steps on {where}, torch {torch.__version__}"
+    return Profile(tuple(found), source)
+
+
+def _measured(
+    part: SingleStage, steps: int, device: torch.device, fused: str | None = None
+) -> StageMeasures:
+    """Everything about a stage, or a layer of one whose backward is known to be fused or not."""
+    if fused is None:
+        fused = reason_fused(part.module) or _fused(part)
+    flops = _flops(part) if fused in ("", CHECKPOINTED) else {}
+    fused = _with_flops(fused, flops)
+    times = _times(part, steps, device, not fused)
+    measures = StageMeasures(
+        times, fused=fused, peak=_peak(part, device), **_bytes(part, not fused)
+    )
+    whole = not fused and not part.forward(split=True).inputs
+    return replace(measures, split=NO_INPUTS if whole else _verdict(times, flops, fused))
+
+
+def _fused(part: SingleStage) -> str:
+    """Why the backward is one piece, by the first forward or by trying."""
+    with saving_seen() as seen:
+        done = part.forward(split=True)
+    custom = custom_function(done.roots)
+    if custom:
+        return f"the autograd.Function {custom} computes all its gradients whenever it runs"
+    gradients = done.gradients()
+    try:
+        rest = done.backward_input(gradients)
+        trains = bool(rest)
+        rest.backward_weight()
+    except RuntimeError as error:
+        return f"autograd says: {str(error).partition('. ')[0].splitlines()[0]}"
+    if seen:
+        return CHECKPOINTED
+    return "" if trains else "it has no weights to train"
+
+
+def _with_flops(fused: str, flops: Mapping[str, int]) -> str:
+    """Why the backward is one piece, by what I and W do twice as well."""
+    if not flops.get("B"):
+        return fused
+    ratio = (flops["I"] + flops["W"]) / flops["B"]
+    if ratio <= TWICE:
+        return fused
+    words = f"{ratio:.2f} times the FLOPs of B"
+    return f"{fused}, {words}" if fused else f"they do {words}"
+
+
+NO_INPUTS = "W does the whole backward, and I nothing: its input wants no gradient"
+
+
+def _verdict(times: Mapping[str, Quartiles], flops: Mapping[str, int], fused: str) -> str:
+    """Whether splitting the backward pays, in words."""
+    if fused:
+        return f"I and W do not pay apart: {fused}"
+    whole, parts = times["B"].median, times["I"].median + times["W"].median
+    share = f"W is {times['W'].median / parts:.0%} of them" if parts else "nothing to do"
+    ratio = parts / whole if whole else 1.0
+    done = f"I and W do {(flops['I'] + flops['W']) / flops['B']:.2f} of B's FLOPs, and" if (
+        flops.get("B")) else "I and W"  # fmt: skip
+    if ratio > SLOW:
+        return f"splitting has a price: {done} take {ratio:.2f} of its time; {share}"
+    return f"splitting pays: {done} take {ratio:.2f} of its time; {share}"
+
+
+def _times(
+    part: SingleStage, steps: int, device: torch.device, split: bool
+) -> dict[str, Quartiles]:
+    watch = Stopwatch(device)
+    samples: dict[str, list[float]] = {kind: [] for kind in ("FBIW" if split else "FB")}
+    gradients = part.forward().gradients()
+    for step in range(WARM_UP + steps):
+        watch.mark()
+        done = part.forward()
+        watch.mark()
+        done.backward(gradients)
+        watch.mark()
+        whole = watch.read()
+        halves: list[float] = []
+        if split:
+            done = part.forward(split=True)
+            watch.mark()
+            rest = done.backward_input(gradients)
+            watch.mark()
+            rest.backward_weight()
+            watch.mark()
+            halves = watch.read()
+        if step >= WARM_UP:
+            for values, time in zip(samples.values(), whole + halves, strict=True):
+                values.append(time)
+    return {kind: Quartiles.of(values) for kind, values in samples.items()}
+
+
+def _flops(part: SingleStage) -> dict[str, int]:
+    """FLOPs of B, I and W; those of B with the gradients that I computes, too."""
+    with Flops() as counter:
+        done = part.forward(split=True)
+        gradients = done.gradients()
+        marks = [counter.total]
+        done.backward(gradients)
+        marks.append(counter.total)
+        done = part.forward(split=True)
+        marks.append(counter.total)
+        rest = done.backward_input(gradients)
+        marks.append(counter.total)
+        rest.backward_weight()
+        marks.append(counter.total)
+    B, _, I, W = (end - start for start, end in pairwise(marks))
+    return {"B": B, "I": I, "W": W}
+
+
+def _bytes(part: SingleStage, split: bool) -> dict[str, Any]:
+    """Bytes of one microbatch more than there are: what two of them share is counted for none."""
+    saved = SavedTensors(parameters_and_buffers(part.module))
+    with saved.watch():
+        before = part.forward(split=split, own=True)
+        saved.share(before.args)
+        done = part.forward(split=split, own=True)
+    sizes = {
+        "saved": saved.bytes(done.args),
+        "inputs": sum(storages(done.args).values()),
+        "weights": sum(storages(part.module.parameters()).values()),
+        "gradients": sum(storages(p.grad for p in part.module.parameters()
+                                  if p.grad is not None).values()),
+    }  # fmt: skip
+    if part.loss is None:
+        sizes["message"] = sum(t.numel() * t.element_size() for t in tensors_of(done.result))
+    gradients = done.gradients()
+    if split:
+        rest = done.backward_input(gradients)
+        del gradients
+        sizes["kept_for_weight"] = saved.bytes([*rest.gradients, *done.inputs])
+    return sizes
+
+
+def _peak(part: SingleStage, device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    done = part.forward(own=True)
+    done.backward(done.gradients())
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device) - before)
+
+
+@contextmanager
+def _restored(module: nn.Module, place: torch.device, home: torch.device | None) -> Iterator[None]:
+    """A context in which a module is somewhere else; gradients and buffers return afterwards."""
+    gradients = {parameter: parameter.grad for parameter in module.parameters()}
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    cuda = [place] if place.type == "cuda" else []
+    for parameter in gradients:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            if home is not None:
+                module.to(place)
+            yield
+    finally:
+        for parameter in gradients:
+            parameter.grad = None
+        if home is not None:
+            module.to(home)
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+
+
+def _check(stages: Sequence[nn.Module], steps: int) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ParameterError(f"steps is {steps!r}; give a whole number from 1 up")
+    if isinstance(stages, nn.Module) and not isinstance(stages, nn.ModuleList | nn.Sequential):
+        raise ParameterError("stages is one module; give a list with one per stage")
+    if not len(stages):
+        raise ParameterError("stages is empty; give a list with one module per stage")
+    for number, stage in enumerate(stages):
+        if not isinstance(stage, nn.Module):
+            raise ParameterError(
+                f"stage {number} is {type(stage).__name__}; give a torch.nn.Module"
+            )
+
+
+def _loss(loss_fn: Callable[[Any, Any], Tensor], target: Any) -> Callable[[Any], Tensor]:
+    def loss(output: Any) -> Tensor:
+        value = loss_fn(output, target)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ParameterError(f"loss_fn returned {shape}; return one number, the mean loss")
+        return value
+
+    return loss

@@ -1,0 +1,291 @@
+"""A faster order for a pipeline that trains, from what its own stages were measured to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from debubble.analysis.check import check
+from debubble.core.actions import COPY_KINDS, SHARDING_KINDS
+from debubble.core.costs import Costs
+from debubble.core.errors import DebubbleError, ParameterError
+from debubble.core.kind_relations import SPLIT_KINDS
+from debubble.core.kinds import STEP_KINDS
+from debubble.core.schedule import Schedule
+from debubble.core.units import percent
+from debubble.engine.graph import compile_graph
+from debubble.engine.recompute import recomputed_stages
+from debubble.engine.timeline import Timeline, evaluate_graph
+from debubble.engine.validate import has
+from debubble.torch.autograd.tied_weights import local
+from debubble.torch.engine.recorder import KEPT
+from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
+
+if TYPE_CHECKING:
+    from debubble.torch.pipeline import Pipeline
+
+LEAST = 0.005
+"""The smallest gain that an order is changed for, as a share of the step."""
+
+
+class Tuned:
+    """What :func:`tune` found; the same on every rank.
+
+    Attributes
+    ----------
+    schedule
+        The order that runs from now on.
+    before
+        The order that ran.
+    found
+        The fastest order that was found.
+    predicted_gain
+        Share of a step's time that `found` saves over `before`, both simulated with the measured
+        costs.
+    noise
+        How far measured steps differ: half of them are within this share of the median.
+    difference
+        Largest difference of gradients between the two orders, relative to the largest number of
+        the same gradient; None where it was not asked for.
+    step_before, step_after
+        Median time of measured steps, in ms; that of the new order is None until it has run long
+        enough.
+    simulated_before
+        What a simulation of the order before says about its step, in ms; None with given costs,
+        which have units of their own.
+    """
+
+    def __init__(self, pipe: Pipeline, found: Schedule, times: NDArray[np.float64]) -> None:
+        self.before, self.found = pipe.schedule, found
+        self.schedule = self.before
+        self.steps = len(times)
+        self.step_before = float(np.median(times))
+        quarter, three_quarters = np.percentile(times, [25, 75])
+        self.noise = float(three_quarters - quarter) / self.step_before
+        self.predicted_gain = 0.0
+        self.simulated_before: float | None = None
+        self.difference: float | None = None
+        self.step_after: float | None = None
+        self._left = self.steps + 1  # the first step of an order is slower
+
+    @property
+    def changed(self) -> bool:
+        """Whether another order runs than before; not where the gain is below the noise."""
+        return self.schedule is not self.before
+
+    @property
+    def measured_gain(self) -> float | None:
+        """Share of a step's time that is saved; None until as many steps ran as before."""
+        return None if self.step_after is None else 1 - self.step_after / self.step_before
+
+    def report(self) -> str:
+        """What was found, predicted and measured, in a few lines."""
+        simulated = ""
+        if self.simulated_before is not None:
+            error = self.simulated_before / self.step_before - 1
+            simulated = f"; simulated {self.simulated_before:.4g} ms ({percent(error)})"
+        lines = [
+            f"a step takes {self.step_before:.4g} ms (median of {self.steps}){simulated}",
+            f"the fastest order found saves {percent(self.predicted_gain)}",
+        ]
+        if self.difference is not None:
+            lines.append(f"largest relative difference of a gradient: {self.difference:.2g}")
+        if not self.changed and self.step_after is None:
+            lines.append(f"steps vary by {percent(self.noise)}: the order stays as it is")
+        elif self.step_after is None or self.measured_gain is None:
+            lines.append(f"measured: after {self._left} more steps")
+        else:
+            lines.append(
+                f"measured: {self.step_after:.4g} ms, {percent(self.measured_gain)} saved"
+                + ("" if self.changed else "; the order before runs again")
+            )
+        return "\n".join(lines)
+
+    def _follow(self, pipe: Pipeline) -> None:
+        """Count a step of the new order; measure it after the last of them."""
+        self._left -= 1
+        if self._left:
+            pipe._after_step = lambda: self._follow(pipe)
+            return
+        self.step_after = float(np.median(pipe.step_times()[-self.steps :]))
+        if self.step_after > self.step_before * (1 + self.noise):
+            self.schedule = self.before
+            pipe.use(self.before)
+
+
+def tune(
+    pipe: Pipeline,
+    memory: float | Sequence[float] | None = None,
+    *,
+    time_limit: float = 10.0,
+    steps: int = 5,
+    costs: Costs | None = None,
+    compare: Callable[[], Any] | None = None,
+) -> Tuned:
+    """Find a faster order for a pipeline, between two of its steps, and run that from then on.
+
+    One rank searches with the costs that :meth:`Pipeline.costs` measured; stages stay where they
+    are, and microbatches as many as they were. Every rank calls it, and gets the same answer.
+
+    Parameters
+    ----------
+    pipe
+        A pipeline that ran some steps.
+    memory
+        Limit for the activations of every rank, or one per rank, in activation units; the default
+        is what each rank holds now, at its peak.
+    time_limit
+        Seconds that the search takes.
+    steps
+        How many steps are measured before and after; up to 15.
+    costs
+        In place of the measured ones, for instance those of :func:`profile`. An order whose
+        backwards are whole does not tell what I and W cost alone: without `costs`, its backwards
+        stay whole.
+    compare
+        A function that runs ``pipe.step`` on data that are the same every time. It is called with
+        either order, and gradients are compared. Those that were there before are left alone.
+
+    Returns
+    -------
+    Tuned
+        With ``predicted_gain``; ``measured_gain`` follows when `steps` more steps ran. When these
+        show that the new order is slower, the one before runs again.
+
+    Raises
+    ------
+    ParameterError
+        When there are too few steps to measure, the search does not know such schedules, or no
+        order fits into `memory`.
+
+    Notes
+    -----
+    Data-parallel replicas of a pipeline measure different times. Tune one of them, and give its
+    ``schedule`` to the others with :meth:`Pipeline.use`.
+    """
+    pipe._meet("tune")
+    reason = _not_for_search(pipe.schedule)
+    if reason:
+        raise ParameterError(
+            f"'{pipe.schedule.name}' {reason}, which tune() does not search; compare schedules on "
+            "pipe.costs() with debubble.compare, and make a Pipeline of the best"
+        )
+    timeout = pipe._team.timeout.total_seconds()
+    if not 0 < time_limit <= timeout / 2:
+        raise ParameterError(
+            f"time_limit is {time_limit:g} s; give a positive number up to {timeout / 2:g}, half "
+            "of the Pipeline's timeout, as the other ranks wait"
+        )
+    if not 1 <= steps < KEPT:
+        raise ParameterError(f"steps is {steps}; give a number from 1 to {KEPT - 1}")
+    times = pipe.step_times()
+    if len(times) < steps:
+        raise ParameterError(
+            f"{len(times)} steps were measured, the first aside, and steps is {steps}; run "
+            f"{steps - len(times)} more before"
+        )
+    measured = costs or pipe.costs()
+    if memory is None:
+        memory = _simulated(pipe.schedule, measured).peak_activation.tolist()
+    found: Schedule | DebubbleError | None = None
+    if pipe._team.rank == 0:
+        try:
+            found = _search(pipe.schedule, measured, memory, time_limit, costs is not None)
+        except DebubbleError as error:
+            found = error
+    found, measured, memory = pipe._team.channel.gather((found, measured, memory))[0]
+    if isinstance(found, DebubbleError):
+        raise found
+    assert found is not None, "rank 0 has found something"
+    report = check(found, memory=memory, costs=measured)
+    assert report.ok, report
+    tuned = Tuned(pipe, found, times[-steps:])
+    before = _simulated(pipe.schedule, measured).makespan
+    if costs is None:
+        tuned.simulated_before = before
+    tuned.predicted_gain = 1 - _simulated(found, measured).makespan / before
+    if tuned.predicted_gain <= max(tuned.noise, LEAST):
+        return tuned
+    if pipe._kind == "torch" and not_for_pytorch(found):
+        return tuned
+    if compare is not None:
+        tuned.difference = _compare(pipe, found, compare)
+    pipe.use(found)
+    tuned.schedule = found
+    pipe._after_step = lambda: tuned._follow(pipe)
+    return tuned
+
+
+def _simulated(schedule: Schedule, costs: Costs) -> Timeline:
+    """A simulation with measured costs, which are never those that an order was computed for."""
+    return evaluate_graph(compile_graph(schedule), costs)
+
+
+def _not_for_search(schedule: Schedule) -> str:
+    """What the optimizer does not know of a schedule; empty when it knows it all."""
+    reasons = {
+        "has several copies of the model": schedule.placement.copies > 1,
+        "cuts sequences into slices": schedule.slices > 1,
+        "shards the output layer": bool(schedule.vocabulary),
+        "keeps several versions of the weights": max(schedule.versions) > 1,
+        "has optimizer steps within": has(schedule, STEP_KINDS),
+        "offloads activations": has(schedule, COPY_KINDS),
+        "has actions for data-parallel replicas": has(schedule, SHARDING_KINDS),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _search(
+    schedule: Schedule,
+    costs: Costs,
+    memory: float | Sequence[float],
+    time_limit: float,
+    splits: bool,
+) -> Schedule:
+    """The fastest order of the same work on the same ranks; `splits` when I and W are known."""
+    from debubble.optimize.search import optimize
+
+    splits = splits or has(schedule, SPLIT_KINDS)
+    result = optimize(
+        ranks=schedule.ranks, microbatches=schedule.microbatches, placement=schedule.placement,
+        costs=costs, memory=memory, backward="free" if splits else "fused",
+        recompute=recomputed_stages(schedule) or "none",
+        time_limit=time_limit, cache=False, published=False,
+    )  # fmt: skip
+    return result.schedule
+
+
+def _compare(pipe: Pipeline, found: Schedule, run: Callable[[], Any]) -> float:
+    """Largest relative difference of a gradient between the running order and another."""
+    weights = list(pipe.parameters())
+    kept = [weight.grad for weight in weights]
+    state = [(b, b.clone()) for module in pipe.stages.values() for b in module.buffers()]
+    before = pipe.schedule
+    gradients = []
+    device = pipe._team.device
+    for schedule in (before, found):
+        pipe.use(schedule)
+        for weight in weights:
+            weight.grad = None
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            run()
+        gradients.append([weight.grad for weight in weights])
+        with torch.no_grad():
+            for buffer, value in state:
+                buffer.copy_(value)
+    for weight, gradient in zip(weights, kept, strict=True):
+        weight.grad = gradient
+    largest = torch.zeros(1, dtype=torch.float64)
+    for one, other in zip(*gradients, strict=True):
+        if one is None and other is None:
+            continue
+        a, b = (torch.zeros(1) if each is None else local(each).double().cpu()
+                for each in (one, other))  # fmt: skip
+        scale = max((float(each.abs().max()) for each in (a, b) if each.numel()), default=0.0)
+        if scale:
+            largest = torch.maximum(largest, (a - b).abs().max() / scale)
+    return float(pipe._team.channel.sum(largest, largest=True))

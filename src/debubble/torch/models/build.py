@@ -1,0 +1,193 @@
+"""Models in stages: two small ones, and what a function of the user returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.interchange.files import is_function
+from debubble.interchange.python_file import load_function, split_target
+
+VOCABULARY, WIDTH, HEADS, TOKENS, ROWS = 61, 32, 4, 24, 2
+"""Sizes of gpt-tiny: a microbatch is `ROWS` sequences of `TOKENS` tokens."""
+
+SEED = 1234
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model cut into stages."""
+
+    stages: Sequence[nn.Module]
+    """Modules in forward order; a tuple or list that one returns becomes the arguments of the next.
+    One with an attribute ``slices = True`` takes slices of sequences: its ``forward(x, start,
+    past)`` gets the first position of `x` in the sequence and a list of tensors, empty for the
+    first slice, and returns the output and the tensors, with the sequence in dimension 2, that
+    later slices get concatenated as `past`. For schedules that shard the output layer the last one
+    has an ``nn.Linear`` called ``output`` or ``lm_head`` that its ``forward`` applies last."""
+    loss: Callable[[Any, Any], Tensor]
+    """Mean loss of (output of the last stage, target); cross-entropy of logits where the output
+    layer is sharded. The loss of a step is the mean over its microbatches."""
+    data: Callable[[int], tuple[Any, Any]]
+    """Input and target of a microbatch, by number alone: every rank that needs one calls it. A
+    tuple or list as input becomes the first stage's arguments."""
+
+
+class CausalAttention(nn.Module):
+    """Causal self-attention that can start in the middle of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, start: int, past: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The output, and keys and values of these positions."""
+        rows, tokens, _ = x.shape
+        shape = (rows, tokens, HEADS, WIDTH // HEADS)
+        q, k, v = (part.view(shape).transpose(1, 2) for part in self.qkv(x).split(WIDTH, dim=-1))
+        keys, values = (torch.cat([old, new], 2) for old, new in zip(past, (k, v), strict=True)
+                        ) if past else (k, v)  # fmt: skip
+        position = torch.arange(start, start + tokens, device=x.device)
+        seen = torch.arange(start + tokens, device=x.device) <= position[:, None]
+        mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+        return self.out(mixed.transpose(1, 2).reshape(rows, tokens, WIDTH)), [k, v]
+
+
+class Block(nn.Module):
+    """One transformer layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = CausalAttention()
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: Tensor, start: int, past: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The output, and keys and values of these positions."""
+        mixed, own = self.attention(self.norm1(x), start, past)
+        x = x + mixed
+        return x + self.mlp(self.norm2(x)), own
+
+
+class GPTStage(nn.Module):
+    """A block, behind the embedding on the first stage, before the output layer on the last."""
+
+    slices = True
+
+    def __init__(self, first: bool, last: bool) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH) if first else None
+        self.positions = nn.Embedding(TOKENS, WIDTH) if first else None
+        self.block = Block()
+        self.norm = nn.LayerNorm(WIDTH) if last else None
+        self.output = nn.Linear(WIDTH, VOCABULARY) if last else None
+
+    def forward(self, x: Tensor, start: int = 0, past: Sequence[Tensor] | None = None) -> Any:
+        """The output; with `past`, also keys and values of these positions."""
+        if self.tokens is not None and self.positions is not None:
+            position = torch.arange(start, start + x.shape[1], device=x.device)
+            x = self.tokens(x) + self.positions(position)
+        x, own = self.block(x, start, past or ())
+        if self.norm is not None and self.output is not None:
+            x = self.output(self.norm(x))
+        return x if past is None else (x, own)
+
+
+def gpt_tiny(stages: int) -> Model:
+    """A language model with one transformer layer per stage."""
+
+    def data(microbatch: int) -> tuple[Tensor, Tensor]:
+        source = torch.Generator().manual_seed(SEED + microbatch)
+        text = torch.randint(VOCABULARY, (ROWS, TOKENS + 1), generator=source)
+        return text[:, :-1], text[:, 1:]
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    modules = [GPTStage(s == 0, s == stages - 1) for s in range(stages)]
+    return Model(modules, loss, data)
+
+
+def mlp(stages: int) -> Model:
+    """One layer per stage on vectors."""
+
+    def data(microbatch: int) -> tuple[Tensor, Tensor]:
+        source = torch.Generator().manual_seed(SEED + microbatch)
+        pair = torch.randn(2, 4, WIDTH, generator=source)
+        return pair[0], pair[1]
+
+    modules = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(stages)]
+    return Model(modules, functional.mse_loss, data)
+
+
+MODELS: dict[str, Callable[[int], Model]] = {"gpt-tiny": gpt_tiny, "mlp": mlp}
+
+
+def build(model: str | Callable[..., Any], stages: int) -> Model:
+    """Build a model in stages, from the same random numbers every time.
+
+    Parameters
+    ----------
+    model
+        ``"gpt-tiny"``, ``"mlp"``, ``"file.py:function"``, or a function of the number of stages
+        that returns a :class:`Model` or its three parts.
+    stages
+        Number of stages.
+
+    Raises
+    ------
+    ParameterError
+        When there is no such model, or a function returns something else.
+    """
+    if isinstance(model, str) and is_function(model):
+        model = load_function(*split_target(model))
+    if isinstance(model, str):
+        if model not in MODELS:
+            raise ParameterError(
+                f"unknown model '{model}'; {did_you_mean(model, MODELS)}\n"
+                "a model of your own is file.py:function"
+            )
+        model = MODELS[model]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        made = model(stages)
+    name = getattr(model, "__name__", "the model")
+    if isinstance(made, tuple | list) and len(made) == 3:
+        made = Model(*made)
+    if not isinstance(made, Model):
+        raise ParameterError(f"{name} returned {type(made).__name__}; return (stages, loss, data)")
+    return _checked(made, name, stages)
+
+
+def _checked(made: Model, name: str, stages: int) -> Model:
+    """The model, when its parts are what they should be."""
+    parts: Any = made.stages
+    if not isinstance(parts, Sequence | nn.ModuleList | nn.Sequential):
+        raise ParameterError(
+            f"{name} returned {type(parts).__name__} for the stages; return a list with one module "
+            "per stage"
+        )
+    if len(parts) != stages:
+        raise ParameterError(f"{name} returned {len(parts)} stages; {stages} are asked for")
+    for number, part in enumerate(parts):
+        if not isinstance(part, nn.Module):
+            raise ParameterError(
+                f"stage {number} of {name} is {type(part).__name__}; return a torch.nn.Module"
+            )
+    for what, arguments in (("loss", "(output, target)"), ("data", "a microbatch's number")):
+        value = getattr(made, what)
+        if not callable(value):
+            raise ParameterError(
+                f"{name} returned {type(value).__name__} for {what}; return a function of "
+                f"{arguments}"
+            )
+    return made

@@ -1,0 +1,95 @@
+"""Models of Hugging Face's transformers with random weights, from a ``config.json``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from debubble.core.errors import DebubbleError, FormatError, ParameterError
+from debubble.interchange.schedule_json import parse_json
+from debubble.interchange.text import read_text
+from debubble.torch.models.split import FAMILIES, split
+
+MAX_BYTES = 1 << 20
+TOKENS = 1024
+"""Tokens of a sequence, where the model takes so many and nobody says otherwise."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+          "float64": torch.float64}  # fmt: skip
+
+
+class Model(NamedTuple):
+    """Stages of a model, its loss, and one microbatch."""
+
+    stages: list[nn.Module]
+    loss: Callable[[Any, Any], Tensor]
+    x: Tensor
+    y: Tensor
+    name: str
+
+
+def from_config(
+    path: str, stages: int, *, rows: int = 1, tokens: int | None = None, dtype: str | None = None
+) -> Model:
+    """The model of a config, cut into stages, with random weights and random tokens.
+
+    Parameters
+    ----------
+    path
+        A ``config.json`` of a decoder model.
+    stages
+        Into how many it is cut.
+    rows, tokens
+        Sequences of a microbatch, and tokens of each; by default at most :data:`TOKENS`.
+    dtype
+        Of the weights; by default the config's, or float32.
+
+    Raises
+    ------
+    FormatError
+        When the file is no such config.
+    ParameterError
+        When a size or type is not possible.
+    DebubbleError
+        When transformers is not installed.
+    """
+    config = _config(path)
+    most = int(getattr(config, "max_position_embeddings", TOKENS))
+    tokens = min(TOKENS, most) if tokens is None else tokens
+    if not 1 <= tokens <= most:
+        raise ParameterError(f"tokens is {tokens}; the model takes 1 to {most:,}")
+    if dtype is not None and dtype not in DTYPES:
+        raise ParameterError(f"dtype is '{dtype}'; use {', '.join(DTYPES)}")
+    kind = DTYPES[dtype] if dtype else getattr(config, "dtype", None) or torch.float32
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config, dtype=kind)
+    x = torch.randint(config.vocab_size, (rows, tokens))
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        value: Tensor = model.loss_function(logits, labels, config.vocab_size)
+        return value
+
+    count = sum(p.numel() for p in model.parameters())
+    name = f"{config.model_type}, {count:,} parameters, {rows} x {tokens} tokens, {kind}"
+    return Model(split(model, stages), loss, x, x, name.replace("torch.", ""))
+
+
+def _config(path: str) -> Any:
+    data = parse_json(read_text(path, MAX_BYTES), path)
+    kind = data.get("model_type") if isinstance(data, dict) else None
+    if kind not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise FormatError(f"{path}: model_type is {kind!r}; models that can be cut are {known}")
+    if importlib.util.find_spec("transformers") is None:
+        raise DebubbleError("a config.json needs transformers; pip install transformers")
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(**data)
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{path}: not a config of {kind}: {error}") from None

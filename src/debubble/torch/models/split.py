@@ -1,0 +1,298 @@
+"""Decoder models of Hugging Face's transformers, cut into stages.
+
+A stage is the model's own code: a shell of the model in which modules of other stages are replaced
+by one that does nothing. Masks and rotary embeddings are computed on every stage, from the same
+keyword arguments. Layers, weights and names stay those of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.optimize.layer_split.layers import even_cut
+from debubble.torch.data.losses import add_loss
+from debubble.torch.models.layers import Absent, NoPositions
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a model type names its parts inside its body."""
+
+    embeddings: tuple[str, ...] = ("embed_tokens",)
+    """What only the first stage does."""
+    layers: str = "layers"
+    """The list of layers."""
+    norm: str = "norm"
+    """What comes behind the last layer."""
+    head: str = "lm_head"
+    """What turns the body's output into logits; beside the body."""
+
+
+_LLAMA = Family()
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family(("wte", "wpe", "drop"), "h", "ln_f"),
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"), _LLAMA),
+}
+"""Model types that are known to run the parts one after the other, and nothing between them."""
+
+
+def split(model: Any, stages: int | Sequence[int] | Sequence[Sequence[str]]) -> list[nn.Module]:
+    """Cut a Hugging Face decoder model into stages.
+
+    Parameters
+    ----------
+    model
+        GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3 or Qwen3-MoE for causal language modelling. Its
+        modules are used, not copied, so tied weights are one tensor in two stages.
+    stages
+        How many there are; or how many layers each has, or which modules by their names in the
+        model: ``[["model.embed_tokens", "model.layers.0"], ["model.layers.1", "model.norm",
+        "lm_head"]]``. Embeddings are on the first and the head is on the last stage.
+
+    Returns
+    -------
+    list of DecoderStage
+        In forward order. The first takes token numbers, the last returns logits; all take the
+        keyword arguments `attention_mask` and `position_ids`. Between stages goes one tensor, and
+        where the model's config asks for the router's loss (``output_router_logits``) a second
+        one, from which the last stage computes it for :func:`debubble.torch.add_loss`.
+
+    Raises
+    ------
+    ParameterError
+        When the model is of another type, or the stages are no cut of it.
+    """
+    family = family_of(model)
+    body = getattr(model, model.base_model_prefix)
+    count = len(getattr(body, family.layers))
+    units = [*family.embeddings, *range(count), family.norm, family.head]
+    cuts = _cuts(model, family, units, stages)
+    return [DecoderStage(model, family, units[start:end]) for start, end in cuts]
+
+
+def family_of(model: Any) -> Family:
+    """The family of a model; a ParameterError where it is none that can be cut."""
+    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    family = FAMILIES.get(kind)
+    if family is None:
+        raise ParameterError(
+            f"a model of type '{kind}' cannot be cut; {did_you_mean(kind, FAMILIES)}"
+        )
+    if not hasattr(model, family.head):
+        raise ParameterError(
+            f"{type(model).__name__} has no {family.head}; give the model for causal language "
+            "modelling, AutoModelForCausalLM"
+        )
+    return family
+
+
+class DecoderStage(nn.Module):
+    """Consecutive parts of a decoder model.
+
+    Parameters
+    ----------
+    model, family
+        The whole model.
+    units
+        Names of parts and numbers of layers that are here.
+    """
+
+    def __init__(self, model: Any, family: Family, units: Sequence[str | int]) -> None:
+        super().__init__()
+        self.config = model.config
+        self.training = model.training
+        self._prefix = str(model.base_model_prefix)
+        body = getattr(model, self._prefix)
+        layers = getattr(body, family.layers)
+        shell = _shell(body)
+        for name in (*family.embeddings, family.norm):
+            if name not in units:
+                setattr(shell, name, NoPositions() if name == "wpe" else Absent())
+        here = [layer if index in units else Absent() for index, layer in enumerate(layers)]
+        setattr(shell, family.layers, nn.ModuleList(here))
+        if hasattr(shell, "rotary_emb"):
+            # It has buffers, which move with the stage, and no weights.
+            shell.rotary_emb = copy.deepcopy(shell.rotary_emb)
+        setattr(self, self._prefix, shell)
+        self._head = family.head
+        if family.head in units:
+            setattr(self, family.head, getattr(model, family.head))
+        self.is_first, self.is_last = family.embeddings[0] in units, family.head in units
+        self._router = router = _router(model)
+        self._routers = [
+            part
+            for layer in here
+            for part in layer.modules()
+            if router and isinstance(part, router)
+        ]
+        self._count = sum(isinstance(part, router) for part in body.modules()) if router else 0
+
+    def forward(
+        self,
+        x: Tensor,
+        balance: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Any:
+        """Hidden states, or on the last stage logits.
+
+        Parameters
+        ----------
+        x
+            Token numbers on the first stage, else hidden states.
+        balance
+            Where the router's loss is wanted, what the stages before say about the balance of
+            experts; returned with what this stage adds, as the second of two tensors.
+        attention_mask, position_ids
+            Those of the model.
+        """
+        body = getattr(self, self._prefix)
+        entry = {"input_ids" if self.is_first else "inputs_embeds": x}
+        with _recorded(self._routers) as logits:
+            hidden = body(
+                **entry, attention_mask=attention_mask, position_ids=position_ids, use_cache=False,
+                **({"output_router_logits": False} if self._router else {}),
+            ).last_hidden_state  # fmt: skip
+        output = getattr(self, self._head)(hidden) if self.is_last else hidden
+        if self._router is None:
+            return output
+        balance = _add(balance, logits, self.config, attention_mask, x)
+        if not self.is_last:
+            return output, balance
+        rows = x.shape[0] * x.shape[1] if attention_mask is None else attention_mask.sum()
+        add_loss(self.config.router_aux_loss_coef * _imbalance(balance, rows * self._count))
+        return output
+
+
+def _shell(module: nn.Module) -> Any:
+    """A module with the same children, of which some can be replaced."""
+    shell = copy.copy(module)
+    for name in ("_parameters", "_buffers", "_modules"):
+        vars(shell)[name] = dict(getattr(module, name))
+    return shell
+
+
+def _router(model: Any) -> type[nn.Module] | None:
+    """The class of the routers whose balance is part of the loss; None where there is none."""
+    if not getattr(model.config, "output_router_logits", False):
+        return None
+    found: type[nn.Module] = model.base_model._can_record_outputs["router_logits"].target_class
+    return found
+
+
+@contextmanager
+def _recorded(routers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """Collect the logits of routers."""
+    found: list[Tensor] = []
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
+        found.append(output[0])
+
+    hooks = [router.register_forward_hook(note) for router in routers]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _add(
+    balance: Tensor | None, logits: Sequence[Tensor], config: Any, mask: Tensor | None, x: Tensor
+) -> Tensor:
+    """How often routers chose every expert, and the sum of its probabilities, shape ``(2, n)``.
+
+    Over all layers so far, to whose sums those of `logits` are added; padding does not count.
+    """
+    if balance is None:
+        experts = getattr(config, "num_experts", None) or config.num_local_experts
+        balance = torch.zeros(2, experts, device=x.device)
+    for layer in logits:
+        chances = torch.softmax(layer, dim=-1)
+        chosen = torch.topk(chances, config.num_experts_per_tok, dim=-1).indices
+        weight = torch.ones(len(chances), device=chances.device)
+        if mask is not None:
+            weight = mask.reshape(-1).to(weight)
+        count = torch.zeros_like(balance[0]).index_add(
+            0, chosen.reshape(-1), weight.repeat_interleave(chosen.shape[-1])
+        )
+        balance = balance + torch.stack([count, (chances.float() * weight[:, None]).sum(0)])
+    return balance
+
+
+def _imbalance(balance: Tensor, rows: int | Tensor) -> Tensor:
+    """The loss of Switch Transformers (arXiv 2101.03961, eq. 4), all layers taken together."""
+    chosen, chance = balance / rows
+    return torch.sum(chosen.detach() * chance) * balance.shape[1]
+
+
+def _cuts(
+    model: Any, family: Family, units: Sequence[str | int], stages: Any
+) -> list[tuple[int, int]]:
+    """First and last unit of every stage."""
+    count = sum(isinstance(unit, int) for unit in units)
+    before, behind = len(family.embeddings), 2
+    if isinstance(stages, int) and not isinstance(stages, bool):
+        if not 1 <= stages <= count:
+            raise ParameterError(
+                f"stages is {stages}; the model has {count} layers, give a number from 1 to {count}"
+            )
+        stages = even_cut(count, stages)
+    listed = isinstance(stages, Sequence) and not isinstance(stages, str) and len(stages) > 0
+    if listed and all(isinstance(item, int) and item >= 0 for item in stages):
+        if sum(stages) != count:
+            raise ParameterError(
+                f"stages have {'+'.join(map(str, stages))} = {sum(stages)} layers; the model has "
+                f"{count}"
+            )
+        ends = [0, *accumulate(stages)]
+        ends = [end + before for end in ends]
+        return list(pairwise([0, *ends[1:-1], ends[-1] + behind]))
+    if listed and all(isinstance(item, Sequence) and not isinstance(item, str) for item in stages):
+        return _by_name(model, family, units, stages)
+    raise ParameterError(
+        f"stages is {stages!r}; give their number, the layers of each, or the names of the modules "
+        "of each"
+    )
+
+
+def _by_name(
+    model: Any, family: Family, units: Sequence[str | int], stages: Sequence[Sequence[str]]
+) -> list[tuple[int, int]]:
+    prefix = model.base_model_prefix
+    names: Mapping[str | int, str] = {
+        unit: family.head if unit == family.head else f"{prefix}.{family.layers}.{unit}"
+        if isinstance(unit, int) else f"{prefix}.{unit}"
+        for unit in units
+    }  # fmt: skip
+    # Every stage has its own rotary embedding.
+    left = {f"{prefix}.rotary_emb"}
+    given = [[name for name in stage if name not in left] for stage in stages]
+    known = {name: index for index, name in enumerate(names.values())}
+    for name in (name for stage in given for name in stage):
+        if name not in known:
+            raise ParameterError(f"the model has no part '{name}'; {did_you_mean(name, known)}")
+    ends, position = [], 0
+    order = list(known)
+    for number, stage in enumerate(given):
+        start = position
+        while position < len(order) and order[position] in stage:
+            position += 1
+        if position - start < len(set(stage)):
+            raise ParameterError(
+                f"stage {number} has {', '.join(stage)}; stages follow one another without a gap, "
+                f"and the next part is {order[min(position, len(order) - 1)]}"
+            )
+        ends.append((start, position))
+    if position < len(known):
+        raise ParameterError(f"no stage has {order[position]}; name every part once")
+    return ends

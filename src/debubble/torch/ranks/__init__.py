@@ -1,0 +1,1 @@
+"""The ranks of a pipeline: process groups, progress, hangs, and starting them."""

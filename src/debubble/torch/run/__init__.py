@@ -1,0 +1,1 @@
+"""``debubble run``: a schedule verified, measured and compared with its prediction."""

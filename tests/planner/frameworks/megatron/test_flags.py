@@ -1,0 +1,185 @@
+"""Our arguments in Megatron-LM's own parser and checks: taken, and meant as we mean them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from debubble.planner.frameworks.case import Case
+from debubble.planner.frameworks.megatron.flags import megatron_lines, split_lines
+from tests import wheels
+from tests.planner import megatron
+from tests.planner.cases import case, changed, dense, latent, mixture, sampled
+from tests.planner.frameworks.test_rules import EXAMPLES, RULES
+
+
+@pytest.mark.parametrize(
+    ("cut", "ranks", "chunks", "lines"),
+    [
+        ((8,) * 4, 4, 1, []),
+        ((2,) * 16, 4, 4, ["--num-layers-per-virtual-pipeline-stage 2"]),
+        ((7, 8, 8, 7), 4, 1,
+         ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]),
+        ((2, 2, 2, 2, 2, 2, 2, 1), 4, 2,
+         ["--num-virtual-stages-per-pipeline-rank 2", "--account-for-loss-in-pipeline-split"]),
+        ((1, 2, 2, 2), 4, 1, ["--account-for-embedding-in-pipeline-split"]),
+        ((5, 9, 9, 9), 4, 1, ["--decoder-first-pipeline-num-layers 5"]),
+        ((9, 9, 9, 5), 4, 1, ["--decoder-last-pipeline-num-layers 5"]),
+        ((4, 9, 9, 5), 4, 1,
+         ["--decoder-first-pipeline-num-layers 4", "--decoder-last-pipeline-num-layers 5"]),
+        ((6, 2), 2, 1, ["--decoder-first-pipeline-num-layers 6"]),
+        ((2, 4, 4, 3) * 2, 4, 2,
+         ["--num-virtual-stages-per-pipeline-rank 2", "--decoder-first-pipeline-num-layers 4",
+          "--decoder-last-pipeline-num-layers 6"]),
+        ((7, 9, 8, 8), 4, 1, ["--pipeline-model-parallel-layout 'Et*7|t*9|t*8|t*8L'"]),
+        ((0, 8, 8, 8), 4, 1, ["--pipeline-model-parallel-layout 'E|t*8|t*8|t*8L'"]),
+        ((3, 1, 1, 0), 2, 2, ["--pipeline-model-parallel-layout 'Et*3|t|t|L'"]),
+        ((30,), 1, 1, []),
+    ],
+)  # fmt: skip
+def test_older_forms_where_they_do_and_a_layout_elsewhere(
+    cut: tuple[int, ...], ranks: int, chunks: int, lines: list[str]
+) -> None:
+    assert split_lines(cut, ranks, chunks, mtp=0) == lines
+
+
+GOOD: list[Case] = [
+    case(dense(), tp=8, dp=4),
+    case(dense(), tp=4, cp=2, pp=4, b=2, m=8, recompute="full", zero=0),
+    case(dense(), "interleaved-1f1b", tp=4, dp=2, pp=4, chunks=4, m=12, recompute="selective"),
+    case(dense(30), tp=2, dp=2, pp=4, recompute="selective", flash=False),
+    case(dense(31), "interleaved-1f1b", pp=4, chunks=2),
+    case(dense(), pp=4, layers=(5, 9, 9, 9)),
+    case(dense(), pp=4, layers=(9, 9, 9, 5)),
+    case(dense(), pp=2, layers=(20, 12)),
+    case(dense(), pp=4, layers=(4, 12, 12, 4)),
+    case(dense(26), "interleaved-1f1b", pp=4, chunks=2, layers=(2, 4, 4, 3) * 2),
+    case(dense(), "interleaved-1f1b", pp=4, chunks=2, layers=(3, 5, 4, 4, 4, 4, 4, 4)),
+    case(dense(), pp=4, layers=(0, 11, 11, 10)),
+    case(dense(), "interleaved-1f1b", pp=4, chunks=2, layers=(0, 3, 7, 5, 6, 4, 7, 0)),
+    case(dense(30), pp=32, m=64),
+    case(dense(), dp=2, pp=2, gradient_bytes=2, moment_bytes=2, precision="fp16"),
+    case(dense(), dp=4, pp=2, zero=3),
+    case(dense(), dp=4, tp=2, zero=2),
+    case(mixture(), tp=2, ep=8, dp=4, pp=2, recompute="selective"),
+    case(dense(), "interleaved-1f1b", pp=4, chunks=2, recompute="full:3"),
+    case(dense(), tp=2, dp=2, pp=2, precision="fp8"),
+    case(mixture(), "interleaved-overlap", ep=8, dp=8, pp=2, chunks=2, m=16),
+    case(latent(), "interleaved-1f1b", ep=64, dp=64, pp=16, chunks=2, m=32),
+    case(latent(), ep=8, tp=2, dp=8, pp=8, recompute="selective"),
+    case(latent(), "interleaved-overlap", ep=64, dp=64, pp=16, chunks=2, m=32),
+]
+
+
+REFUSED = {
+    "heads": "num_attention_heads",
+    "kv-heads": "must be a multiple or divisor of tensor_model_parallel_size",
+    "sequence": r"seq-length should be a multiple of 2 \* context-parallel-size",
+    "expert-ranks": "not divisible by expert_tensor_model_pipeline_parallel size",
+    "overlap-experts": "only supported with expert model parallelism",
+    "overlap-recompute": "disable full recomputation",
+    "overlap-mtp": "MTP supports at most one layer",
+}
+"""Rules that it checks before it runs, and its words."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Plans and what Megatron-LM makes of their arguments.
+
+    `wrong` break one of our rules, and `better` have the nearest change that the rule names.
+    """
+
+    good: list[tuple[Case, dict[str, Any]]]
+    wrong: list[tuple[str, dict[str, Any]]]
+    better: list[tuple[Case, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def judged(request: pytest.FixtureRequest) -> Judged:
+    pytest.importorskip("torch", reason="Megatron-LM imports PyTorch")
+    wheel = megatron.fetch(wheels.folder_of(request, "megatron"))
+    good = [*GOOD, *sampled("megatron", 6)]
+    names = [name for name in REFUSED for _ in EXAMPLES[name]]
+    wrong = [one for name in REFUSED for one, _ in EXAMPLES[name]]
+    better = [nearest(name, one) for name, one in zip(names, wrong, strict=True)]
+    texts = [megatron.text_of(one) for one in good]
+    # Our own text for the others is why they do not run.
+    texts += ["\n".join(megatron_lines(one)) for one in (*wrong, *better)]
+    cases = [*good, *wrong, *better]
+    found = iter(megatron.verdicts(wheel, list(zip(cases, texts, strict=True))))
+    return Judged(
+        *([(what, next(found)) for what in group] for group in (good, names, better))  # type: ignore[arg-type]
+    )
+
+
+def nearest(name: str, one: Case) -> Case:
+    """A case with a rule's change, and as many GPUs and sequences as its degrees then need."""
+    problem = RULES[name].check(one)
+    assert problem is not None
+    other = changed(one, problem.changes)
+    own = other.candidate
+    batch = other.degrees.dp * own.microbatch_size * own.microbatches
+    return changed(other, {"gpus": other.degrees.gpus, "batch": batch})
+
+
+@pytest.mark.slow
+def test_megatron_takes_our_flags_and_means_the_same(judged: Judged) -> None:
+    for one, made in judged.good:
+        assert "error" not in made, (one.candidate, made)
+        assert meant(made) == said(one)
+        d, own = one.degrees, one.candidate
+        starts = own.first_layers
+        for rank in range(d.pp):
+            stages = range(rank, d.stages, d.pp)
+            assert made["layers"][rank] == [own.layers[stage] for stage in stages]
+            assert made["offsets"][rank] == [starts[stage] for stage in stages]
+
+
+@pytest.mark.slow
+def test_megatron_refuses_what_our_rules_do_and_takes_the_nearest(judged: Judged) -> None:
+    for name, made in judged.wrong:
+        assert re.search(REFUSED[name], made["error"]), (name, made)
+    for one, made in judged.better:
+        assert "error" not in made, (one.candidate, made)
+
+
+def meant(made: dict[str, Any]) -> dict[str, Any]:
+    """What Megatron-LM understood, in our words."""
+    args = made["args"]
+    states = "use_megatron_fsdp" if args["use_megatron_fsdp"] else "use_distributed_optimizer"
+    levels = {"optim_grads": 2, "optim_grads_params": 3}
+    recompute = args["recompute_granularity"] or "none"
+    if args["recompute_method"] == "block":
+        recompute += f":{args['recompute_num_layers']}"
+    zero = levels[args["data_parallel_sharding_strategy"]] if states == "use_megatron_fsdp" else 1
+    return {
+        "tp": args["tensor_model_parallel_size"], "cp": args["context_parallel_size"],
+        "ep": args["expert_model_parallel_size"], "dp": args["data_parallel_size"],
+        "pp": args["pipeline_model_parallel_size"],
+        "chunks": args["virtual_pipeline_model_parallel_size"] or 1,
+        "microbatch_size": args["micro_batch_size"], "batch": args["global_batch_size"],
+        "sequence": args["seq_length"], "recompute": recompute,
+        "zero": zero if args[states] else 0, "group": made["group"],
+        "sequence_parallel": bool(args["sequence_parallel"]),
+        "overlap": args["overlap_moe_expert_parallel_comm"],
+        "precision": "fp16" if args["fp16"] else "fp8" if args["fp8"] else "bf16",
+        "expert_tp": args["expert_tensor_parallel_size"],
+        "gradient_bytes": 2 if args["grad_reduce_in_bf16"] else 4,
+    }  # fmt: skip
+
+
+def said(one: Case) -> dict[str, Any]:
+    """The same of a case."""
+    d, own, training = one.degrees, one.candidate, one.training
+    return {
+        "tp": d.tp, "cp": d.cp, "ep": d.ep, "dp": d.dp, "pp": d.pp, "chunks": d.chunks,
+        "microbatch_size": own.microbatch_size, "batch": training.batch,
+        "sequence": training.sequence, "recompute": own.recompute, "zero": own.zero,
+        "group": d.pp, "sequence_parallel": d.tp > 1 and training.sequence_parallel,
+        "overlap": own.schedule == "interleaved-overlap", "precision": training.precision,
+        "expert_tp": 1 if one.experts else d.tp, "gradient_bytes": training.gradient_bytes,
+    }  # fmt: skip

@@ -1,0 +1,284 @@
+"""Models from names and files: exact parameter counts, and messages."""
+
+import json
+from importlib import resources
+
+import pytest
+import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from debubble.core.errors import FormatError
+from debubble.planner.cost.flops import flops_per_token
+from debubble.planner.model.files import parse_model, read_model, shipped_models
+from debubble.planner.model.hugging_face import hugging_face_model
+from debubble.planner.model.transformer import Attention, Experts, LatentAttention
+
+COUNTS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "gpt2": 124_439_808,
+    "deepseek-v3": 671_026_419_200,
+}
+"""Published totals, norms and biases included."""
+
+
+@pytest.mark.parametrize(("name", "parameters"), COUNTS.items())
+def test_parameters_are_exact(name, parameters):
+    assert read_model(name).parameters == parameters
+
+
+def test_parameters_beside_the_main_model_and_of_one_token():
+    model = read_model("deepseek-v3")
+    assert model.mtp_parameters == pytest.approx(11.61e9, rel=1e-4)
+    assert model.active_parameters == pytest.approx(37.55e9, rel=1e-4)
+    without_embedding = model.active_parameters - model.embedding_parameters
+    assert without_embedding == pytest.approx(36.62e9, rel=2e-4)
+    attention = model.layers[0].attention
+    assert attention.parameters(model.hidden) == 187_107_328
+
+
+def test_every_shipped_model_is_read_by_name_and_by_path(tmp_path):
+    assert {"gpt2", "mistral-7b", "deepseek-v2", "gpt-oss-20b"} <= set(shipped_models())
+    for name in shipped_models():
+        assert read_model(name.upper()).parameters > 1e8, name
+
+
+def test_a_folder_with_a_config_is_a_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert read_model(tmp_path).name == tmp_path.name
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 160,
+    "vocab_size": 1000,
+}
+
+
+def parsed(config, where="config.json"):
+    return parse_model(json.dumps(config), where)
+
+
+def changed(**more):
+    return parsed({**LLAMA, **more}, "my.json")
+
+
+def test_families_differ_in_what_they_need():
+    gpt_oss = read_model("gpt-oss-20b")
+    assert isinstance(gpt_oss.layers[0].attention, Attention)
+    assert [layer.attention.window for layer in gpt_oss.layers[:3]] == [128, None, 128]
+    assert gpt_oss.layers[0].attention.sinks
+    assert gpt_oss.layers[0].attention.out_bias
+    assert isinstance(gpt_oss.layers[0].mlp, Experts)
+    deepseek = read_model("deepseek-v3")
+    assert isinstance(deepseek.layers[0].attention, LatentAttention)
+    assert [layer.experts is None for layer in deepseek.layers[:4]] == [True, True, True, False]
+    assert read_model("mistral-7b").layers[0].attention.window == 4096
+    assert read_model("qwen2.5-7b").layers[0].attention.window is None
+    assert len(set(map(id, deepseek.layers))) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"model_type": "lama"}, "did you mean 'llama'"),
+        ({"model_type": None}, "model_type None"),
+        ({"model_type": 3}, "the model_type 3"),
+        ({"hidden_size": None}, "no key 'hidden_size'"),
+        ({"hidden_size": 0}, "hidden_size 0; give a whole number from 1"),
+        ({"hidden_size": 64.5}, "hidden_size 64.5"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"num_hidden_layers": 20_000}, "from 1 to 10000"),
+        ({"num_attention_heads": 3}, "no multiple of num_attention_heads 3; give head_dim"),
+        ({"num_key_value_heads": 3}, "4 attention heads, no multiple of 3"),
+        ({"tie_word_embeddings": "yes"}, "give true or false"),
+        ({"num_experts": 8}, "which could change a shape"),
+        ({"vision_config": {"depth": 2}}, "which could change a shape"),
+        ({"intermediate_sizes": 3}, "did you mean 'intermediate_size'"),
+    ],
+)
+def test_values_that_do_not_do(more, message):
+    with pytest.raises(FormatError, match=message):
+        changed(**more)
+
+
+def test_a_missing_key_names_the_nearest():
+    config = {key: value for key, value in LLAMA.items() if key != "num_hidden_layers"}
+    with pytest.raises(FormatError, match="did you mean 'num_hiden_layers'"):
+        parsed({**config, "num_hiden_layers": 2})
+
+
+def test_harmless_and_switched_off_keys_are_ignored():
+    model = changed(
+        architectures=["LlamaForCausalLM"], rope_theta=500000.0, torch_dtype="bfloat16",
+        num_experts=None, use_something_new=True, rms_norm_eps=1e-5, add_cross_attention=False,
+    )  # fmt: skip
+    assert model == changed()
+
+
+def test_layer_types_must_fit():
+    oss = {
+        "model_type": "gpt_oss", "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64,
+        "vocab_size": 100, "num_local_experts": 4, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    assert parsed(oss).layers[0].attention.window == 128
+    with pytest.raises(FormatError, match="1 entries; give 2, one per layer"):
+        parsed({**oss, "layer_types": ["full_attention"]})
+    with pytest.raises(FormatError, match="did you mean 'full_attention'"):
+        parsed({**oss, "layer_types": ["full_attention", "ful_attention"]})
+    with pytest.raises(FormatError, match="two names of one number"):
+        parsed({**oss, "experts_per_token": 3})
+    with pytest.raises(FormatError, match="5 of 4 experts; 4 is the most"):
+        parsed({**oss, "num_experts_per_tok": 5})
+
+
+def test_dense_layers_among_experts_are_numbered():
+    qwen = json.loads(json.dumps(QWEN))
+    kinds = [layer.experts is not None for layer in parsed(qwen).layers]
+    assert kinds == [False, True, False, False]
+    assert parsed({**qwen, "mlp_only_layers": 1}).layers[1].experts is None
+    with pytest.raises(FormatError, match="4 in mlp_only_layers; layers are 0 to 3"):
+        parsed({**qwen, "mlp_only_layers": [4]})
+
+
+QWEN = {
+    "model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 4, "head_dim": 16,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160,
+    "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
+    "decoder_sparse_step": 2, "mlp_only_layers": [3], "vocab_size": 1000,
+}  # fmt: skip
+
+OWN = """
+name: small
+hidden: 64
+vocabulary: 1000
+attention: {heads: 4, kv_heads: 2, head_dim: 16}
+mlp: {width: 160}
+layers: 2
+"""
+
+
+def test_own_yaml_describes_the_same_models():
+    own = parse_model(OWN, "small.yaml")
+    config = changed()
+    assert (own.name, own.layers, own.parameters) == ("small", config.layers, config.parameters)
+
+
+def test_own_yaml_has_groups_of_layers():
+    text = """
+hidden: 7168
+vocabulary: 129280
+mtp: 1
+attention: {heads: 128, q_rank: 1536, kv_rank: 512, nope_dim: 128, rope_dim: 64, v_dim: 128}
+layers:
+  - {count: 3, mlp: {width: 18432}}
+  - count: 58
+    experts: {count: 256, top_k: 8, width: 2048, shared_width: 2048, router_bias: true}
+"""
+    model, shipped = parse_model(text, "v3.yaml"), read_model("deepseek-v3")
+    assert model.layers == shipped.layers
+    assert model.parameters == shipped.parameters
+    assert model.name == "v3"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("hidden: 64", "hidden: wide", "hidden 'wide'"),
+        ("hidden: 64", "hiden: 64", "no key 'hidden'.*did you mean 'hiden'"),
+        ("layers: 2", "layers: []", "no layers"),
+        ("layers: 2", "layers: [3]", r"layers\[0\] is 3"),
+        ("layers: 2", "layers: 2\nheads: 4", "unknown key 'heads'"),
+        ("kv_heads: 2", "kv_heads: 3", "4 attention heads, no multiple of 3"),
+        ("kv_heads: 2", "kv_head: 2", "no key 'kv_heads'.*did you mean 'kv_head'"),
+        ("mlp: {width: 160}", "mlp: 160", "mlp is 160"),
+        ("mlp: {width: 160}", "", "neither mlp nor experts"),
+        ("mlp: {width: 160}", "mlp: {width: 160}\nexperts: {}", "both mlp and experts"),
+        ("attention:", "atention:", "no attention"),
+        ("name: small", "name: [1]", "name .*give a short text"),
+        ("name: small", "norm: batch", "norm 'batch'; known: layer, rms"),
+    ],
+)
+def test_own_yaml_is_refused_where_it_is_wrong(old, new, message):
+    with pytest.raises(FormatError, match=message):
+        parse_model(OWN.replace(old, new, 1), "small.yaml")
+
+
+def test_no_such_model():
+    with pytest.raises(FormatError, match=r"there is no model 'llama-3.1-9b'; did you mean 'llama"):
+        read_model("llama-3.1-9b")
+    with pytest.raises(FormatError, match="there is no file"):
+        read_model("missing.json")
+    with pytest.raises(FormatError, match="a model is a mapping"):
+        parse_model("[1]", "x.json")
+
+
+FAMILIES = [
+    json.loads((resources.files("debubble.planner.model") / "shipped" / file).read_text())
+    for file in shipped_models().values()
+    if file.endswith(".json")
+]
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 1 << 70) | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+def built(build):
+    """What was built, or why not."""
+    try:
+        return build()
+    except FormatError as error:
+        return error
+
+
+@given(st.data())
+def test_any_config_is_a_model_or_refused(data):
+    config = dict(data.draw(st.sampled_from(FAMILIES)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        config[data.draw(st.sampled_from(sorted(config)) | st.text(max_size=6))] = data.draw(
+            ANYTHING
+        )
+    keys = ["num_hidden_layers", "n_layer"]
+    assume(not any(isinstance(config.get(key), int) and config[key] > 500 for key in keys))
+    found = built(lambda: hugging_face_model(config, "fuzzed"))
+    assert isinstance(found, FormatError) or flops_per_token(found, 128)["causal"] > 0
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "hidden",
+                "layers",
+                "vocabulary",
+                "attention",
+                "mlp",
+                "experts",
+                "norm",
+                "name",
+                "tied",
+                "x",
+            ]
+        ),
+        ANYTHING,
+    )
+)
+def test_any_own_description_is_a_model_or_refused(changes):
+    text = yaml.safe_dump({**yaml.safe_load(OWN), **changes})
+    found = built(lambda: parse_model(text, "fuzzed.yaml"))
+    assert isinstance(found, FormatError) or found.parameters > 0
