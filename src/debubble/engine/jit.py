@@ -304,11 +304,11 @@ def _digest(function: Callable[..., Any], helpers: Iterable[Callable[..., Any]])
     """Return a checksum of the files of helpers and named tuples, and of the numbers they take."""
     functions = (function, *helpers)
     files = {helper.__code__.co_filename for helper in helpers}
-    # Machine code reads named tuples by position: numba does not see that fields have moved.
+    # Machine code reads named tuples by position: numba does not see that fields have moved, and
+    # cannot read what it keeps where a class is gone.
     for scope in (used.__globals__ for used in functions):
         tuples = [used for used in scope.values() if hasattr(used, "_fields")]
         files |= {str(sys.modules[used.__module__].__file__) for used in tuples}
-    files -= {function.__code__.co_filename}
     numbers = sorted(set(chain.from_iterable(map(_numbers, functions))))
     content = b"".join(Path(file).read_bytes() for file in sorted(files)) + repr(numbers).encode()
     return f"_{zlib.crc32(content):08x}"
