@@ -129,7 +129,7 @@ class Kernel(Generic[R]):
         return self.compiled(*args)
 
     def _is_ready(self, work: int, args: tuple[Any, ...]) -> bool:
-        """Whether to call machine code: there is some for such arguments, or it is to be made."""
+        """Return whether to call machine code, which is there for such arguments or made here."""
         types = _told_apart(args)
         if types in self._ready:
             return True
@@ -137,12 +137,12 @@ class Kernel(Generic[R]):
         known = types in self._uncompiled
         if known or not self._is_on_disk(args):
             total = self._uncompiled[types] = self._uncompiled.get(types, 0) + work
-            if total <= INTERPRET_UNASKED or work < 10 * INTERPRET_WHEN_LOADED:
-                return False
-            if not self._is_on_disk(args) and (
-                self._is_being_compiled(args) or total <= INTERPRET_UNCOMPILED * _size(self.py_func)
-            ):
-                return False
+            worth_asking = total > INTERPRET_UNASKED
+            if not (worth_asking and self._is_on_disk(args)):
+                if worth_asking and self._is_being_compiled(args):
+                    return False
+                if total <= INTERPRET_UNCOMPILED * _size(self.py_func):
+                    return False
         self._ready.add(types)
         return True
 
