@@ -20,6 +20,9 @@ from tests import browser as browsers
 # times the work where models are as tiny as here. Processes that tests start take it over.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Kernels are compiled where tests need them, and not at the same time.
+os.environ.setdefault("DEBUBBLE_BACKGROUND", "0")
+
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 CALM = {
     "deadline": None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,10 @@ from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.event_graph import ARRAYS, EventGraph, link_times_of
 from debubble.engine.explain import explain as explain_refusal
 from debubble.engine.kernels import layout, sweep
-from debubble.engine.kernels.queues import ROW
+from debubble.engine.kernels.groups import Group
+from debubble.engine.kernels.link import Ends, Transfers
+from debubble.engine.kernels.queues import ROW, Queues
+from debubble.engine.kernels.side_streams import SHARDS, SideStreams
 from debubble.engine.kind_columns import kind_columns
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
@@ -76,113 +79,148 @@ def _compile(
     schedule: Schedule, mode: P2PMode, shared: int, explain: bool, few: bool = True
 ) -> EventGraph:
     """Compile with indices of costs in 16 bits; where those are too few, once more without."""
-    survey = scan(schedule)
-    kinds, grouped = survey.kinds & ~_PLAIN, survey.grouped
-    explicit = bool(kinds & _TRANSFERS)
-    rare = bool(kinds & ~_TRANSFERS) or schedule.vocabulary > 0
-    spec = MODE[mode]
-    placement = schedule.placement
-    ranks, stages, copies = placement.ranks, placement.stages, placement.copies
-    count, units, lanes = len(schedule), schedule.units, link_times_of(schedule)
-    cells = stages * units
-    places = schedule.slices * copies * stages
-    chained = schedule.sync == "post-validation"
-    stepping = bool(survey.kinds & _STEPS) and schedule.sync != "local"
-
-    size = 1 + count + min(ranks * schedule.iterations, count)
-    if rare:
-        # Beside an action two joins; passes of the output layer have as many.
-        size += 2 * count
-    elif explicit or mode != "overlapped":
-        size += count
-    # Beside neighbouring stages, norms go down the ranks and back, and so do sums over shards.
-    more = 4 * ranks if stepping or rare else 0
-    costs = lanes * min(ranks * ranks, 2 * copies * stages + more)
-    costs += (count if grouped else 0) + (6 * places if rare else 0)
-    room = _FEW_COSTS - (1 + len(TIMED_KINDS) * places + ranks)
+    parts = _Parts.of(schedule)
+    sizes = _sizes(schedule)
+    nodes, costs = _room(schedule, parts, sizes, mode)
+    room = _FEW_COSTS - sizes.base
     few = few and room > 0
     costs = min(costs, room) if few else costs
-    # One block: of several, malloc gives those back to the system that it is asked for next time.
-    block = np.zeros((4 if few else 5, size), dtype=np.uint32)
-    first, second, third = block[:3]
-    indices: NDArray[Any] = block[3:].view(np.uint16 if few else np.uint32)
-    lag, cost = indices.reshape(2, size)
-    node = third[:count].view(np.int32)
-    sent = third[count : count if mode == "overlapped" else 2 * count].view(np.int32)
+    graph = _zero_graph(schedule, mode, nodes, few)
     dynamic = np.zeros((3, costs), dtype=np.int32)
-    next_action = np.zeros(ranks, dtype=np.int64)
-    state = np.zeros(layout.STATES, dtype=np.int64)
-    links = ranks * ranks
-    work = _arrays(
-        links, ranks, 1 << (ranks - 1).bit_length(), ranks,
-        ranks * schedule.iterations if chained else 0, links if spec.one_by_one else 0,
-    )  # fmt: skip
+    frame = _frame(schedule, mode, parts, sizes, graph, dynamic)
     sweep.sweep.run(
-        5 * count,
-        schedule.actions,
-        schedule.offsets,
-        schedule.homes,
-        _offsets(schedule),
-        kind_columns(schedule),
-        stages,
-        schedule.microbatches,
-        schedule.slices,
-        copies,
-        schedule.iterations,
-        lanes,
-        SYNCS.index(schedule.sync),
-        schedule.vocabulary,
-        len(TIMED_KINDS),
-        spec.one_by_one,
-        spec.blocks,
-        spec.queued,
-        spec.by_peer,
-        spec.by_direction,
-        np.zeros(cells, dtype=np.uint16 if explicit or rare else np.uint8),
-        _zeros(2 * cells),
-        first,
-        second,
-        lag,
-        cost,
-        node,
-        sent,
-        *dynamic,
-        next_action,
-        state,
-        work,
-        _grouping(count, places) if grouped or rare else None,
-        _transfers(schedule, mode) if explicit else None,
-        _aside(schedule, mode, kinds, shared, explain) if rare else None,
+        5 * len(schedule),
+        frame,
+        _group(len(schedule), sizes.places) if parts.grouped or parts.side else None,
+        _transfers(schedule, mode) if parts.explicit else None,
+        _side(schedule, mode, parts.kinds, shared, explain) if parts.side else None,
     )
-    used = int(state[layout.DYNAMIC])
+    used = int(frame.state[layout.DYNAMIC])
     if used > costs:
         return _compile(schedule, mode, shared, explain, few=False)
-    outcome = int(state[layout.OUTCOME])
-    if outcome == sweep.DONE and kinds & _COPIES and _recomputed_in_part(schedule):
+    outcome = int(frame.state[layout.OUTCOME])
+    if outcome == sweep.DONE and parts.kinds & _COPIES and _recomputed_in_part(schedule):
         outcome = sweep.MIXED
     if outcome != sweep.DONE:
         if not explain:
             raise ScheduleError(f"'{schedule.name}' cannot run")
         raise explain_refusal(schedule, mode)
-    nodes = int(state[layout.NODES])
+    end = int(frame.state[layout.NODES])
     # A copy, because there was room for many more.
     dynamic_kind, dynamic_a, dynamic_b = dynamic[:, :used].copy()
     return EventGraph(
         schedule,
         mode,
-        first[:nodes],
-        second[:nodes],
-        lag[:nodes],
-        cost[:nodes],
-        node,
-        sent,
+        graph.first[:end],
+        graph.second[:end],
+        graph.lag[:end],
+        graph.cost[:end],
+        graph.node,
+        graph.sent,
         dynamic_kind,
         dynamic_a,
         dynamic_b,
-        int(state[layout.COMPLETED]),
-        bool(state[layout.OVERTAKEN]),
+        int(frame.state[layout.COMPLETED]),
+        bool(frame.state[layout.OVERTAKEN]),
         shared,
     )
+
+
+class _Parts(NamedTuple):
+    """Parts of the compiler that a schedule needs."""
+
+    kinds: int
+    """Bit k stands for actions of kind k, those of work and steps left out."""
+    grouped: bool
+    """Whether any actions are overlapped."""
+    explicit: bool
+    """Whether transfers are actions."""
+    side: bool
+    """Whether there are side streams or shards of the output layer."""
+    stepping: bool
+    """Whether optimizer steps wait for other ranks."""
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _Parts:
+        found = scan(schedule)
+        kinds = found.kinds & ~_PLAIN
+        return cls(
+            kinds,
+            found.grouped,
+            bool(kinds & _TRANSFERS),
+            bool(kinds & ~_TRANSFERS) or schedule.vocabulary > 0,
+            bool(found.kinds & _STEPS) and schedule.sync != "local",
+        )
+
+
+def _sizes(schedule: Schedule) -> layout.Sizes:
+    placement, stages, units = schedule.placement, schedule.stages, schedule.units
+    places = schedule.slices * placement.copies * stages
+    return layout.Sizes(
+        schedule.ranks, stages, schedule.microbatches, schedule.slices, units, placement.copies,
+        schedule.iterations, stages * units, places,
+        1 + len(TIMED_KINDS) * places + schedule.ranks, link_times_of(schedule),
+    )  # fmt: skip
+
+
+def _room(schedule: Schedule, parts: _Parts, sizes: layout.Sizes, mode: P2PMode) -> tuple[int, int]:
+    """Return the most nodes and dynamic costs that a graph may have."""
+    count, ranks = len(schedule), sizes.ranks
+    nodes = 1 + count + min(ranks * schedule.iterations, count)
+    if parts.side:
+        # Two joins for each action; passes of the output layer have as many.
+        nodes += 2 * count
+    elif parts.explicit or mode != "overlapped":
+        nodes += count
+    # In addition to neighboring stages, norms go down the ranks and back, and so do sums over
+    # shards.
+    more = 4 * ranks if parts.stepping or parts.side else 0
+    costs = sizes.lanes * min(ranks * ranks, 2 * sizes.copies * sizes.stages + more)
+    costs += (count if parts.grouped else 0) + (6 * sizes.places if parts.side else 0)
+    return nodes, costs
+
+
+def _zero_graph(schedule: Schedule, mode: P2PMode, nodes: int, few: bool) -> layout.Graph:
+    """Return arrays for so many nodes; with `few`, cost indices have 16 bits."""
+    count = len(schedule)
+    # One block: of several, malloc gives those back to the system that it is asked for next time.
+    block = np.zeros((4 if few else 5, nodes), dtype=np.uint32)
+    first, second, third = block[:3]
+    indices: NDArray[Any] = block[3:].view(np.uint16 if few else np.uint32)
+    lag, cost = indices.reshape(2, nodes)
+    node = third[:count].view(np.int32)
+    sent = third[count : count if mode == "overlapped" else 2 * count].view(np.int32)
+    return layout.Graph(first, second, lag, cost, node, sent)
+
+
+def _frame(
+    schedule: Schedule, mode: P2PMode, parts: _Parts, sizes: layout.Sizes, graph: layout.Graph,
+    dynamic: NDArray[np.int32],
+) -> layout.Frame:  # fmt: skip
+    """Put together what the sweep takes of every schedule."""
+    ranks, spec = sizes.ranks, MODE[mode]
+    norms = ranks * sizes.iterations if schedule.sync == "post-validation" else 0
+    bits = np.uint16 if parts.explicit or parts.side else np.uint8
+    return layout.Frame(
+        sizes,
+        layout.Rules(
+            SYNCS.index(schedule.sync), schedule.vocabulary, spec.one_by_one, spec.blocks,
+            spec.queued,
+        ),
+        layout.Program(
+            schedule.actions, schedule.offsets, schedule.homes, _offsets(schedule),
+            kind_columns(schedule),
+        ),
+        graph,
+        layout.Rare(dynamic[0], dynamic[1], dynamic[2], _zeros(ranks * ranks)),
+        layout.Turns(
+            np.zeros(ranks, dtype=np.int64), _zeros(ranks), _zeros(1 << (ranks - 1).bit_length()),
+            _zeros(ranks * ranks if spec.one_by_one else 0),
+        ),
+        layout.Results(_zeros(2 * sizes.cells), np.zeros(sizes.cells, dtype=bits)),
+        layout.Steps(_zeros(ranks), _zeros(norms)),
+        np.zeros(layout.STATES, dtype=np.int64),
+    )  # fmt: skip
 
 
 def _zeros(size: int) -> NDArray[np.int32]:
@@ -193,28 +231,29 @@ def _arrays(*sizes: int) -> tuple[NDArray[Any], ...]:
     return tuple(map(_zeros, sizes))
 
 
-def _grouping(count: int, places: int) -> tuple[NDArray[Any], ...]:
-    """Arrays for the group at hand, for the last pair of every place, and for times of groups."""
+def _group(count: int, places: int) -> Group:
     slots = min(1 << count.bit_length(), _GROUP_SLOTS)
-    members = _arrays(*[sweep.MOST_MEMBERS] * 4)
-    pairs = np.zeros(places, dtype=np.int64), _zeros(places)
-    return (*members, *pairs, np.zeros(slots, dtype=np.int64), _zeros(slots))
+    row, place, wanted = _arrays(*[sweep.MOST_MEMBERS] * 3)
+    pair, key = np.zeros(places, dtype=np.int64), np.zeros(slots, dtype=np.int64)
+    return Group(row, place, wanted, pair, _zeros(places), key, _zeros(slots))
 
 
-def _transfers(schedule: Schedule, mode: P2PMode) -> tuple[NDArray[Any], ...]:
-    """Arrays for sends and receives that are actions: those of ``Ends``, then of ``Queues``."""
+def _transfers(schedule: Schedule, mode: P2PMode) -> Transfers:
     spec, ranks = MODE[mode], schedule.ranks
     cells = schedule.stages * schedule.units
-    queues = ranks * (ranks if spec.by_peer else 1) * (2 if spec.by_direction else 1)
-    queues, posted = (queues, ROW * len(schedule)) if spec.queued else (0, 0)
-    return _arrays(
-        2 * cells, 0 if mode == "overlapped" else 2 * cells, 2 * ranks * ranks, ranks, ranks, ranks,
-        posted, queues, queues, queues, 2 * ranks,
+    peers, ways = ranks if spec.by_peer else 1, 2 if spec.by_direction else 1
+    queues, posted = (ranks * peers * ways, ROW * len(schedule)) if spec.queued else (0, 0)
+    return Transfers(
+        Ends(*_arrays(
+            2 * cells, 0 if mode == "overlapped" else 2 * cells, 2 * ranks * ranks, ranks, ranks,
+            ranks,
+        )),
+        Queues(peers, ways, *_arrays(posted, queues, queues, queues, 2 * ranks)),
     )  # fmt: skip
 
 
 def _offsets(schedule: Schedule) -> NDArray[np.int32]:
-    """What is added to a stage to get the place of a unit; empty where it is 0 for all."""
+    """Return what is added to a stage to get the place of a unit; empty where it is 0 for all."""
     copies = schedule.placement.copies
     if copies * schedule.slices == 1:
         return np.zeros(0, dtype=np.int32)
@@ -224,7 +263,7 @@ def _offsets(schedule: Schedule) -> NDArray[np.int32]:
 
 
 def _recomputed_in_part(schedule: Schedule) -> bool:
-    """Whether what is offloaded is a checkpoint for some microbatches of a place only."""
+    """Return whether what is offloaded is a checkpoint for some microbatches of a place only."""
     share = recompute_share(schedule)
     mixed = (share > 0) & (share < 1)
     if not mixed.any():
@@ -233,10 +272,7 @@ def _recomputed_in_part(schedule: Schedule) -> bool:
     return bool(mixed[schedule.places_of(out)].any())
 
 
-def _aside(
-    schedule: Schedule, mode: P2PMode, kinds: int, shared: int, explain: bool
-) -> tuple[NDArray[Any], ...]:
-    """Arrays of ``SideStreams``, those first that are zeros."""
+def _side(schedule: Schedule, mode: P2PMode, kinds: int, shared: int, explain: bool) -> SideStreams:
     placement = schedule.placement
     ranks = placement.ranks
     stages, copies = placement.stages, placement.copies
@@ -249,16 +285,20 @@ def _aside(
             same = table[copy] == table[earlier]
             owner[copy, same] = np.minimum(owner[copy, same], owner[earlier, same])
     order = _shared_order(schedule, mode, shared, explain) if copied and shared > 1 else None
-    own = _arrays(
-        ranks, ranks, ranks, len(KINDS) * copies * stages * schedule.slices, copies * stages,
-        copies * stages * schedule.iterations, stages * schedule.units if copied else 0,
-        6 * schedule.units if schedule.vocabulary else 0, ranks,
-    )  # fmt: skip
-    return (
-        *own,
-        np.tile(owner.ravel().astype(np.int32), schedule.slices),
-        _zeros(0) if order is None else order,
-        first_stages(placement).astype(np.int32),
+    places, cells = copies * stages, stages * schedule.units
+    return SideStreams(
+        copied=_zeros(ranks),
+        gathered_by=_zeros(ranks),
+        reduced_by=_zeros(ranks),
+        time_id=_zeros(len(KINDS) * places * schedule.slices),
+        weights=_zeros(places),
+        reductions=_zeros(places * schedule.iterations),
+        moved=_zeros(cells if copied else 0),
+        shards=_zeros(SHARDS * schedule.units if schedule.vocabulary else 0),
+        parked=_zeros(ranks),
+        owner_of=np.tile(owner.ravel().astype(np.int32), schedule.slices),
+        ahead=_zeros(0) if order is None else order,
+        first_stage=first_stages(placement).astype(np.int32),
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.engine.background import compile_in_background
+
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,12 +33,19 @@ Loading takes as long as half of them; commands that search a few small orders s
 INTERPRET_WHEN_LOADED = 100
 """Loop iterations below which interpreting is sooner done once numba is loaded."""
 
-INTERPRET_UNCOMPILED = 800
-"""Loop iterations of a kernel that one process interprets before it compiles the kernel, for each
-byte of the kernel's bytecode.
+INTERPRET_UNASKED = 50_000
+"""Loop iterations of a kernel that one process interprets before it has the kernel compiled in a
+second process, and goes on interpreting until that is done: a tenth of a second.
 
-Counted for each kernel and each tuple of argument types: compiling one of these takes about as long
-as interpreting so many iterations. Machine code that is on disk is loaded at once.
+Counted, as below, for each kernel and each tuple of argument types. Machine code that is on disk is
+loaded at once.
+"""
+
+INTERPRET_UNCOMPILED = 400
+"""Loop iterations of a kernel that one process interprets before it compiles the kernel itself,
+where there can be no second process, for each byte of bytecode of the kernel and its helpers.
+
+Compiling takes about as long as interpreting so many iterations.
 """
 
 ONLY_CALLED_BY_KERNELS: Any = {
@@ -60,8 +69,8 @@ class Kernel(Generic[R]):
     py_func
         The function, in the subset of Python that numba compiles.
     writes
-        Names of the parameters that the function writes to: one-dimensional arrays, or (named)
-        tuples of these.
+        Parameters that the function writes to, one-dimensional arrays or tuples of them; with dots
+        those of fields, ``"frame.graph"`` for instance.
     allocates
         Whether it makes arrays. Else compiled code need not count who uses an array, which takes
         ten times as long as all else where tuples of arrays are handed to helpers.
@@ -74,9 +83,10 @@ class Kernel(Generic[R]):
         self._allocates = allocates
         self.__doc__ = py_func.__doc__
         names = list(inspect.signature(py_func).parameters)
-        self._writes = [names.index(name) for name in writes]
+        paths = [name.split(".") for name in writes]
+        self._writes = [(names.index(first), fields) for first, *fields in paths]
         self._compiled: Callable[..., R] | None = None
-        self._size = len(py_func.__code__.co_code)
+        self._is_kept = True
         self._ready: set[tuple[object, ...]] = set()
         self._uncompiled: dict[tuple[object, ...], int] = {}
 
@@ -99,7 +109,11 @@ class Kernel(Generic[R]):
             # What comes from other files, helpers and numbers, has a say in the name.
             function.__qualname__ = f"{self.py_func.__qualname__}{_digest(self.py_func, found)}"
             options |= {"cache": True, "nogil": True, "no_cfunc_wrapper": True}
-            self._compiled = numba.njit(**options)(function)
+            try:
+                self._compiled = numba.njit(**options)(function)
+            except RuntimeError:  # there is nowhere to write it to
+                self._is_kept = False
+                self._compiled = numba.njit(**options | {"cache": False})(function)
         return self._compiled
 
     def run(self, work: int, *args: Any) -> R:
@@ -115,18 +129,33 @@ class Kernel(Generic[R]):
         return self.compiled(*args)
 
     def _is_ready(self, work: int, args: tuple[Any, ...]) -> bool:
-        """Whether to call machine code: there is some for such arguments, or it is to be made."""
+        """Return whether to call machine code, which is there for such arguments or made here."""
         types = _told_apart(args)
         if types in self._ready:
             return True
-        # The disk is looked at once: that takes as long as interpreting some hundred iterations.
+        # Looking at the disk takes as long as interpreting some hundred iterations.
         known = types in self._uncompiled
-        if known or not _on_disk(self.compiled, args):
+        if known or not self._is_on_disk(args):
             total = self._uncompiled[types] = self._uncompiled.get(types, 0) + work
-            if total <= INTERPRET_UNCOMPILED * self._size:
-                return False
+            worth_asking = total > INTERPRET_UNASKED
+            if not (worth_asking and self._is_on_disk(args)):
+                if worth_asking and self._is_being_compiled(args):
+                    return False
+                if total <= INTERPRET_UNCOMPILED * _size(self.py_func):
+                    return False
         self._ready.add(types)
         return True
+
+    def _is_on_disk(self, args: tuple[Any, ...]) -> bool:
+        compiled = self.compiled
+        return self._is_kept and _on_disk(compiled, args)
+
+    def _is_being_compiled(self, args: tuple[Any, ...]) -> bool:
+        """Return whether a second process compiles this for such arguments, or has done so."""
+        module, name = self.py_func.__module__, self.py_func.__name__
+        if not self._is_kept or getattr(sys.modules.get(module), name, None) is not self:
+            return False
+        return compile_in_background(module, name, tuple(map(self.compiled.typeof_pyval, args)))
 
     def interpret(self, *args: Any) -> R:
         """Call the Python version on lists, which it indexes many times faster than arrays.
@@ -135,13 +164,16 @@ class Kernel(Generic[R]):
         """
         lists = [_as_lists(argument) for argument in args]
         result: R = self.py_func(*lists)
-        for index in self._writes:
-            _write_back(args[index], lists[index])
+        for index, fields in self._writes:
+            argument, changed = args[index], lists[index]
+            for name in fields:
+                argument, changed = getattr(argument, name), getattr(changed, name)
+            _write_back(argument, changed)
         return result
 
 
 def _on_disk(function: Any, args: tuple[Any, ...]) -> bool:
-    """Whether numba has kept machine code of a function for arguments of these types.
+    """Return whether numba has kept machine code of a function for arguments of these types.
 
     Numba says so only by loading it or compiling; the index of its cache, which it does not
     publish, knows it at once. Where that looks different one day, the answer is yes.
@@ -154,13 +186,14 @@ def _on_disk(function: Any, args: tuple[Any, ...]) -> bool:
         return True
 
 
-def _told_apart(argument: Any) -> Any:
+def _told_apart(args: tuple[Any, ...]) -> tuple[object, ...]:
     """Return a key that differs wherever numba compiles once more, for the types kernels take."""
-    if isinstance(argument, np.ndarray):
-        return argument.dtype.num
-    if isinstance(argument, tuple):
-        return tuple([_told_apart(item) for item in argument])
-    return argument is None
+    return tuple([
+        a.dtype.num if type(a) is np.ndarray
+        else _told_apart(a) if isinstance(a, tuple)
+        else a is None
+        for a in args
+    ])  # fmt: skip
 
 
 def _as_lists(argument: Any) -> Any:
@@ -253,15 +286,29 @@ def _linked(
     )
 
 
+def _size(function: Callable[..., Any]) -> int:
+    """Return the length of the bytecode of a kernel and of every helper that it leads to."""
+    found: dict[Any, None] = {function: None}
+    waiting = [function]
+    while waiting:
+        at = waiting.pop()
+        for name in at.__code__.co_names:
+            used = getattr(at.__globals__.get(name), HELPER, None)
+            if used is not None and used not in found:
+                found[used] = None
+                waiting.append(used)
+    return sum(len(used.__code__.co_code) for used in found)
+
+
 def _digest(function: Callable[..., Any], helpers: Iterable[Callable[..., Any]]) -> str:
     """Return a checksum of the files of helpers and named tuples, and of the numbers they take."""
     functions = (function, *helpers)
     files = {helper.__code__.co_filename for helper in helpers}
-    # Machine code reads named tuples by position: numba does not see that fields have moved.
+    # Machine code reads named tuples by position: numba does not see that fields have moved, and
+    # cannot read what it keeps where a class is gone.
     for scope in (used.__globals__ for used in functions):
         tuples = [used for used in scope.values() if hasattr(used, "_fields")]
         files |= {str(sys.modules[used.__module__].__file__) for used in tuples}
-    files -= {function.__code__.co_filename}
     numbers = sorted(set(chain.from_iterable(map(_numbers, functions))))
     content = b"".join(Path(file).read_bytes() for file in sorted(files)) + repr(numbers).encode()
     return f"_{zlib.crc32(content):08x}"

@@ -8,11 +8,17 @@ from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_SHIFT
 from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
+    BAD_GROUP,
+    DONE,
+    Frame,
+    Item,
+    Maybe,
     Program,
-    Rare,
-    Sizes,
     new_cost,
+    read_item,
 )
+from debubble.engine.kernels.side_streams import join_side
+from debubble.engine.kernels.work import begin_work, end_work, readiness
 
 # Bits of actions that run alone, and of the first and last of a group.
 ALONE, FIRST, LAST, MIDDLE = range(4)
@@ -28,13 +34,12 @@ TRIES = 8
 class Group(NamedTuple):
     """The group at hand, the last pair of every place, and a hash table of the times of groups.
 
-    Of every member: its row of columns, its place, its cell, and the result that it waits for. Of
-    the place of a first member: the pair it was in last, and the time of that.
+    Of every member: its row of columns, its place, and the result that it waits for. Of the place
+    of a first member: the pair it was in last, and the time of that.
     """
 
     row: Array
     place: Array
-    cell: Array
     wanted: Array
     pair: Array
     pair_id: Array
@@ -43,35 +48,70 @@ class Group(NamedTuple):
 
 
 @helper
+def run_group(
+    item: Item, stop: int, frame: Frame, group: Group, transfers: Maybe, side: Maybe
+) -> int:
+    """Run the group that begins with an action, and give the rank its next one.
+
+    Returns an outcome.
+    """
+    begin, rank = item.here, item.rank
+    members = members_of(begin, stop, frame.program)
+    if members == 0:
+        return BAD_GROUP
+    for index in range(members):
+        member = read_item(begin + index, rank, frame)
+        outcome, wanted = readiness(member, frame, transfers, side)
+        if outcome != DONE:
+            return outcome
+        group.row[index] = member.row
+        group.place[index] = member.place
+        group.wanted[index] = wanted
+    # Each member waits at a node of its own; the last one is that of the group.
+    end = 0
+    for index in range(members):
+        member = read_item(begin + index, rank, frame)
+        if side is not None:
+            join_side(member, frame, side)
+        end = begin_work(member, group.wanted[index], frame, transfers)
+    frame.graph.cost[end] = group_cost(members, frame, group)
+    for index in range(members):
+        end_work(read_item(begin + index, rank, frame), end, frame, transfers, side)
+    frame.turns.next_action[rank] = begin + members
+    return DONE
+
+
+@helper
 def members_of(here: int, stop: int, program: Program) -> int:
-    """How many actions the group that starts `here` has; ``-at.BAD_GROUP`` where it is none."""
+    """Return the number of actions of the group that starts at a position; 0 if it is none.
+
+    The members of a group are work of different stages or microbatches.
+    """
     actions, kinds = program.actions, program.kinds
     if (actions[here] >> PAIR_SHIFT) & 3 != FIRST:
-        return -at.BAD_GROUP
+        return 0
     position = here
     bits = FIRST
     while True:
         if kinds[(actions[position] & KIND_MASK) * at.WIDTH + at.SORT] != at.WORK:
-            return -at.BAD_GROUP
+            return 0
         for member in range(here, position):
             if (actions[member] ^ actions[position]) >> STAGE_SHIFT == 0:
-                return -at.BAD_GROUP
+                return 0
         if bits == LAST:
             return position + 1 - here
         position += 1
         if position == stop or position - here == MOST_MEMBERS:
-            return -at.BAD_GROUP
+            return 0
         bits = (actions[position] >> PAIR_SHIFT) & 3
         if bits < LAST:
-            return -at.BAD_GROUP
+            return 0
 
 
 @helper
-def group_cost(
-    members: int, kinds: Array, group: Group, sizes: Sizes, rare: Rare, state: Array
-) -> int:
-    """Cost index of the group at hand: of a pair with a forward, or a sum of several."""
-    places = sizes.places
+def group_cost(members: int, frame: Frame, group: Group) -> int:
+    """Return the cost index of the group at hand: of a pair with a forward, or a sum of several."""
+    places, kinds = frame.sizes.places, frame.program.kinds
     home = unsigned(group.place[0])
     pair = (group.row[0] * ROWS + group.row[1]) * places + group.place[1] + 1
     if members == 2 and group.pair[home] == pair:
@@ -89,18 +129,26 @@ def group_cost(
         elif members == 2 and halves == 1 and kinds[row + at.HALF] == 1:
             kind, a, b = at.FORWARDS, group.place[0], place
         halves = kinds[row + at.HALF]
-        key = ((kind + 2) * (sizes.base + len(rare.kind)) + a) * sizes.base + b + 1
-        spot = (key ^ (key >> 13)) * 40503 & (len(group.key) - 1)
-        tries = 1
-        while group.key[spot] != 0 and group.key[spot] != key and tries < TRIES:
-            spot = (spot + 1) & (len(group.key) - 1)
-            tries += 1
-        if group.key[spot] != key:
-            # Where no place is left, one is used again: its cost comes twice.
-            group.key[spot] = key
-            group.id[spot] = new_cost(kind, a, b, sizes, rare, state)
-        time = group.id[spot]
+        time = known_cost(kind, a, b, frame, group)
     if members == 2:
         group.pair[home] = pair
         group.pair_id[home] = time
     return time
+
+
+@helper
+def known_cost(kind: int, a: int, b: int, frame: Frame, group: Group) -> int:
+    """Return the cost index of a pair or sum; a new one where the hash table does not have it."""
+    base = frame.sizes.base
+    key = ((kind + 2) * (base + len(frame.rare.kind)) + a) * base + b + 1
+    spot = (key ^ (key >> 13)) * 40503 & (len(group.key) - 1)
+    tries = 1
+    while group.key[spot] != 0 and group.key[spot] != key and tries < TRIES:
+        spot = (spot + 1) & (len(group.key) - 1)
+        tries += 1
+    if group.key[spot] != key:
+        # Where no place is left, one is used again: its cost comes twice.
+        group.key[spot] = key
+        group.id[spot] = new_cost(kind, a, b, frame)
+    index: int = group.id[spot]
+    return index

@@ -1,4 +1,4 @@
-"""What the parts of the sweep share: numbers, tuples of arrays, and what every part does.
+"""Numbers and named tuples of arrays that all parts of the sweep share, and its smallest steps.
 
 See :mod:`debubble.engine.kernels.sweep`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
+from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, STAGE_MASK, STAGE_SHIFT
 from debubble.engine.jit import Array, helper, unsigned
 
 # Outcomes, in state[OUTCOME].
@@ -18,13 +19,13 @@ from debubble.engine.jit import Array, helper, unsigned
 WAITS = -1
 """In place of an outcome: the rank has to come back to this action."""
 
-# Indices into state: the outcome and where it was found, how many nodes and costs there are, how
-# many (stage, microbatch) have all of their backward, and 1 + the first action that overtook
-# another. The last four are for the sweep itself: ends of transfers whose other end was not
-# reached, ends that are queued, and for the next step over all ranks how many have come to it and
-# which it is.
+# Indices into state: the outcome; how many nodes there are, the common start included, and how many
+# dynamic costs; how many (stage, microbatch) have all of their backward; 1 + the first action that
+# overtook another. The rest is for the sweep itself: ends of transfers whose other end was not
+# reached, ends that are queued, how many ranks have come to the next step over all of them and
+# which step that is, and how many turns were ever queued.
 (
-    OUTCOME, POSITION, NODES, COMPLETED, DYNAMIC, OVERTAKEN, OPEN_ENDS, QUEUED_ENDS, ARRIVED, STEPS,
+    OUTCOME, NODES, COMPLETED, DYNAMIC, OVERTAKEN, OPEN_ENDS, QUEUED_ENDS, ARRIVED, STEPS, TAIL,
     STATES,
 ) = range(11)  # fmt: skip
 
@@ -48,16 +49,11 @@ LINK, SUM, FORWARDS = 0, -1, -2
 
 
 Maybe: TypeAlias = Any
-"""An array, or a tuple of them, or None for schedules that have no use for it."""
+"""A named tuple of arrays, or None for schedules that have no use for it."""
 
 
 class Sizes(NamedTuple):
-    """How much of everything there is.
-
-    ``cells`` are (stage, unit), ``places`` are where a cost may differ, ``base`` is the cost index
-    of the first link, and ``lanes`` are the transfer times of a link: where slices are of different
-    lengths, one for each, else one for all.
-    """
+    """Numbers of everything."""
 
     ranks: int
     stages: int
@@ -67,13 +63,31 @@ class Sizes(NamedTuple):
     copies: int
     iterations: int
     cells: int
+    """Pairs of stage and unit."""
     places: int
+    """Places where a cost may differ."""
     base: int
+    """Cost index of the first link."""
     lanes: int
+    """Transfer times of a link: where slices are of different lengths, one for each, else one for
+    all."""
+
+
+class Rules(NamedTuple):
+    """Rules of the schedule and of the p2p mode."""
+
+    sync: int
+    """Position in :data:`debubble.core.schedule.SYNCS`."""
+    vocabulary: int
+    """Number of passes of the output layer's shards, 0 for none."""
+    one_by_one: bool
+    blocking: bool
+    queued: bool
+    """As the two before, see :class:`debubble.engine.modes.ModeSpec`."""
 
 
 class Program(NamedTuple):
-    """What is given: packed actions, the rank of every place, and the columns of kinds.
+    """Packed actions, the rank of every place, and the columns of kinds.
 
     Unit u of stage s has place ``s + offset_of[u]``, or s where that array is empty.
     """
@@ -86,37 +100,44 @@ class Program(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """The arrays of an event graph, and the node of every action."""
+    """Zeros that become those of :class:`debubble.engine.event_graph.EventGraph`.
+
+    Without nodes of transfers `sent` is empty.
+    """
 
     first: Array
     second: Array
     lag: Array
     cost: Array
     node: Array
+    sent: Array
 
 
 class Rare(NamedTuple):
     """Costs in order of first use: what they are, and those of links by source · ranks + target."""
 
-    link_id: Array
     kind: Array
     a: Array
     b: Array
+    link_id: Array
 
 
 class Turns(NamedTuple):
-    """Where every rank is: its next action, the last node of its compute stream, and who can go on.
+    """Progress of every rank, and those that can go on.
 
-    ``queue`` is a ring; its length is a power of two.
+    ``next_action`` is a position in the schedule, ``last_node`` the last node of the rank's compute
+    stream. ``queue`` is a ring; its length is a power of two. ``link_node`` is the last transfer of
+    every link where these run one by one.
     """
 
     next_action: Array
     last_node: Array
     queue: Array
+    link_node: Array
 
 
 class Results(NamedTuple):
-    """What is done, and the nodes of results that go to a neighbouring stage.
+    """What is done, and the nodes of results that go to a neighboring stage.
 
     ``node[s·U + u]`` is the node whose end the next stage's forward waits for, and
     ``node[(S + s)·U + u]`` the previous stage's backward; 0 is not yet there, and −(r + 1) not yet
@@ -127,49 +148,129 @@ class Results(NamedTuple):
     seen: Array
 
 
+class Steps(NamedTuple):
+    """Number of steps that every rank has done, and the partial norms that ranks hand on.
+
+    ``norm[r·iterations + k] − 1`` is the node at which the partial norm of ranks 0..r is known
+    before step k; 0 before that, and −1 while rank r + 1 waits for it.
+    """
+
+    done: Array
+    norm: Array
+
+
+class Frame(NamedTuple):
+    """All that every schedule has."""
+
+    sizes: Sizes
+    rules: Rules
+    program: Program
+    graph: Graph
+    rare: Rare
+    turns: Turns
+    results: Results
+    steps: Steps
+    state: Array
+
+
+class Item(NamedTuple):
+    """An action: its position, rank and kind's columns, and what it is of.
+
+    `place` and `cell` are 0 for kinds that belong to no microbatch.
+    """
+
+    here: int
+    rank: int
+    row: int
+    stage: int
+    unit: int
+    place: int
+    cell: int
+
+
 @helper
-def link_cost(link: int, sizes: Sizes, rare: Rare, state: Array) -> int:
-    """Cost index of a directed pair of ranks, the first of as many as there are lanes."""
+def read_item(here: int, rank: int, frame: Frame) -> Item:
+    """Unpack the action at a position."""
+    program = frame.program
+    action = program.actions[unsigned(here)]
+    row = (action & KIND_MASK) * WIDTH
+    stage = (action >> STAGE_SHIFT) & STAGE_MASK
+    unit = action >> MICROBATCH_SHIFT
+    place = cell = 0
+    if program.kinds[row + SORT] <= SHARD:
+        place = stage
+        if len(program.offset_of) > 0:
+            place += program.offset_of[unit]
+        cell = stage * frame.sizes.units + unit
+    return Item(here, rank, row, stage, unit, place, cell)
+
+
+@helper
+def link_cost(source: int, target: int, unit: int, frame: Frame) -> int:
+    """Return the cost index of a transfer of a unit between two ranks; a new one at first use."""
+    sizes, rare = frame.sizes, frame.rare
+    link = source * sizes.ranks + target
     if rare.link_id[unsigned(link)] == 0:
-        rare.link_id[link] = sizes.base + state[DYNAMIC]
+        rare.link_id[link] = sizes.base + frame.state[DYNAMIC]
         for lane in range(sizes.lanes):
-            source = link // sizes.ranks + lane * sizes.ranks
-            new_cost(LINK, source, link % sizes.ranks, sizes, rare, state)
+            new_cost(LINK, source + lane * sizes.ranks, target, frame)
     first: int = rare.link_id[unsigned(link)]
+    if sizes.lanes > 1:
+        first += unit % sizes.slices
     return first
 
 
 @helper
-def new_cost(kind: int, a: int, b: int, sizes: Sizes, rare: Rare, state: Array) -> int:
+def new_cost(kind: int, a: int, b: int, frame: Frame) -> int:
     """Add a cost; returns its index. Beyond the room for costs they are only counted."""
+    rare, state = frame.rare, frame.state
     number: int = min(state[DYNAMIC], len(rare.kind) - 1)
     rare.kind[number] = kind
     rare.a[number] = a
     rare.b[number] = b
     state[DYNAMIC] += 1
-    return sizes.base + number
+    return frame.sizes.base + number
 
 
 @helper
-def push(rank: int, tail: int, queue: Array) -> int:
-    """Queue a rank that can go on; returns the queue's new end."""
+def push(rank: int, frame: Frame) -> None:
+    """Queue a rank that can go on."""
+    queue, tail = frame.turns.queue, frame.state[TAIL]
     queue[unsigned(tail & (len(queue) - 1))] = rank
-    return tail + 1
+    frame.state[TAIL] = tail + 1
 
 
 @helper
-def give(key: int, node: int, tail: int, results: Array, queue: Array) -> int:
+def give(key: int, node: int, frame: Frame) -> None:
     """Store the node of a result, and queue the rank that waits for it."""
+    results = frame.results.node
     waiter = results[unsigned(key)]
     results[unsigned(key)] = node
     if waiter < 0:
-        tail = push(-waiter - 1, tail, queue)
-    return tail
+        push(-waiter - 1, frame)
 
 
 @helper
-def add_node(n: int, first: int, second: int, graph: Graph) -> int:
-    """Add a node behind two others; returns the next free one."""
-    graph.first[unsigned(n)] = first
-    graph.second[unsigned(n)] = second
-    return n + 1
+def add_node(first: int, second: int, frame: Frame) -> int:
+    """Add a node after two others; returns it."""
+    n: int = frame.state[NODES]
+    frame.graph.first[unsigned(n)] = first
+    frame.graph.second[unsigned(n)] = second
+    frame.state[NODES] = n + 1
+    return n
+
+
+@helper
+def compute(item: Item, second: int, frame: Frame) -> int:
+    """Add the node of an action after its rank's last one and another; returns it."""
+    last_node = frame.turns.last_node
+    n = add_node(last_node[unsigned(item.rank)], second, frame)
+    last_node[unsigned(item.rank)] = n
+    return n
+
+
+@helper
+def join(rank: int, node: int, frame: Frame) -> None:
+    """Let all that a rank computes from here on wait for a node, too."""
+    last_node = frame.turns.last_node
+    last_node[unsigned(rank)] = add_node(last_node[unsigned(rank)], node, frame)

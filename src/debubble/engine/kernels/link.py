@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT
+from debubble.core.actions import KIND_MASK
 from debubble.engine.jit import Array, helper
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
-    Graph,
-    Program,
-    Rare,
-    Results,
-    Sizes,
-    Turns,
+    CROSSED,
+    DONE,
+    Frame,
+    Item,
     add_node,
     give,
     link_cost,
@@ -51,19 +49,74 @@ class Ends(NamedTuple):
     unmet: Array
 
 
+class Transfers(NamedTuple):
+    """Arrays for sends and receives that are actions."""
+
+    ends: Ends
+    queues: Queues
+
+
+class Link(NamedTuple):
+    """A transfer: its ranks, the key of its result, and its cost index."""
+
+    source: int
+    target: int
+    key: int
+    time: int
+
+
 @helper
-def find_end(
-    here: int, key: int, link: int, sends: bool, ends: Ends, state: Array
-) -> tuple[int, int, int]:
+def run_transfer(item: Item, frame: Frame, transfers: Transfers) -> int:
+    """Reach an end of a transfer, which must not overtake another; returns an outcome."""
+    kinds, row, rules, ends = frame.program.kinds, item.row, frame.rules, transfers.ends
+    here, rank = item.here, item.rank
+    frame.results.seen[item.cell] |= kinds[row + at.BIT]
+    step = kinds[row + at.TOWARDS]
+    far = frame.program.rank_of[item.place + step]
+    sends = kinds[row + at.SENDS] != 0
+    key = kinds[row + at.RESULT] * frame.sizes.cells + item.cell
+    source, target = rank, far
+    if sends:
+        if len(frame.graph.sent) > 0:
+            frame.graph.sent[ends.made[key] - 1] = here + 1
+    else:
+        key += step * frame.sizes.units
+        source, target = far, rank
+    link = Link(source, target, key, link_cost(source, target, item.unit, frame))
+    end, send_before, receive_before = find_end(here, sends, link, frame, ends)
+    if (rules.blocking or rules.queued) and frame.state[at.OVERTAKEN] > 0:
+        return CROSSED
+    if rules.blocking:
+        enter_group(rank, here, frame, ends)
+        if end < 0:
+            ends.unmet[rank] += 1
+        else:
+            meet(send_before, receive_before, link, frame, ends)
+            leave_one_less(far, frame, ends)
+            end_transfer(here, end, link, frame)
+    elif rules.queued:
+        count = post(item, end, link.time, far, frame, transfers.queues)
+        run_ready(count, frame, transfers.queues)
+    elif sends:
+        begin_send(item, link, frame)
+        end_transfer(here, end, link, frame)
+    elif end >= 0:
+        frame.graph.node[here] = frame.graph.node[end]
+    return DONE
+
+
+@helper
+def find_end(here: int, sends: bool, link: Link, frame: Frame, ends: Ends) -> tuple[int, int, int]:
     """Look for the other end of a transfer, −1 while it was not reached.
 
     Returns it, and the last send and receive of the link that found each other before. One of these
     comes later than this pair's where its receives are not in the order of its sends.
     """
-    send_before, receive_before = ends.last[2 * link] - 1, ends.last[2 * link + 1] - 1
-    end = ends.first[key] - 1
+    state, spot = frame.state, 2 * (link.source * frame.sizes.ranks + link.target)
+    send_before, receive_before = ends.last[spot] - 1, ends.last[spot + 1] - 1
+    end = ends.first[link.key] - 1
     if end < 0:
-        ends.first[key] = here + 1
+        ends.first[link.key] = here + 1
         state[at.OPEN_ENDS] += 1
     else:
         state[at.OPEN_ENDS] -= 1
@@ -72,16 +125,17 @@ def find_end(
             send, receive = here, end
         if (send < send_before or receive < receive_before) and state[at.OVERTAKEN] == 0:
             state[at.OVERTAKEN] = here + 1
-        ends.last[2 * link] = send + 1
-        ends.last[2 * link + 1] = receive + 1
+        ends.last[spot] = send + 1
+        ends.last[spot + 1] = receive + 1
     return end, send_before, receive_before
 
 
 @helper
-def enter_group(rank: int, here: int, program: Program, ends: Ends) -> None:
+def enter_group(rank: int, here: int, frame: Frame, ends: Ends) -> None:
     """Find the bounds of a group of transfers: its last one, copies in between included."""
     if ends.begins[rank] > 0:
         return
+    program = frame.program
     ends.begins[rank] = here + 1
     ends.stops[rank] = here + 1
     for member in range(here + 1, program.offsets[rank + 1]):
@@ -93,110 +147,64 @@ def enter_group(rank: int, here: int, program: Program, ends: Ends) -> None:
 
 
 @helper
-def leave_group(rank: int, n: int, program: Program, graph: Graph, turns: Turns, ends: Ends) -> int:
-    """Go on behind a group of transfers, all of which have begun, when the last of them ends."""
+def leave_group(rank: int, frame: Frame, ends: Ends) -> None:
+    """Go on after a group of transfers, all of which have begun, when the last of them ends."""
+    program, node = frame.program, frame.graph.node
     joined = 0
     for member in range(ends.begins[rank] - 1, ends.stops[rank]):
         if program.kinds[(program.actions[member] & KIND_MASK) * at.WIDTH + at.SORT] != at.TRANSFER:
             continue
         if joined == 0:
-            joined = graph.node[member]
+            joined = node[member]
         else:
-            n = add_node(n, joined, graph.node[member], graph)
-            joined = n - 1
-    turns.last_node[rank] = joined
+            joined = add_node(joined, node[member], frame)
+    frame.turns.last_node[rank] = joined
     ends.begins[rank] = 0
-    return n
 
 
 @helper
-def meet(
-    n: int, source: int, target: int, send_before: int, receive_before: int, graph: Graph,
-    turns: Turns, ends: Ends,
-) -> None:  # fmt: skip
-    """What a blocking transfer waits for: both ranks, or the link's last in the same two groups."""
+def meet(send_before: int, receive_before: int, link: Link, frame: Frame, ends: Ends) -> None:
+    """Add the node of a blocking transfer, after all that it waits for.
+
+    That is both ranks, or the link's last transfer where it is in the same two groups.
+    """
+    last_node = frame.turns.last_node
     if (
         send_before >= 0
-        and send_before >= ends.begins[source] - 1
-        and receive_before >= ends.begins[target] - 1
+        and send_before >= ends.begins[link.source] - 1
+        and receive_before >= ends.begins[link.target] - 1
     ):
-        graph.first[n] = graph.node[send_before]
+        add_node(frame.graph.node[send_before], 0, frame)
     else:
-        graph.first[n] = turns.last_node[source]
-        graph.second[n] = turns.last_node[target]
+        add_node(last_node[link.source], last_node[link.target], frame)
 
 
 @helper
-def met(far: int, tail: int, turns: Turns, ends: Ends) -> int:
-    """One transfer less that the other rank waits for; it goes on where that was the last."""
+def leave_one_less(far: int, frame: Frame, ends: Ends) -> None:
+    """Count a transfer that the other rank waits for as begun; it goes on after the last one."""
     ends.unmet[far] -= 1
-    if ends.unmet[far] == 0 and turns.next_action[far] == ends.stops[far]:
-        tail = push(far, tail, turns.queue)
-    return tail
+    if ends.unmet[far] == 0 and frame.turns.next_action[far] == ends.stops[far]:
+        push(far, frame)
 
 
 @helper
-def run_transfer(
-    n: int, here: int, end: int, key: int, time: int, tail: int, graph: Graph, turns: Turns,
-    results: Results,
-) -> tuple[int, int]:  # fmt: skip
-    """Add the node of a transfer, for both ends, with its result; what it waits for is there."""
-    graph.cost[n] = time
-    graph.node[here] = n
+def begin_send(item: Item, link: Link, frame: Frame) -> None:
+    """Add the node of a transfer that waits for its sender alone, or for its link, too."""
+    before = 0
+    number = link.source * frame.sizes.ranks + link.target
+    if frame.rules.one_by_one:
+        before = frame.turns.link_node[number]
+    n = add_node(frame.turns.last_node[item.rank], before, frame)
+    if frame.rules.one_by_one:
+        frame.turns.link_node[number] = n
+
+
+@helper
+def end_transfer(here: int, end: int, link: Link, frame: Frame) -> None:
+    """Make the last node that of a transfer, for both its ends, and hand on its result."""
+    n = frame.state[at.NODES] - 1
+    frame.graph.cost[n] = link.time
+    frame.graph.node[here] = n
     if end >= 0:
-        graph.node[end] = n
-    tail = give(key, n, tail, results.node, turns.queue)
-    return n + 1, tail
-
-
-@helper
-def transfer(
-    n: int, tail: int, here: int, rank: int, row: int, place: int, cell: int, one_by_one: bool,
-    blocking: bool, queued: bool, sizes: Sizes, program: Program, graph: Graph, rare: Rare,
-    turns: Turns, results: Results, link_node: Array, sent: Array, ends: Ends, queues: Queues,
-    state: Array,
-) -> tuple[int, int]:  # fmt: skip
-    """Reach an end of a transfer; nothing runs where it overtakes another and must not."""
-    kinds = program.kinds
-    results.seen[cell] |= kinds[row + at.BIT]
-    step = kinds[row + at.TOWARDS]
-    far = program.rank_of[place + step]
-    sends = kinds[row + at.SENDS] != 0
-    key = kinds[row + at.RESULT] * sizes.cells + cell
-    source, target = rank, far
-    if sends:
-        if len(sent) > 0:
-            sent[ends.made[key] - 1] = here + 1
-    else:
-        key += step * sizes.units
-        source, target = far, rank
-    link = source * sizes.ranks + target
-    time = link_cost(link, sizes, rare, state)
-    if sizes.lanes > 1:
-        time += (program.actions[here] >> MICROBATCH_SHIFT) % sizes.slices
-    end, send_before, receive_before = find_end(here, key, link, sends, ends, state)
-    if blocking or queued:
-        if state[at.OVERTAKEN] > 0:
-            return n, tail
-    if blocking:
-        enter_group(rank, here, program, ends)
-        if end < 0:
-            ends.unmet[rank] += 1
-        else:
-            meet(n, source, target, send_before, receive_before, graph, turns, ends)
-            tail = met(far, tail, turns, ends)
-            n, tail = run_transfer(n, here, end, key, time, tail, graph, turns, results)
-    elif queued:
-        count = post(here, end, time, rank, far, sends, graph, turns, queues, state)
-        n, tail = run_ready(
-            n, tail, count, sizes, program, graph, rare, turns, results, queues, state
-        )
-    elif sends:
-        graph.first[n] = turns.last_node[rank]
-        if one_by_one:
-            graph.second[n] = link_node[link]
-            link_node[link] = n
-        n, tail = run_transfer(n, here, end, key, time, tail, graph, turns, results)
-    elif end >= 0:
-        graph.node[here] = graph.node[end]
-    return n, tail
+        frame.graph.node[end] = n
+    give(link.key, n, frame)

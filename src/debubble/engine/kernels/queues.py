@@ -8,21 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, STAGE_MASK, STAGE_SHIFT
+from debubble.core.actions import KIND_MASK
 from debubble.engine.jit import Array, helper
 from debubble.engine.kernels import layout as at
-from debubble.engine.kernels.layout import (
-    Graph,
-    Program,
-    Rare,
-    Results,
-    Sizes,
-    Turns,
-    add_node,
-    give,
-)
+from debubble.engine.kernels.layout import Frame, Item, add_node, give, read_item
 
-# Of an end that was posted, from posted[end * ROW] on: the other end and the end behind it on its
+# Of an end that was posted, from posted[end * ROW] on: the other end and the end after it on its
 # queue, each and 1; the node, and 1, that was the last of its rank then; its cost index where it is
 # a send; and whether nothing is in front of it.
 OTHER, BEHIND, AFTER, TIME, HEAD, ROW = range(6)
@@ -53,12 +44,10 @@ def queue_of(rank: int, far: int, receives: int, queues: Queues) -> int:
 
 
 @helper
-def post(
-    here: int, end: int, time: int, rank: int, far: int, sends: bool, graph: Graph,
-    turns: Turns, queues: Queues, state: Array,
-) -> int:  # fmt: skip
+def post(item: Item, end: int, time: int, far: int, frame: Frame, queues: Queues) -> int:
     """Put an end of a transfer on its queue; returns how many transfers can run, 0 or 1."""
-    posted = queues.posted
+    posted, here, rank = queues.posted, item.here, item.rank
+    sends = frame.program.kinds[item.row + at.SENDS] != 0
     if end >= 0:
         posted[ROW * here + OTHER] = end + 1
         posted[ROW * end + OTHER] = here + 1
@@ -67,9 +56,9 @@ def post(
     spot = queue_of(rank, far, 0 if sends else 1, queues)
     before = queues.last[spot] - 1
     queues.last[spot] = here + 1
-    posted[ROW * here + AFTER] = turns.last_node[rank] + 1
-    state[at.QUEUED_ENDS] += 1
-    if before >= 0 and graph.node[before] == 0:
+    posted[ROW * here + AFTER] = frame.turns.last_node[rank] + 1
+    frame.state[at.QUEUED_ENDS] += 1
+    if before >= 0 and frame.graph.node[before] == 0:
         posted[ROW * before + BEHIND] = here + 1
         return 0
     posted[ROW * here + HEAD] = 1
@@ -87,70 +76,68 @@ def add_ready(end: int, count: int, queues: Queues) -> int:
 
 
 @helper
-def run_ready(
-    n: int, tail: int, count: int, sizes: Sizes, program: Program, graph: Graph, rare: Rare,
-    turns: Turns, results: Results, queues: Queues, state: Array,
-) -> tuple[int, int]:  # fmt: skip
-    """Run the transfers that are ready, and those that become so; returns the next node and turn.
-
-    A transfer waits for what ran before on its two queues, and for what its ranks had computed when
-    they posted it, where that is not the same as for the transfer in front of it.
-    """
-    actions, kinds, posted = program.actions, program.kinds, queues.posted
+def run_ready(count: int, frame: Frame, queues: Queues) -> None:
+    """Run the `count` transfers that are ready, and those that become so."""
+    actions, kinds, posted = frame.program.actions, frame.program.kinds, queues.posted
     while count > 0:
         count -= 1
         send = queues.ready[count]
         receive = posted[ROW * send + OTHER] - 1
         if kinds[(actions[send] & KIND_MASK) * at.WIDTH + at.SENDS] == 0:
             send, receive = receive, send
-        time = posted[ROW * send + TIME]
-        source = rare.a[time - sizes.base]
-        if sizes.lanes > 1:
-            source = source % sizes.ranks
-        target = rare.b[time - sizes.base]
-        sending, receiving = (
-            queue_of(source, target, 0, queues),
-            queue_of(target, source, 1, queues),
-        )
-        sent_after, received_after = posted[ROW * send + AFTER], posted[ROW * receive + AFTER]
-        joined = queues.node[sending]
-        rest = 0
-        for choice in range(3):
-            more = 0
-            if choice == 0:
-                if queues.node[receiving] != joined:
-                    more = queues.node[receiving]
-            elif choice == 1:
-                if queues.after[sending] != sent_after:
-                    more = sent_after - 1
-            elif queues.after[receiving] != received_after:
-                more = received_after - 1
-            if more == 0:
-                continue
-            if joined == 0:
-                joined = more
-            elif rest == 0:
-                rest = more
-            else:
-                n = add_node(n, joined, rest, graph)
-                joined = n - 1
-                rest = more
-        graph.cost[n] = time
-        graph.node[send] = n
-        graph.node[receive] = n
-        queues.node[sending] = n
-        queues.node[receiving] = n
-        queues.after[sending] = sent_after
-        queues.after[receiving] = received_after
-        state[at.QUEUED_ENDS] -= 2
-        action = actions[send]
-        key = kinds[(action & KIND_MASK) * at.WIDTH + at.RESULT] * sizes.cells
-        key += ((action >> STAGE_SHIFT) & STAGE_MASK) * sizes.units + (action >> MICROBATCH_SHIFT)
-        tail = give(key, n, tail, results.node, turns.queue)
-        n = add_node(n, joined, rest, graph)
+        n = join_queues(send, receive, frame, queues)
+        frame.graph.node[send] = n
+        frame.graph.node[receive] = n
+        frame.state[at.QUEUED_ENDS] -= 2
+        item = read_item(send, 0, frame)
+        give(kinds[item.row + at.RESULT] * frame.sizes.cells + item.cell, n, frame)
         for end in (send, receive):
             following = posted[ROW * end + BEHIND] - 1
             if following >= 0:
                 posted[ROW * following + HEAD] = 1
                 count = add_ready(following, count, queues)
-    return n, tail
+
+
+@helper
+def join_queues(send: int, receive: int, frame: Frame, queues: Queues) -> int:
+    """Add the node of a transfer that heads its queues, after all that it waits for; returns it.
+
+    It waits for what ran before on its two queues, and for what its ranks had computed when they
+    posted it, where that is not the same as for the transfer in front of it.
+    """
+    rare, sizes, posted = frame.rare, frame.sizes, queues.posted
+    time = posted[ROW * send + TIME]
+    source = rare.a[time - sizes.base]
+    if sizes.lanes > 1:
+        source = source % sizes.ranks
+    target = rare.b[time - sizes.base]
+    sending, receiving = queue_of(source, target, 0, queues), queue_of(target, source, 1, queues)
+    sent_after, received_after = posted[ROW * send + AFTER], posted[ROW * receive + AFTER]
+    joined = queues.node[sending]
+    rest = 0
+    for choice in range(3):
+        more = 0
+        if choice == 0:
+            if queues.node[receiving] != joined:
+                more = queues.node[receiving]
+        elif choice == 1:
+            if queues.after[sending] != sent_after:
+                more = sent_after - 1
+        elif queues.after[receiving] != received_after:
+            more = received_after - 1
+        if more == 0:
+            continue
+        if joined == 0:
+            joined = more
+        elif rest == 0:
+            rest = more
+        else:
+            joined = add_node(joined, rest, frame)
+            rest = more
+    n = add_node(joined, rest, frame)
+    frame.graph.cost[n] = time
+    queues.node[sending] = n
+    queues.node[receiving] = n
+    queues.after[sending] = sent_after
+    queues.after[receiving] = received_after
+    return n

@@ -2,103 +2,107 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from debubble.engine.jit import Array, helper
+from debubble.engine.jit import helper
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
-    Graph,
+    BAD_STEP,
+    DONE,
+    WAITS,
+    Frame,
+    Item,
     Maybe,
-    Rare,
-    Sizes,
-    Turns,
     add_node,
     link_cost,
     push,
 )
+from debubble.engine.kernels.side_streams import last_reduction
 
 
-class Steps(NamedTuple):
-    """How many steps every rank has done, and the partial norms that ranks hand on.
+@helper
+def run_step(item: Item, frame: Frame, side: Maybe) -> int:
+    """Add the step of a rank once what it waits for is there; returns an outcome.
 
-    ``norm[r·iterations + k] − 1`` is the node at which the partial norm of ranks 0..r is known
-    before step k; 0 before that, and −1 while rank r + 1 waits for it.
+    The rank's next action is then the one after it.
     """
-
-    done: Array
-    norm: Array
+    rank, sync, state = item.rank, frame.rules.sync, frame.state
+    frame.turns.next_action[rank] = item.here
+    if sync == at.GLOBAL:
+        if item.unit < state[at.STEPS]:
+            return BAD_STEP
+        state[at.ARRIVED] += 1
+        if state[at.ARRIVED] == frame.sizes.ranks:
+            step_of_all(frame, side)
+        return WAITS
+    if sync == at.POST_VALIDATION:
+        steps, iterations = frame.steps, frame.sizes.iterations
+        if steps.done[rank] == iterations:
+            return BAD_STEP
+        before = (rank - 1) * iterations + steps.done[rank]
+        if rank > 0 and steps.norm[before] <= 0:
+            steps.norm[before] = -1
+            return WAITS
+        hand_on_norm(rank, frame, side)
+    add_step(rank, item.here, last_reduction(rank, side), frame)
+    frame.turns.next_action[rank] += 1
+    return DONE
 
 
 @helper
-def add_step(
-    n: int, here: int, rank: int, before: int, sizes: Sizes, graph: Graph, turns: Turns
-) -> int:
-    """Add the step of one rank, behind its work and another node."""
-    graph.cost[n] = sizes.base - sizes.ranks + rank
-    graph.node[here] = n
-    n = add_node(n, turns.last_node[rank], before, graph)
-    turns.last_node[rank] = n - 1
-    return n
+def add_step(rank: int, here: int, before: int, frame: Frame) -> None:
+    """Add the step of one rank, after its work and another node."""
+    last_node = frame.turns.last_node
+    n = add_node(last_node[rank], before, frame)
+    frame.graph.cost[n] = frame.sizes.base - frame.sizes.ranks + rank
+    frame.graph.node[here] = n
+    last_node[rank] = n
 
 
 @helper
-def step_of_all(
-    n: int, tail: int, sizes: Sizes, graph: Graph, rare: Rare, turns: Turns, side: Maybe,
-    state: Array,
-) -> tuple[int, int]:  # fmt: skip
-    """Come to a step over all ranks: the last to come joins all, and all step.
+def step_of_all(frame: Frame, side: Maybe) -> None:
+    """Join all ranks, which have come to the same step, and let all of them step.
 
     Ranks hand the norm on as for a step that does not wait for the others, and the last rank hands
     the whole back to each.
     """
-    state[at.ARRIVED] += 1
-    if state[at.ARRIVED] < sizes.ranks:
-        return n, tail
+    ranks, turns, state = frame.sizes.ranks, frame.turns, frame.state
     state[at.ARRIVED] = 0
     state[at.STEPS] += 1
     joined = 0
-    for rank in range(sizes.ranks):
-        n, joined = _add_norm(n, rank, joined, sizes, graph, rare, turns, side, state)
-    for rank in range(sizes.ranks):
-        if rank < sizes.ranks - 1:
-            link = (sizes.ranks - 1) * sizes.ranks + rank
-            graph.lag[n] = link_cost(link, sizes, rare, state)
-        n = add_step(n, turns.next_action[rank], rank, joined, sizes, graph, turns)
+    for rank in range(ranks):
+        joined = add_norm(rank, joined, frame, side)
+    for rank in range(ranks):
+        lag = 0
+        if rank < ranks - 1:
+            lag = link_cost(ranks - 1, rank, 0, frame)
+        frame.graph.lag[state[at.NODES]] = lag
+        add_step(rank, turns.next_action[rank], joined, frame)
         turns.next_action[rank] += 1
-        tail = push(rank, tail, turns.queue)
-    return n, tail
+        push(rank, frame)
 
 
 @helper
-def hand_on_norm(
-    n: int, tail: int, rank: int, sizes: Sizes, graph: Graph, rare: Rare, turns: Turns,
-    steps: Steps, side: Maybe, state: Array,
-) -> tuple[int, int]:  # fmt: skip
+def hand_on_norm(rank: int, frame: Frame, side: Maybe) -> None:
     """Add a rank's own part to the norm of the ranks before, which is there, and hand it on."""
-    spot = rank * sizes.iterations + steps.done[rank]
-    before = steps.norm[spot - sizes.iterations] - 1 if rank > 0 else 0
-    n, joined = _add_norm(n, rank, before, sizes, graph, rare, turns, side, state)
-    turns.last_node[rank] = joined
+    steps, iterations = frame.steps, frame.sizes.iterations
+    spot = rank * iterations + steps.done[rank]
+    before = steps.norm[spot - iterations] - 1 if rank > 0 else 0
+    joined = add_norm(rank, before, frame, side)
+    frame.turns.last_node[rank] = joined
     if steps.norm[spot] < 0:
-        tail = push(rank + 1, tail, turns.queue)
+        push(rank + 1, frame)
     steps.norm[spot] = joined + 1
     steps.done[rank] += 1
-    return n, tail
 
 
 @helper
-def _add_norm(
-    n: int, rank: int, before: int, sizes: Sizes, graph: Graph, rare: Rare, turns: Turns,
-    side: Maybe, state: Array,
-) -> tuple[int, int]:  # fmt: skip
-    """Join a rank's gradients to the norm of the ranks before it; the second is their node."""
-    joined = turns.last_node[rank]
+def add_norm(rank: int, before: int, frame: Frame, side: Maybe) -> int:
+    """Join a rank's gradients to the norm of the ranks before it; returns the node of both."""
+    joined: int = frame.turns.last_node[rank]
     if rank > 0:
-        graph.lag[n] = link_cost((rank - 1) * sizes.ranks + rank, sizes, rare, state)
-        n = add_node(n, joined, before, graph)
-        joined = n - 1
-    if side is not None:
-        if side.reduced_by[rank] > 0:
-            n = add_node(n, joined, side.reduced_by[rank], graph)
-            joined = n - 1
-    return n, joined
+        lag = link_cost(rank - 1, rank, 0, frame)
+        joined = add_node(joined, before, frame)
+        frame.graph.lag[joined] = lag
+    reduced = last_reduction(rank, side)
+    if reduced > 0:
+        joined = add_node(joined, reduced, frame)
+    return joined

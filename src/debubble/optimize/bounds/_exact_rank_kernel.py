@@ -3,143 +3,199 @@
 A state is a row of whole numbers. First how many actions of every chain have run, and R of every
 class, negated; then, where less is never worse: W of every class, negated; when each rank is free;
 the latest start, by which actions are sorted; and the earliest starts of what is under way to
-chains that wait.
+chains that wait. All times are whole numbers.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from debubble.engine.jit import Array, helper, kernel
 
 
-@kernel()
+class Relaxation(NamedTuple):
+    """Arrays of :class:`debubble.optimize.bounds.exact_rank.Kept`."""
+
+    microbatches: int
+    rank_of: Array
+    times: Array
+    delays: Array
+    waits: Array
+    heads: Array
+    tails: Array
+    taken: Array
+    changes: Array
+    limits: Array
+    class_of: Array
+    needs: Array
+    class_rank: Array
+    class_time: Array
+    class_free: Array
+
+
+class Counts(NamedTuple):
+    """Numbers of W, or of R, of every class that run before an action of a chain."""
+
+    ready: Array
+    """All that can run."""
+    least: Array
+    most: Array
+    """As the one before, the fewest and the most that may be of use."""
+    now: Array
+    """Those of the choice at hand."""
+
+
+@kernel(allocates=False)
 def next_states(
-    states: Array,
-    microbatches: int,
-    target: int,
-    grid: int,
-    rank_of: Array,
-    times: Array,
-    delays: Array,
-    waits: Array,
-    heads: Array,
-    tails: Array,
-    taken: Array,
-    changes: Array,
-    limits: Array,
-    class_of: Array,
-    needs: Array,
-    class_rank: Array,
-    class_time: Array,
-    class_free: Array,
-    found: Array,
+    states: Array, target: int, grid: int, kept: Relaxation, counts: Counts, found: Array,
     parents: Array,
-) -> int:
+) -> int:  # fmt: skip
     """Run one more action of a chain in every state, with any W and R before it that may be of use.
 
     What cannot end before `target` is left out. Results under way arrive at multiples of `grid`,
-    sooner than they do. The other parameters are those of
-    :class:`debubble.optimize.bounds.exact_rank.Kept`.
+    sooner than they do. `counts` is scratch space.
 
     Returns
     -------
     int
         Number of new states. What does not fit into `found` is not written.
     """
-    chains, classes, most = len(times), len(class_time), len(found)
+    times, tails, waits = kept.times, kept.tails, kept.waits
+    chains, classes = len(times), len(kept.class_time)
     now_at = chains + classes
-    last_at = now_at + len(limits)
-    ready_w = [0] * (classes + 1)
-    least_w = [0] * (classes + 1)
-    most_w = [0] * (classes + 1)
-    count_w = [0] * (classes + 1)
+    last_at = now_at + len(kept.limits)
     done = 0
     for i in range(len(states)):
         state = states[i]
-        for k in range(classes):
-            ready_w[k] = state[chains + k]
-        for c in range(chains):
-            if class_of[c] >= 0:
-                ready_w[class_of[c]] += state[c]
+        count_ready(state, kept, counts)
         for c in range(chains):
             b = state[c]
-            if b >= microbatches or (c > 0 and state[c - 1] <= b):
+            if b >= kept.microbatches or (c > 0 and state[c - 1] <= b):
                 continue
-            rank = rank_of[c]
-            now = state[now_at + rank]
-            ready = max(heads[c, b], state[last_at])
+            now = state[now_at + kept.rank_of[c]]
+            ready = max(kept.heads[c, b], state[last_at])
             if waits[c] > 0:
                 ready = max(ready, state[waits[c]])
-            short = taken[c] - limits[rank]
-            for other in range(chains):
-                if rank_of[other] == rank:
-                    short += changes[other] * state[other]
-            for k in range(classes):
-                if class_rank[k] == rank:
-                    short += class_free[k] * state[chains + k]
-            most_short = short
-            for k in range(classes):
-                least_w[k] = 0
-                if needs[c] == k:
-                    least_w[k] = max(0, b + 1 + state[chains + k])
-                count_w[k] = least_w[k]
-                most_w[k] = 0
-                if class_rank[k] == rank:
-                    if class_free[k] > 0 and most_short > 0:
-                        if class_free[k] * ready_w[k] <= most_short:
-                            most_w[k] = ready_w[k]
-                        else:
-                            most_w[k] = int(most_short / class_free[k]) + 1
-                    if ready > now:
-                        gap = (ready - now + class_time[k] - 1) // class_time[k]
-                        most_w[k] = max(most_w[k], gap)
-                    most_w[k] = max(least_w[k], min(most_w[k], ready_w[k]))
-                    if class_free[k] < 0:
-                        # R comes first among classes, and may need memory that W frees.
-                        most_short -= most_w[k] * class_free[k]
+            short = shortage(state, c, kept)
+            limit_counts(state, c, ready - now, short, kept, counts)
+            # Every combination of counts, that of the first class the fastest.
             while True:
-                ahead = 0
-                still = short
-                for k in range(classes):
-                    ahead += count_w[k] * class_time[k]
-                    still -= count_w[k] * class_free[k]
-                useful = still <= 0
-                for k in range(classes):
-                    if count_w[k] > least_w[k] and now + ahead - class_time[k] >= ready:
-                        # Nothing waits for this W but memory.
-                        useful = useful and still + class_free[k] > 0
+                ahead = time_ahead(ready - now, short, kept, counts)
                 start = max(now + ahead, ready)
-                if useful and start + times[c] + tails[c, b] < target:
-                    if done >= most:
+                if ahead >= 0 and start + times[c] + tails[c, b] < target:
+                    if done >= len(found):
                         done += 1
                     else:
-                        row = found[done]
-                        for x in range(len(state)):
-                            row[x] = state[x]
-                        for k in range(classes):
-                            row[chains + k] -= count_w[k]
-                        row[now_at + rank] = start + times[c]
-                        row[last_at] = start
-                        _hand_on(row, c, start + times[c], grid, delays, waits)
-                        _round_up(row, microbatches, target, now_at, last_at, rank_of, waits, heads)
                         parents[done] = i
-                        if _can_end(
-                            row, microbatches, target, now_at, len(limits), rank_of, times, waits,
-                            heads, tails, class_of, needs, class_rank, class_time,
-                        ):  # fmt: skip
+                        row = found[done]
+                        write_state(row, state, c, start, target, grid, kept, counts)
+                        if can_end(row, target, kept):
                             done += 1
                 k = 0
-                while k < classes and count_w[k] == most_w[k]:
-                    count_w[k] = least_w[k]
+                while k < classes and counts.now[k] == counts.most[k]:
+                    counts.now[k] = counts.least[k]
                     k += 1
                 if k == classes:
                     break
-                count_w[k] += 1
+                counts.now[k] += 1
     return done
 
 
 @helper
-def _hand_on(row: Array, c: int, end: int, grid: int, delays: Array, waits: Array) -> None:
+def count_ready(state: Array, kept: Relaxation, counts: Counts) -> None:
+    """Count the W and R of every class that can run in a state."""
+    chains = len(kept.times)
+    for k in range(len(kept.class_time)):
+        counts.ready[k] = state[chains + k]
+    for c in range(chains):
+        if kept.class_of[c] >= 0:
+            counts.ready[kept.class_of[c]] += state[c]
+
+
+@helper
+def shortage(state: Array, c: int, kept: Relaxation) -> float:
+    """Return the memory that an action of a chain takes beyond what its rank has left."""
+    rank, chains = kept.rank_of[c], len(kept.times)
+    short: float = kept.taken[c] - kept.limits[rank]
+    for other in range(chains):
+        if kept.rank_of[other] == rank:
+            short += kept.changes[other] * state[other]
+    for k in range(len(kept.class_time)):
+        if kept.class_rank[k] == rank:
+            short += kept.class_free[k] * state[chains + k]
+    return short
+
+
+@helper
+def limit_counts(
+    state: Array, c: int, wait: int, short: float, kept: Relaxation, counts: Counts
+) -> None:
+    """Find how many W and R may be of use before an action of a chain; begin with the fewest.
+
+    More than fill the time `wait` or free the memory that is short are of none.
+    """
+    chains, class_free = len(kept.times), kept.class_free
+    for k in range(len(kept.class_time)):
+        counts.least[k] = 0
+        if kept.needs[c] == k:
+            counts.least[k] = max(0, state[c] + 1 + state[chains + k])
+        counts.now[k] = counts.least[k]
+        counts.most[k] = 0
+        if kept.class_rank[k] == kept.rank_of[c]:
+            if class_free[k] > 0 and short > 0:
+                if class_free[k] * counts.ready[k] <= short:
+                    counts.most[k] = counts.ready[k]
+                else:
+                    counts.most[k] = int(short / class_free[k]) + 1
+            if wait > 0:
+                gap = (wait + kept.class_time[k] - 1) // kept.class_time[k]
+                counts.most[k] = max(counts.most[k], gap)
+            counts.most[k] = max(counts.least[k], min(counts.most[k], counts.ready[k]))
+            if class_free[k] < 0:
+                # R comes first among classes, and may need memory that W frees.
+                short -= counts.most[k] * class_free[k]
+
+
+@helper
+def time_ahead(wait: int, short: float, kept: Relaxation, counts: Counts) -> int:
+    """Return the time of the W and R of the choice at hand, −1 where it is of no use."""
+    ahead = 0
+    for k in range(len(kept.class_time)):
+        ahead += counts.now[k] * kept.class_time[k]
+        short -= counts.now[k] * kept.class_free[k]
+    if short > 0:
+        return -1
+    for k in range(len(kept.class_time)):
+        idle = counts.now[k] > counts.least[k] and ahead - kept.class_time[k] >= wait
+        # Nothing waits for the last one of this class but memory.
+        if idle and short + kept.class_free[k] <= 0:
+            return -1
+    return ahead
+
+
+@helper
+def write_state(
+    row: Array, state: Array, c: int, start: int, target: int, grid: int, kept: Relaxation,
+    counts: Counts,
+) -> None:  # fmt: skip
+    """Write the state after an action of a chain, and the W and R of the choice before it."""
+    chains, classes = len(kept.times), len(kept.class_time)
+    now_at = chains + classes
+    end = start + kept.times[c]
+    for x in range(len(state)):
+        row[x] = state[x]
+    for k in range(classes):
+        row[chains + k] -= counts.now[k]
+    row[now_at + kept.rank_of[c]] = end
+    row[now_at + len(kept.limits)] = start
+    hand_on(row, c, end, grid, kept)
+    round_up(row, target, kept)
+
+
+@helper
+def hand_on(row: Array, c: int, end: int, grid: int, kept: Relaxation) -> None:
     """Take the action of chain `c` from what is under way to it, and send its result on."""
+    delays, waits = kept.delays, kept.waits
     b = row[c]
     if waits[c] > 0:
         under_way = row[c - 1] - b
@@ -152,19 +208,22 @@ def _hand_on(row: Array, c: int, end: int, grid: int, delays: Array, waits: Arra
 
 
 @helper
-def _round_up(
-    row: Array, m: int, target: int, now_at: int, last_at: int, rank_of: Array, waits: Array,
-    heads: Array,
-) -> None:  # fmt: skip
-    """Round states up: nothing starts before its rank is free and its head."""
+def round_up(row: Array, target: int, kept: Relaxation) -> None:
+    """Round times up to what they come to, so that more states are alike.
+
+    Nothing starts before its rank is free, nor before its head.
+    """
+    waits, chains = kept.waits, len(kept.times)
+    now_at = chains + len(kept.class_time)
+    last_at = now_at + len(kept.limits)
     earliest = target
-    for c in range(len(rank_of)):
-        if row[c] < m:
-            free = row[now_at + rank_of[c]]
+    for c in range(chains):
+        if row[c] < kept.microbatches:
+            free = row[now_at + kept.rank_of[c]]
             earliest = min(earliest, free)
             if waits[c] > 0:
                 for x in range(row[c - 1] - row[c]):
-                    least = max(free, heads[c, row[c] + x])
+                    least = max(free, kept.heads[c, row[c] + x])
                     if row[waits[c] + x] < least:
                         row[waits[c] + x] = least
     if earliest < target and row[last_at] < earliest:
@@ -172,48 +231,53 @@ def _round_up(
 
 
 @helper
-def _can_end(
-    row: Array, m: int, target: int, now_at: int, ranks: int, rank_of: Array, times: Array,
-    waits: Array, heads: Array, tails: Array, class_of: Array, needs: Array, class_rank: Array,
-    class_time: Array,
-) -> bool:  # fmt: skip
-    """Return whether the work left on every rank, and chain, may end before the target."""
-    chains = len(times)
-    for rank in range(ranks):
-        busy = row[now_at + rank]
-        after = target
-        for c in range(chains):
-            if rank_of[c] == rank and row[c] < m:
-                busy += (m - row[c]) * times[c]
-                after = min(after, tails[c, m - 1])
-                if needs[c] >= 0:
-                    # All R that are left come before a backward that is.
-                    busy += (m + row[chains + needs[c]]) * class_time[needs[c]]
-        if after < target and busy + after >= target:
+def can_end(row: Array, target: int, kept: Relaxation) -> bool:
+    """Return whether the work left on every rank, and every chain, may end before the target."""
+    for rank in range(len(kept.limits)):
+        if not rank_can_end(row, rank, target, kept):
             return False
-        for k in range(len(class_time)):
-            if class_rank[k] == rank:
-                left = row[chains + k]
-                for c in range(chains):
-                    if class_of[c] == k:
-                        left += m
-                    if needs[c] == k:
-                        left = 0
-                        break
-                busy += left * class_time[k]
-        if busy >= target:
-            return False
+    chains, m, needs, waits = len(kept.times), kept.microbatches, kept.needs, kept.waits
+    now_at = chains + len(kept.class_time)
     for c in range(chains):
         b = row[c]
         if b < m:
-            start = max(row[now_at + rank_of[c]], heads[c, b])
+            free = row[now_at + kept.rank_of[c]]
+            start = max(free, kept.heads[c, b])
             if waits[c] > 0 and row[c - 1] > b:
                 start = max(start, row[waits[c]])
             if needs[c] >= 0 and row[chains + needs[c]] + b >= 0:
-                start = max(start, row[now_at + rank_of[c]] + class_time[needs[c]])
-            if start + times[c] + tails[c, b] >= target:
+                start = max(start, free + kept.class_time[needs[c]])
+            if start + kept.times[c] + kept.tails[c, b] >= target:
                 return False
     return True
+
+
+@helper
+def rank_can_end(row: Array, rank: int, target: int, kept: Relaxation) -> bool:
+    """Return whether the work that is left on a rank may end before the target."""
+    chains, m, needs, class_time = len(kept.times), kept.microbatches, kept.needs, kept.class_time
+    busy = row[chains + len(class_time) + rank]
+    after = target
+    for c in range(chains):
+        if kept.rank_of[c] == rank and row[c] < m:
+            busy += (m - row[c]) * kept.times[c]
+            after = min(after, kept.tails[c, m - 1])
+            if needs[c] >= 0:
+                # All R that are left come before a backward that is.
+                busy += (m + row[chains + needs[c]]) * class_time[needs[c]]
+    if after < target and busy + after >= target:
+        return False
+    for k in range(len(class_time)):
+        if kept.class_rank[k] == rank:
+            left = row[chains + k]
+            for c in range(chains):
+                if kept.class_of[c] == k:
+                    left += m
+                if needs[c] == k:
+                    left = 0
+                    break
+            busy += left * class_time[k]
+    return bool(busy < target)
 
 
 @kernel(writes=("kept",))

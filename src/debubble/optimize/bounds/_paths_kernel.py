@@ -1,118 +1,167 @@
-"""Loops over longest paths, for :mod:`.paths`."""
+"""The loops behind :mod:`debubble.optimize.bounds.paths`."""
 
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import NamedTuple
 
-from debubble.engine.jit import Array, kernel
+from debubble.engine.jit import Array, helper, kernel
 
 
-@kernel(writes=("heads", "tails", "leaves", "follows"))
-def longest_paths(
-    stages: int,
-    microbatches: int,
-    kinds: int,
-    one_by_one: bool,
-    holding: bool,
-    times: Array,
-    link: Array,
-    pause: Array,
-    redo: Array,
-    last: Array,
-    spare: Array,
-    lag: Array,
-    heads: Array,
-    tails: Array,
-    leaves: Array,
-    follows: Array,
-) -> None:
-    """Find heads microbatch by microbatch forwards, tails backwards.
+class Delays(NamedTuple):
+    """Times of a problem, and what its actions wait for besides their inputs; by stage."""
 
-    The results of F and I are sent: `leaves` and `follows` are the heads and tails of the sends,
-    `link` their times, 0 where a result goes nowhere. `one_by_one`: the sends of a chain do not
-    overlap. `holding`: nor does its next action and a send. `pause` is from the end of I to its W,
-    `redo` the time of R, which runs between F and I: that it is work as well is not seen here.
-    """
-    S = stages
-    m = microbatches
-    for b in range(m):
-        for s in range(S):
-            x = s * m + b
-            at = 0.0
+    stages: int
+    microbatches: int
+    kinds: int
+    one_by_one: bool
+    """Whether the sends of a chain do not overlap."""
+    holding: bool
+    """Whether the next action of a chain does not overlap its send, either."""
+    times: Array
+    """Of every kind and stage, at ``kind·S + stage``."""
+    link: Array
+    """Time to send the result of F and of I, 0 where it goes nowhere; as `times`."""
+    pause: Array
+    """Time from the end of I to its W."""
+    redo: Array
+    """Time of R, which runs between F and I: that it is work as well is not seen here."""
+    last: Array
+    """The last stage of the same rank."""
+    spare: Array
+    """Microbatches that fit into the memory besides the one at hand."""
+    lag: Array
+    """Time from the end of the last stage's I to when its memory is free."""
+
+
+class PathArrays(NamedTuple):
+    """Zeros that become heads and tails of actions, at ``(kind·S + stage)·m + microbatch``."""
+
+    heads: Array
+    tails: Array
+    leaves: Array
+    follows: Array
+    """As the one before, heads and tails of the sends of F and I."""
+
+
+@kernel(writes=("found",), allocates=False)
+def longest_paths(delays: Delays, found: PathArrays) -> None:
+    """Find heads microbatch by microbatch forwards, tails backwards; actions as in a Problem."""
+    for b in range(delays.microbatches):
+        find_forward_heads(b, delays, found)
+        find_backward_heads(b, delays, found)
+    for b in range(delays.microbatches - 1, -1, -1):
+        find_backward_tails(b, delays, found)
+        find_forward_tails(b, delays, found)
+
+
+@helper
+def find_forward_heads(b: int, delays: Delays, found: PathArrays) -> None:
+    """Find when forwards of a microbatch, and their sends, can start at the earliest."""
+    S, m, times, link, spare = (
+        delays.stages, delays.microbatches, delays.times, delays.link, delays.spare,
+    )  # fmt: skip
+    heads, leaves, last = found.heads, found.leaves, delays.last
+    for s in range(S):
+        x = s * m + b
+        at = 0.0
+        if b > 0:
+            at = heads[x - 1] + times[s]
+            if delays.holding:
+                at = max(at, leaves[x - 1] + link[s])
+        if s > 0:
+            at = max(at, leaves[x - m] + link[s - 1])
+        # A microbatch that has to be gone from the memory of the rank.
+        older = b - spare[s] - 1
+        if older >= 0:
+            z = (S + last[s]) * m + older
+            at = max(at, heads[z] + times[S + last[s]] + delays.lag[s])
+        heads[x] = at
+        leaves[x] = at + times[s]
+        if delays.one_by_one and b > 0:
+            leaves[x] = max(leaves[x], leaves[x - 1] + link[s])
+
+
+@helper
+def find_backward_heads(b: int, delays: Delays, found: PathArrays) -> None:
+    """Find when I, its sends and W of a microbatch can start at the earliest."""
+    S, m, times, link = delays.stages, delays.microbatches, delays.times, delays.link
+    heads, leaves = found.heads, found.leaves
+    for s in range(S - 1, -1, -1):
+        x = (S + s) * m + b
+        at = heads[s * m + b] + times[s] + delays.redo[s]
+        if b > 0:
+            at = max(at, heads[x - 1] + times[S + s])
+            if delays.holding:
+                at = max(at, leaves[x - 1] + link[S + s])
+        if s < S - 1:
+            at = max(at, leaves[x + m] + link[S + s + 1])
+        heads[x] = at
+        leaves[x] = at + times[S + s]
+        if delays.one_by_one and b > 0:
+            leaves[x] = max(leaves[x], leaves[x - 1] + link[S + s])
+        if delays.kinds > 2:
+            w = (2 * S + s) * m + b
+            at = heads[x] + times[S + s] + delays.pause[s]
             if b > 0:
-                at = heads[x - 1] + times[s]
-                if holding:
-                    at = max(at, leaves[x - 1] + link[s])
-            if s > 0:
-                at = max(at, leaves[x - m] + link[s - 1])
-            older = b - spare[s] - 1
-            if older >= 0:
-                z = (S + last[s]) * m + older
-                at = max(at, heads[z] + times[S + last[s]] + lag[s])
-            heads[x] = at
-            leaves[x] = at + times[s]
-            if one_by_one and b > 0:
-                leaves[x] = max(leaves[x], leaves[x - 1] + link[s])
-        for s in range(S - 1, -1, -1):
-            x = (S + s) * m + b
-            at = heads[s * m + b] + times[s] + redo[s]
-            if b > 0:
-                at = max(at, heads[x - 1] + times[S + s])
-                if holding:
-                    at = max(at, leaves[x - 1] + link[S + s])
-            if s < S - 1:
-                at = max(at, leaves[x + m] + link[S + s + 1])
-            heads[x] = at
-            leaves[x] = at + times[S + s]
-            if one_by_one and b > 0:
-                leaves[x] = max(leaves[x], leaves[x - 1] + link[S + s])
-            if kinds > 2:
-                w = (2 * S + s) * m + b
-                at = heads[x] + times[S + s] + pause[s]
-                if b > 0:
-                    at = max(at, heads[w - 1] + times[2 * S + s])
-                heads[w] = at
-    for b in range(m - 1, -1, -1):
-        for s in range(S):
-            x = (S + s) * m + b
-            after = 0.0
-            if s > 0:
-                after = times[S + s - 1] + tails[x - m]
+                at = max(at, heads[w - 1] + times[2 * S + s])
+            heads[w] = at
+
+
+@helper
+def find_backward_tails(b: int, delays: Delays, found: PathArrays) -> None:
+    """Find what follows I, its sends and W of a microbatch at least."""
+    S, m, times, link, spare = (
+        delays.stages, delays.microbatches, delays.times, delays.link, delays.spare,
+    )  # fmt: skip
+    tails, follows = found.tails, found.follows
+    for s in range(S):
+        x = (S + s) * m + b
+        after = 0.0
+        if s > 0:
+            after = times[S + s - 1] + tails[x - m]
+        if b < m - 1:
+            if delays.one_by_one:
+                after = max(after, link[S + s] + follows[x + 1])
+            if delays.holding:
+                after = max(after, times[S + s] + tails[x + 1])
+        follows[x] = after
+        after += link[S + s]
+        if delays.kinds > 2:
+            w = (2 * S + s) * m + b
             if b < m - 1:
-                if one_by_one:
-                    after = max(after, link[S + s] + follows[x + 1])
-                if holding:
-                    after = max(after, times[S + s] + tails[x + 1])
-            follows[x] = after
-            after += link[S + s]
-            if kinds > 2:
-                w = (2 * S + s) * m + b
-                if b < m - 1:
-                    tails[w] = tails[w + 1] + times[2 * S + s]
-                after = max(after, pause[s] + tails[w] + times[2 * S + s])
-            if b < m - 1:
-                after = max(after, tails[x + 1] + times[S + s])
-            # Forwards that wait for memory, of any stage of this rank.
-            for t in range(s + 1):
-                younger = b + spare[t] + 1
-                if last[t] == s and younger < m:
-                    after = max(after, lag[t] + times[t] + tails[t * m + younger])
-            tails[x] = after
-        for s in range(S - 1, -1, -1):
-            x = s * m + b
-            after = 0.0
-            if s < S - 1:
-                after = times[s + 1] + tails[x + m]
-            if b < m - 1:
-                if one_by_one:
-                    after = max(after, link[s] + follows[x + 1])
-                if holding:
-                    after = max(after, times[s] + tails[x + 1])
-            follows[x] = after
-            after = max(link[s] + after, redo[s] + times[S + s] + tails[(S + s) * m + b])
-            if b < m - 1:
-                after = max(after, tails[x + 1] + times[s])
-            tails[x] = after
+                tails[w] = tails[w + 1] + times[2 * S + s]
+            after = max(after, delays.pause[s] + tails[w] + times[2 * S + s])
+        if b < m - 1:
+            after = max(after, tails[x + 1] + times[S + s])
+        # Forwards that wait for memory, of any stage of this rank.
+        for t in range(s + 1):
+            younger = b + spare[t] + 1
+            if delays.last[t] == s and younger < m:
+                after = max(after, delays.lag[t] + times[t] + tails[t * m + younger])
+        tails[x] = after
+
+
+@helper
+def find_forward_tails(b: int, delays: Delays, found: PathArrays) -> None:
+    """Find what follows forwards of a microbatch, and their sends, at least."""
+    S, m, times, link = delays.stages, delays.microbatches, delays.times, delays.link
+    tails, follows = found.tails, found.follows
+    for s in range(S - 1, -1, -1):
+        x = s * m + b
+        after = 0.0
+        if s < S - 1:
+            after = times[s + 1] + tails[x + m]
+        if b < m - 1:
+            if delays.one_by_one:
+                after = max(after, link[s] + follows[x + 1])
+            if delays.holding:
+                after = max(after, times[s] + tails[x + 1])
+        follows[x] = after
+        after = max(link[s] + after, delays.redo[s] + times[S + s] + tails[(S + s) * m + b])
+        if b < m - 1:
+            after = max(after, tails[x + 1] + times[s])
+        tails[x] = after
 
 
 @kernel(writes=("left",))

@@ -60,7 +60,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds._exact_rank_kernel import keep_best, next_states
+from debubble.optimize.bounds._exact_rank_kernel import Counts, Relaxation, keep_best, next_states
 from debubble.optimize.bounds.paths import longest_paths
 from debubble.optimize.cp_sat.rounding import all_times, factor_for, rounded_down
 from debubble.optimize.problem import Problem
@@ -271,6 +271,8 @@ def _levels(
     # Sums of counts with these are different for different counts, or else nothing is dropped.
     alike = chains + kept.again
     multipliers = np.random.default_rng(0).integers(1 << 62, size=alike) * 2 + 1
+    relaxation = Relaxation(*(getattr(kept, name) for name in Relaxation._fields))
+    counts = Counts(*np.zeros((4, len(kept.class_time) + 1), dtype=np.int64))
     room = 1024
     for _ in range(chains * kept.microbatches):
         number = room + 1
@@ -279,12 +281,7 @@ def _levels(
                 return
             found = np.empty((room, kept.width), dtype=np.int64)
             parents = np.empty(room, dtype=np.int64)
-            number = next_states.compiled(
-                states, kept.microbatches, target, grid, kept.rank_of, kept.times, kept.delays,
-                kept.waits, kept.heads, kept.tails, kept.taken, kept.changes, kept.limits,
-                kept.class_of, kept.needs, kept.class_rank, kept.class_time, kept.class_free, found,
-                parents,
-            )  # fmt: skip
+            number = next_states.compiled(states, target, grid, relaxation, counts, found, parents)
             room = max(room, 2 * number if number > room else 0)
         found = found[:number]
         keys = found[:, :alike] @ multipliers

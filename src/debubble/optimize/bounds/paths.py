@@ -65,8 +65,8 @@ from numpy.typing import NDArray
 
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.units import number
+from debubble.optimize.bounds._paths_kernel import Delays, PathArrays, preemptive
 from debubble.optimize.bounds._paths_kernel import longest_paths as find_paths
-from debubble.optimize.bounds._paths_kernel import preemptive
 from debubble.optimize.problem import NO_MEMORY, Problem
 
 Grid: TypeAlias = NDArray[np.float64]
@@ -130,11 +130,11 @@ def longest_paths(problem: Problem) -> Paths:
         if problem.backward == "split":
             pause = link[1]
     found = [np.zeros(rows * S * m) for rows in (kinds, kinds, 2, 2)]
-    find_paths.run(
-        3 * problem.size, S, m, kinds, problem.mode != "overlapped", holding,
-        problem.pass_times.ravel(), link.ravel(), pause, problem.recompute_time, last,
-        spare_microbatches(problem), lag, *found,
+    delays = Delays(
+        S, m, kinds, problem.mode != "overlapped", holding, problem.pass_times.ravel(),
+        link.ravel(), pause, problem.recompute_time, last, spare_microbatches(problem), lag,
     )  # fmt: skip
+    find_paths.run(3 * problem.size, delays, PathArrays(*found))
     return Paths(*(values.reshape(-1, S, m) for values in found))
 
 

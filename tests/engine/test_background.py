@@ -1,0 +1,123 @@
+"""Machine code is made in a second process while this one interprets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+
+from debubble.engine import background, jit
+from debubble.engine.jit import kernel
+from debubble.engine.kernels.reachable import mark_reachable
+
+BUSY = """
+import time
+import numpy as np
+import debubble as db
+from debubble.engine import background, jit
+from debubble.engine.kernels.reachable import mark_reachable
+begin, followers = np.array([0, 1, 1]), np.array([1])
+def run():
+    waiting = np.array([0, 1])
+    mark_reachable.run(100_000, begin, followers, waiting, np.zeros(2, dtype=np.int64))
+    return waiting.tolist()
+import numba
+found = [run()]
+started = background._process
+limit = time.monotonic() + 300
+while not mark_reachable._ready and time.monotonic() < limit:
+    found.append(run())
+    time.sleep(0.05)
+print(started is not None, found[0] == found[-1], len(mark_reachable._ready))
+print(*mark_reachable.compiled.stats.cache_hits.values())
+"""
+
+
+def python(code: str, cache: Path, **more: str) -> tuple[list[str], str]:
+    """Lines that a new process prints, and what it prints as errors."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "DEBUBBLE_BACKGROUND": "1", **more}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_code_is_made_elsewhere_and_then_loaded_here(tmp_path: Path) -> None:
+    shown, errors = python(BUSY, tmp_path)
+    assert shown == ["True True 1", "1"]
+    assert errors == ""
+
+
+def test_a_small_command_starts_no_process(tmp_path: Path) -> None:
+    code = (
+        "import debubble as db, sys; from debubble.engine import background;"
+        "db.simulate(db.make('1f1b', ranks=4, microbatches=8));"
+        "print(background._process, 'numba' in sys.modules)"
+    )
+    assert python(code, tmp_path) == (["None False"], "")
+
+
+class Worker:
+    """A process that was asked and has ended."""
+
+    def poll(self) -> int:
+        return 1
+
+
+@pytest.fixture
+def _asked_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(background.SWITCH, "1")
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(background, "_asked", set())
+    monkeypatch.setattr(background, "_process", None)
+    monkeypatch.setattr(background, "_failed", False)
+
+
+@pytest.mark.usefixtures("_asked_for_nothing")
+def test_where_no_process_can_start_code_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise PermissionError("no processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert not background.compile_in_background("somewhere", "name", ())
+    assert not background.compile_in_background("somewhere", "other", ())
+
+
+@pytest.mark.usefixtures("_asked_for_nothing")
+def test_a_process_that_ends_without_the_code_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "_start", Worker)
+    monkeypatch.setattr(background, "_write", lambda _request: None)
+    assert background.compile_in_background("somewhere", "name", ())
+    assert not background.compile_in_background("somewhere", "name", ())
+
+
+@pytest.mark.usefixtures("_asked_for_nothing")
+def test_nothing_starts_where_it_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(background.SWITCH, "0")
+    assert not background.compile_in_background("somewhere", "name", ())
+    assert background._process is None
+
+
+def test_code_that_cannot_be_kept_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*function: object, **options: object) -> object:
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(*function, **options)
+
+    njit = numba.njit
+    monkeypatch.setattr(numba, "njit", nowhere)
+    tested = kernel(writes=("queue", "waiting"))(mark_reachable.py_func)
+    waiting = np.array([0, 1])
+    args = np.array([0, 1, 1]), np.array([1]), waiting, np.zeros(2, dtype=np.int64)
+    assert not tested._is_ready(jit.INTERPRET_UNASKED + 1, args)
+    assert tested._is_ready(jit.INTERPRET_UNCOMPILED * 100_000, args)
+    tested.compiled(*args)
+    assert waiting.tolist() == [0, 0]
