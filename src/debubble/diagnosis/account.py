@@ -27,9 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS
-from debubble.diagnosis.observed import PAUSES
+from debubble.diagnosis.observed import PAUSES, Indices, Times
 from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.run import Indices, Times
 
 CAUSES = (
     "fill", "drain", "slow-stage", "slow-worker", "slow-copy", "slow-link", "peer", "transfer",

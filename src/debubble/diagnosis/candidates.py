@@ -9,8 +9,9 @@ import numpy as np
 
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.causes import Fault, find_faults
+from debubble.diagnosis.observed import Times
 from debubble.diagnosis.replay import Replay, reordered
-from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.run import Run
 from debubble.diagnosis.slowdown import Slowdown
 from debubble.engine.modes import MODE, P2PMode
 
@@ -21,7 +22,7 @@ Where = dict[str, int | list[int]]
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class Cause:
     """A cause, and every row of the run without it."""
 
     cause: str
@@ -45,7 +46,7 @@ class Candidate:
 class Causes:
     """The causes of a run."""
 
-    candidates: tuple[Candidate, ...]
+    found: tuple[Cause, ...]
     """All that were found, whatever they gain."""
     clean: Times
     """Time of every row with all of them fixed."""
@@ -81,16 +82,16 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         late, delays = replay.split(np.maximum(delays, 0.0))
         return replay.lengths(np.maximum(times, 0.0) + late, delays)
 
-    def of_fault(fault: Fault) -> Candidate:
+    def of_fault(fault: Fault) -> Cause:
         added = fault.excess + fault.late
-        return Candidate(
+        return Cause(
             fault.cause, dict(fault.where), lengths(times - added, delays),
             lengths(clean_times + added, clean_delays), fault.size, fault.by_kind,
             fault.count,
         )  # fmt: skip
 
-    def of_delays(cause: str, where: Where, added: Times, size: float) -> Candidate:
-        return Candidate(
+    def of_delays(cause: str, where: Where, added: Times, size: float) -> Cause:
+        return Cause(
             cause, where, lengths(times, delays - added),
             lengths(clean_times, clean_delays + added), size,
         )  # fmt: skip
@@ -109,7 +110,7 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     if nearest is not None:
         late, since_made = replay.split(delays)
         without = reordered(run, times + late, since_made, nearest)
-        found.append(Candidate("order", {}, without, lengths(clean_times, clean_delays), np.nan))
+        found.append(Cause("order", {}, without, lengths(clean_times, clean_delays), np.nan))
     excess: dict[str, Times] = {}
     for fault in faults:
         mine = excess.get(fault.cause, np.zeros_like(times))
@@ -117,7 +118,7 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     return Causes(tuple(found), clean, excess, slow_link)
 
 
-def _by_mode(replay: Replay, clean: Times) -> Iterator[Candidate]:
+def _by_mode(replay: Replay, clean: Times) -> Iterator[Cause]:
     """Yield the p2p mode as a cause, if the trace has no messages and one mode clearly fits."""
     mode, off = replay.mode
     if mode == "overlapped" or off > FITS:
@@ -128,7 +129,7 @@ def _by_mode(replay: Replay, clean: Times) -> Iterator[Candidate]:
     base = replay.lengths()
     cause = "head-of-line" if MODE[mode].queued else "transfer"
     share = free / now
-    yield Candidate(cause, {}, base * share, clean / share, np.nan, mode=mode)
+    yield Cause(cause, {}, base * share, clean / share, np.nan, mode=mode)
 
 
 FITS = 0.005
@@ -182,7 +183,7 @@ def saved_by_waits(replay: Replay, causes: Causes) -> dict[str, float]:
     """Return the time saved in a mean step without each cause that shows only in waits of ranks."""
     before = replay.run.slowest(replay.lengths())
     found: dict[str, float] = {}
-    for one in causes.candidates:
+    for one in causes.found:
         if one.cause == "order" or one.mode is not None:
             saved = float((before - replay.run.slowest(one.without)).mean())
             found[one.cause] = max(found.get(one.cause, 0.0), saved)
@@ -197,7 +198,7 @@ def worst_of_copies(causes: Causes, slowdown: Slowdown) -> dict[int, str]:
         if cause in causes.excess
     ]  # fmt: skip
     for copy in range(len(slowdown.copy)):
-        own = [one.cause for one in causes.candidates if one.where.get("copy") == copy]
+        own = [one.cause for one in causes.found if one.where.get("copy") == copy]
         if own or anywhere:
             found[copy] = (own or anywhere)[0]
     return found

@@ -33,8 +33,9 @@ from debubble.core.kind_relations import (
 from debubble.core.kinds import FORWARD_KINDS, WORK_KINDS, Kind
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.diagnosis.observed import Indices, Times
 from debubble.diagnosis.recut import shares_of_cut
-from debubble.diagnosis.run import Indices, Run, Times, links_of
+from debubble.diagnosis.run import Run, links_of
 
 if TYPE_CHECKING:
     from debubble.diagnosis.changes import Change
@@ -81,7 +82,7 @@ def shares_in_groups(run: Run, times: Times) -> Times:
 
     It is 1 for actions alone; shape ``(rows, actions)``, as `times`.
     """
-    cells = _Cells.of(run.schedule)
+    cells = _WorkCells.of(run.schedule)
     _, usual, _ = _alone(cells, run.schedule, times)
     shares = np.ones_like(times)
     inside = np.flatnonzero(cells.group >= 0)
@@ -107,7 +108,7 @@ class _Work:
     def of(cls, run: Run, times: Times) -> _Work:
         """Take the times of actions apart."""
         schedule = run.schedule
-        cells = _Cells.of(schedule)
+        cells = _WorkCells.of(schedule)
         alone, usual, known = _alone(cells, schedule, times)
         overlap = np.ones((len(times), 1))
         inside = np.flatnonzero(cells.group >= 0)
@@ -134,7 +135,7 @@ class _Work:
             cut = shares_of_cut(own.slicing.shares, schedule.slicing.shares)
             alone = np.einsum("rksml,nl->rksmn", alone, cut)
         alone = alone.reshape(*alone.shape[:3], -1)
-        cells = _Cells.of(schedule)
+        cells = _WorkCells.of(schedule)
         found = np.asarray(alone[:, cells.kind, cells.stage, cells.unit])
         inside = np.flatnonzero(cells.group >= 0)
         for change in slower:
@@ -148,7 +149,7 @@ class _Work:
 
 
 @dataclass(frozen=True, eq=False)
-class _Cells:
+class _WorkCells:
     """Cells of the actions of a schedule in arrays of work."""
 
     kind: Indices
@@ -159,7 +160,7 @@ class _Cells:
     """Number of the overlapped group, −1 for actions alone."""
 
     @classmethod
-    def of(cls, schedule: Schedule) -> _Cells:
+    def of(cls, schedule: Schedule) -> _WorkCells:
         """Return the cells of a schedule's actions.
 
         Raises ParameterError where one is no work of a stage for a microbatch.
@@ -200,7 +201,7 @@ def _ratio(value: Times, of: Times) -> Times:
 
 
 def _alone(
-    cells: _Cells, schedule: Schedule, times: Times
+    cells: _WorkCells, schedule: Schedule, times: Times
 ) -> tuple[Times, Times, NDArray[np.bool_]]:
     """Return times of actions alone by kind, stage and slice, and the same as :func:`_usual`."""
     alone = np.full((len(times), len(ROW), schedule.stages, schedule.units), np.nan)

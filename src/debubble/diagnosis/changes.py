@@ -13,7 +13,8 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import WORK_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.units import read_number
-from debubble.diagnosis.run import PAIR, Run, Times
+from debubble.diagnosis.observed import Times
+from debubble.diagnosis.run import PAIR, Run
 from debubble.diagnosis.times import MILLISECONDS
 
 KINDS = (*(kind.name for kind in WORK_KINDS), "O")

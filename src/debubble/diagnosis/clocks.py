@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import unpack
-from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.observed import Times
+from debubble.diagnosis.run import Run
 
 ROUNDING = 2e-4
 """Share of a typical action by which written times may be off."""

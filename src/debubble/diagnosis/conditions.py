@@ -32,7 +32,7 @@ def _gain(data: Mapping[str, Any]) -> float:
 
 
 @dataclass(frozen=True)
-class Measure:
+class DiagnosisMeasure:
     """Measure of a diagnosis that a condition can compare."""
 
     unit: str
@@ -44,17 +44,17 @@ class Measure:
 
 
 MEASURES = {
-    "bubble": Measure(
+    "bubble": DiagnosisMeasure(
         "%", lambda data: 100 * float(data["bubble_ratio"]),
         lambda data: 100 * float(data["plan"]["bubble_ratio"]),
     ),
-    "step": Measure(
+    "step": DiagnosisMeasure(
         "ms", lambda data: 1e3 * float(data["step"]), lambda data: 1e3 * float(data["plan"]["step"])
     ),
-    "slowdown": Measure(
+    "slowdown": DiagnosisMeasure(
         "%", lambda data: 100 * (float(data["slowdown"]["total"]) - 1), lambda _: 0.0
     ),
-    "gain": Measure("%", lambda data: 100 * _gain(data), lambda _: 0.0),
+    "gain": DiagnosisMeasure("%", lambda data: 100 * _gain(data), lambda _: 0.0),
 }  # fmt: skip
 """By name; percentages are those of a step, so that a + adds points."""
 

@@ -23,9 +23,9 @@ from debubble.diagnosis.order import Orders, reconstruct
 from debubble.diagnosis.readers.whole_steps import PARTS
 from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.run import Run, run_of, without_waits
-from debubble.diagnosis.schedule_names import Name
+from debubble.diagnosis.schedule_names import ScheduleName
 from debubble.diagnosis.slowdown import Slowdown, slowdown
-from debubble.diagnosis.times import Spread, cost_file, costs_of, spreads_of
+from debubble.diagnosis.times import ActionSpread, cost_file, costs_of, spreads_of
 from debubble.diagnosis.transfers import transfers_of
 from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.modes import P2PMode
@@ -51,7 +51,7 @@ class Diagnosis:
     """
 
     observed: Observed
-    name: Name
+    name: ScheduleName
     clocks: Clocks
     replay: Replay
     left_out: Mapping[str, int]
@@ -72,7 +72,7 @@ class Diagnosis:
         return costs_of(self.replay)
 
     @cached_property
-    def spreads(self) -> tuple[Spread, ...]:
+    def spreads(self) -> tuple[ActionSpread, ...]:
         """Spread of the times of each kind and stage."""
         return spreads_of(self.run)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from debubble.core.units import counted
 from debubble.diagnosis.account import RankAccount
-from debubble.diagnosis.candidates import Candidate, Causes, Where
+from debubble.diagnosis.candidates import Cause, Causes, Where
 from debubble.diagnosis.replay import Replay
 from debubble.engine.modes import MODE
 
@@ -90,7 +90,7 @@ def find(
     trusted = replay.error <= TRUSTED
     found: list[Finding] = []
     beyond = 0.0
-    for one in causes.candidates:
+    for one in causes.found:
         saved = float((before - run.slowest(one.without)).sum())
         gain = saved / float(before.sum())
         if not trusted:
@@ -111,7 +111,7 @@ def find(
     return tuple(found), beyond
 
 
-def _persistence(replay: Replay, one: Candidate, base: np.ndarray) -> float:
+def _persistence(replay: Replay, one: Cause, base: np.ndarray) -> float:
     """Return the share of the steps and copies, as far as the cause is in one, that have it."""
     saved = (base - one.without) / base
     copy = one.where.get("copy")
@@ -121,7 +121,7 @@ def _persistence(replay: Replay, one: Candidate, base: np.ndarray) -> float:
     return float((saved > max(THERE * mean, 1e-3)).mean())
 
 
-def _text(one: Candidate) -> str:
+def _text(one: Cause) -> str:
     if one.mode:
         return (
             f"actions begin as if the p2p mode were {one.mode} ({MODE[one.mode].title}), and would "
@@ -134,17 +134,17 @@ def _times(size: float) -> str:
     return f"{size:.3g} times" if math.isfinite(size) else "longer"
 
 
-def _kinds(one: Candidate) -> str:
+def _kinds(one: Cause) -> str:
     kinds = ", ".join(f"{kind} × {size:.2f}" for kind, size in one.by_kind.items())
     return f" ({kinds})" if kinds else ""
 
 
-def _on_rank(one: Candidate) -> str:
+def _on_rank(one: Cause) -> str:
     rank = one.where.get("rank")
     return f"rank {rank}" if rank is not None else "several ranks"
 
 
-def _garbage(one: Candidate) -> str:
+def _garbage(one: Cause) -> str:
     if one.count:
         return (
             f"{counted(one.count, 'forward')} on {_on_rank(one)} took far longer than all others, "
@@ -156,25 +156,25 @@ def _garbage(one: Candidate) -> str:
     )
 
 
-def _worker(one: Candidate) -> str:
+def _worker(one: Cause) -> str:
     stage = one.where.get("stage")
     return f"rank {one.where['rank']} of copy {one.where['copy']}" + (
         f" (stage {stage})" if stage is not None else ""
     )
 
 
-def _of_copy(one: Candidate) -> str:
+def _of_copy(one: Cause) -> str:
     copy = one.where.get("copy")
     return "" if copy is None else f" of copy {copy}"
 
 
-def _link(one: Candidate) -> str:
+def _link(one: Cause) -> str:
     link = one.where.get("link")
     assert isinstance(link, list)
     return f"{link[0]} and {link[1]}"
 
 
-_TEXTS: dict[str, Callable[[Candidate], str]] = {
+_TEXTS: dict[str, Callable[[Cause], str]] = {
     "slow-stage": lambda one: (
         f"stage {one.where['stage']} on rank {one.where['rank']} takes {_times(one.size)} the mean "
         f"of all stages{_kinds(one)}"
@@ -209,7 +209,7 @@ _TEXTS: dict[str, Callable[[Candidate], str]] = {
 }  # fmt: skip
 
 
-def _advice(one: Candidate) -> str:
+def _advice(one: Cause) -> str:
     if one.mode:
         return "Overlap transfers with computing (Megatron: --overlap-p2p-communication)"
     if one.cause == "slow-stage":

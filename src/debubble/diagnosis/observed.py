@@ -11,8 +11,17 @@ from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
 
-Clocks: TypeAlias = Literal["one", "hosts", "ranks"]
+ClockSharing: TypeAlias = Literal["one", "hosts", "ranks"]
 """Whether all ranks read one clock, every host has its own, or every rank has its own zero."""
+
+Times: TypeAlias = NDArray[np.float64]
+"""Array of times, in seconds unless its field says another unit."""
+
+Indices: TypeAlias = NDArray[np.int64]
+"""Array of indices."""
+
+Whole: TypeAlias = NDArray[np.integer[Any]]
+"""Array of whole numbers of any width."""
 
 T = TypeVar("T", bound="Columns")
 
@@ -65,7 +74,7 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class Actions(Columns):
+class ObservedActions(Columns):
     """Actions that ranks computed, one row for each in the trace.
 
     Times are in seconds, of the rank's own clock where clocks differ. A row is the time that the
@@ -186,11 +195,11 @@ class Observed:
     ranks: int
     copies: int
     steps: tuple[int, ...]
-    actions: Actions
+    actions: ObservedActions
     messages: Messages = field(default_factory=Messages.of)
     pauses: Pauses = field(default_factory=Pauses.of)
     hosts: tuple[str, ...] = ()
-    clocks: Clocks = "one"
+    clocks: ClockSharing = "one"
     waits_inside: bool = False
     order_assumed: str = ""
     missing: tuple[tuple[int, int], ...] = ()

@@ -14,8 +14,8 @@ from debubble.core.errors import FEW, DebubbleError, FormatError, ScheduleError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, WORK_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.diagnosis.observed import ALONE, Actions, Observed
-from debubble.diagnosis.schedule_names import Name, like_none, named
+from debubble.diagnosis.observed import ALONE, Observed, ObservedActions
+from debubble.diagnosis.schedule_names import ScheduleName, like_none, named
 from debubble.engine.graph import compile_graph
 from debubble.engine.validate import has
 
@@ -38,7 +38,7 @@ class Orders:
     rows: tuple[NDArray[np.int64], ...]
     """The observed actions of every row, in the order of its schedule; −1 where a rank has no file.
     Shape of each ``(actions,)``."""
-    name: Name
+    name: ScheduleName
     """What the most frequent order is called."""
     left_out: dict[str, int]
     """Why how many steps of how many copies were not used."""
@@ -141,13 +141,13 @@ def _rows(observed: Observed) -> list[_Row]:
     return found
 
 
-def _packed(actions: Actions, slices: int) -> Program:
+def _packed(actions: ObservedActions, slices: int) -> Program:
     unit = actions.microbatch.astype(np.int64) * slices + actions.slice
     packed: Program = unit << MICROBATCH_SHIFT | actions.stage.astype(np.int64) << STAGE_SHIFT
     return packed | actions.kind
 
 
-def _begins_together(actions: Actions, group: NDArray[np.int64]) -> NDArray[np.float64]:
+def _begins_together(actions: ObservedActions, group: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return start times; of the members of an overlapped group that of the first."""
     start = actions.start.copy()
     paired = np.flatnonzero(actions.pair != ALONE)
@@ -263,7 +263,7 @@ def _can_run(schedule: Schedule) -> bool:
 
 def _from_registry(
     observed: Observed, usual: list[Program], absent: Sequence[int]
-) -> tuple[Name, list[Program]]:
+) -> tuple[ScheduleName, list[Program]]:
     """Return programs of ranks without a file, from the registered schedule of all others."""
     known = [rank for rank in range(observed.ranks) if rank not in absent]
     microbatches = 1 + max(int((usual[r] >> MICROBATCH_SHIFT).max()) for r in known)
@@ -276,4 +276,4 @@ def _from_registry(
             f"{observed.format}: no file of rank {named}{more}, and the others follow no "
             "registered schedule that would say what it ran; give its file, too"
         )
-    return Name(schedule.name), [schedule.program(rank) for rank in range(observed.ranks)]
+    return ScheduleName(schedule.name), [schedule.program(rank) for rank in range(observed.ranks)]

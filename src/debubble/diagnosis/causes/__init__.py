@@ -15,7 +15,8 @@ from debubble.diagnosis.causes.stages import slow_stages
 from debubble.diagnosis.causes.unexplained import Fault, Unexplained
 from debubble.diagnosis.causes.unsteady import jitter, outliers
 from debubble.diagnosis.causes.workers import slow_copies, slow_workers
-from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.observed import Times
+from debubble.diagnosis.run import Run
 
 __all__ = ["Fault", "find_faults"]
 

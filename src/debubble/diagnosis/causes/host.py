@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from debubble.diagnosis.causes.unexplained import Fault, Unexplained
-from debubble.diagnosis.observed import PAUSES
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.observed import PAUSES, Times
 
 
 def pauses(left: Unexplained) -> Iterator[Fault]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS
 from debubble.diagnosis.causes.unexplained import TOGETHER, Fault, Unexplained
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.observed import Times
 
 VARIES = 0.1
 """Coefficient of variation from which sequences differ in length, where forwards and backwards are

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
-from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.observed import Times
+from debubble.diagnosis.run import Run
 
 LEAST = 1.03
 """A stage, worker or copy is slow from so many times the time of the others on."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
 from debubble.diagnosis.causes.unexplained import OUTLIER, TOGETHER, Fault, Unexplained
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.observed import Times
 
 SIGMAS = 6.0
 """Deviations from its usual time from which an action is an outlier."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.observed import Times
 
 
 def slow_copies(left: Unexplained) -> Iterator[Fault]:

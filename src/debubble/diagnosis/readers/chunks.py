@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
+from debubble.diagnosis.observed import Times, Whole
 
 CHUNK_TWO_IS_NEXT = 0.5
 """Share of rank 0's time from chunk to chunk below which it is short on the last rank."""
 
 T = TypeVar("T", int, NDArray[np.integer[Any]])
-Whole = NDArray[np.integer[Any]]
-Times = NDArray[np.float64]
 
 
 class Calls(NamedTuple):

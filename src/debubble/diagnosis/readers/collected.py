@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
-from debubble.diagnosis.observed import Actions, Clocks, Columns, Observed, Pauses
+from debubble.diagnosis.observed import ClockSharing, Columns, Observed, ObservedActions, Pauses
 from debubble.diagnosis.readers.messages import BLOCK, Receives, Sends, packed, paired
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.whole_steps import whole_steps
@@ -41,10 +41,10 @@ LIMITS = {
 }  # fmt: skip
 """Least number of each column that is refused."""
 
-Name = Literal["actions", "sends", "receives", "pauses"]
+RowKind = Literal["actions", "sends", "receives", "pauses"]
 
-ROWS: Mapping[Name, type[Columns]] = {
-    "actions": Actions, "sends": Sends, "receives": Receives, "pauses": Pauses,
+ROWS: Mapping[RowKind, type[Columns]] = {
+    "actions": ObservedActions, "sends": Sends, "receives": Receives, "pauses": Pauses,
 }  # fmt: skip
 """Columns of the rows that are collected."""
 
@@ -53,7 +53,7 @@ TWICE = "actions that occur twice with the same times"
 NO_ACTION = "sends and receives of no action of the trace"
 
 
-class _Parts:
+class _ColumnParts:
     """Columns in parts; a column that has one value for all rows is that value."""
 
     def __init__(self) -> None:
@@ -91,10 +91,10 @@ class Collected:
 
     where: str
     left_out: LeftOut = field(default_factory=Counter)
-    _parts: dict[str, _Parts] = field(default_factory=lambda: defaultdict(_Parts))
+    _parts: dict[str, _ColumnParts] = field(default_factory=lambda: defaultdict(_ColumnParts))
     _most: Counter[str] = field(default_factory=Counter)
 
-    def many(self, name: Name, *columns: ArrayLike) -> None:
+    def many(self, name: RowKind, *columns: ArrayLike) -> None:
         """Add many rows, column by column in the order of :data:`ROWS`.
 
         A column may be one value for all. Steps have the numbers that the run gave them.
@@ -114,12 +114,12 @@ class Collected:
                 self._most[key] = max(self._most[key], int(values.max()))
             parts.add(key, count, values.astype(dtype))
 
-    def each(self, name: Name, rows: Sequence[Sequence[float]]) -> None:
+    def each(self, name: RowKind, rows: Sequence[Sequence[float]]) -> None:
         """Add rows, each with a value for every column."""
         if rows:
             self.many(name, *np.array(rows, np.float64).T)
 
-    def _rows(self, name: Name, columns: type[T]) -> T:
+    def _rows(self, name: RowKind, columns: type[T]) -> T:
         """Return all rows of a kind, which are kept no longer."""
         return columns(**self._parts.pop(name).columns()) if name in self._parts else columns.of()
 
@@ -132,7 +132,7 @@ class Collected:
         copies: int = 0,
         unit: float = NAN,
         hosts: Mapping[tuple[int, int], str] | None = None,
-        clocks: Clocks = "one",
+        clocks: ClockSharing = "one",
         **others: Any,
     ) -> Observed:
         """Return all of it as columns, from the earliest event on.
@@ -153,7 +153,7 @@ class Collected:
         FormatError
             When no step is complete, or nothing was measured.
         """
-        actions = self._rows("actions", Actions)
+        actions = self._rows("actions", ObservedActions)
         self._check_numbers()
         sound = [np.isfinite(span) & (span >= 0) for span in _spans(actions)]
         self._count(BACKWARDS_IN_TIME, sum(int(np.count_nonzero(~some)) for some in sound))
@@ -206,7 +206,7 @@ class Collected:
         if count:
             self.left_out[reason] += count
 
-    def _once(self, actions: Actions) -> Actions:
+    def _once(self, actions: ObservedActions) -> ObservedActions:
         """Return actions in order of step, copy, rank and time, without what was written twice."""
         place = packed([actions.step, actions.copy, actions.rank])
         later = actions.start[1:] > actions.start[:-1]
@@ -227,13 +227,13 @@ class Collected:
         return actions.take(order[keep[order]])
 
 
-def _spans(actions: Actions) -> Iterator[NDArray[np.float64]]:
+def _spans(actions: ObservedActions) -> Iterator[NDArray[np.float64]]:
     """Yield the durations of actions, some at a time."""
     for at in range(0, len(actions), BLOCK):
         yield actions.end[at : at + BLOCK] - actions.start[at : at + BLOCK]
 
 
-def _all_take(unit: float, actions: Actions) -> bool:
+def _all_take(unit: float, actions: ObservedActions) -> bool:
     """Return whether all actions take one unit of time; in most traces the first does not."""
     return all(np.allclose(span, unit, rtol=1e-6, atol=0) for span in _spans(actions))
 

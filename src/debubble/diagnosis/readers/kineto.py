@@ -24,10 +24,10 @@ from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recogn
 from debubble.diagnosis.readers.kineto_places import Place, pipeline_of, places
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, Step, trace_of
 from debubble.diagnosis.readers.kineto_unnamed import (
-    Run,
+    UnnamedAction,
     add_ranges,
     microbatches_of,
-    runs_of,
+    unnamed_actions,
 )
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
@@ -62,7 +62,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         When no file says its rank and tells of a pipeline.
     """
     traces: dict[int, list[RankTrace]] = defaultdict(list)
-    unnamed: dict[Path, list[Run]] = {}
+    unnamed: dict[Path, list[UnnamedAction]] = {}
     for path, told in read_each(_read_file, files, left_out):
         if isinstance(told, RankTrace):
             traces[told.file.rank].append(told)
@@ -99,7 +99,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     return _observed(collected, traces, found, assumed)
 
 
-def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[Run] | None:
+def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[UnnamedAction] | None:
     """Read a file: its trace, or its forwards and backwards if no range has an action's name."""
     file = read_file(path, left_out)
     if file.rank < 0:
@@ -107,13 +107,15 @@ def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[Run] | None:
     elif file.numbers:
         return _kept(file, left_out)
     elif len(file.sends.values) or len(file.receives.values):
-        return runs_of(path, Counter())
+        return unnamed_actions(path, Counter())
     else:
         left_out[NO_ACTIONS] += 1
     return None
 
 
-def _read_unnamed(task: tuple[Path, list[Run], int], left_out: LeftOut) -> RankTrace | None:
+def _read_unnamed(
+    task: tuple[Path, list[UnnamedAction], int], left_out: LeftOut
+) -> RankTrace | None:
     """Read a file whose forwards and backwards are those of so many microbatches."""
     path, runs, microbatches = task
     file = read_file(path, Counter()) if microbatches else KinetoFile(path)

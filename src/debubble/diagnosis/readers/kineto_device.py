@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.diagnosis.readers.kineto_file import KinetoFile, Times
+from debubble.diagnosis.observed import Indices
+from debubble.diagnosis.readers.kineto_file import KinetoFile, Nanoseconds
 from debubble.diagnosis.readers.stream import LeftOut
 
 NO_LAUNCH = "kernels whose launch is not in the trace"
@@ -37,11 +38,11 @@ class Kernels:
         Ranges that launched a kernel of which the trace has nothing.
     """
 
-    owner: Times
-    launched: Times
-    start: Times
-    end: Times
-    sort: Times
+    owner: Indices
+    launched: Nanoseconds
+    start: Nanoseconds
+    end: Nanoseconds
+    sort: Indices
     torn: frozenset[int]
 
     def __len__(self) -> int:
@@ -82,7 +83,7 @@ class Kernels:
         return dict(zip(ranges.tolist(), rows, strict=True))
 
 
-def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
+def launched_in(ranges: Nanoseconds, file: KinetoFile, left_out: LeftOut) -> Kernels:
     """Return the kernels of a file by the ranges in which they were launched.
 
     Parameters
@@ -106,7 +107,7 @@ def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
     return Kernels(owner, time, start, end, sort, torn)
 
 
-def _found(values: Times, among: Times) -> tuple[NDArray[np.bool_], Times]:
+def _found(values: Indices, among: Indices) -> tuple[NDArray[np.bool_], Indices]:
     """Return a mask of the values that are among some sorted ones, and their places."""
     at = np.searchsorted(among, values)
     known = at < len(among)
@@ -114,7 +115,7 @@ def _found(values: Times, among: Times) -> tuple[NDArray[np.bool_], Times]:
     return known, at
 
 
-def _owners(ranges: Times, times: Times) -> Times:
+def _owners(ranges: Nanoseconds, times: Nanoseconds) -> Indices:
     """Return the range that each time lies in, or −1."""
     if not ranges.shape[1]:
         return np.full(len(times), -1)

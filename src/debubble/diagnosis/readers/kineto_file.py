@@ -24,7 +24,7 @@ from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.events import EventFile, whole
 from debubble.diagnosis.readers.stream import LeftOut
 
-Times = NDArray[np.int64]
+Nanoseconds = NDArray[np.int64]
 
 MAX_EVENTS = 1 << 24
 """Kernels of one file, and likewise launches and ranges."""
@@ -168,7 +168,7 @@ class IntRows:
         """Return whether there is no room for more."""
         return len(self.values) >= MAX_EVENTS * self.width
 
-    def sorted(self) -> Times:
+    def sorted(self) -> Nanoseconds:
         """Return the rows as columns, sorted by the first; shape ``(width, n)``."""
         rows = np.frombuffer(self.values, np.int64).reshape(-1, self.width)
         return rows[np.argsort(rows[:, 0], kind="stable")].T if len(rows) else rows.T

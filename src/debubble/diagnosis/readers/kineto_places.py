@@ -11,7 +11,7 @@ from debubble.diagnosis.readers.stream import LeftOut
 
 TENSOR = "files of tensor-parallel ranks other than the first"
 
-Group = tuple[str, tuple[int, ...]]
+ProcessGroup = tuple[str, tuple[int, ...]]
 """A process group: words that describe it, and its ranks."""
 
 
@@ -23,7 +23,9 @@ class Place(NamedTuple):
 
 
 def places(
-    stages: Mapping[int, frozenset[int]], groups: Mapping[int, Sequence[Group]], left_out: LeftOut
+    stages: Mapping[int, frozenset[int]],
+    groups: Mapping[int, Sequence[ProcessGroup]],
+    left_out: LeftOut,
 ) -> dict[int, Place]:
     """Return the place of every rank of the job.
 
@@ -80,7 +82,7 @@ def _by_group(pipelines: Mapping[int, tuple[int, ...]]) -> dict[int, Place]:
     }
 
 
-def pipeline_of(rank: int, groups: Sequence[Group]) -> tuple[int, ...]:
+def pipeline_of(rank: int, groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
     """Return the ranks of the pipeline that a rank is in; none where no group is called so."""
     for words, ranks in groups:
         tokens = re.split(r"[^a-z]+", words)
@@ -89,7 +91,7 @@ def pipeline_of(rank: int, groups: Sequence[Group]) -> tuple[int, ...]:
     return ()
 
 
-def _is_tensor_peer(rank: int, groups: Sequence[Group]) -> bool:
+def _is_tensor_peer(rank: int, groups: Sequence[ProcessGroup]) -> bool:
     for words, ranks in groups:
         tokens = re.split(r"[^a-z]+", words)
         if rank in ranks[1:] and any(t == "tp" or t.startswith("tensor") for t in tokens):

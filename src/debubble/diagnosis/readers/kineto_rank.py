@@ -23,7 +23,7 @@ from debubble.core.kinds import (
 )
 from debubble.diagnosis.readers.action_names import Named, actions_named
 from debubble.diagnosis.readers.kineto_device import Kernels, launched_in, transfer_spans
-from debubble.diagnosis.readers.kineto_file import KinetoFile, Times
+from debubble.diagnosis.readers.kineto_file import KinetoFile, Nanoseconds
 from debubble.diagnosis.readers.stream import LeftOut
 
 UNKNOWN = -1
@@ -186,7 +186,7 @@ class _Host:
         return [int(each) for each in self.arrivals[1][first:last]]
 
     @staticmethod
-    def first_in(times: Times, start: int, end: int) -> int:
+    def first_in(times: Nanoseconds, start: int, end: int) -> int:
         """Return the first of some times that lies in a range, or UNKNOWN."""
         at = int(np.searchsorted(times, start))
         return int(times[at]) if at < len(times) and times[at] <= end else UNKNOWN
