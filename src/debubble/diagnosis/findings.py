@@ -1,4 +1,4 @@
-"""Findings: what costs most, ranked by what fixing it gains, in plain words, with what to do."""
+"""Findings: the largest losses of a run in plain words with advice, ranked by gain."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from debubble.diagnosis.replay import Replay
 from debubble.engine.modes import MODE
 
 LEAST_GAIN = 0.02
-"""Share of a step that a fix has to gain to be worth a word."""
+"""Minimum gain of a finding, as a share of a step."""
 
 LEAST_TRANSFER = 0.05
-"""The same for transfers that take just what their links take."""
+"""Minimum gain of a finding on transfers at the full speed of their links."""
 
 TRUSTED = 0.05
-"""Replay error up to which gains are told."""
+"""Maximum replay error of a report with gains."""
 
 THERE = 0.25
-"""A row has a cause from this share of its mean gain on."""
+"""Minimum gain of a row that has a cause, as a share of the mean gain."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that costs time.
+    """One cause of lost time, with text and advice.
 
     Parameters
     ----------
     cause
         One of :data:`debubble.diagnosis.account.CAUSES`.
     where
-        ``"stage"``, ``"rank"``, ``"copy"`` and ``"link"``, as far as it is in one.
+        Its ``"stage"``, ``"rank"``, ``"copy"`` and ``"link"``, if it is in one.
     before
-        Seconds of a mean step as it was.
+        Time of a mean step of the run, in seconds.
     seconds
-        What it is shorter with only this fixed.
+        Reduction of that time with only this cause fixed, in seconds.
     gain
-        The same as a share of the step; None where the replay is too far from the run to tell.
+        Reduction as a share of the step; None if the replay is too far from the run.
     persistence
-        Share of the steps and copies that have it.
+        Share of the steps and copies with the cause.
     alone
-        What it would cost if all else were fixed, as a share of such a step.
+        Loss if all other causes were fixed, as a share of such a step.
     text
-        What it is.
+        Description of the cause.
     advice
-        What to do.
+        Advice on a fix.
     """
 
     cause: str
@@ -79,9 +79,9 @@ class Finding:
 def find(
     replay: Replay, causes: Causes, accounts: tuple[RankAccount, ...]
 ) -> tuple[tuple[Finding, ...], float]:
-    """Return findings, the one that gains most first, and the largest gain of what is none.
+    """Return findings by descending gain, and the largest gain of a cause that is no finding.
 
-    Where gains cannot be told, findings are what ranks lost most time to.
+    If gains are unknown, findings are the causes with the most lost time of ranks.
     """
     run = replay.run
     base = replay.lengths()
@@ -112,7 +112,7 @@ def find(
 
 
 def _persistence(replay: Replay, one: Cause, base: np.ndarray) -> float:
-    """Return the share of the steps and copies, as far as the cause is in one, that have it."""
+    """Return the share of steps with the cause, and of copies if it is not in one copy."""
     saved = (base - one.without) / base
     copy = one.where.get("copy")
     if copy is not None:
