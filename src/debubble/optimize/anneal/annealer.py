@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
 from debubble.optimize.anneal._kernel import COUNTERS, anneal
-from debubble.optimize.anneal._times import State
-from debubble.optimize.anneal.moves import Actions, Cooling
+from debubble.optimize.anneal._times import OrderState
+from debubble.optimize.anneal.moves import ActionArrays, Cooling
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.programs.backward import fused_ones, separate, with_fused
 from debubble.optimize.stop import Stop
@@ -169,15 +169,15 @@ def refine(
     return annealer.programs
 
 
-def empty_state(order: NDArray[np.int64]) -> State:
+def empty_state(order: NDArray[np.int64]) -> OrderState:
     """Return the state of an order of which nothing else is known."""
     whole, times = np.zeros((5, len(order)), dtype=np.int64), np.zeros((4, len(order)))
     place, line, at, fresh, marked = whole
     before, head, tail, trial = times
-    return State(order, place, before, line, at, head, tail, fresh, trial, marked)
+    return OrderState(order, place, before, line, at, head, tail, fresh, trial, marked)
 
 
-def actions_of(problem: Problem, fused: NDArray[np.bool_], ahead: bool = False) -> Actions:
+def actions_of(problem: Problem, fused: NDArray[np.bool_], ahead: bool = False) -> ActionArrays:
     """Return the actions of a problem, with no place that is fixed.
 
     Where backwards are `fused` I stands for B, and W, on a chain of its own, does nothing. Every R
@@ -228,10 +228,10 @@ def actions_of(problem: Problem, fused: NDArray[np.bool_], ahead: bool = False) 
     return _with_ranks(problem, appended)
 
 
-def _with_ranks(problem: Problem, columns: Iterable[NDArray[Any]]) -> Actions:
+def _with_ranks(problem: Problem, columns: Iterable[NDArray[Any]]) -> ActionArrays:
     """Return actions with the places and limits of their ranks."""
     rank, *others = (column.ravel() for column in columns)
     memory = problem.limits_with_slack
     offsets = np.cumsum(np.append(0, np.bincount(rank, minlength=problem.ranks)))
     none_fixed = offsets[1:]
-    return Actions._make([offsets, rank, *others, memory, none_fixed, none_fixed])
+    return ActionArrays._make([offsets, rank, *others, memory, none_fixed, none_fixed])

@@ -6,13 +6,13 @@ from math import inf
 from typing import NamedTuple
 
 from debubble.engine.jit import Array, helper
-from debubble.optimize.anneal.moves import Actions
+from debubble.optimize.anneal.moves import ActionArrays
 
 MOST_STEPS = 1000
 """Improvements of the critical cycle of one order, at most: more are errors of rounding."""
 
 
-class State(NamedTuple):
+class CycleState(NamedTuple):
     """An order that repeats and what is known about it, one entry per action.
 
     Parameters
@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 
 @helper
-def previous(x: int, actions: Actions, state: State) -> int:
+def previous(x: int, actions: ActionArrays, state: CycleState) -> int:
     """Return the action ahead of another on its rank, which may be of the repetition before."""
     rank = actions.rank[x]
     if state.place[x] > actions.offsets[rank]:
@@ -54,7 +54,7 @@ def previous(x: int, actions: Actions, state: State) -> int:
 
 
 @helper
-def find_critical_cycle(tiny: float, actions: Actions, state: State) -> tuple[float, int]:
+def find_critical_cycle(tiny: float, actions: ActionArrays, state: CycleState) -> tuple[float, int]:
     """Return the least period of an order, and an action on the cycle that takes it.
 
     This is Howard's algorithm. Of what every action waits for, its rank or its input, one is looked
@@ -74,7 +74,7 @@ def find_critical_cycle(tiny: float, actions: Actions, state: State) -> tuple[fl
 
 
 @helper
-def _follow_choices(actions: Actions, state: State) -> tuple[float, int]:
+def _follow_choices(actions: ActionArrays, state: CycleState) -> tuple[float, int]:
     """Find the cycle behind every action, its time per repetition `ratio`, and starts by it.
 
     Return the longest ratio and an action of that cycle; infinite where a cycle spans none.
@@ -114,7 +114,7 @@ def _follow_choices(actions: Actions, state: State) -> tuple[float, int]:
 
 
 @helper
-def _start_after(y: int, z: int, period: float, actions: Actions, state: State) -> float:
+def _start_after(y: int, z: int, period: float, actions: ActionArrays, state: CycleState) -> float:
     """Return when an action can start by the one that it waits for, its input or its rank's."""
     start: float = state.start[z]
     if state.by_input[y] != 0:
@@ -126,7 +126,7 @@ def _start_after(y: int, z: int, period: float, actions: Actions, state: State) 
 
 
 @helper
-def _time_of_cycle(x: int, actions: Actions, state: State) -> float:
+def _time_of_cycle(x: int, actions: ActionArrays, state: CycleState) -> float:
     """Return the time of the cycle through an action per repetition; infinite for a deadlock."""
     y = x
     time = 0.0
@@ -147,7 +147,7 @@ def _time_of_cycle(x: int, actions: Actions, state: State) -> float:
 
 
 @helper
-def _choose_slower_cycles(tiny: float, actions: Actions, state: State) -> bool:
+def _choose_slower_cycles(tiny: float, actions: ActionArrays, state: CycleState) -> bool:
     """Let actions wait for what leads to a slower cycle; return whether there was any."""
     slower = False
     for y in range(len(state.order)):
@@ -162,7 +162,9 @@ def _choose_slower_cycles(tiny: float, actions: Actions, state: State) -> bool:
 
 
 @helper
-def _choose_later_starts(period: float, tiny: float, actions: Actions, state: State) -> bool:
+def _choose_later_starts(
+    period: float, tiny: float, actions: ActionArrays, state: CycleState
+) -> bool:
     """Let actions wait for what lets them start later; return whether there was any."""
     later = False
     for y in range(len(state.order)):

@@ -43,7 +43,7 @@ that is."""
 
 
 @dataclass(frozen=True)
-class Rules:
+class CopyRules:
     """Rules of a pass; all lists have one entry for every rank, or rank and microbatch."""
 
     copied: list[list[bool]]
@@ -73,7 +73,7 @@ class Rank:
 class Pass:
     """One pass over a problem by some rules; :attr:`makespan` is infinite where it gets stuck."""
 
-    def __init__(self, problem: Problem, rules: Rules) -> None:
+    def __init__(self, problem: Problem, rules: CopyRules) -> None:
         self.problem, self.rules, S = problem, rules, problem.stages
         self.ranks = [Rank() for _ in range(S)]
         self.events: list[tuple[float, int, int, Kind | None, int, int]] = []
@@ -262,7 +262,7 @@ def orders_with_copies(problem: Problem, passes: int, stop: Stop) -> Iterator[li
             yield found.programs()
 
 
-def random_rules(problem: Problem, random: Random) -> Rules:
+def random_rules(problem: Problem, random: Random) -> CopyRules:
     """Return rules that are the same for all microbatches of a rank."""
     S, m = problem.stages, problem.microbatches
     copied = []
@@ -271,14 +271,14 @@ def random_rules(problem: Problem, random: Random) -> Rules:
         phase = random.randrange(whole)
         copied.append([(b + phase) * part // whole != (b + phase + 1) * part // whole
                        for b in range(m)])  # fmt: skip
-    return Rules(
+    return CopyRules(
         copied, [random.randint(0, MOST_AHEAD) for _ in range(S)],
         [random.randint(1, min(m, 2 * S)) for _ in range(S)],
         [[random.random() < 0.25] * m for _ in range(S)],
     )  # fmt: skip
 
 
-def change_rules(problem: Problem, rules: Rules, random: Random) -> Rules:
+def change_rules(problem: Problem, rules: CopyRules, random: Random) -> CopyRules:
     """Return rules with up to three changes."""
     m = problem.microbatches
     for _ in range(random.randint(1, 3)):

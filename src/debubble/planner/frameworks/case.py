@@ -51,7 +51,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Refusal:
     """A broken rule: the wrong value with its limit, and the nearest that works.
 
     `changes` are the nearest values with which the rule holds, by name: a degree, or a field of
@@ -92,7 +92,7 @@ class Rule:
     name: str
     option: str
     scope: str
-    check: Callable[[Case], Problem | None]
+    check: Callable[[Case], Refusal | None]
     of_order: bool = False
 
 

@@ -29,7 +29,7 @@ from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.memory.activations import Activation, logits_bytes, stage_activations
 from debubble.planner.memory.buffers import buffers
 from debubble.planner.memory.memory_events import Backwards, Moments
-from debubble.planner.memory.state import State, head_state, stage_state
+from debubble.planner.memory.state import TrainingState, head_state, stage_state
 from debubble.planner.model.transformer import Model
 
 Floats = NDArray[np.float64]
@@ -118,7 +118,7 @@ class MemoryCurve:
     activations: Floats
     buffers: Floats
     logits: Floats
-    state: State
+    state: TrainingState
     fixed: float
 
     @property
@@ -218,13 +218,13 @@ def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict
 
 def rank_state(
     model: Model, training: Training, candidate: Candidate, schedule: Schedule, rank: int
-) -> State:
+) -> TrainingState:
     """Return weights, gradients and optimizer states of all stages of one rank.
 
     Bidirectional schedules have two copies of the model, schedules without a flush several versions
     of the weights. Where the vocabulary is sharded, every rank has its part of the head.
     """
-    state = State(0.0, 0.0, 0.0)
+    state = TrainingState(0.0, 0.0, 0.0)
     for row in schedule.placement.table:
         for stage, home in enumerate(row):
             if home == rank:

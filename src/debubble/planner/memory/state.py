@@ -54,7 +54,7 @@ def scatters(training: Training, candidate: Candidate) -> bool:
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """Bytes on one GPU that stay from step to step.
 
     `gathered` is what replicas gather of weights that are split between them, and `summed` what
@@ -77,8 +77,8 @@ class State:
         """All that is there between two steps."""
         return self.total - self.gathered - self.summed
 
-    def __add__(self, other: State) -> State:
-        return State(*map(add, vars(self).values(), vars(other).values()))
+    def __add__(self, other: TrainingState) -> TrainingState:
+        return TrainingState(*map(add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,16 @@ def _parameters(
     return tuple(found)
 
 
-def stage_state(model: Model, training: Training, candidate: Candidate, stage: int) -> State:
+def stage_state(
+    model: Model, training: Training, candidate: Candidate, stage: int
+) -> TrainingState:
     """Return bytes of one stage's weights, gradients and optimizer states on one GPU."""
     return stage_states(model, training, candidate)[stage]
 
 
-def stage_states(model: Model, training: Training, candidate: Candidate) -> tuple[State, ...]:
+def stage_states(
+    model: Model, training: Training, candidate: Candidate
+) -> tuple[TrainingState, ...]:
     """Return the states of all stages; cached for candidates with the same layers."""
     return _states(model, training, candidate.degrees, candidate.layers, candidate.zero)
 
@@ -185,7 +189,7 @@ def stage_states(model: Model, training: Training, candidate: Candidate) -> tupl
 @lru_cache(maxsize=16384)
 def _states(
     model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], zero: int
-) -> tuple[State, ...]:
+) -> tuple[TrainingState, ...]:
     runtime = training.runtime
     gathers = degrees.dp * degrees.cp > 1 and zero >= (1 if runtime.fsdp else 3)
     stays = runtime.fsdp and degrees.pp > 1
@@ -201,12 +205,14 @@ def _states(
             two = _two_layers(model, degrees, model.layers[begin : begin + layers[stage]])
             gathered = 2 * (counts.total if stays else two) * gathers
             summed = 4 * counts.total if stays else scattered * two
-            state += State(gathered, summed, 0.0, gathered, summed)
+            state += TrainingState(gathered, summed, 0.0, gathered, summed)
         found.append(state)
     return tuple(found)
 
 
-def head_state(model: Model, training: Training, candidate: Candidate, share: float) -> State:
+def head_state(
+    model: Model, training: Training, candidate: Candidate, share: float
+) -> TrainingState:
     """Return bytes of a share of the head, as :func:`stage_state` counts it on the last stage."""
     tp, replicas = candidate.degrees.tp, candidate.degrees.dp * candidate.degrees.cp
     count = padded_vocabulary(model, training, tp) * model.hidden / tp
@@ -219,9 +225,9 @@ def _two_layers(model: Model, degrees: Degrees, layers: tuple[Layer, ...]) -> fl
     return min(GATHERED_LAYERS, len(layers)) * max(sizes, default=0.0)
 
 
-def _bytes(count: float, replicas: int, training: Training, zero: int) -> State:
+def _bytes(count: float, replicas: int, training: Training, zero: int) -> TrainingState:
     weights, gradients, optimizer = bytes_per_parameter(training, zero, replicas)
-    return State(count * weights, count * gradients, count * optimizer)
+    return TrainingState(count * weights, count * gradients, count * optimizer)
 
 
 def bytes_per_parameter(training: Training, zero: int, replicas: int) -> tuple[float, float, float]:

@@ -34,7 +34,7 @@ from debubble.planner.search.found import (
     rank,
     rounded,
 )
-from debubble.planner.search.groups import FEWEST, Group, groups
+from debubble.planner.search.groups import FEWEST, CandidateGroup, groups
 from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
 from debubble.planner.search.within import Base, base_cut, base_of, fastest_within
 from debubble.schedules import registry
@@ -57,8 +57,8 @@ def best_plans(
 
 
 def search(
-    request: PlanRequest, groups: Iterable[Group], top: int = 10, progress: Progress | None = None,
-    splits: Allowed | None = None, *, below: float = math.inf,
+    request: PlanRequest, groups: Iterable[CandidateGroup], top: int = 10,
+    progress: Progress | None = None, splits: Allowed | None = None, *, below: float = math.inf,
 ) -> Found:  # fmt: skip
     """Return the fastest plans out of all candidates of `groups`, with steps below `below`.
 
@@ -298,7 +298,9 @@ def _soon(request: PlanRequest, batches: list[Batch], splits: Allowed | None) ->
     return None
 
 
-def _bounded(request: PlanRequest, group: Group, number: int, found: Found) -> Iterator[Batch]:
+def _bounded(
+    request: PlanRequest, group: CandidateGroup, number: int, found: Found
+) -> Iterator[Batch]:
     """Yield the batches of a group with their bounds, without those that have no room."""
     for setting in dict.fromkeys(one for each in group.settings.values() for one in each):
         alone = on_one_rank(request, group, setting)

@@ -51,7 +51,7 @@ Setting: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Group:
+class CandidateGroup:
     """Candidates with the same degrees and microbatch size.
 
     Parameters
@@ -107,7 +107,7 @@ def candidates(
 
 def groups(
     model: Model, cluster: Cluster, training: Training, fixed: Fixed | None = None
-) -> Iterator[Group]:
+) -> Iterator[CandidateGroup]:
     """Yield all groups that hold a candidate, the smallest model-parallel size first."""
     choice = _Choice(model, cluster.gpus, cluster.gpu.node, training, fixed or Fixed())
     for degrees in choice.degrees():
@@ -117,7 +117,7 @@ def groups(
                 continue
             orders = choice.orders(degrees, whole // size)
             settings = {name: choice.settings(degrees, name) for name in orders}
-            found = Group(degrees, size, whole // size, orders, settings)
+            found = CandidateGroup(degrees, size, whole // size, orders, settings)
             if found.count:
                 yield found
 
