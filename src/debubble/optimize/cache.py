@@ -75,7 +75,7 @@ class CacheEntry:
 
     @property
     def current(self) -> bool:
-        """True if the code of today searched, so that its bound is today's as well."""
+        """True if the current code made it, so that its bound is the current one."""
         return self.code == code()
 
 

@@ -60,9 +60,9 @@ def optimize_robust(
     search
         Finds the fastest schedule, with or without published ones to compare.
     robust
-        What varies.
+        Jitter of the times.
     request, budget, published
-        What is sought, for how long, and whether published schedules are to be compared.
+        Request, limits of the search, and true if published schedules are to be compared.
     """
     began = time.monotonic()
     jitter = robust if isinstance(robust, Jitter) else Jitter(robust)
@@ -140,7 +140,7 @@ def _candidates(found: Result, request: Request) -> Iterator[tuple[Schedule, str
     for row in found.published.rows:
         if row.schedule is found.schedule or outside(own, row.schedule):
             continue
-        # Some of what is to be offloaded may stay; whether all of it may, the order says.
+        # Some activations to be offloaded may stay; the order decides whether all of them may.
         problem = problem_of(request, row.schedule, ())
         if problem is not None and not not_offloaded(problem, row.schedule):
             yield row.schedule, row.name

@@ -67,7 +67,7 @@ PASSES, PASSED, PASSES_SHARE, MOST_PASSES = 4000, 1_600_000, 0.2, 10.0
 of the time limit, and how much effort they take at most."""
 
 MIXES = 6
-"""How often single backwards are fused or split, and the rest annealed, at most."""
+"""Most rounds in which single backwards are fused or split, and the rest annealed."""
 
 CHANGES = 2000
 """Backwards that are fused or split each time, at most."""
@@ -96,11 +96,11 @@ class Strategy:
         Offers the incumbent orders or bounds. The problem it gets is the incumbent's without
         copies to the host, see :mod:`debubble.optimize.programs.offload`.
     applies
-        Whether it is of use for a problem.
+        Predicate that is true if the strategy is useful for a problem.
     quick
-        Whether it belongs to a first look.
+        True if it belongs to the first round.
     parallel
-        Whether it runs at the same time as its neighbors in the list.
+        True if it runs at the same time as its neighbors in the list.
     """
 
     name: str

@@ -71,7 +71,8 @@ def test_transfers_between_nodes_take_longer() -> None:
 @pytest.mark.parametrize(
     ("dimension", "group"),
     [("tp", RankGroup(4, 4)), ("cp", RankGroup(2, 2)), ("dp", RankGroup(4, 1)),
-     ("pp", RankGroup(2, 1)), ("ep", RankGroup(16, 8)), ("shards", RankGroup(8, 2)), ("expert_dp", RankGroup(2, 1))],
+     ("pp", RankGroup(2, 1)), ("ep", RankGroup(16, 8)), ("shards", RankGroup(8, 2)),
+     ("expert_dp", RankGroup(2, 1))],
 )  # fmt: skip
 def test_groups_are_placed_tensor_parallel_first(dimension: str, group: RankGroup) -> None:
     cluster = Cluster(GPUS["h100"], 64)

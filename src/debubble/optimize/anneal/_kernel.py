@@ -41,15 +41,15 @@ def anneal(
 ) -> None:
     """Try exchanges of neighboring blocks of actions on one rank.
 
-    Times are propagated from the actions whose ends change. Where the last action of a move ends as
-    before, what follows it on the rank may be kept later than it is: an order is never slower than
-    it is taken for. Exact times made the orders of five problems, twelve seeds each, 0 to 0.6 %
-    slower.
+    Times are propagated from the actions whose ends change. If the last action of a move ends as
+    before, its successors on the rank may keep times that are too late: an order is never slower
+    than it is taken for. With exact times the orders of five problems, twelve seeds each, were 0 to
+    0.6 % slower.
 
     Parameters
     ----------
     cooling, actions
-        Moves and temperatures, and what is fixed.
+        Moves and temperatures, and the arrays of the actions.
     state
         Its `order` is the order at the beginning, and after the call; all else is scratch.
     best
@@ -117,7 +117,7 @@ def _draw_action(
 ) -> tuple[int, int]:
     """Draw an action on the critical path that starts when its rank's previous action ends.
 
-    Others cannot help at once. Where none is found soon, the last that was drawn has to do.
+    Others cannot help at once. If none is found soon, the last one drawn is returned.
     """
     x = 0
     for _ in range(TRIES):
@@ -171,8 +171,8 @@ def _fits(move: BlockMove, actions: ActionArrays, state: OrderState) -> bool:
 def _sort_part(move: BlockMove, part: Part, actions: ActionArrays, state: OrderState) -> bool:
     """Write the topological order of a part after a move to `fresh`; False for a deadlock.
 
-    What follows from the delayed block goes behind all else, each in the order that it has. The
-    move is a deadlock where the other block is among what follows. Marks are 0 before and after.
+    Actions that depend on the delayed block go after all others, each in the order that it has.
+    The move is a deadlock if the other block depends on it. Marks are 0 before and after.
     """
     rank, begin, middle, _ = move
     marked, line = state.marked, state.line

@@ -9,7 +9,7 @@ from debubble.optimize.anneal.moves import ActionArrays
 
 
 class OrderState(NamedTuple):
-    """An order and what is known about it, one entry per action.
+    """An order with its times and memory, one entry per action.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class OrderState(NamedTuple):
 
 
 class BlockMove(NamedTuple):
-    """Actions at places begin … middle − 1 of a rank go behind those at middle … end − 1."""
+    """A move of a rank's actions at places begin … middle − 1 after those at middle … end − 1."""
 
     rank: int
     begin: int
@@ -134,7 +134,7 @@ def _tail(x: int, actions: ActionArrays, state: OrderState) -> float:
 def _new_neighbors(
     y: int, move: BlockMove, actions: ActionArrays, state: OrderState
 ) -> tuple[int, int]:
-    """Return the places, before a move, of what is next to an action after it."""
+    """Return the places, before a move, of the neighbors of an action after it."""
     rank, begin, middle, end = move
     j = state.place[y]
     previous = j - 1
@@ -157,7 +157,7 @@ def longest_path(
 ) -> float:
     """Return the longest path through a part after a move, or one that is longer than a limit.
 
-    New ends of the part go to `trial`. Beyond the part ends before it and tails behind it hold.
+    New ends of the part go to `trial`. Ends before the part and tails after it stay valid.
     """
     low, high = part
     head, tail, at, trial = state.head, state.tail, state.at, state.trial

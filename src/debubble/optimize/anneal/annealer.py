@@ -11,8 +11,8 @@ Where stages recompute, R and its backward are one action, or two: then R moves 
 its own forward and its own backward.
 
 All actions stand in one topological order. A move concerns the part of it from its first action to
-its last: what follows from the delayed block moves behind the rest, and if the other block is among
-that, the move would be a deadlock. New ends within that part, together with the known longest paths
+its last: successors of the delayed block move after the rest, and if the other block is among them,
+the move would be a deadlock. New ends within that part, together with the known longest paths
 from every later action to the end, give the length of the longest path through the part; if that is
 too long the move is refused without looking at anything else, and that is what happens to most.
 After a move that is accepted, times are propagated as far as they change.
@@ -57,7 +57,7 @@ WORK_PER_ROUND = 400_000_000
 MOST_MOVES = 1_000_000
 FEWEST_MOVES = 50_000
 MOST_DOUBLINGS = 4
-"""How often rounds become twice as long: they cannot be broken off within a piece."""
+"""Most doublings of the length of rounds, which cannot be interrupted within a piece."""
 
 
 def random_state(seed: int) -> int:
@@ -79,7 +79,7 @@ class Annealer:
     fixed
         Places in every rank's program, from and to, that must stay as they are.
     ahead
-        Whether R may run ahead of its backward; the order then has all of them.
+        True if R may run ahead of its backward; the order then has all of them.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ def refine(
     stop
         Ends the search: when asked at once, by its time between the pieces of a round.
     rounds
-        How many rounds at most, infinite for as many as the time allows. After every cycle of
-        temperatures rounds become twice as long, up to a limit.
+        Most rounds, infinite for as many as the time allows. After every cycle of temperatures
+        rounds become twice as long, up to a limit.
     stop_at
-        Where there is nothing left to gain: a lower bound.
+        Lower bound, at which there is nothing left to gain.
     found
         Called with every better order.
     """

@@ -59,7 +59,7 @@ def move_actions(
     programs
         Programs to begin with.
     evaluate
-        The time that programs take; None where they cannot run or do not fit.
+        Function that returns the time of programs; None if they cannot run or do not fit.
     moves
         Number of moves that are tried.
     rng

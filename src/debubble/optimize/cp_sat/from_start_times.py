@@ -39,7 +39,7 @@ def programs_by_start(
 def starts_by_number(
     problem: Problem, known: Sequence[Program], timeline: Timeline, apart: bool
 ) -> NDArray[np.float64]:
-    """Start times of all actions of a simulated order, I and W for every backward that is fused.
+    """Return starts of all actions of a simulated order, I and W for every fused backward.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def starts_by_number(
     known, timeline
         The order, and the simulation of its schedule.
     apart
-        Whether every R is an action of its own, rather than the beginning of its backward.
+        True if every R is an action of its own, rather than the beginning of its backward.
     """
     packed = timeline.schedule.actions
     redone = among(kinds_of(packed), RECOMPUTE_KINDS)

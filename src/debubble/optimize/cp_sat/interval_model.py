@@ -45,7 +45,7 @@ class IntervalModel:
         Ranks that are modeled.
     units
         Time of every action in whole numbers, shape ``(kinds, stages, microbatches)`` with rows for
-        R, OFFLOAD and RELOAD behind those of the problem.
+        R, OFFLOAD and RELOAD after those of the problem.
     horizon
         Last time at which anything starts.
     """
@@ -190,9 +190,10 @@ def copy_units(times: NDArray[np.float64], copies: NDArray[np.float64]) -> NDArr
 
 
 def held_parts(problem: Problem, stage: int) -> Iterator[tuple[int, int, float, bool | None]]:
-    """Yield parts of a stage's memory: from the start of which kind to the end of which, how much.
+    """Yield parts of a stage's memory: first kind, last kind, amount, and condition.
 
-    The last says whether that is so where its activation is copied, or stays; None for both.
+    A part is held from the start of the first kind to the end of the last. The condition is true
+    if this holds for copied activations, false for those that stay, and None for both.
     """
     moved = 0.0
     if problem.offload and problem.offload[stage]:

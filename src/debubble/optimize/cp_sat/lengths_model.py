@@ -128,8 +128,8 @@ class LengthsModel(IntervalModel):
     def makespan_below(self, target: float, work: float, stop: Stop) -> float | None:
         """Return a makespan below a target that a schedule has, or the target if none does.
 
-        None where that is open after some `work`, the solver's own unit of about a second;
-        :attr:`spent` says how much of it was needed.
+        None if that is open after some `work`, the solver's own unit of about a second;
+        :attr:`spent` is the part of it that was needed.
         """
         from ortools.sat.python import cp_model
 

@@ -118,7 +118,7 @@ class Cutting:
         return np.array([work, work + times[Kind.R]])
 
     def most_layers(self, microbatches: float | NDArray[np.float64] = 1.0) -> NDArray[np.int64]:
-        """Return how many layers fit on every rank for some microbatches, shape ``(ranks,)``."""
+        """Return the number of layers that fit on every rank, shape ``(ranks,)``."""
         roof = self.root.limits / microbatches * (1 + TOLERANCE / 2)
         one = self._mean[1]
         room = np.full(self.root.ranks, float(self.count))
@@ -237,13 +237,13 @@ class Cutting:
         return np.eye(self.root.ranks)[self.root.homes]
 
     def _footprint(self, recompute: bool, offload: bool) -> NDArray[np.float64]:
-        """Return what forwards of every layer leave, and backwards take; shape ``(2, count)``."""
+        """Return layers' memory after forward and during backward, shape ``(2, count)``."""
         recomputed, away = np.full(self.count, recompute), np.full(self.count, offload)
         table = ease_costs(self.alone, recomputed, away) if offload else self.alone
         return np.array(table.footprint(recomputed | away))
 
     def work(self, cuts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Time of every stage for one microbatch under some cuts, shape ``(cuts, stages)``."""
+        """Return the time of every stage for one microbatch, shape ``(cuts, stages)``."""
         border = np.cumsum(np.pad(cuts, ((0, 0), (1, 0))), axis=1)
         sums = np.pad(np.cumsum(self._work, axis=1), ((0, 0), (1, 0)))
         way = self.root.recomputed.astype(int)

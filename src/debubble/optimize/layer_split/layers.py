@@ -45,7 +45,7 @@ class Layers:
     """The layers of a model that is cut into stages."""
 
     count: int
-    """How many there are."""
+    """Number of layers."""
     costs: Costs
     """Costs of an even cut, and of all that no layer is part of."""
     each: Mapping[str, tuple[float, ...]] = field(default_factory=dict)

@@ -58,7 +58,7 @@ class Cuts:
     problems
         The uncut problems in which all stages do the same, as far as they are free and it fits.
     ways
-        What every stage may do.
+        Choices open to every stage.
     """
 
     shares: Sequence[float] = (1.0, 0.5, 0.5)

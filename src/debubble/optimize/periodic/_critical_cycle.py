@@ -13,7 +13,7 @@ MOST_STEPS = 1000
 
 
 class CycleState(NamedTuple):
-    """An order that repeats and what is known about it, one entry per action.
+    """An order that repeats, with its starts and critical cycle, one entry per action.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class CycleState(NamedTuple):
     start
         Start of every action in repetition 0.
     by_input
-        Whether an action waits for its input; else for its rank.
+        True if an action waits for its input, false if for its rank.
     critical
         The actions of the critical cycle that wait for their rank.
     mark, stack, queue, queued, block, trial, ratio
@@ -75,7 +75,7 @@ def find_critical_cycle(tiny: float, actions: ActionArrays, state: CycleState) -
 
 @helper
 def _follow_choices(actions: ActionArrays, state: CycleState) -> tuple[float, int]:
-    """Find the cycle behind every action, its time per repetition `ratio`, and starts by it.
+    """Find the cycle that every action waits for, its time per repetition, `ratio`, and starts.
 
     Return the longest ratio and an action of that cycle; infinite where a cycle spans none.
     """
@@ -115,7 +115,7 @@ def _follow_choices(actions: ActionArrays, state: CycleState) -> tuple[float, in
 
 @helper
 def _start_after(y: int, z: int, period: float, actions: ActionArrays, state: CycleState) -> float:
-    """Return when an action can start by the one that it waits for, its input or its rank's."""
+    """Return the start of an action by the one that it waits for, its input or its rank's."""
     start: float = state.start[z]
     if state.by_input[y] != 0:
         return float(start + actions.lag[y] - period * (state.ahead[z] - state.ahead[y]))
@@ -148,7 +148,7 @@ def _time_of_cycle(x: int, actions: ActionArrays, state: CycleState) -> float:
 
 @helper
 def _choose_slower_cycles(tiny: float, actions: ActionArrays, state: CycleState) -> bool:
-    """Let actions wait for what leads to a slower cycle; return whether there was any."""
+    """Let actions wait for those that lead to a slower cycle; return whether there was any."""
     slower = False
     for y in range(len(state.order)):
         if actions.pred[y] >= 0:
@@ -165,7 +165,7 @@ def _choose_slower_cycles(tiny: float, actions: ActionArrays, state: CycleState)
 def _choose_later_starts(
     period: float, tiny: float, actions: ActionArrays, state: CycleState
 ) -> bool:
-    """Let actions wait for what lets them start later; return whether there was any."""
+    """Let actions wait for those that delay them more; return whether there was any."""
     later = False
     for y in range(len(state.order)):
         if actions.pred[y] < 0:

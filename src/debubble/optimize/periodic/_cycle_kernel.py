@@ -28,7 +28,7 @@ class Best(NamedTuple):
 
 
 class CycleMove(NamedTuple):
-    """Actions at places begin … middle − 1 go behind those at middle … end − 1.
+    """A move of the actions at places begin … middle − 1 after those at middle … end − 1.
 
     Places are counted from the rank's `first` action, whose place is `length` here: those below
     are of the repetition before, and those from 2 · `length` on of the next one.
@@ -225,7 +225,7 @@ def _can_repeat(
     valid = True
     for i in (begin, between, end):
         y = state.order[first + (i - 1) % length]
-        # The joints behind this one are not there yet.
+        # The joints after this one are not there yet.
         loose = state.order[first + (between - 1) % length] if i == begin else -1
         free = state.order[first + (end - 1) % length] if i < end else -1
         valid = valid and _delay(y, limit, tiny, loose, free, actions, state)
@@ -271,8 +271,8 @@ def _delay(
 ) -> bool:
     """Delay all that follows from `source` through the next action of its rank, in `trial`.
 
-    What stands behind the actions `loose` and `free` does not wait for them. False, with starts
-    that mean nothing, where that would delay the source itself: then the period is too short.
+    The next actions after `loose` and `free` do not wait for them. Return False, with meaningless
+    starts, if that would delay the source itself: then the period is too short.
     """
     queue, queued, start = state.queue, state.queued, state.trial
     n = len(start)
@@ -309,7 +309,7 @@ def _delay(
 def _follower(
     x: int, way: int, period: float, loose: int, free: int, actions: ActionArrays, state: CycleState
 ) -> tuple[int, float]:
-    """Return what waits for an action on its rank (way 0) or for its result, and until when.
+    """Return the action that waits for another on its rank (way 0) or for its result, and the time.
 
     −1 where there is none; see :func:`_delay`.
     """

@@ -7,7 +7,7 @@ when the action before it ends, its input arrives, or an OFFLOAD ends, which it 
 action or a copy ends: a RELOAD of what is among the next backwards, else an OFFLOAD of what is
 chosen to be copied.
 
-What is free are the rules: which microbatches are copied on every rank, how many backwards ahead
+The rules are open: which microbatches are copied on every rank, how many backwards ahead
 they come back, how many microbatches a rank has in flight at most, and before which forward it
 runs a W. They are changed at random, a few at a time, and changes stay that are hardly slower.
 
@@ -32,14 +32,13 @@ OFFLOAD, RELOAD = COPY_KINDS
 (WAIT,) = WAIT_KINDS
 
 SHARES = ((1, 1), (1, 2), (2, 3), (1, 3), (3, 4), (0, 1))
-"""Which of how many microbatches are copied to begin with."""
+"""First shares of copied microbatches."""
 
 MOST_AHEAD = 2
 """Backwards ahead of its own at which an activation comes back, at most."""
 
 WORSE, CHANCE = 0.003, 0.3
-"""How much slower a change may be that stays all the same, relative to the makespan, and how often
-that is."""
+"""Largest loss of a change that is kept, relative to the makespan, and the chance of keeping it."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ class Pass:
         self._later(rank.free, 0, kind, s, b)
 
     def programs(self) -> list[Program]:
-        """Return programs with every copy, and wait, behind what is over when it begins."""
+        """Return programs with every copy and wait after the last action that ended before it."""
         found: list[Program] = [np.zeros(0, dtype=np.int64)] * self.problem.ranks
         for s, rank in enumerate(self.ranks):
             parts = [pack(kind, s, b) for _, _, kind, b in sorted(rank.placed)]
@@ -238,7 +237,7 @@ def orders_with_copies(problem: Problem, passes: int, stop: Stop) -> Iterator[li
     problem
         With one stage on every rank, and activations that may be copied.
     passes
-        How many sets of rules are tried.
+        Number of sets of rules that are tried.
     stop
         Ends the search early.
     """

@@ -58,7 +58,7 @@ LOOK_EFFORT = 0.1
 """Effort of list scheduling for one look."""
 
 DEEP = 2
-"""Choices besides the same for all stages that are improved by all strategies."""
+"""Mixed choices, not alike for all stages, that are improved by all strategies."""
 
 NODES = 64
 """Branch-and-bound nodes to bound per placement, for small problems."""
@@ -114,7 +114,7 @@ def bound_of_all(
     known
         Bounds that were proven for single choices.
     nodes
-        How many partial decisions are looked at.
+        Number of partial decisions that are examined.
     stop
         Ends the search early; what is left then is a bound as well.
     """

@@ -1,4 +1,4 @@
-"""Rules of any plan: what has to divide what."""
+"""Rules of any plan, mostly on divisibility."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def expert_ranks(case: Case) -> Refusal | None:
 
 
 def layers(case: Case) -> Refusal | None:
-    """Check that stages have all layers, and no stage is without anything to do."""
+    """Check that stages have all layers, and that no stage is empty."""
     cut, count = case.candidate.layers, len(case.model.layers)
     near = {"layers": first_cut(count, len(cut), case.model.mtp)}
     if sum(cut) != count or min(cut) < 0:
@@ -133,7 +133,7 @@ def layers(case: Case) -> Refusal | None:
 
 
 def sizes(case: Case) -> Refusal | None:
-    """Check that a schedule has an order for these ranks, chunks and microbatches."""
+    """Check that a schedule exists for these ranks, chunks and microbatches."""
     own, d = case.candidate, case.degrees
     entry = registry.find(own.schedule)
     if entry.chunks is not None and d.chunks != entry.chunks:

@@ -1,4 +1,4 @@
-"""Text to paste: what makes a framework run a plan, or why it cannot.
+"""Text to paste: flags with which a framework runs a plan, or the reason why it cannot.
 
 Flags come one per line, as an array of a shell script takes them; what starts with ``#`` is for
 people. A refusal comes with the nearest plan that the framework runs, and that of an order with the

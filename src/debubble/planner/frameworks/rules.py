@@ -21,6 +21,6 @@ def _rules(framework: Framework | None, scope: str | None) -> tuple[Rule, ...]:
 
 
 def broken(case: Case, framework: str | None = None) -> dict[Rule, Refusal]:
-    """Return what is wrong with a case by the rules of a framework, or by those of any plan."""
+    """Return the refusals of a case by the rules of a framework, or by those of any plan."""
     checked = {rule: rule.check(case) for rule in rules_of(framework)}
     return {rule: problem for rule, problem in checked.items() if problem is not None}

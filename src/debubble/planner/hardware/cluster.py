@@ -1,4 +1,4 @@
-"""Clusters: a GPU, how many of them, and what joins them; from short names or YAML files."""
+"""Clusters: GPUs, their number, and their links; from short names or YAML files."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Gpu:
     reduce, gather, exchange
         Share of `link` that large all-reduces in the whole node, all-gathers and all-to-alls reach.
     source
-        Where the numbers are from, when not from the table.
+        Source of the numbers, if not the table.
     """
 
     name: str

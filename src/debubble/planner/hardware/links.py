@@ -31,14 +31,14 @@ END_NETWORK = 0.22
 the all-reduce of 3.8 GB of fp16 gradients over 8 replicas adds 1.32 s on A100 with 25 GB/s each
 (arXiv 2205.05198, section 6.3: 530B, one replica and eight), with the wait for the last rank."""
 LATENCY_INSIDE, LATENCY_BETWEEN = 10e-6, 20e-6
-"""Seconds until a message between two ranks arrives, besides those of its bytes."""
+"""Seconds until a message between two ranks arrives, without those of its bytes."""
 
 Dimension = Literal["tp", "cp", "ep", "dp", "pp", "expert_dp", "shards"]
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that communicate: how many, and how many of them share a node."""
+    """The size of a group of communicating ranks, and the number of them that share a node."""
 
     size: int
     inside: int

@@ -36,17 +36,17 @@ class Activation:
     Parameters
     ----------
     stored
-        What the forward leaves, under the recompute that was chosen.
+        Activations after the forward, under the chosen recompute.
     kept_for_weight
-        What stays from I to W: inputs of linear layers, and their outputs' gradients.
+        Tensors that stay from I to W: inputs of linear layers, and their outputs' gradients.
     recompute_kept
-        What a forward leaves where the whole layer is computed again: its input.
+        A layer's input, which stays after a forward if the whole layer is recomputed.
     recomputed
-        What comes back on top of `stored` while a backward runs.
+        Recomputed activations on top of `stored` while a backward runs.
     recomputed_for_input
-        The same while a backward for the input alone runs, which frees less before that.
+        Recomputed activations while a backward for the input alone runs, which frees less before.
     boundary
-        What goes to the next stage, or comes back as its gradient.
+        Tensor that goes to the next stage, or its gradient.
     """
 
     stored: float
@@ -79,7 +79,7 @@ def recompute_modules(model: Model, training: Training, candidate: Candidate) ->
 
 
 class _Key(NamedTuple):
-    """All of a candidate that activations depend on."""
+    """The fields of a candidate that activations depend on."""
 
     tp: int
     cp: int

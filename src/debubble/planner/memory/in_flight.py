@@ -1,4 +1,4 @@
-"""Counts of microbatches in flight on every rank, from the order alone.
+"""Counts of microbatches in flight on every rank, from the schedule alone.
 
 A rank takes and frees activations in the order of its program, whatever its actions take. So what
 it holds when it holds most follows from numbers of microbatches, which are counted once for each
@@ -22,7 +22,7 @@ from debubble.schedules import registry
 Counts = NDArray[np.int32]
 
 WHOLE = 1024
-"""Units of an activation, so that one unit more can be told from them."""
+"""Units of an activation, enough to distinguish one unit more."""
 
 LARGEST = 1 << 22
 """Most numbers that are counted for one rank; larger orders are not counted."""
@@ -43,7 +43,7 @@ class InFlight:
         Microbatches of each of the rank's stages that hold all of their activations; shape
         ``(moments, chunks)``.
     kept
-        The same for those that hold what their W needs.
+        Microbatches of each of the rank's stages that hold the part that W needs; same shape.
     stages
         Stages of every rank; shape ``(ranks, chunks)``.
     """
@@ -64,7 +64,7 @@ class InFlight:
 
     @cached_property
     def _stages(self) -> NDArray[np.int64]:
-        """Stages of every moment's rank; shape ``(moments, chunks)``."""
+        """Stages of every moment's rank, shape ``(moments, chunks)``."""
         return self.stages[self.ranks]
 
     @cached_property
@@ -89,8 +89,8 @@ def in_flight(
 def counted(schedule: Schedule, runtime: str) -> InFlight:
     """Return the counts of a schedule of whole microbatches.
 
-    The engine says what actions take and free, of a microbatch that leaves :data:`WHOLE` units of
-    which W needs one.
+    The engine gives the memory that actions take and free, for a microbatch that leaves
+    :data:`WHOLE` units of which W needs one.
     """
     homes = schedule.placement.ranks_of_stages
     order = np.argsort(homes, kind="stable")

@@ -39,14 +39,15 @@ MARGIN = 2e9
 library, workspaces of kernels."""
 
 FRAGMENTATION = 0.1
-"""Share of what comes and goes that lies unused between tensors, as other planners take it, too."""
+"""Share of dynamic memory that lies unused between tensors; other planners assume the same."""
 
 HELD_LOGITS = 1 / 3
 """Share of a microbatch's logits that stays between the head's forward and its backward: the fp32
 softmax, 4 of 12 bytes."""
 
 HELD_FUSED = 1 / 2
-"""The same with a fused loss: the logits in bf16, without their gradients."""
+"""Share of a microbatch's logits that stays with a fused loss: the logits in bf16, without their
+gradients."""
 
 
 class Moment(NamedTuple):
@@ -67,7 +68,7 @@ class RankMemory:
     rank, peak
         The rank, and the most that one of its GPUs holds at a time, margin included.
     weights, gradients, optimizer
-        What stays from step to step, and what replicas gather of it.
+        Bytes that stay from step to step, and the part that replicas gather.
     activations, buffers, logits, margin
         The other parts at the moment of the peak.
     at
@@ -90,7 +91,7 @@ class RankMemory:
 
     @property
     def fits(self) -> bool:
-        """Whether the GPU has as much memory."""
+        """True if the peak is within the GPU's memory."""
         return self.room >= 0
 
 
@@ -108,7 +109,7 @@ class MemoryCurve:
     activations, buffers, logits
         From each time to the next; shape ``(n,)``.
     state
-        What is there all the time.
+        Bytes that are there all the time.
     fixed
         The part of the margin that is there all the time.
     """

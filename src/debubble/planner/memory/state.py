@@ -21,8 +21,8 @@ DeepSpeed's bf16 optimizer adds bf16 gradients up in a whole fp32 copy: 8 + 12 /
 
 Gradients that are split (ZeRO-2 and 3) are scattered after the backward of every microbatch, layer
 by layer: one layer's whole gradients are there while the next one's come. Only without that
-communication would they add up whole, and take as much as with ZeRO-1 (pytorch#126166 says so of
-FSDP2, and offers both).
+communication would they add up whole, and take as much as with ZeRO-1 (pytorch#126166 describes
+this for FSDP2, which offers both).
 
 PyTorch's FSDP2, as torchtitan uses it, keeps everything in fp32, 16 / D, and gathers bf16 weights;
 it splits all three or none, so that ZeRO-1 is ZeRO-2 there. In a pipeline weights stay gathered
@@ -57,8 +57,8 @@ def scatters(training: Training, candidate: Candidate) -> bool:
 class TrainingState:
     """Bytes on one GPU that stay from step to step.
 
-    `gathered` is what replicas gather of weights that are split between them, and `summed` what
-    is not yet split of gradients; both are there during a step only, and parts of the others.
+    `gathered` are weights that replicas split and gather again, and `summed` are gradients that
+    are not split yet. Both are there during a step only, and are parts of the others.
     """
 
     weights: float
@@ -69,12 +69,12 @@ class TrainingState:
 
     @property
     def total(self) -> float:
-        """All of it, during a step."""
+        """All bytes during a step."""
         return self.weights + self.gradients + self.optimizer
 
     @property
     def between_steps(self) -> float:
-        """All that is there between two steps."""
+        """All bytes between two steps."""
         return self.total - self.gathered - self.summed
 
     def __add__(self, other: TrainingState) -> TrainingState:
@@ -98,7 +98,7 @@ class StageParameters:
 
 
 def padded_vocabulary(model: Model, training: Training, tp: int) -> int:
-    """Return size of the vocabulary as embedding and head have it.
+    """Return the padded size of the vocabulary in embedding and head.
 
     Megatron-LM pads it to a multiple of 128 times `tp`; others to a multiple of `tp` at most.
     """

@@ -11,7 +11,7 @@ from debubble.planner.request import PlanRequest
 from debubble.planner.search.groups import CandidateGroup, Setting, Split
 
 USUAL_SCHEDULE = "1f1b"
-"""What is tried first: next to a plan that fits, most others need no simulation."""
+"""The schedule that is tried first: after one plan that fits, most others need no simulation."""
 
 
 @dataclass(frozen=True, order=True)

@@ -4,7 +4,7 @@ A candidate has a base: its even layer split or the balanced one, whichever has 
 an order that is made without a limit where its schedule makes one. From there a chain of variants
 leads to less and less memory, each no faster than the one before: first layers move, and made
 orders get smaller, as long as the step stays as short; then, again and again, by a small share of
-the memory. The limit says only which variants fit. So **more memory never makes a step longer**:
+the memory. The limit only decides which variants fit. So **more memory never makes a step longer**:
 what fits into less is in the chain for more, too. Nor does anything depend on what else is
 searched, or on how many plans are shown.
 """
@@ -51,7 +51,7 @@ LARGER, SMALLER = (2.0, 1.5, 1.25), (1.0, 7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 /
 
 MOST_WAITS, MOST_TIME = 0.75, 0.05
 """Shares of the base's waits and of its step that other layers and orders may save. That is more
-than they do where it matters, and says of most candidates that they cannot be the best."""
+than they do where it matters, and rules out most candidates as the best."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Base:
     floor: float
     """Seconds that none of its variants within the limit is below."""
     without_limit: float
-    """The same with any memory."""
+    """Seconds that none of its variants with any memory is below."""
 
 
 def base_cut(
@@ -207,7 +207,7 @@ def _made(plan: Evaluated, room: NDArray[np.float64]) -> Evaluated | None:
 
 
 TRIES = 4
-"""How often an order is made with less room, where buffers or logits are larger than before."""
+"""Most repeats of making a schedule with less room, if buffers or logits grow."""
 
 
 def within_limit(

@@ -1,4 +1,4 @@
-"""Flags of torchtitan 0.3.0, and what they are called on its main branch since."""
+"""Flags of torchtitan 0.3.0, with their newer names on its main branch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
 
 RESHARD = {1: "never", 2: "never", 3: "always"}
-"""Whether weights are given away after a forward, by level of ZeRO."""
+"""torchtitan's policy of freeing gathered weights after a forward, by level of ZeRO."""
 
 
 def torchtitan_lines(case: Case) -> list[str]:
