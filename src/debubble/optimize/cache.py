@@ -1,6 +1,6 @@
 """Results on disk, found again by a hash of the exact problem.
 
-An entry is JSON: a schedule file's content, its bound, and what it was found with: the budget, the
+An entry is JSON: a schedule file's content, its bound, and the origin of both: the budget, the
 code that searched, and the solver. It answers a question only if the search that is possible now
 would be no better (:meth:`Entry.answers`); other entries are where that search starts. Whatever is
 read is checked like any file from outside: an invalid entry is ignored.
@@ -99,7 +99,7 @@ def folder() -> Path:
 def key(problems: Sequence[Problem], choices: Sequence[str] = ()) -> str:
     """Return a hash of everything that the best result of some problems depends on.
 
-    `choices` names what else is free, beyond these problems.
+    `choices` names further open choices, beyond these problems.
     """
     data = [*choices, *(_data(problem) for problem in problems)]
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The last check of every result, whichever search it comes from."""
+"""The last check of every result of any search."""
 
 from __future__ import annotations
 

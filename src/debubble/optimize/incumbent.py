@@ -29,7 +29,7 @@ class Incumbent:
     problem
         Problem that is solved.
     stop
-        Ends what strategies do; asked to stop when the best meets the bound.
+        Limit of the strategies; asked to stop when the best meets the bound.
     report
         Called with the name of every better one, and when the bound rises.
     known

@@ -157,7 +157,7 @@ class Problem(Workload):
 
     @property
     def taken_by_recompute(self) -> NDArray[np.float64]:
-        """The part of what a backward takes that R has brought back, shape ``(stages,)``."""
+        """Memory of a backward that its R has brought back, shape ``(stages,)``."""
         back = self.table.activation - self.table.checkpoint
         return np.where(self.recomputed, back, 0.0)
 

@@ -61,7 +61,7 @@ class Result:
         Reason in words that no schedule is faster than the bound.
     microbatches
         Where microbatches differ, the order in which they enter stage 0, by the numbers that they
-        have in the costs, in the schedule and in what is saved of it.
+        have in the costs, in the schedule and in saved files.
     spread
         Step times under the jitter that the order was chosen for; None where it was for none.
     """

@@ -53,7 +53,7 @@ def optimize_robust(
 
     The orders that the search for the smallest makespan finds and compares with are held against
     each other on the same random numbers, and the best is changed action by action as long as that
-    helps. What is reported of it comes from other random numbers.
+    helps. The reported step times come from other random numbers.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def optimize_robust(
 
 @dataclass
 class _Best:
-    """The best order so far, and what found it."""
+    """The best order so far, and the strategy that found it."""
 
     schedule: Schedule
     name: str

@@ -261,7 +261,7 @@ def _reason(search: Variants) -> str:
 
 
 def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
-    """Return a timeline of activations alone with what the ranks hold all the time."""
+    """Return a timeline of activations alone with the static memory of ranks added."""
     static = static_memory(costs, timeline.schedule.ranks)
     whole = replace(timeline.table.costs, static=costs.static)
     return replace(timeline, table=replace(timeline.table, static=static, costs=whole))

@@ -1,4 +1,4 @@
-"""The search over variants of a problem: placement, cut of the layers, and what stages do.
+"""The search over variants of a problem: placement, cut of the layers, and choices of stages.
 
 Every variant is a problem of its own. The search
 
@@ -95,7 +95,7 @@ class Variants:
     spaces
         One for every placement, all of one kind.
     stop
-        Ends the search; its work is what each variant may use.
+        Ends the search; its work is the limit of each variant.
     report
         Callback for every improvement.
     """

@@ -49,7 +49,7 @@ class Training:
     sequence: int
     """Tokens per sequence."""
     precision: str = "bf16"
-    """``"bf16"`` or ``"fp16"``; or what the layers' products take as inputs instead: ``"fp8"``,
+    """``"bf16"`` or ``"fp16"``; or the precision of the inputs of layers' products: ``"fp8"``,
     ``"mxfp8"``, ``"nvfp4"``."""
     gradient_bytes: int = 4
     """Bytes per parameter of the gradient buffer: 4, or 2."""

@@ -1,6 +1,6 @@
 """Checks of a request before any search: value, limit, and the nearest choice that works.
 
-What is offered instead is tried: there are plans with it, while all else stays as it was given.
+Every suggested value is tried: there are plans with it, while all else stays as given.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _fits(move: BlockMove, actions: ActionArrays, state: OrderState) -> bool:
 def _sort_part(move: BlockMove, part: Part, actions: ActionArrays, state: OrderState) -> bool:
     """Write the topological order of a part after a move to `fresh`; False for a deadlock.
 
-    Actions that depend on the delayed block go after all others, each in the order that it has.
+    Actions that depend on the delayed block go after all others, each group in its own order.
     The move is a deadlock if the other block depends on it. Marks are 0 before and after.
     """
     rank, begin, middle, _ = move

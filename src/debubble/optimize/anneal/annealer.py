@@ -14,7 +14,7 @@ All actions stand in one topological order. A move concerns the part of it from 
 its last: successors of the delayed block move after the rest, and if the other block is among them,
 the move would be a deadlock. New ends within that part, together with the known longest paths
 from every later action to the end, give the length of the longest path through the part; if that is
-too long the move is refused without looking at anything else, and that is what happens to most.
+too long the move is refused without looking at anything else; most moves end so.
 After a move that is accepted, times are propagated as far as they change.
 
 Rounds of annealing at different temperatures follow each other, each from the best order so far: a

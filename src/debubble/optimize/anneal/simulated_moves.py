@@ -69,7 +69,7 @@ def move_actions(
     found
         Called with programs that are faster than all before.
     heat
-        Temperature to begin with, which falls to nothing; 0 to keep only what is faster.
+        Temperature to begin with, which falls to nothing; 0 to keep only faster programs.
     """
     order = list(programs)
     time = best = evaluate(order) or 0.0

@@ -26,7 +26,7 @@ SMALL_ROUNDS, ROUNDS, POLISH_ROUNDS = 4, 6, 2
 """Rounds of annealing without a time limit: before the exact solver, else, and at the end."""
 
 RELAXED_TURNS, RELAXED_ROUNDS, RELAXED_STATES = 3, 4, 300_000
-"""From what the strongest rank does best: how often with how many rounds, and states to look at
+"""For the strongest rank's best order: number of starts, rounds of each, and states to examine
 until that is found."""
 
 

@@ -18,9 +18,9 @@ forward.
 **Is there an order that ends before a target?** Sort the F and I (or B) of an order by their
 starts. On a rank, and on the way of a microbatch, starts never fall. So every order is a sequence
 of actions, each run as soon as its rank, its input, its memory and the start before it allow, and
-such a run is at no time later than the order. A *state* is what a beginning of a sequence
-leaves: how far every chain is, how many W and R have run, when each rank is free, the last start,
-and when results under way arrive.
+such a run is at no time later than the order. A *state* describes the beginning of a sequence: the
+actions of every chain that have run, the numbers of W and R that have run, the time at which each
+rank is free, the last start, and the arrivals of results under way.
 
 * Of two states whose chains are equally far, R among them, one is no worse if as many W have run or
   more, and all times are as early or earlier: whatever follows the other one can follow it, no
@@ -79,7 +79,7 @@ COLUMNS, LEVEL_WORK = 32, 20
 """Columns that count as one state, and the work of a level on top of its states."""
 
 GRIDS = (2.0, 0.5)
-"""Steps of grids, relative to what a rank works for one microbatch, coarsest first."""
+"""Steps of grids, relative to a rank's work for one microbatch, coarsest first."""
 
 FIRST_STEPS, COARSE_STEPS = 64, 8
 """Targets between the bound that is known and the makespan to beat, to begin with; on a grid."""
@@ -106,7 +106,7 @@ class ExactRanks:
         Class of its W, or of the R after a forward, and of the R before a backward; −1 for none.
         Those of R come first, one for every stage.
     taken, changes
-        Memory that is taken at the start, and what is left of that at the end.
+        Memory that is taken at the start, and its remainder after the end.
     heads, tails
         Earliest start, and least time after the end; shape ``(chains, microbatches)``.
     limits

@@ -1,4 +1,4 @@
-r"""Bounds that know how long copies to the host take: one rank is modeled exactly, with its copies.
+r"""Bounds with the time of copies to the host: one rank is modeled exactly, with its copies.
 
 Elsewhere an activation that may be copied is gone when its forward ends, and there again when its
 backward begins (:mod:`debubble.optimize.programs.offload`). A copy takes time, though, on a stream
@@ -180,7 +180,7 @@ class RankModel(IntervalModel):
                 self.model.add(self.end(*key) <= self.horizon)
 
     def _add_reasons(self, rank: int) -> None:
-        """Let what waits for no other rank, and no RELOAD, start when an action or OFFLOAD ends."""
+        """Start actions that wait for no other rank or RELOAD when an action or OFFLOAD ends."""
         homes = self.problem.homes
         for key in self.passes(rank):
             row, stage, b = key

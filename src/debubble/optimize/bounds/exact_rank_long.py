@@ -1,12 +1,12 @@
-r"""Bounds of long runs: two ranks modeled exactly, with what one of them still needs as a tail.
+r"""Bounds of long runs: two ranks modeled exactly, with the remaining time of one as a tail.
 
 Two ranks far apart make a stronger relaxation than one
-(:mod:`debubble.optimize.bounds.exact_rank`): what one of them puts off stays in the memory of the
-other. But their states are too many in a long run, because states far too late are dropped late:
-the test that the remaining work cannot end before the target is weak where waiting takes more time
-than is idle by work alone.
+(:mod:`debubble.optimize.bounds.exact_rank`): work that one of them puts off stays in the memory of
+the other. But their states are too many in a long run, because states far too late are dropped
+late: the test that the remaining work cannot end before the target is weak where waiting takes more
+time than is idle by work alone.
 
-**What still follows.** Let c be a forward of stage s, and r an exact rank whose first stage is s or
+**Remaining time.** Let c be a forward of stage s, and r an exact rank whose first stage is s or
 later. For a number n of microbatches let X(n) be the least time from the start of r's first forward
 to the end of all, of r alone modeled exactly and nothing before its first forward. Then in every
 order of m microbatches

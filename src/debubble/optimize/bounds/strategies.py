@@ -39,7 +39,7 @@ LONG, LONG_EFFORT = 4, 2.0
 """Microbatches of a long run for each rank, and the effort from which its two ranks are exact."""
 
 FAR_STATES, FAR_CELLS = 2_000_000, 12_000_000
-"""States of these two, times the effort, and how many times their columns at once."""
+"""States of these two ranks, times the effort, and states times columns at once."""
 
 FAR_SHARE = 0.7
 """Their share of the time for several ranks."""
@@ -139,10 +139,10 @@ def far_ranks(problem: Problem) -> tuple[int, int]:
 
 
 def strongest(problem: Problem) -> list[int]:
-    """Return ranks by how long they are busy, with what comes before, and have memory taken.
+    """Return ranks by the sum of their busy time, the time before it, and memory over time.
 
-    The sum of both: what is bound by its work alone does not tell ranks with equal work apart, and
-    where activations stay the longest there is least room to put it off.
+    Work alone does not distinguish ranks with equal work. Where activations stay the longest there
+    is the least room to put work off.
     """
     heads, tails, *_ = longest_paths(problem)
     first = np.full(problem.ranks, np.inf)

@@ -19,7 +19,7 @@ from debubble.optimize.programs.backward import separate
 def programs_by_start(
     problem: Problem, starts: NDArray[Any], times: NDArray[np.float64]
 ) -> list[Program]:
-    """Return programs that run actions by their starts; what takes no time goes first.
+    """Return programs that run actions by their starts; actions that take no time go first.
 
     With or without R, as there are times for them.
     """

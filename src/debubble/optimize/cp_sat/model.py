@@ -197,7 +197,7 @@ class ExactModel:
                 self._add_pair(one, other)
 
     def _keeps_order(self, kind: int, stage: int) -> bool:
-        """Return whether a chain runs in microbatch order, whatever is fused."""
+        """Return whether a chain runs in microbatch order for any fused backwards."""
         return kind != 2 or not self.fusable[stage]
 
     def _add_pair(self, one: tuple[int, int], other: tuple[int, int]) -> None:
@@ -251,7 +251,7 @@ class ExactModel:
                 add(self.start[0, stage, older + int(spare[stage]) + 1] >= freed)
 
     def _add_transfers(self) -> None:
-        """Add transfers that take time, and keep apart what cannot run while they do."""
+        """Add transfers that take time, and keep actions and transfers from overlapping them."""
         problem = self.problem
         S, behind = problem.stages, len(problem.kinds) * problem.stages
         for (kind, stage), time in np.ndenumerate(transfer_times(problem).astype(int)):

@@ -84,7 +84,7 @@ class _Bound:
     """Layers, ends and ranks as the bound needs them."""
 
     root: Problem
-    """The problem; here and in `ends` every stage keeps what it stores."""
+    """The problem; here and in `ends` every stage keeps its activations."""
     ends: Problem
     """The problem of the stages without layers."""
     forward: NDArray[np.float64]

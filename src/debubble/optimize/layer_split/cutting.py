@@ -1,7 +1,7 @@
 """All cuts of a model's layers into the stages of one placement: memory, and where to begin.
 
-With equal layers of which stages keep everything, how many fit on a rank is a division, and which
-memory is enough for some cut is known exactly. Else a cut is improved, one layer after the other,
+With equal layers of which stages keep everything, the number that fits on a rank is a division, and
+the least memory for some cut is known exactly. Else a cut is improved, one layer after the other,
 until no neighbor is better; where there are few cuts all of them are looked at.
 """
 
@@ -253,7 +253,7 @@ class Cutting:
     def balanced(self, most: NDArray[np.int64], late: bool) -> Cut:
         """Return a cut with work as equal as `most` layers allow, first on ranks, then on stages.
 
-        What is left over goes to late or early ranks and stages. Layers count as the average.
+        The remainder goes to late or early ranks and stages. Layers count as the average.
         """
         root = self.root
         work, one = self.ends.times.sum(axis=0), self._mean[0]
@@ -323,8 +323,8 @@ class Cutting:
     ) -> Cut:
         """Return a cut that no neighbor improves.
 
-        Better is first what needs less memory above the limits, then what is done sooner by the
-        busiest rank, then what is more equal on all stages.
+        Cuts compare by memory above the limits, then by the busiest rank's time, then by the
+        balance of all stages.
         """
 
         def values(cuts: NDArray[np.int64]) -> NDArray[np.float64]:

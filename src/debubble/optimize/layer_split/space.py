@@ -1,4 +1,4 @@
-"""Variants by cuts: how many layers every stage has, and what the stages do.
+"""Variants by cuts: the layers of every stage, and the stages' choices.
 
 Over one cut the variants are those of :mod:`debubble.optimize.stage_choices.space`, where what
 stages do is open; they are explored for a cut when it is the best. The order found for one cut is
@@ -86,7 +86,7 @@ class Cuts:
         return problem.variant
 
     def again(self, known: CacheEntry) -> Problem:
-        """Return the cut of an earlier result, and what its stages do."""
+        """Return the cut of an earlier result, and the choices of its stages."""
         return self._over(known.cut).again(known)
 
     def bound(self, search: Variants) -> float:

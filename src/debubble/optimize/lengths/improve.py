@@ -23,7 +23,7 @@ from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import has_solver
 
 ANNEALED, PROVEN = 0.3, 0.5
-"""Shares of the time limit for annealing, and of what is left then for bounds by two ranks."""
+"""Shares of the time limit for annealing, and of the remaining time for bounds by two ranks."""
 
 TURNS = 3
 """Most times an order is annealed and arranged anew."""
@@ -111,7 +111,7 @@ class LengthsSearch:
         return self.best.makespan <= self.bound * (1 + TOLERANCE)
 
     def run(self, stop: Stop) -> None:
-        """Anneal the best order, raise the bound, and solve what is small.
+        """Anneal the best order, raise the bound, and solve small problems.
 
         `stop` ends this early; its work limits the search.
         """

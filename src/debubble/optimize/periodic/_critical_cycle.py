@@ -57,7 +57,7 @@ def previous(x: int, actions: ActionArrays, state: CycleState) -> int:
 def find_critical_cycle(tiny: float, actions: ActionArrays, state: CycleState) -> tuple[float, int]:
     """Return the least period of an order, and an action on the cycle that takes it.
 
-    This is Howard's algorithm. Of what every action waits for, its rank or its input, one is looked
+    This is Howard's algorithm. Of every action's waits, for its rank or its input, one is looked
     at, `by_input` or not. By that every action leads back to a cycle; as long as a choice leads to
     a slower cycle, or to a later start with the same one, it is taken. Starts are those of the
     slowest cycle in the end. The period is infinite for a deadlock.

@@ -60,7 +60,7 @@ def anneal_cycle(
     cooling
         Moves and temperatures.
     actions
-        Those of one group; `lag` is counted from the start of what an action needs, not its end.
+        Those of one group; `lag` is counted from the start of the needed action, not its end.
     state
         Its `order` and `ahead` are those at the beginning, and after the call; all else is scratch.
     best
@@ -114,7 +114,7 @@ def anneal_cycle(
 
 @helper
 def _list_critical(root: int, actions: ActionArrays, state: CycleState) -> int:
-    """List the actions of the cycle through `root` that wait for their rank; return how many."""
+    """List the actions of the cycle through `root` that wait for their rank; return the number."""
     count = 0
     x = root
     while True:
@@ -166,7 +166,7 @@ def _keeps_chains(move: CycleMove, actions: ActionArrays, state: CycleState) -> 
 
 @helper
 def _exchange(move: CycleMove, state: CycleState) -> None:
-    """Let both blocks of a move change places; `block` has what was there."""
+    """Let both blocks of a move change places; `block` has the previous actions."""
     first, length, begin, middle, end = move
     for i in range(begin, end):
         state.block[i - begin] = state.order[first + i % length]
@@ -189,7 +189,7 @@ def _exchange_back(move: CycleMove, state: CycleState) -> None:
 def _fits(move: CycleMove, actions: ActionArrays, state: CycleState) -> bool:
     """Return whether a rank's order fits into its memory.
 
-    At the beginning of a repetition it holds what later groups have taken and not freed.
+    At the beginning of a repetition it holds the memory of later groups that is not yet freed.
     """
     limit = actions.memory[actions.rank[state.order[move.first]]]
     held = 0.0

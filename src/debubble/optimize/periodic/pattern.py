@@ -154,7 +154,7 @@ class PatternModel:
                 add(start + self.period >= self._end((kind, s, self.width - 1)))
 
     def _add_memory(self, rank: int, stages: list[int]) -> None:
-        """Limit memory whenever some is taken: what has started before, less what was freed."""
+        """Limit memory whenever some is taken: the sum of earlier starts, less freed memory."""
         grid = self.grid
         if not np.isfinite(grid.limits[rank]):
             return

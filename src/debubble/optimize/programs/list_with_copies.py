@@ -118,7 +118,7 @@ class Pass:
         heapq.heappush(self.events, (time, turn, len(self.events), kind, s, b))
 
     def _arrive(self, s: int, b: int, fresh: dict[int, int]) -> None:
-        """Take a result from a neighbor: a gradient for what ran forward here, else input."""
+        """Take a result from a neighbor: a gradient if the forward ran here, else an input."""
         rank = self.ranks[s]
         if b in rank.in_flight:
             rank.gradients.add(b)
@@ -198,7 +198,7 @@ class Pass:
             self._start(self.problem.kinds[2], s, rank.weights.pop(0), now)
 
     def _has_room(self, s: int, ended: bool, fresh: int | None) -> bool:
-        """Return whether a forward may start, and leaves room for what comes back next."""
+        """Return whether a forward may start, and leaves room for the next RELOAD."""
         rank, rules = self.ranks[s], self.rules
         if not rank.arrived or len(rank.in_flight) >= rules.in_flight[s]:
             return False

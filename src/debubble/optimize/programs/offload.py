@@ -54,7 +54,7 @@ def check_offload(offload: Offload, costs: Costs) -> None:
 
 
 def relax_copies(problem: Problem) -> Problem:
-    """Return the problem in which what is offloaded is recomputed in no time instead."""
+    """Return the problem in which offloaded activations are recomputed in no time instead."""
     if not problem.offload:
         return problem
     away, recomputed = np.array(problem.offload), problem.recomputed
@@ -82,7 +82,7 @@ def with_room_for_copies(problem: Problem) -> Iterator[Problem]:
 
 
 def without_copies(programs: Sequence[Program]) -> list[Program]:
-    """Return an order without its OFFLOAD and RELOAD, and without what waits for them."""
+    """Return an order without its OFFLOAD and RELOAD, and without waits for them."""
     return [program[~among(kinds_of(program), OFFLOAD_KINDS)] for program in programs]
 
 

@@ -1,4 +1,4 @@
-"""Published schedules: orders to begin a search with, and what its result is compared with."""
+"""Published schedules: starts of a search, and comparisons for its result."""
 
 from __future__ import annotations
 

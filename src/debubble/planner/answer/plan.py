@@ -1,4 +1,4 @@
-"""Plans for training a model on a number of GPUs: ``debubble.plan`` and what it returns."""
+"""Plans for training a model on a number of GPUs: ``debubble.plan`` and its result."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Plan:
         return data.plan_flags(self.best, framework)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``debubble plan --json`` prints."""
+        """Return the plan as plain data, as ``debubble plan --json`` prints it."""
         return data.data(self.found) | {"why": [why_data(one) for one in self.why]}
 
     def __str__(self) -> str:
@@ -141,14 +141,14 @@ def plan(
     """Plan the training of a model on a number of GPUs, as ``debubble plan`` does.
 
     Chooses tensor, context, expert, data and pipeline degrees, microbatch size, schedule, layer
-    split, recompute and ZeRO, within the memory of every GPU. What is given stays fixed.
+    split, recompute and ZeRO, within the memory of every GPU. Given values stay fixed.
 
     Parameters
     ----------
     model
         Name of a model, its ``config.json``, or a YAML file.
     gpu, gpus
-        Name such as ``"h100"``, or a YAML file; and how many.
+        Name such as ``"h100"``, or a YAML file; and the number of GPUs.
     batch, seq
         Sequences per optimizer step; tokens per sequence, 4096 unless given.
     tp, cp, ep, dp, pp
@@ -162,11 +162,11 @@ def plan(
     recompute
         ``"none"``, ``"selective"``, ``"full"``, or ``"full:3"`` for the first 3 layers of a stage.
     zero
-        What replicas split: optimizer states (1), gradients (2), weights (3).
+        Level of ZeRO: replicas split optimizer states (1), gradients (2), weights (3).
     precision
         ``"bf16"``, ``"fp16"`` or ``"fp8"``.
     framework
-        Only what this framework can run, with what it keeps in memory.
+        Framework that has to run the plan; its memory is counted.
     memory
         Bytes of one GPU, or such as ``"72GB"``; all that it has unless given.
     imbalance

@@ -207,7 +207,7 @@ def columns(found: Found, *, verdicts: bool) -> list[Column]:
 
 
 def nothing(found: Found) -> str:
-    """Return why no plan was found, and what would do."""
+    """Return the reason why no plan was found, and the nearest that works."""
     request = found.request
     if found.interrupted:
         return (

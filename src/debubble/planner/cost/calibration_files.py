@@ -72,7 +72,7 @@ def calibrate_from(
     path
         * ``.yaml`` or ``.json`` with ``steps``, a list of mappings such as ``{tp: 4, pp: 4,
           chunks: 5, cp: 2, gpus: 64, batch: 128, microbatch_size: 1, seconds: 14.66}``; ``log`` may
-          hold a line of Megatron in place of ``seconds``. What a step leaves out is the command's.
+          hold a line of Megatron in place of ``seconds``. Missing keys are the command's.
         * The same endings with ``times``: a cost file such as ``debubble profile`` writes, of one
           GPU of the candidate, or ``debubble trace``, of all stages of it.
         * ``.csv`` with the columns :data:`COLUMNS`; a row with the columns :data:`SHAPES` is of

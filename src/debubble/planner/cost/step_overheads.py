@@ -42,7 +42,7 @@ def step_ends(
 ) -> StepEnds:  # fmt: skip
     """Return the overheads of a step on every rank.
 
-    Gradients that are reduced during other work show what takes longer than the backward of the
+    Gradients that are reduced during other work show the time beyond the backward of the
     rank's last stage, and at least one layer's; those that every microbatch scatters, one layer's.
     Without overlap everything shows.
 

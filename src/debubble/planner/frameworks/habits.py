@@ -1,4 +1,4 @@
-"""Habits of the software that runs a plan: what it keeps in memory, and how its kernels differ."""
+"""Habits of the software that runs a plan: tensors in memory, and differences of kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Habits:
     title
         Name for display.
     engine
-        Its name in :data:`debubble.core.runtimes.RUNTIMES`, whose rules change what actions do.
+        Its name in :data:`debubble.core.runtimes.RUNTIMES`, whose rules change the actions.
     fsdp
         True if weights, gradients and optimizer states are in fp32, split over replicas all or
         none (PyTorch's FSDP2). Weights of a pipeline then stay gathered during the step.

@@ -1,7 +1,7 @@
 """Bytes of activations, per layer or stage, microbatch and GPU.
 
-What a layer stores per token is in :mod:`debubble.planner.memory.layer_bytes`; here it is split
-over groups of ranks, left out where it is computed again, and summed over the layers of a stage.
+The bytes per token of a layer are in :mod:`debubble.planner.memory.layer_bytes`. Here they are
+split over groups of ranks, left out where they are recomputed, and summed over a stage's layers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def recompute_modules(model: Model, training: Training, candidate: Candidate) ->
 
     Those that the candidate names; else core attention where its scores are stored, and where
     flash attention stores none, norms, the upward projections of latent attention, and the
-    experts' activation function: what is cheap to compute and large to keep (Megatron-Core,
+    experts' activation function: parts cheap to compute and large to keep (Megatron-Core,
     arXiv 2603.07685). With PyTorch's runtime torchtitan's :data:`EVERY_SECOND`.
     """
     if candidate.recompute != "selective":

@@ -1,8 +1,8 @@
 """Counts of microbatches in flight on every rank, from the schedule alone.
 
-A rank takes and frees activations in the order of its program, whatever its actions take. So what
-it holds when it holds most follows from numbers of microbatches, which are counted once for each
-order, and from the bytes of one microbatch, which differ from plan to plan.
+A rank takes and frees activations in the order of its program, independent of times. So its largest
+memory follows from numbers of microbatches, which are counted once for each schedule, and from the
+bytes of one microbatch, which differ from plan to plan.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class InFlight:
     def peaks(self, stored: NDArray[np.float64], kept: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the largest activations of every rank, shape ``(ranks,)``, from one microbatch's.
 
-        What a stage keeps for W is at most what it stores.
+        The part that a stage keeps for W is at most the part that it stores.
         """
         here = self._stages
         held = (self.whole * stored[here] + self.kept * kept[here]).sum(axis=1)

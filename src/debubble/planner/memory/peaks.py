@@ -2,13 +2,13 @@
 
 At any moment a GPU holds weights, gradients and optimizer states
 (:mod:`debubble.planner.memory.state`), the activations of the microbatches in flight
-(:mod:`debubble.planner.memory.activations`, on the engine's own account of what is in flight), the
+(:mod:`debubble.planner.memory.activations`, by the engine's own count of those in flight), the
 buffers of transfers (:mod:`debubble.planner.memory.buffers`), the logits of the microbatch whose
 head runs, and a margin.
 
 Moments are those of a rank's own program: the start of an action, where it takes memory, and its
-end, where it frees some. What comes from another rank is there from the start of the action during
-which it arrives.
+end, where it frees some. Tensors from another rank count from the start of the action during which
+they arrive.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class MemoryCurve:
 def memory_of(
     model: Model, gpu: Gpu, training: Training, candidate: Candidate, timeline: Timeline
 ) -> tuple[RankMemory, ...]:
-    """Return the largest memory of every rank, in bytes per GPU, and what it consists of.
+    """Return the largest memory of every rank with its parts, in bytes per GPU.
 
     The timeline is one step of the candidate's schedule, simulated with any costs in time.
     """
@@ -202,7 +202,7 @@ def margin(training: Training) -> float:
 def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict[str, Any]:
     """Return the keywords of :class:`debubble.Costs` on memory, in bytes per stage.
 
-    What a stage keeps for W is at most what it stores there; :func:`memory_of` counts the rest.
+    The part that a stage keeps for W is at most the stored part; :func:`memory_of` counts the rest.
     """
     each = stage_activations(model, training, candidate)
     whole = whole_backwards(training, candidate)

@@ -13,7 +13,7 @@ split (ZeRO-3)         2 / D    4 / D       12 / D
 
 The optimizer's are an fp32 copy of the weights and Adam's two moments; gradients in bf16 take 2,
 moments in bf16 2 each. fp16 has fp16 gradients and one more fp32 copy of them with the optimizer:
-20 bytes, or 4 + 16 / D. What replicates weights is data parallelism and context parallelism
+20 bytes, or 4 + 16 / D. Weights are replicated by data parallelism and context parallelism
 together; experts have replicas of their own. With weights split (ZeRO-3; Rajbhandari et al., arXiv
 1910.02054), two layers at a time are gathered.
 

@@ -41,7 +41,7 @@ HARMLESS = {
         "swiglu_limit", "topk_group", "topk_method",
     ),
 }  # fmt: skip
-"""Keys of a ``config.json`` that set no shape and are ignored, by what they are about."""
+"""Keys of a ``config.json`` that set no shape and are ignored, by topic."""
 
 _IGNORED = frozenset(key for keys in HARMLESS.values() for key in keys)
 

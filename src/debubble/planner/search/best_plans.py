@@ -47,7 +47,7 @@ def best_plans(
     request: PlanRequest, top: int = 10, progress: Progress | None = None, *,
     below: float = math.inf,
 ) -> Found:  # fmt: skip
-    """Return the fastest plans that fit and keep to what is fixed.
+    """Return the fastest plans that fit and meet the constraints.
 
     Every question about plans is this search, with another request.
     """

@@ -283,8 +283,8 @@ def _layer_causes(request: PlanRequest, candidate: Candidate) -> dict[str, float
 def tied(one: Evaluated, other: Evaluated) -> bool:
     """Return whether two plans may rank the other way round.
 
-    What they have in common is off by the same in both; what they differ in, cause by cause, may be
-    off by the error of the model.
+    Seconds that both have in common are off by the same in both. The differences, cause by cause,
+    may be off by the error of the model.
     """
     apart = sum(abs(one.causes[name] - other.causes[name]) for name in CAUSES)
     error = max(one.step_error, other.step_error)

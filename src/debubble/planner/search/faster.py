@@ -32,7 +32,7 @@ def optimized(
     """Search for faster schedules for the best `count` plans with a pipeline.
 
     Each that is faster within the memory joins the plans in `found`, which are ranked anew; Ctrl-C
-    ends that with what there is. `time_limit` is in seconds for each plan, see
+    ends that with the plans so far. `time_limit` is in seconds for each plan, see
     :func:`debubble.optimize`; `report` is called with the number of a plan,
     from 1, and the outcome of its search.
     """
@@ -64,7 +64,7 @@ def faster_order(
 ) -> tuple[Evaluated | None, float, bool]:
     """Return a faster schedule of a plan, a bound for any, and a flag for Ctrl-C.
 
-    The optimizer counts activations, with what lies unused between them; all else stays as in the
+    The optimizer counts activations, with fragmentation; all else stays as in the
     plan, for the bound as well. Where buffers and logits turn out larger in its order, it tries
     again with less, see :func:`~debubble.planner.search.within.within_limit`.
     """

@@ -212,8 +212,8 @@ def refined(
 
     From the better of its own cut and the balanced one, a layer moves from one stage to another
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes
-    it faster, but not below `floor` seconds. What cannot be faster by
-    :func:`~debubble.planner.search.bounds.pipeline_bound` is not simulated. Without a limit of
+    it faster, but not below `floor` seconds. Cuts that cannot be faster by
+    :func:`~debubble.planner.search.bounds.pipeline_bound` are not simulated. Without a limit of
     memory peaks are not computed. `room` is for orders that are made, see
     :func:`~debubble.planner.search.evaluate.schedule_of`.
     """

@@ -5,8 +5,8 @@ an order that is made without a limit where its schedule makes one. From there a
 leads to less and less memory, each no faster than the one before: first layers move, and made
 orders get smaller, as long as the step stays as short; then, again and again, by a small share of
 the memory. The limit only decides which variants fit. So **more memory never makes a step longer**:
-what fits into less is in the chain for more, too. Nor does anything depend on what else is
-searched, or on how many plans are shown.
+a variant that fits into less is in the chain for more, too. Nothing depends on the other candidates
+of a search, or on the number of plans that are shown.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ AS_FAST = 1e-3
 """Share of a step by which a made order may be slower than the fastest if it holds less."""
 
 LARGER, SMALLER = (2.0, 1.5, 1.25), (1.0, 7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4)
-"""Shares of what an order holds in which others are made: the fastest, and one as fast in less."""
+"""Shares of a schedule's memory in which others are made: the fastest, and one as fast in less."""
 
 MOST_WAITS, MOST_TIME = 0.75, 0.05
 """Shares of the base's waits and of its step that other layers and orders may save. That is more
@@ -216,7 +216,7 @@ def within_limit(
     """Return the plan that `make` makes with so much less room that all memory is in the limit.
 
     An order decides over more than activations: buffers and logits may be larger in it, or be there
-    at another time. So what is judged is the whole, and what it is too large by is taken from the
+    at another time. So the whole memory is judged, and its excess is taken from the
     room of every rank; `make` is given these bytes, of every rank or one number. The last of a few
     tries is returned even if it is too large, and None where there is no order at all.
     """

@@ -53,7 +53,7 @@ def experts_and_tensors(case: Case) -> Refusal | None:
 def interleaving(case: Case) -> Refusal | None:
     """Check that microbatches come in groups of as many as ranks.
 
-    What is left over is none, or at least one for each rank.
+    The remainder is zero, or at least one microbatch for each rank.
     """
     own, ranks = case.candidate, case.degrees.pp
     if case.degrees.chunks == 1 or own.schedule not in SCHEDULES:

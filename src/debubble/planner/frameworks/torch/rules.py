@@ -1,4 +1,4 @@
-"""Checks of what torchtitan 0.3 and NeMo Automodel 0.7 both refuse."""
+"""Rules that torchtitan 0.3 and NeMo Automodel 0.7 share."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
 def even_weights(cut: Sequence[int]) -> tuple[int, int] | None:
     """Return the layers that embedding and head count for where torchtitan's own cut is this one.
 
-    It spreads layers and weights evenly, what is left over to the first stages, and takes the
+    It spreads layers and weights evenly, the remainder to the first stages, and takes the
     weights off the first and last. Its default is one layer each.
     """
     count, stages = sum(cut), len(cut)
