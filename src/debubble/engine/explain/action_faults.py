@@ -1,6 +1,6 @@
-"""What is wrong with the actions themselves: twice, misplaced, or without what they need.
+"""Faults of single actions: repeated, misplaced, or without an action that they need.
 
-Every fault of these stops a schedule, in every p2p mode; only transfers may overtake each other
+Each of these faults stops a schedule, in every p2p mode; only transfers may overtake each other
 where they do not have to meet.
 """
 
@@ -48,7 +48,7 @@ _ONCE = (*UNIT_KINDS, *VOCABULARY_KINDS)
 
 
 def first_fault(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
-    """The first fault of a schedule, None where there is none; it is looked through once."""
+    """Return the first fault of a schedule, None if there is none; kept with the schedule."""
     if ActionFaults not in schedule.derived:
         found = invalid_action(schedule) or next(ActionFaults(schedule).faults(), None)
         # Not the error: what it is raised through would keep the schedule alive.
@@ -60,7 +60,7 @@ def first_fault(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
 
 
 def invalid_action(schedule: Schedule) -> ScheduleError | None:
-    """The error for an action that does not exist, or is on the wrong rank."""
+    """Return the error for an action that does not exist, or is on the wrong rank."""
     try:
         refuse_invalid(schedule)
     except ScheduleError as error:
@@ -80,7 +80,7 @@ class ActionFaults(ActionIndex):
         return waits.producer[ends], waits.consumer[ends]
 
     def faults(self) -> Iterator[ScheduleError]:
-        """Everything but the order of transfers."""
+        """Yield all faults but those of the order of transfers."""
         yield from self.bad_groups()
         yield from self.twice(_ONCE)
         yield from self.instead()
@@ -94,7 +94,7 @@ class ActionFaults(ActionIndex):
         yield from self.late()
 
     def bad_groups(self) -> Iterator[ScheduleError]:
-        """Groups without their first or last member, too large, or of what cannot run together."""
+        """Yield groups without their first or last member, too large, or badly mixed."""
         pair = pairs_of(self.schedule.actions)
         if not pair.any():
             return
@@ -121,7 +121,7 @@ class ActionFaults(ActionIndex):
             )
 
     def twice(self, kinds: tuple[Kind, ...]) -> Iterator[ScheduleError]:
-        """Actions of some kinds that are there more than once."""
+        """Yield actions of some kinds that are there more than once."""
         here = self.positions(kinds)
         key = self.cell[here] * len(Kind) + self.kind[here]
         again = np.ones(len(here), dtype=bool)
@@ -130,7 +130,7 @@ class ActionFaults(ActionIndex):
             yield words.fault(self.schedule, position, "runs twice; remove one")
 
     def instead(self) -> Iterator[ScheduleError]:
-        """Two kinds of which a stage and microbatch has one or the other."""
+        """Yield actions of two kinds that exclude each other on a stage and microbatch."""
         for spec in KINDS:
             for other in spec.instead_of:
                 here, there = self.positions((spec.kind,)), self.positions((other,))
@@ -142,7 +142,7 @@ class ActionFaults(ActionIndex):
                     yield words.fault(self.schedule, last, reason, beside)
 
     def nowhere(self) -> Iterator[ScheduleError]:
-        """Sends and receives of what moves between no two ranks."""
+        """Yield sends and receives of data that stay on their rank."""
         schedule = self.schedule
         here = self.positions(TRANSFER_KINDS)
         other = self.stage[here] + _AWAY[self.kind[here]]
@@ -158,13 +158,13 @@ class ActionFaults(ActionIndex):
             yield words.fault(schedule, position, f"has no other end: {reason}; remove it")
 
     def missing(self) -> Iterator[ScheduleError]:
-        """Actions that wait for one that is not there."""
+        """Yield actions that wait for one that is not there."""
         for position, wanted in unmet(self.schedule):
             if wanted.kind != KINDS[self.kind[position]].other_end:
                 yield words.missing(self.schedule, position, wanted)
 
     def alone(self) -> Iterator[ScheduleError]:
-        """Sends without their receive, and receives without their send."""
+        """Yield sends without their receive, and receives without their send."""
         for kind in TRANSFER_KINDS:
             other = KINDS[kind].other_end
             assert other is not None
@@ -178,7 +178,7 @@ class ActionFaults(ActionIndex):
                 yield words.fault(self.schedule, position, reason, text)
 
     def steps(self) -> Iterator[ScheduleError]:
-        """Optimizer steps that another rank waits for and that are not there, or too many."""
+        """Yield optimizer steps that another rank waits for and that are not there, or too many."""
         schedule, here = self.schedule, self.positions(STEP_KINDS)
         rule = ranks_stepped_with(schedule)
         if not len(here) or rule is None:
@@ -202,7 +202,7 @@ class ActionFaults(ActionIndex):
             yield words.missing(schedule, position, action._replace(stage=stage), lacking)
 
     def misplaced_shards(self) -> Iterator[ScheduleError]:
-        """Passes of an output layer that is not sharded, or on other stages than a rank's first."""
+        """Yield passes of an output layer that is not sharded, or not on a rank's first stage."""
         here = self.positions(VOCABULARY_KINDS)
         first = first_stages(self.schedule.placement)
         wrong = here[(self.schedule.vocabulary == 0) | (first[self.rank[here]] != self.stage[here])]
@@ -221,7 +221,7 @@ class ActionFaults(ActionIndex):
             yield ScheduleError(f"{action} {reason}", (words.text(self.schedule, position),))
 
     def half_done_shards(self) -> Iterator[ScheduleError]:
-        """Microbatches that begin on the last stage, or on a shard, without both passes on all."""
+        """Yield microbatches that begin on the last stage or a shard and lack a pass on a shard."""
         schedule = self.schedule
         if not schedule.vocabulary:
             return
@@ -239,7 +239,7 @@ class ActionFaults(ActionIndex):
                     yield words.fault(schedule, int(begun[index[spot]]), reason, other)
 
     def mixed_copies(self) -> Iterator[ScheduleError]:
-        """Copies of what is a checkpoint for some microbatches only."""
+        """Yield copies of activations that are a checkpoint for some microbatches only."""
         here = self.positions(COPY_KINDS)
         places = self.schedule.places_of(self.schedule.actions[here])
         share = recompute_share(self.schedule)[places]
@@ -251,7 +251,7 @@ class ActionFaults(ActionIndex):
             yield words.fault(self.schedule, position, reason)
 
     def late(self) -> Iterator[ScheduleError]:
-        """Actions in front of one of their own rank that they need, or overlapped with it."""
+        """Yield actions in front of one of their own rank that they need, or overlapped with it."""
         waits = waits_for(self.schedule)
         begin = group_bounds(self.schedule.actions)[0]
         consumer, producer = waits.consumer, waits.producer
@@ -264,7 +264,7 @@ class ActionFaults(ActionIndex):
             yield words.late(self.schedule, one, other, bool(begin[one] == begin[other]))
 
     def crossed(self) -> Iterator[ScheduleError]:
-        """Neighbouring sends of a directed pair of ranks that are received the other way round."""
+        """Yield neighboring sends from one rank to another that are received in reverse order."""
         sends, receives = self.transfers
         link = self.rank[sends] * self.schedule.ranks + self.rank[receives]
         order = np.lexsort((sends, link))
