@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 from debubble.engine.jit import Array, helper, kernel
-from debubble.optimize.anneal._moves import (
-    Actions,
-    Cooling,
-    draw_blocks,
-    draw_limit,
-    next_random,
-    random_below,
-)
 from debubble.optimize.anneal._times import (
     Move,
     Part,
@@ -21,6 +13,14 @@ from debubble.optimize.anneal._times import (
     longest_path,
     propagate_heads,
     propagate_tails,
+)
+from debubble.optimize.anneal.moves import (
+    Actions,
+    Cooling,
+    draw_blocks,
+    draw_limit,
+    next_random,
+    random_below,
 )
 
 TRIES = 64

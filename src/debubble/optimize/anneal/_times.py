@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from debubble.engine.jit import Array, helper
-from debubble.optimize.anneal._moves import Actions
+from debubble.optimize.anneal.moves import Actions
 
 
 class State(NamedTuple):

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
 from debubble.optimize.anneal._kernel import COUNTERS, anneal
-from debubble.optimize.anneal._moves import Actions, Cooling
 from debubble.optimize.anneal._times import State
+from debubble.optimize.anneal.moves import Actions, Cooling
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.programs.backward import fused_ones, separate, with_fused
 from debubble.optimize.stop import Stop

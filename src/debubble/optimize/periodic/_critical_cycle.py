@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 from debubble.engine.jit import Array, helper
-from debubble.optimize.anneal._moves import Actions
+from debubble.optimize.anneal.moves import Actions
 
 MOST_STEPS = 1000
 """Improvements of the critical cycle of one order, at most: more are errors of rounding."""

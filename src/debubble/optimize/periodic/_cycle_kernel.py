@@ -6,7 +6,7 @@ from math import floor, inf
 from typing import NamedTuple
 
 from debubble.engine.jit import Array, helper, kernel
-from debubble.optimize.anneal._moves import (
+from debubble.optimize.anneal.moves import (
     Actions,
     Cooling,
     draw_blocks,

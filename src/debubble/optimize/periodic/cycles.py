@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
-from debubble.optimize.anneal._moves import Actions, Cooling
 from debubble.optimize.anneal.annealer import TEMPERATURES, actions_of, random_state
+from debubble.optimize.anneal.moves import Actions, Cooling
 from debubble.optimize.periodic._critical_cycle import State
 from debubble.optimize.periodic._cycle_kernel import Best, anneal_cycle
 from debubble.optimize.periodic.pattern import Pattern
