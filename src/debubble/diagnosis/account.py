@@ -1,12 +1,12 @@
 """Time accounts of a step: computing time of every rank, and the rest by cause.
 
 The timeline of a rank is cut at every change. Every piece has one cause, so the pieces add up to
-the step. A piece in which a rank waits for the computation of another rank has the cause of the other
-rank's piece. If the other rank computes too long, for instance because its stage is heavy, that is
-the cause. If the other rank waits itself, its own cause counts. A wait for plain computing is
-``fill`` before a rank's first backward, ``drain`` after its last forward, and ``peer`` between. On
-a rank without backwards, or without forwards, it is ``fill`` before the first action and ``drain``
-after the last.
+the step. A piece in which a rank waits for the computation of another rank has the cause of the
+other rank's piece. If the other rank computes too long, for instance because its stage is heavy,
+that is the cause. If the other rank waits itself, its own cause counts. A wait for plain computing
+is ``fill`` before a rank's first backward, ``drain`` after its last forward, and ``peer`` between.
+On a rank without backwards, or without forwards, it is ``fill`` before the first action and
+``drain`` after the last.
 
 The time that another schedule would save is ``order``. Every rank would wait that much less,
 because all ranks compute the same actions. It is subtracted from the waits of ranks for each other.

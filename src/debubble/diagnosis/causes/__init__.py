@@ -2,9 +2,9 @@
 
 Each cause is searched for in the times that the previous ones leave unexplained: pauses of hosts,
 lengths of sequences, a slow data-parallel copy, a slow worker (one rank of one copy), a heavy
-stage, single actions that take far longer than others of their kind. So a slow worker is not a heavy stage
-as well, and long sequences are not jitter. Only like times are compared: a worker with the workers
-of other copies that have its stage, in one step; a stage with the mean of all stages.
+stage, single actions that take far longer than others of their kind. So a slow worker is not a
+heavy stage as well, and long sequences are not jitter. Only like times are compared: a worker with
+the workers of other copies that have its stage, in one step; a stage with the mean of all stages.
 """
 
 from __future__ import annotations

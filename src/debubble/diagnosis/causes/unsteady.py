@@ -29,7 +29,8 @@ UNSTEADY = 0.05
 def outliers(left: Unexplained) -> Iterator[Fault]:
     """Yield single actions that take far longer than others, such as garbage collection.
 
-    The cause is garbage collection if all are forwards. A few outliers suffice if they are forwards of one rank alone.
+    The cause is garbage collection if all are forwards. A few outliers suffice if they are forwards
+    of one rank alone.
     """
     run = left.run
     expected = np.maximum(_expected(left), 1e-30)

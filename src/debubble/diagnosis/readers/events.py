@@ -2,7 +2,8 @@
 
 A file is cut into blocks of whole events at the text between two events: a closing brace, an
 opening brace and a quote, which a string would have to escape. So a file may be larger than the
-memory, and a truncated file is read up to its end. Text around the list of events is kept for :meth:`EventFile.about`.
+memory, and a truncated file is read up to its end. Text around the list of events is kept for
+:meth:`EventFile.about`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Traces of PyTorch's profiler (Kineto), one file a rank.
 
 The multi-stage runtime of torch.distributed.pipelining names its ranges like actions, ``PP:0F3``.
-GPipe names them ``Forward 3`` and ``Backward 3``. Its 1F1B has no named ranges, and is detected from
-autograd's events. On a GPU an action lasts from its first to its last kernel; on gloo it starts when
-its input is complete.
+GPipe names them ``Forward 3`` and ``Backward 3``. Its 1F1B has no named ranges, and is detected
+from autograd's events. On a GPU an action lasts from its first to its last kernel; on gloo it
+starts when its input is complete.
 """
 
 from __future__ import annotations
