@@ -59,8 +59,8 @@ class Replay:
         run, transfers = self.run, self.transfers
         with np.errstate(invalid="ignore"):
             long_there = run.before > run.produced + transfers.delay + transfers.usual(run)
-        told = transfers.told & ~np.isnan(run.produced)
-        return (run.source < 0) | told | long_there
+        reported = transfers.reported & ~np.isnan(run.produced)
+        return (run.source < 0) | reported | long_there
 
     @cached_property
     def under_way(self) -> Times:

@@ -36,7 +36,7 @@ class MessageTimes:
     without an input."""
     seen: NDArray[np.bool_]
     """Mask of measured delays, shape ``(rows, actions)``."""
-    told: NDArray[np.bool_]
+    reported: NDArray[np.bool_]
     """Mask of messages with a receive time in the trace, measured delay or not."""
     typical: Times
     """Median time of every directed link, ``typical[source * ranks + target]``; NaN for unused
@@ -61,13 +61,13 @@ def transfers_of(run: Run) -> MessageTimes:
     receives = run.source >= 0
     made, busy_until = run.produced, np.fmax(run.before, run.began)
     there = np.fmin(run.arrived, run.waited)
-    told = ~np.isnan(there) & receives
+    reported = ~np.isnan(there) & receives
     with np.errstate(invalid="ignore"):
-        in_wait = told & (there > busy_until + run.moment) & (made >= busy_until - run.moment)
+        in_wait = reported & (there > busy_until + run.moment) & (made >= busy_until - run.moment)
     delay = np.where(in_wait, np.maximum(there - made, 0.0), np.nan)
-    sample = delay if told.any() else _from_starts(run, busy_until)
+    sample = delay if reported.any() else _from_starts(run, busy_until)
     quickest = _typical(run, sample, QUICK)
-    if told.any():
+    if reported.any():
         # With queues, most of the messages that a rank waits for may be held up.
         least = _of_links(run, quickest)
         queued = _behind(run, np.nan_to_num(sample), in_wait, least, there) > 0
@@ -77,10 +77,10 @@ def transfers_of(run: Run) -> MessageTimes:
     with np.errstate(invalid="ignore"):
         # A receive that is posted late begins its transfer late; one that is held up takes longer.
         held_up = (
-            told & ~in_wait & (there > busy_until + LATE * usual + run.moment) & (made < there)
+            reported & ~in_wait & (there > busy_until + LATE * usual + run.moment) & (made < there)
         )
     delay = np.where(held_up, there - made, delay)
-    if not told.any():
+    if not reported.any():
         queued = _queued_by_starts(run, busy_until, _of_links(run, quickest))
         sample = np.where(queued, np.nan, sample)
         typical = _typical(run, sample, 0.5)
@@ -92,14 +92,14 @@ def transfers_of(run: Run) -> MessageTimes:
         latest = np.maximum(run.start - made, 0.0)
     delay = np.where(seen, delay, np.fmin(usual, latest))
     delay = np.where(receives, delay, 0.0)
-    if told.any():
+    if reported.any():
         behind = _behind(run, delay, seen, usual, there)
     else:
         behind = np.where(seen, delay - usual, 0.0)
     return MessageTimes(
         delay,
         seen,
-        told,
+        reported,
         np.median(typical, axis=0),
         typical,
         quickest.min(axis=0),

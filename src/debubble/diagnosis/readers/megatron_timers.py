@@ -81,10 +81,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     costs: dict[str, Any] = {
         kind: _per_stage(each, ranks, chunks, peers, microbatches) for kind, each in sums.items()
     }
-    told = {min(rank // peers, ranks - 1) for rank in sums["F"]} if every else set(range(ranks))
+    reported = {min(rank // peers, ranks - 1) for rank in sums["F"]} if every else set(range(ranks))
     return Observed(
         NAME, ranks, 1, (), ObservedActions.of(),
-        missing=tuple((0, rank) for rank in range(ranks) if rank not in told),
+        missing=tuple((0, rank) for rank in range(ranks) if rank not in reported),
         taken_for={
             "rank": f"rank // {peers}, as Megatron places pipelines" if every
             else "not told: the slowest rank's sums stand for all",
@@ -124,7 +124,7 @@ class _Log:
                 return
 
     @property
-    def _told(self) -> str:
+    def _kind(self) -> str:
         """Kind of action of the following times by rank; empty for none."""
         return TIMERS.get(self._timer, "") if self._inside else ""
 
@@ -137,34 +137,34 @@ class _Log:
             if ranks is None:
                 if not self._line(text[at:end].rstrip("\r\n")):
                     return False
-            elif self._told:
+            elif self._kind:
                 pairs = _RANK.findall(text, at, end)
                 rank, time = zip(*pairs, strict=True)
-                self._found[self._told].append((np.array(rank, int), np.array(time, float)))
+                self._found[self._kind].append((np.array(rank, int), np.array(time, float)))
             at = end
         return True
 
     def _line(self, line: str) -> bool:
         """Read a line without a rank; return False if its iteration exceeds the limit."""
-        told = _told_by(line)
-        if told.argument is not None:
-            self.arguments.setdefault(*told.argument)
+        parsed = _parsed(line)
+        if parsed.argument is not None:
+            self.arguments.setdefault(*parsed.argument)
             return True
-        if told.iteration is not None:
+        if parsed.iteration is not None:
             if len(self.iterations) >= MAX_ITERATIONS:
                 return False
-            self.iterations.add(told.iteration)
-        if told.begins:
+            self.iterations.add(parsed.iteration)
+        if parsed.begins:
             self._inside, self._timer = True, ""
             return True
-        self._inside = self._inside and told.timer is not None
-        if not self._inside or told.timer is None:
+        self._inside = self._inside and parsed.timer is not None
+        if not self._inside or parsed.timer is None:
             return True
-        self._timer = told.timer
+        self._timer = parsed.timer
         if self._timer not in TIMERS:
             self._left_out[OTHER_TIMERS] += 1
-        elif told.time is not None:
-            self._found[TIMERS[self._timer]].append((np.array([ALL]), np.array([told.time])))
+        elif parsed.time is not None:
+            self._found[TIMERS[self._timer]].append((np.array([ALL]), np.array([parsed.time])))
         return True
 
     def sums(self) -> dict[str, dict[int, Times]]:
@@ -192,7 +192,7 @@ class _Line(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _told_by(line: str) -> _Line:
+def _parsed(line: str) -> _Line:
     """Parse a line; most are names of timers, which repeat."""
     argument, timer = _ARGUMENT.fullmatch(line), _TIMER.fullmatch(line)
     iteration = _ITERATION.search(line)

@@ -213,19 +213,19 @@ def _ranges(
         if not isinstance(name, str) or not _are_times(start, end, thread):
             continue
         file = found[thread >> 24]
-        told = _told(name)
-        if told is None:
+        parsed = _parsed(name)
+        if parsed is None:
             continue
-        if isinstance(told, tuple):
-            file.rank, number = told
+        if isinstance(parsed, tuple):
+            file.rank, number = parsed
             file.named_by = "iter"
             file.steps.add(start, end, number)
-        elif told in (CLEARED, SHARDED):
-            left_out[told] += 1
+        elif parsed in (CLEARED, SHARDED):
+            left_out[parsed] += 1
         else:
             if file.ranges.full:
                 raise FormatError(f"{path}: too many NVTX ranges; export fewer iterations")
-            file.add_range(told, start, end)
+            file.add_range(parsed, start, end)
     by_name = _RANK.findall(path.name)
     for file in found.values():
         if file.rank < 0 and by_name and len(found) == 1:
@@ -234,7 +234,7 @@ def _ranges(
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _told(name: str) -> tuple[int, int] | str | None:
+def _parsed(name: str) -> tuple[int, int] | str | None:
     """Parse a name: rank and number of an iteration, an action, or the reason to leave it out."""
     iteration = _ITERATION.fullmatch(name)
     if iteration is not None:
