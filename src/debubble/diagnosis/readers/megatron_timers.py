@@ -3,7 +3,7 @@
 The log has the total time of all forwards and of all backwards of an iteration on every rank
 (``--timing-log-option all``), or the minimum and maximum over ranks (``minmax``, ``max``). Divided
 by microbatches and chunks, that is the cost of an action. The log has no times of single actions.
-Their number is in the list of arguments at its beginning.
+The numbers of microbatches and chunks are in the list of arguments at its beginning.
 """
 
 from __future__ import annotations

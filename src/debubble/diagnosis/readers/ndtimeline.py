@@ -1,7 +1,7 @@
 """NDTimeline of veScale, as ByteDance publishes it: one Chrome trace of all workers.
 
-A process is a data-parallel rank. Threads are named ``PP rank 1, TP rank 0, compute`` or ``…,
-pp-comm``. Events named ``forward-compute`` and ``backward-compute`` have their step, chunk and
+A process is a data-parallel rank. Threads are named ``PP rank 1, TP rank 0, compute`` or
+``…, pp-comm``. Events named ``forward-compute`` and ``backward-compute`` have their step, chunk and
 microbatch in ``args``. Events of transfers have numbers of calls. Times are in microseconds.
 Workers align their clocks before they write.
 """
