@@ -63,11 +63,11 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """
     traces: dict[int, list[RankTrace]] = defaultdict(list)
     unnamed: dict[Path, list[UnnamedAction]] = {}
-    for path, found in read_each(_read_file, files, left_out):
-        if isinstance(found, RankTrace):
-            traces[found.file.rank].append(found)
-        elif found is not None:
-            unnamed[path] = found
+    for path, content in read_each(_read_file, files, left_out):
+        if isinstance(content, RankTrace):
+            traces[content.file.rank].append(content)
+        elif content is not None:
+            unnamed[path] = content
     microbatches = 0 if traces else microbatches_of(unnamed.values())
     again = [(path, runs, microbatches) for path, runs in unnamed.items()]
     for _, trace in read_each(_read_unnamed, again, left_out, [*unnamed]):

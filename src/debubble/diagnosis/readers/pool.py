@@ -3,8 +3,8 @@
 A reader calls :func:`read_each` with a function that reads one file. For few bytes, a single file,
 or on a busy machine, everything is read in this process. Otherwise new Python processes
 (``python -m debubble.diagnosis.readers.pool``) read a share each while this one reads its own. They
-are started, not forked, which is safe with threads. Unlike those of :mod:`multiprocessing` they never
-import the program's ``__main__``, which need not have a guard.
+are started, not forked, which is safe with threads. Unlike those of :mod:`multiprocessing` they
+never import the program's ``__main__``, which need not have a guard.
 
 Tasks and results are passed in temporary files. If a process dies or raises, this process reads its
 files instead. All are killed at the end of the reading, for any reason.
