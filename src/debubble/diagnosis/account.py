@@ -9,7 +9,7 @@ On a rank without backwards, or without forwards, it is ``fill`` before the firs
 ``drain`` after the last.
 
 The time that another schedule would save is ``order``. Every rank would wait that much less,
-because all ranks compute the same actions. It is subtracted from the waits of ranks for each other.
+because all ranks compute the same actions. It is subtracted from the ranks' waits for each other.
 
 The expected time of an action comes first in its interval and the excess last, because others wait
 for the excess only at the end. The time of a message is the time of the link, then the excess of a

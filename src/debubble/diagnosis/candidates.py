@@ -99,7 +99,7 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     found = [of_fault(fault) for fault in faults]
     found += [of_delays("slow-link", where, np.minimum(added, slow_link), size)
               for where, added, size in slow]  # fmt: skip
-    if not transfers.told.any():
+    if not transfers.reported.any():
         found += _by_mode(replay, lengths(clean_times, clean_delays))
     if behind.any():
         found.append(of_delays("head-of-line", _most_behind(run, behind), behind, np.nan))

@@ -242,8 +242,8 @@ def read_trace(path: str | Path, *, format: str | None = None) -> Diagnosis:
     Returns
     -------
     Diagnosis
-        With ``schedule``, ``costs``, ``findings`` and ``timeline``; ``to_dict()`` is what
-        ``debubble trace --json`` prints.
+        With ``schedule``, ``costs``, ``findings`` and ``timeline``; ``to_dict()`` is
+        the output of ``debubble trace --json``.
 
     Raises
     ------

@@ -16,22 +16,22 @@ from debubble.interchange.cost_files import costs_data
 
 MILLISECONDS = 1e3
 ALIKE = 1.2
-"""Links that differ by less than this factor have one cost."""
+"""Minimum ratio of link times with separate costs."""
 
 OUTLIER = 1.5
-"""An action is an outlier from so many times the median of its kind and stage on."""
+"""Minimum ratio of an outlier to the median of its kind and stage."""
 
 
 @dataclass(frozen=True)
 class ActionSpread:
-    """Times of one kind on one stage, in seconds.
+    """Spread of the times of one kind on one stage, in seconds.
 
     Parameters
     ----------
     kind, stage
         Name of the kind, ``"OVERLAP_F_B"`` for overlapped groups, and the stage.
     count, median, mean, p10, p90
-        Number of actions, and what they take.
+        Number of actions, and statistics of their times.
     cv
         Standard deviation over the mean.
     drift
@@ -107,7 +107,7 @@ def costs_of(replay: Replay, times: Times | None = None, typical: Times | None =
     replay
         The run.
     times, typical
-        Times of its actions and of its links in place of those it had.
+        Times of actions and links to use in place of the measured ones.
     """
     run = replay.run
     times = replay.times if times is None else times
@@ -133,7 +133,7 @@ def costs_of(replay: Replay, times: Times | None = None, typical: Times | None =
                          for row in as_matrix(typical)]  # fmt: skip
     elif len(used):
         values["p2p"] = _short(float(np.median(used)) * MILLISECONDS)
-    # What a kind costs where it runs only within overlapped groups is half of one of them.
+    # A kind that runs only within overlapped groups costs half of a group.
     if "F" not in values and "O" in values:
         values["F"] = _short(float(np.median(list(values["O"].values()))) / 3)
     return Costs(**values, time_unit="ms")
@@ -149,7 +149,7 @@ def _median(run: Run, times: Times, columns: np.ndarray) -> float:
 
 
 def _filled(medians: list[float]) -> float | list[float]:
-    """Return one number for each stage; a stage without any has the mean of the others."""
+    """Return one number for each stage; a stage without a number has the mean of the others."""
     mean = float(np.nanmean(medians))
     return [_short(mean if value != value else value) for value in medians]
 

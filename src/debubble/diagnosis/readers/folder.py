@@ -87,7 +87,7 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     Raises
     ------
     FormatError
-        When nothing there can be read; the message says what was found.
+        When nothing can be read; the message has the reasons.
     """
     where = str(path)
     known = {reader.NAME: reader for reader in READERS}

@@ -44,7 +44,7 @@ NANOSECONDS = 1e-9
 UNITS = 1e-6
 """Seconds of the format's unit, a microsecond."""
 
-MAX_BESIDE = 4_000
+MAX_MATCHED_STEPS = 4_000
 """Maximum number of steps to match by time between ranks with different numbers of steps."""
 
 NO_RANK = "files that do not say their rank"
@@ -63,11 +63,11 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """
     traces: dict[int, list[RankTrace]] = defaultdict(list)
     unnamed: dict[Path, list[UnnamedAction]] = {}
-    for path, told in read_each(_read_file, files, left_out):
-        if isinstance(told, RankTrace):
-            traces[told.file.rank].append(told)
-        elif told is not None:
-            unnamed[path] = told
+    for path, content in read_each(_read_file, files, left_out):
+        if isinstance(content, RankTrace):
+            traces[content.file.rank].append(content)
+        elif content is not None:
+            unnamed[path] = content
     microbatches = 0 if traces else microbatches_of(unnamed.values())
     again = [(path, runs, microbatches) for path, runs in unnamed.items()]
     for _, trace in read_each(_read_unnamed, again, left_out, [*unnamed]):
@@ -231,14 +231,14 @@ def _numbered(traces: dict[int, list[RankTrace]]) -> dict[int, list[list[int]]]:
     found = {}
     for rank, each in traces.items():
         numbers = list(range(counts[rank]))
-        if counts[rank] < counts[longest] <= MAX_BESIDE:
-            numbers = _beside(spans[rank], spans[longest])
+        if counts[rank] < counts[longest] <= MAX_MATCHED_STEPS:
+            numbers = _matched_steps(spans[rank], spans[longest])
         rows = iter(numbers)
         found[rank] = [[next(rows) for _ in trace.steps] for trace in each]
     return found
 
 
-def _beside(mine: NDArray[np.float64], others: NDArray[np.float64]) -> list[int]:
+def _matched_steps(mine: NDArray[np.float64], others: NDArray[np.float64]) -> list[int]:
     """Return, for each step, the step of another rank with the largest overlap in time."""
     end = np.minimum.outer(mine[:, 1], others[:, 1])
     shared = end - np.maximum.outer(mine[:, 0], others[:, 0])

@@ -1,8 +1,8 @@
-"""Ranges of PyTorch's 1F1B, which names no actions, from autograd's own events.
+"""Ranges of PyTorch's 1F1B, which has no named actions, from autograd's events.
 
-A backward is a run of autograd's evaluations; its first has the greatest sequence number of all,
-so a greater one begins the next. A forward is what recorded the numbers that a backward evaluates.
-The order of microbatches is that of 1F1B, and assumed.
+A backward is a series of autograd's evaluations. Its first has the greatest sequence number, so a
+greater number begins the next backward. A forward is the interval that recorded the numbers that a
+backward evaluates. The sequence of microbatches is assumed to be that of 1F1B.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = ("Forward", "Backward")
 
 
 class UnnamedAction(NamedTuple):
-    """A forward or backward that has no name; times in nanoseconds."""
+    """Forward or backward without a name; times in nanoseconds."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class UnnamedAction(NamedTuple):
 
 
 def unnamed_actions(path: Path, left_out: LeftOut) -> list[UnnamedAction]:
-    """Return the forwards and backwards of a file, in order of time."""
+    """Return the forwards and backwards of a file, sorted by time."""
     recorded, evaluated = IntRows(3), IntRows(3)
     for block in events_of(path, left_out).blocks():
         for event in block:
@@ -63,7 +63,7 @@ def _runs(evaluated: Nanoseconds, recorded: Nanoseconds) -> list[UnnamedAction]:
     begins[0] = True
     run = np.cumsum(begins) - 1
     backwards = zip(start[begins], np.maximum.reduceat(end, np.flatnonzero(begins)), strict=True)
-    # What lies in no evaluation recorded something for a backward.
+    # An event outside of all evaluations recorded something for a backward.
     at = np.searchsorted(start, recorded[0], side="right") - 1
     inside = (at >= 0) & (recorded[0] < end[np.maximum(at, 0)])
     recorded = recorded[:, ~inside & np.isin(recorded[2], number[number >= 0])]
@@ -83,7 +83,7 @@ def _runs(evaluated: Nanoseconds, recorded: Nanoseconds) -> list[UnnamedAction]:
 
 
 def _outer(events: Nanoseconds) -> Nanoseconds:
-    """Return for each event, sorted by start, the one that it lies in, or itself."""
+    """Return the outermost event around each event; events are sorted by start."""
     start, end = events[0], events[1]
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])[: len(start)]
     here = np.arange(len(start))
@@ -107,7 +107,7 @@ def microbatches_of(orders: Iterable[Sequence[UnnamedAction]]) -> int:
 
 
 def add_ranges(file: KinetoFile, runs: Sequence[UnnamedAction], microbatches: int) -> None:
-    """Give a file ranges as GPipe's: the k-th forward is microbatch k's, and so on.
+    """Add ranges named like GPipe's to a file: the k-th forward is that of microbatch k.
 
     Such a range begins with the receive of its input and ends with the send of its result.
     """

@@ -1,9 +1,9 @@
 """NDTimeline of veScale, as ByteDance publishes it: one Chrome trace of all workers.
 
-A process is a data-parallel rank. Threads are called ``PP rank 1, TP rank 0, compute`` or
-``…, pp-comm``. Events called ``forward-compute`` and ``backward-compute`` have their step, chunk
-and microbatch in ``args``; those of transfers count calls. Times are in microseconds; workers have
-aligned their clocks before they wrote.
+A process is a data-parallel rank. Threads are named ``PP rank 1, TP rank 0, compute`` or
+``…, pp-comm``. Events named ``forward-compute`` and ``backward-compute`` have their step, chunk and
+microbatch in ``args``. Events of transfers have numbers of calls. Times are in microseconds.
+Workers align their clocks before they write.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _WorkerEvents(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[_WorkerEvents]) -> _WorkerEvents:
-        """Return the events of several."""
+        """Return the events of several parts."""
         whole, times = np.zeros(0, np.int32), np.zeros(0)
         none = cls(whole, whole, whole, whole, whole, times, times)
         return cls(*map(np.concatenate, zip(none, *parts, strict=True)))
@@ -114,7 +114,7 @@ Worker = tuple[int, int, int]
 
 
 def recognizes(head: bytes) -> bool:
-    """Return whether a file begins like one of this format."""
+    """Return True if a file begins like one of this format."""
     work = b'-compute"' in head and b'"mb_id"' in head
     return work or _COMPUTE.search(head) is not None
 
@@ -125,7 +125,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     Raises
     ------
     FormatError
-        When no event is of an action.
+        When no event is an action.
     """
     named, events = _read_files(files, left_out)
     events = _first_tensor_ranks(named, events, left_out)
@@ -136,7 +136,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     v_shaped = is_v_shaped(_first_copy(named, events, works, ranks), ranks)
     collected = Collected(where, left_out)
     _add(collected, named, events, works, ranks, v_shaped)
-    # All is in the rows by now.
+    # The rows now contain all data.
     del events, works
     return collected.observed(
         NAME,
@@ -199,7 +199,7 @@ def _columns(
     block: Sequence[_WorkerEvent], names: dict[str, int], places: dict[tuple[int, int], int],
     left_out: LeftOut,
 ) -> _WorkerEvents:  # fmt: skip
-    """Return the events of a block that are of use; `places` numbers processes and threads."""
+    """Return the used events of a block; `places` numbers processes and threads."""
     rows = [(event, event.args) for event in block if event.name in NAMES and event.args]
     events = [event for event, _ in rows]
     process = wholes([event.pid for event in events])
@@ -235,7 +235,7 @@ def _thread(value: Any, names: dict[str, int]) -> int:
 
 
 def _first_tensor_ranks(named: Whole, events: _WorkerEvents, left_out: LeftOut) -> _WorkerEvents:
-    """Return events of the first tensor-parallel rank of each worker: all of them do the same."""
+    """Return events of the first tensor-parallel rank of each worker; its peers do the same."""
     here = np.unique(events.worker)
     first: dict[tuple[int, int], int] = {}
     for copy, rank, tensor in named[here].tolist():
@@ -249,7 +249,7 @@ def _first_tensor_ranks(named: Whole, events: _WorkerEvents, left_out: LeftOut) 
 
 
 def _works(events: _WorkerEvents, left_out: LeftOut) -> Whole:
-    """Return the rows that are actions with all of their numbers."""
+    """Return the rows of actions with complete numbers."""
     works = np.flatnonzero(np.isin(events.name, list(WORK)))
     sound = np.minimum.reduce([events.step, events.chunk, events.unit])[works] >= 0
     if spare := len(works) - int(np.count_nonzero(sound)):
@@ -259,7 +259,7 @@ def _works(events: _WorkerEvents, left_out: LeftOut) -> Whole:
 
 
 def _first_copy(named: Whole, events: _WorkerEvents, works: Whole, ranks: int) -> Calls:
-    """Return actions of the first copy that show whether chunks are placed in a V."""
+    """Return actions of the first copy, to detect a V-shaped placement of chunks."""
     works = works[events.unit[works] == 0]
     copy, rank, _ = named[events.worker[works]].T
     works, rank = works[copy == 0], rank[copy == 0]

@@ -1,8 +1,8 @@
-"""Traces that debubble writes of its own runs: see :mod:`debubble.interchange.run_trace`.
+"""Traces written by debubble for its own runs: see :mod:`debubble.interchange.run_trace`.
 
-What others write that call their events ``3F7`` and their processes like ranks is read as well.
-One file has all ranks of one step, in several groups of processes: what was predicted, and last
-what was measured. Several files are several steps, in the order of their names.
+Traces of other programs are read as well if events are named ``3F7`` and processes like ranks. One
+file has all ranks of one step, in several groups of processes: predictions first, the measurement
+last. Several files are several steps, sorted by name.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ OPEN = "transfers without a beginning or an end"
 
 
 ACTION, BEGIN, END, OTHER = range(4)
-"""Sorts of events: an action, the beginning or end of a transfer, or of no use here."""
+"""Sorts of events: an action, the beginning or end of a transfer, or unused."""
 
 _AWAY = np.array([KINDS[kind].away if KINDS[kind].receives else 0 for kind in Kind])
-"""Stages between the one in a transfer's name and the one that made what it moves."""
+"""Stages between the one in a transfer's name and the one that produced its data, by kind."""
 
 
 class _OwnArguments(msgspec.Struct, gc=False):
-    """Arguments of an event: when an action or a receive was waited for, in microseconds."""
+    """Arguments of an event: start of the wait for an action or a receive, in microseconds."""
 
     waited: Any = None
 
@@ -97,7 +97,7 @@ class _OwnEvents(NamedTuple):
 
 
 def recognizes(head: bytes) -> bool:
-    """Return whether a file begins like one of this format."""
+    """Return True if a file begins like one of this format."""
     if b'"otherData"' in head and b'"schedule"' in head and b'"traceEvents"' in head:
         return True
     return _DRAWN.search(head) is not None and b'"cpu_op"' not in head
@@ -149,7 +149,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 
 
 def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mapping[str, Any]]:
-    """Return the last group of a file, None if there is none; and its ``otherData``."""
+    """Return the last group of a file, or None, and the file's ``otherData``."""
     file = EventFile(path, _OwnEvent, left_out, wanted=_NAMED)
     keys: dict[Any, int] = {}
     found = [columns for block in file.blocks() if (columns := _columns(block, keys)) is not None]
@@ -170,7 +170,7 @@ def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mappin
 
 
 def _columns(block: Sequence[_OwnEvent], keys: dict[Any, int]) -> _OwnEvents | None:
-    """Return the events of a block whose names are those of actions; None if it has none.
+    """Return the events of a block named like actions; None if it has none.
 
     `keys` numbers the ids of transfers.
     """
@@ -203,7 +203,7 @@ _IS_TRANSFER = np.isin(list(Kind), TRANSFER_KINDS)
 
 
 def _add(collected: Collected, number_of_step: int, events: _OwnEvents, at: float) -> float:
-    """Add a step that begins at `at`, in seconds; when it ends."""
+    """Add a step that begins at `at`, and return its end; both in seconds."""
     actions = events.taken(events.sort == ACTION)
     zero = float(actions.start.min())
 
@@ -236,7 +236,7 @@ def _add(collected: Collected, number_of_step: int, events: _OwnEvents, at: floa
 
 
 def _transfers(events: _OwnEvents) -> tuple[_OwnEvents, Times]:
-    """Return transfers that begin, and when they end; NaN if the trace has no end."""
+    """Return begins of transfers, and their end times; NaN if the trace has no end."""
     rows = np.flatnonzero((events.sort == BEGIN) | (events.sort == END))
     begins = events.sort[rows] == BEGIN
     if not begins.any():
@@ -251,7 +251,7 @@ def _transfers(events: _OwnEvents) -> tuple[_OwnEvents, Times]:
 
 
 def _arrivals(actions: _OwnEvents, receives: _OwnEvents, end: Times) -> Times:
-    """Return when the input of each action was received; NaN if the trace does not say."""
+    """Return the arrival time of each action's input; NaN if it is not in the trace."""
     if not len(end):
         return np.full(len(actions.rank), np.nan)
     columns = []
@@ -268,8 +268,8 @@ def _arrivals(actions: _OwnEvents, receives: _OwnEvents, end: Times) -> Times:
 def _pairs(actions: _OwnEvents, over: Times) -> Whole:
     """Return the pair of every action in one: that of its first half.
 
-    The other halves stand on a thread of their own, and began a moment later where that was
-    measured. They go with the action on the first thread that they share most of their time with.
+    The second halves are on their own thread, and begin slightly later if they were measured. Each
+    belongs to the action on the first thread with the largest overlap in time.
     """
     found = np.full(len(over), ALONE)
     if not (actions.thread == PAIRED).any():
