@@ -53,7 +53,7 @@ _TIMED = np.array(TIMED_KINDS)
 
 
 class Work(NamedTuple):
-    """How often every rank pays which cost for computing: an entry for each of the two."""
+    """Number of times that a rank pays a cost for computing, for every rank and cost."""
 
     rank: NDArray[np.int64]
     cost: NDArray[np.int64]
@@ -62,7 +62,7 @@ class Work(NamedTuple):
     """How often the rank pays it."""
 
     def total(self, costs: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
-        """The time that every rank computes, shape ``(ranks,)``."""
+        """Return the time that every rank computes, shape ``(ranks,)``."""
         paid = np.bincount(self.rank, self.times * costs[self.cost], ranks)
         return np.asarray(paid, dtype=np.float64)
 
@@ -110,7 +110,7 @@ class EventGraph:
 
     @property
     def complete(self) -> bool:
-        """Whether every backward is done."""
+        """Return whether every backward is done."""
         return self.completed >= self.schedule.stages * self.schedule.units
 
     @property
@@ -131,7 +131,7 @@ class EventGraph:
 
     @property
     def work(self) -> Work:
-        """What every rank pays for computing."""
+        """Costs that every rank pays for computing."""
         schedule, width = self.schedule, self.dynamic_costs + len(self.dynamic_kind)
         if self.base is not None:
             counted = ends_group(schedule.actions) & computes(kinds_of(schedule.actions))
@@ -151,7 +151,7 @@ class EventGraph:
 
     @property
     def has_copies(self) -> bool:
-        """Whether activations leave their ranks."""
+        """Return whether activations leave their ranks."""
         return bool(scan(self.schedule).kinds & _COPIES)
 
     def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
@@ -189,7 +189,7 @@ class EventGraph:
     def _time(
         self, kind: int, a: int, b: int, table: CostTable, vector: NDArray[np.float64]
     ) -> float:
-        """A cost that is neither a link's, a pair's nor a stage's; earlier ones are in `vector`."""
+        """Return a cost that is not of a link, pair or stage; `vector` has the earlier ones."""
         if kind == SUM:
             return float(vector[a] + vector[b])
         if KINDS[kind].time is Time.STAGE:
@@ -273,7 +273,7 @@ class EventGraph:
 
 
 def link_times_of(schedule: Schedule) -> int:
-    """The number of different lengths that slices may have."""
+    """Return the number of different lengths that slices may have."""
     return schedule.slices if schedule.cut else 1
 
 

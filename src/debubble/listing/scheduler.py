@@ -1,4 +1,4 @@
-"""List scheduling under memory limits: the engine behind every schedule computed from costs.
+"""List scheduling under memory limits, the engine of every schedule computed from costs.
 
 **One pass.** Ranks take turns in the order of time. A rank that becomes free looks at the next
 microbatch of each of its stages: forwards and backwards for input that could start now or at a
@@ -196,7 +196,7 @@ def schedule(
 
 @dataclass(frozen=True)
 class _Question:
-    """What a search is asked, and how: those that are equal have one answer."""
+    """Input and options of a search: equal questions have one answer."""
 
     asked: tuple[object, ...]
     effort: float
@@ -205,7 +205,7 @@ class _Question:
 
 @lru_cache(maxsize=REMEMBERED)
 def _remembered(question: _Question) -> Candidate:
-    """The order of the best policy, which nobody writes to."""
+    """Return the read-only schedule of the best policy."""
     found = _search(question.passes, question.effort)
     for program in found.programs:
         program.setflags(write=False)

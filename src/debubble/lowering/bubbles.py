@@ -132,7 +132,7 @@ def into_waits(
 def _filled(
     timeline: Timeline, limit: NDArray[np.float64], share: float, refused: NDArray[np.float64]
 ) -> Program | None:
-    """The actions with recomputes moved into waits; None when there is none to move."""
+    """Return the actions with recomputes moved into waits; None when there is none to move."""
     schedule = timeline.schedule
     count = len(schedule)
     deltas = [timeline.memory.deltas(schedule, rank) for rank in range(schedule.ranks)]
