@@ -251,7 +251,7 @@ class Problem(Workload):
     def fits(self, schedule: Schedule) -> bool:
         """Return whether a schedule stays within the memory of every rank.
 
-        Where activations leave their ranks the times of copies decide.
+        If activations leave their ranks, the times of copies decide.
         """
         if has(schedule, COPY_KINDS):
             return bool(np.all(self.timeline(schedule).peak_activation <= self.limits_with_slack))

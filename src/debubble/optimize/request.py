@@ -58,7 +58,7 @@ class Request:
     """The parameters that decide on the possible schedules and their times.
 
     Fields are parameters of :func:`debubble.optimize`. Every search reads :attr:`problems`, so that
-    none can ignore a field.
+    no search can ignore a field.
     """
 
     ranks: int

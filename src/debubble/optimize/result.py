@@ -38,11 +38,11 @@ class Result:
     Parameters
     ----------
     schedule, timeline
-        The order and the engine's simulation of it.
+        The schedule and the engine's simulation of it.
     makespan
-        Of the timeline.
+        Makespan of the timeline.
     lower_bound
-        No order within the memory limits has a smaller makespan; over all choices left open.
+        Proven bound: no schedule within the memory limits is faster, over all open choices.
     status
         ``"optimal"`` when the makespan meets the bound, else ``"feasible"`` or ``"interrupted"``.
     seconds
@@ -53,17 +53,17 @@ class Result:
         True if it comes from the cache as it is, without a search.
     published
         Published schedules on the same costs with this one among them; None when not asked for.
-        Where layers were cut, they are on even cuts.
+        If layers were cut, they are on even cuts.
     layers, costs
         Layers of every stage, where they were cut, and the costs per stage that follow, with which
         :func:`debubble.simulate` gives the same timeline; else empty and None.
     why
         Reason in words that no schedule is faster than the bound.
     microbatches
-        Where microbatches differ, the order in which they enter stage 0, by the numbers that they
+        If microbatches differ, the order in which they enter stage 0, by the numbers that they
         have in the costs, in the schedule and in saved files.
     spread
-        Step times under the jitter that the order was chosen for; None where it was for none.
+        Step times under the jitter that the schedule was chosen for; None without jitter.
     """
 
     schedule: Schedule

@@ -80,7 +80,7 @@ def optimize(
         differ in length, schedules are searched for the average one. Then microbatches are assigned
         to the places in them: all assignments of up to 7 microbatches are tried, else swaps of two.
     layers
-        Layers that are to be cut into the stages, so that it is open how many every stage gets: at
+        Layers to be cut into the stages; the search chooses the number on every stage. That is at
         least one, but for a first stage with an embedding and a last one with a head. A number of
         equal ones, of which `costs` are those of an even cut, one number each; or a mapping with
         the costs of every layer, as in a cost file's section ``layers``: ``{"F": [1, 1, 2], "B":
@@ -140,8 +140,8 @@ def optimize(
 
     Notes
     -----
-    Where OR-Tools is not installed nothing is solved exactly and no patterns are sought;
-    annealing and the bounds that need no solver remain.
+    Without OR-Tools nothing is solved exactly and no patterns are sought; annealing and the bounds
+    that need no solver remain.
 
     Examples
     --------
@@ -192,7 +192,7 @@ def _result(request: Request, budget: Budget, published: bool) -> Result:
 def _with_late_recomputes(found: Outcome) -> Outcome:
     """Return an outcome as its runtime runs it: recomputes wait for gradients.
 
-    Where stages are free, or layers are, the search lets them begin earlier.
+    If stages or layers are free, the search lets recomputes begin earlier.
     """
     timeline = evaluate_graph(found.timeline.graph, found.timeline.table.costs)
     met = timeline.makespan <= found.bound * (1 + TOLERANCE)

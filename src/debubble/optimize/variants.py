@@ -233,8 +233,8 @@ class Variants:
     def _improve(self, group: Sequence[Incumbent], part: float, seconds: float) -> bool:
         """Run all strategies on the best placement, then on others; return whether all are solved.
 
-        Of the others it is asked at first whether they can be better at all, and at the end whether
-        they are where recomputes run ahead: that may help one placement more than another.
+        Other placements get bounds first, so that only those that can be better go on. At the end
+        they are tried with early recomputes, which may help one placement more than another.
         """
         ordered = sorted(group, key=makespan_of)
         for incumbent in ordered[1:]:

@@ -180,7 +180,7 @@ def empty_state(order: NDArray[np.int64]) -> OrderState:
 def actions_of(problem: Problem, fused: NDArray[np.bool_], ahead: bool = False) -> ActionArrays:
     """Return the actions of a problem, with no place that is fixed.
 
-    Where backwards are `fused` I stands for B, and W, on a chain of its own, does nothing. Every R
+    If backwards are `fused`, I stands for B, and W, on a chain of its own, does nothing. Every R
     is an action of its own if it may run `ahead`; where it is in its rank's order, no path that it
     is on is longer by what it needs.
     """

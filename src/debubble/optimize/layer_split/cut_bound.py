@@ -248,7 +248,7 @@ class _Bound:
 def _with_quick_gradients(root: Problem) -> Problem:
     """Return the problem without transfers of gradients where the first layers need none.
 
-    Which stages get gradients is open before these are cut.
+    Before layers are cut it is open which stages get gradients.
     """
     assert root.layers is not None
     frozen = root.layers.frozen

@@ -163,7 +163,7 @@ def make_layers(given: Given, costs: Costs) -> Layers:
     Raises
     ------
     ParameterError
-        When layers are none, or costs say nothing about a layer.
+        When there are no layers, or a layer has no costs.
     """
     if isinstance(given, Mapping):
         each = _checked(given)

@@ -141,7 +141,7 @@ def _offer_cycles(
     moves
         Moves of a round of annealing.
     seed
-        Of the annealing.
+        Seed of the annealing.
     """
     until = Stop(CYCLE_SHARE * stop.left, stop)
     found: dict[int, Cycle] = {}

@@ -44,7 +44,7 @@ def check_offload(offload: Offload, costs: Costs) -> None:
     Raises
     ------
     ParameterError
-        When the choice is no choice, or the costs do not say how long copies take.
+        When the choice does not exist, or the costs have no time for copies.
     """
     if is_none(offload):
         return

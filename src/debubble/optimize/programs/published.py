@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def published_orders(problem: Problem) -> Iterator[tuple[str, list[Program]]]:
     """Yield registered schedules for the same placement, halves of pairs one after the other.
 
-    Where the costs say how fast copies to the host are, those that were made for copies are among
-    them, without these.
+    If the costs have a speed of copies to the host, schedules made for copies are included, without
+    their copies.
     """
     place, limits = problem.placement, problem.limits
     memory = limits.tolist() if np.isfinite(limits).all() else None

@@ -151,7 +151,7 @@ def bound_of_all(
 def most_free(ways: Ways) -> Choice:
     """Return the choice that has all schedules of every other; empty where there is none.
 
-    What may be copied may also stay, but a stage that may recompute does, or does not.
+    Activations that may be copied may also stay, but recompute is decided for a whole stage.
     """
     if any(len({way & RECOMPUTE for way in open_to}) > 1 for open_to in ways):
         return ()

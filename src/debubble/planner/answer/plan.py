@@ -178,7 +178,7 @@ def plan(
     top
         Number of plans.
     optimize, time_limit
-        Number of plans for which faster orders are searched; seconds for each of them, a fixed
+        Number of plans for which faster schedules are searched; seconds for each of them, a fixed
         amount of work unless given.
 
     Returns

@@ -24,11 +24,11 @@ class LayerFlops:
     """Forward FLOPs per token."""
 
     linear: float
-    """Of weights that every token meets: projections, dense parts, shared experts."""
+    """FLOPs of weights that every token meets: projections, dense parts, shared experts."""
     experts: float
-    """Of the routed experts that one token goes to."""
+    """FLOPs of the routed experts that one token goes to."""
     core: float
-    """Of core attention, the causal half."""
+    """FLOPs of core attention, the causal half."""
 
     @property
     def F(self) -> float:

@@ -25,7 +25,7 @@ WHOLE = 1024
 """Units of an activation, enough to distinguish one unit more."""
 
 LARGEST = 1 << 22
-"""Most numbers that are counted for one rank; larger orders are not counted."""
+"""Most numbers that are counted for one rank; larger schedules are not counted."""
 
 COMPARED = 256
 """Most moments of a rank of which all pairs are compared."""
@@ -33,7 +33,7 @@ COMPARED = 256
 
 @dataclass(frozen=True, eq=False)
 class InFlight:
-    """Microbatches in flight, at the moments of an order at which a rank may hold most.
+    """Microbatches in flight, at the moments of a schedule at which a rank may hold most.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class InFlight:
 def in_flight(
     name: str, ranks: int, microbatches: int, chunks: int, runtime: str
 ) -> InFlight | None:
-    """Return the counts of an order; None where they depend on costs, or are too many."""
+    """Return the counts of a schedule; None if they depend on costs, or are too many."""
     if registry.find(name).uses_costs:
         return None
     schedule = registry.made_once(name, ranks=ranks, microbatches=microbatches, chunks=chunks)

@@ -39,7 +39,7 @@ class Batch:
                     yield self.group.candidate(schedule, split, self.setting)
 
     def _orders(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
-        """Yield orders that go with the setting, by schedule."""
+        """Yield schedules with their cuts that go with the setting."""
         for schedule, splits in self.group.orders.items():
             if self.setting in self.group.settings[schedule]:
                 yield schedule, splits

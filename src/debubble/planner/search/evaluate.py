@@ -155,7 +155,7 @@ def standing(
 def costs_of(request: PlanRequest, candidate: Candidate, *, memory: bool = True) -> Costs:
     """Return times in seconds and activations in bytes of every stage, as the engine takes them.
 
-    Without `memory` activations are left out where no order is made for them.
+    Without `memory`, activations are left out unless a schedule is made for them.
     """
     model, cluster, training = request.model, request.cluster, request.training
     if not memory and not registry.find(candidate.schedule).uses_costs:
@@ -173,11 +173,11 @@ def simulated(
 ) -> Timeline:
     """Return the pipeline of one step in the engine, in an order of its own or in its schedule's.
 
-    A schedule that has no order for these sizes, or none within the memory, is refused.
+    A schedule that does not exist for these sizes, or not within the memory, is refused.
     """
     costs = costs_of(request, candidate, memory=memory)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # orders made for other costs are compared on purpose
+        warnings.simplefilter("ignore")  # schedules made for other costs are compared on purpose
         return simulate(order or schedule_of(candidate, costs), costs)
 
 
@@ -199,7 +199,7 @@ def timed(
 def with_peaks(plan: Evaluated, timeline: Timeline) -> Evaluated:
     """Return a plan with the peak of every rank.
 
-    Where the activations alone are too large, that is all of it: less than the peaks really are.
+    If the activations alone are too large, only they are counted, less than the real peaks.
     """
     request, candidate = plan.request, plan.candidate
     held = standing(request, candidate, timeline.schedule.placement)

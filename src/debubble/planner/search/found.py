@@ -118,7 +118,7 @@ def kin(candidate: Candidate) -> Kin:
 def _alike(one: Evaluated, other: Evaluated) -> bool:
     """Return whether only the better of two plans is kept.
 
-    They are kin, or would be if their schedules, whose orders turn out the same, were one.
+    They are kin, or differ only in schedules that turn out the same.
     """
     a, b = kin(one.candidate), kin(other.candidate)
     return a[:2] == b[:2] and (

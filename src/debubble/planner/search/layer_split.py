@@ -50,9 +50,9 @@ class Loads(NamedTuple):
 
     layers: tuple[float, ...]
     first: float
-    """Of the embedding."""
+    """Seconds of the embedding."""
     last: float
-    """Of the head and multi-token prediction."""
+    """Seconds of the head and multi-token prediction."""
 
 
 def loads_of(request: PlanRequest, candidate: Candidate) -> Loads:

@@ -15,7 +15,7 @@ from debubble.planner.plannable import first_cut
 
 
 def placement(case: Case) -> Refusal | None:
-    """Check that stages are in a loop, or a V of two chunks; any order runs from a CSV."""
+    """Check that stages are in a loop, or a V of two chunks; any schedule runs from a CSV."""
     if in_loop(case.placement) or in_v(case.placement):
         return None
     name = case.candidate.schedule
