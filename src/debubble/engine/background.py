@@ -15,6 +15,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any
@@ -41,7 +42,7 @@ def compile_in_background(module: str, name: str, types: tuple[Any, ...]) -> boo
         Numba's types of its arguments.
     """
     global _failed
-    if _failed or os.environ.get(SWITCH) == "0":
+    if _failed or os.environ.get(SWITCH) == "0" or not is_python():
         return False
     request = (module, name, types)
     running = _is_running()
@@ -55,6 +56,12 @@ def compile_in_background(module: str, name: str, types: tuple[Any, ...]) -> boo
         except Exception:  # a system without processes raises anything
             _failed = True
     return not _failed
+
+
+def is_python() -> bool:
+    """Return whether ``sys.executable`` is Python, and not a program with a Python in it."""
+    named = "python" in Path(sys.executable or "").name.lower()
+    return named and not getattr(sys, "frozen", False)
 
 
 def _is_running() -> bool:
@@ -85,12 +92,13 @@ def _start() -> subprocess.Popen[bytes]:
     """Start a process that finds the same modules and the same cache."""
     import numba
 
+    # Without -P Python would look for modules in the working directory first.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     cache: str = getattr(numba.config, "CACHE_DIR", "")
     if cache:
         environment["NUMBA_CACHE_DIR"] = cache
     return subprocess.Popen(
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-P", "-m", __name__],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

@@ -139,9 +139,11 @@ class Kernel(Generic[R]):
             total = self._uncompiled[types] = self._uncompiled.get(types, 0) + work
             worth_asking = total > INTERPRET_UNASKED
             if not (worth_asking and self._is_on_disk(args)):
-                if worth_asking and self._is_being_compiled(args):
+                limit = INTERPRET_UNCOMPILED * _size(self.py_func)
+                # A single call that is worth the compiler does not wait for the second process.
+                if worth_asking and work <= limit and self._is_being_compiled(args):
                     return False
-                if total <= INTERPRET_UNCOMPILED * _size(self.py_func):
+                if total <= limit:
                     return False
         self._ready.add(types)
         return True

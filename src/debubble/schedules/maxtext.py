@@ -57,10 +57,10 @@ def maxtext_circular(
 
     A compiler for TPUs unrolls the loop: m·v + d(p − 1) iterations forward, and their reverse
     backward. With d = 1 every iteration ends in a transfer that all wait for. With the option
-    `delay` d = 2: it runs alongside the next iteration, for p − 1 more of them each way, and several
-    chunks need m ≥ 2p. The order of a rank is that of looped-bfs either way. Here it goes on as
-    soon as its input is there, not when all others do: what lockstep takes is an upper bound, and
-    for F = B = c exactly what `delay` takes.
+    `delay` d = 2: it runs alongside the next iteration, for p − 1 more of them each way, and
+    several chunks need m ≥ 2p. The order of a rank is that of looped-bfs either way. Here it goes
+    on as soon as its input is there, not when all others do: what lockstep takes is an upper bound,
+    and for F = B = c exactly what `delay` takes.
 
     When to use it: to judge a job of MaxText, or whether delay pays there, which is when
     (m·v + p − 1)c is more than (p − 1)F. Where ranks need no lockstep, flexible-interleaved takes

@@ -27,6 +27,7 @@ from typing import IO, Any, TypeVar
 
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.readers.stream import LeftOut
+from debubble.engine.background import is_python
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -59,9 +60,7 @@ def processes_for(files: Sequence[Path]) -> int:
     for path in files:
         with suppress(OSError):
             size += path.stat().st_size * (PACKED if path.suffix == ".gz" else 1)
-    # In a program with an embedded Python, sys.executable is that program.
-    is_python = "python" in Path(sys.executable or "").name.lower()
-    if size < FEWEST_BYTES or not is_python or getattr(sys, "frozen", False):
+    if size < FEWEST_BYTES or not is_python():
         return 1
     busy = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
     idle = math.ceil(processors() * max(1 - busy, 0.0))
