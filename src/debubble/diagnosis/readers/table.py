@@ -26,9 +26,8 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import Collected
-from debubble.diagnosis.readers.csv_cells import Cells, cells_of, lines_of
+from debubble.diagnosis.readers.csv_cells import Cells, cells_of, texts_of
 from debubble.diagnosis.readers.messages import packed, some_of_each
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.text import shown
@@ -55,18 +54,21 @@ REQUIRED = ("rank", "action", "start", "end")
 OPTIONAL = ("step", "copy", "waited", "issued", "busy", "host")
 
 _UNIT = re.compile(f"({'|'.join(TIMES)})(_m?s|_us|_ns)?")
+_WHOLES = re.compile(r"(?:\d{1,9},)*\d{1,9}", re.ASCII)
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
+_PLAIN = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?", re.ASCII)
+
 MOST_NAMES = 1 << 16
 """Names that are kept; with more than that all are looked up again."""
 
-FINE = 10**9
-"""Parts of a unit of time of which most numbers are multiples."""
+EXACT = 1 << 53
+"""Whole number up to which floats have all."""
 
-EXACT = 1 << 50
-"""Parts up to which a float times :data:`FINE` rounds to the multiple that is written."""
+MOST_DIGITS = 18
+"""Digits behind a point up to which a number may fit 64 bits."""
 
-SHORT = 16
-"""Length of a number that has at most 15 digits, all of which a float keeps."""
+LARGEST = 1 << 62
+"""Whole number whose difference from another fits 64 bits."""
 
 WRONG = "lines that are no action with a rank and times"
 
@@ -92,8 +94,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     table = _Table(Collected(where, left_out))
     scale = 1.0
     for path in files:
-        texts = lines_of(path, left_out)
-        header, *first = next(texts, [""])
+        texts = texts_of(path, left_out)
+        header, _, first = next(texts, "").partition("\n")
         columns, scale = _columns(path, _header(path, header), left_out)
         for cells in cells_of(chain([first] if first else [], texts), columns):
             check_cancelled()
@@ -121,38 +123,49 @@ _Thing = tuple[int, int, int, int, int]
 """Sort, kind or cause of a pause, stage, microbatch and slice."""
 
 
+class _Numbering(dict[str, int]):
+    """Numbers of texts in order of their first occurrence."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        return number
+
+    def codes(self, texts: Sequence[str]) -> Whole:
+        """Return the number of each text."""
+        return np.fromiter(map(self.__getitem__, texts), np.int64, len(texts))
+
+
 class _Names:
     """Numbers of the names of actions, and the things that they stand for.
 
     Attributes
     ----------
     things
-        Shape ``(names, things of a name, fields of a thing)``.
+        Things of all names, one after the other: shape ``(things, fields)``.
     counts
         Things that each name stands for: none, one, or the actions of a pair.
+    firsts
+        First thing of each name.
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._named: list[list[_Thing]] = []
-        self.things = np.zeros((0, 0, 5), np.int64)
+        self._numbers = _Numbering()
+        self.things = np.zeros((0, 5), np.int64)
         self.counts = np.zeros(0, np.int64)
+        self.firsts = np.zeros(0, np.int64)
 
     def codes(self, texts: Sequence[str]) -> Whole:
         """Return the number of each name; numbers hold until the next call."""
         if len(self._numbers) > MOST_NAMES:
             self.__init__()  # type: ignore[misc]
-        new = [text for text in dict.fromkeys(texts) if text not in self._numbers]
-        if new:
-            self._numbers |= {text: len(self._numbers) + at for at, text in enumerate(new)}
-            self._named += map(_things, new)
-            counts = list(map(len, self._named))
-            most = max(counts)
-            nothing: _Thing = (NOTHING, 0, 0, 0, 0)
-            every = [one + [nothing] * (most - len(one)) for one in self._named]
-            self.things = np.array(every, np.int64).reshape(len(every), most, len(nothing))
-            self.counts = np.array(counts)
-        return np.fromiter(map(self._numbers.__getitem__, texts), np.int64, len(texts))
+        codes = self._numbers.codes(texts)
+        if len(self._numbers) > len(self.counts):
+            new = [_things(text) for text in islice(self._numbers, len(self.counts), None)]
+            things = np.array(list(chain.from_iterable(new)), np.int64).reshape(-1, 5)
+            self.things = np.concatenate([self.things, things])
+            self.counts = np.append(self.counts, list(map(len, new)))
+            self.firsts = np.cumsum(self.counts) - self.counts
+        return codes
 
 
 def _things(name: str) -> list[_Thing]:
@@ -228,19 +241,25 @@ class _Table:
         placed = (np.minimum.reduce(place) >= 0) & ~np.isnan(times[0])
         self._add_hosts(cells.get("host"), place[1], place[2], placed)
         code = self._names.codes(cells["action"])
-        things, things_of = self._names.things, self._names.counts[code]
+        things_of = self._names.counts[code]
         sound = placed & (things_of > 0)
         self.wrong += count - int(np.count_nonzero(sound))
         # All parts of a pair have the number of their line.
         pair = np.where(things_of > 1, np.arange(self._lines, self._lines + count), ALONE)
         self._lines += count
-        for part in range(things.shape[1]):
-            every = things[code, part]
+        for part in range(things_of.max(initial=0)):
+            rows = np.flatnonzero(sound & (things_of > part))
+            thing = self._names.firsts[code[rows]] + part
+            sorts = self._names.things[thing, 0]
             for sort in (ACTION, SEND, RECEIVE, PAUSE):
-                rows = np.flatnonzero(sound & (every[:, 0] == sort))
-                if len(rows):
-                    columns = (*place, *every.T[1:], pair, *times)
-                    self._add_things(sort, _Things(*(column[rows] for column in columns)))
+                some = sorts == sort
+                at = rows[some]
+                if len(at):
+                    self._add_things(sort, _Things(
+                        *(column[at] for column in place),
+                        *self._names.things[thing[some], 1:].T,
+                        *(column[at] for column in (pair, *times)),
+                    ))  # fmt: skip
 
     def _add_things(self, sort: int, things: _Things) -> None:
         """Add things of one sort."""
@@ -276,10 +295,10 @@ class _Table:
 
 def _coded(texts: Sequence[str]) -> tuple[Whole, list[str]]:
     """Return a number for each text, and the different texts by their numbers."""
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    if len(numbers) == 1:
-        return np.zeros(len(texts), np.int64), list(numbers)
-    return np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts)), list(numbers)
+    if texts and texts.count(texts[0]) == len(texts):
+        return np.zeros(len(texts), np.int64), [texts[0]]
+    numbers = _Numbering()
+    return numbers.codes(texts), list(numbers)
 
 
 def _numbers(name: str, texts: Sequence[str] | None, count: int) -> Whole:
@@ -287,6 +306,9 @@ def _numbers(name: str, texts: Sequence[str] | None, count: int) -> Whole:
     missing = -1 if name == "rank" else 0
     if texts is None:
         return np.full(count, missing)
+    joined = ",".join(texts)
+    if _WHOLES.fullmatch(joined):
+        return np.fromstring(joined, np.int64, sep=",")
     code, different = _coded(texts)
     values = [
         int(text) if _WHOLE.fullmatch(text) else missing if not text else -1 for text in different
@@ -296,33 +318,96 @@ def _numbers(name: str, texts: Sequence[str] | None, count: int) -> Whole:
 
 def _times(texts: Sequence[str], zero: Decimal) -> Floats:
     """Return numbers less `zero`, correctly rounded; NaN for what is none."""
-    count, base = len(texts), zero * FINE
-    found, exact = np.full(count, np.nan), np.zeros(count, bool)
-    joined = "".join(texts)
-    if joined.isascii() and "_" not in joined and base == int(base) and abs(base) < EXACT:
-        with suppress(ValueError):
-            parts = _floats(texts) * FINE
-            whole = np.rint(parts)
-            # The product of a multiple is off by less than this, that of any other short number
-            # by more. Whole numbers are subtracted exactly, so that only the quotient is rounded.
-            with np.errstate(invalid="ignore"):
-                exact = (np.abs(parts - whole) <= np.abs(whole) * 2.0**-52) | np.isnan(parts)
-            exact &= ~(np.abs(whole) >= EXACT)
-            if max(map(len, texts), default=0) > SHORT:
-                exact &= np.array([len(text) <= SHORT for text in texts])
-            found = (whole - float(base)) / FINE
-    for at in np.flatnonzero(~exact).tolist():
+    if "" in texts:
+        # Any number in place of empty cells has all of them read at once.
+        some = next(filter(None, texts), "0")
+        found = _times([text or some for text in texts], zero)
+        found[~np.fromiter(map(bool, texts), bool, len(texts))] = np.nan
+        return found
+    times = _times_alike(texts, zero)
+    if times is None:
+        times = _plain_times(texts, zero)
+    if times is not None:
+        return times
+    found = np.full(len(texts), np.nan)
+    plain = [at for at, text in enumerate(texts) if _PLAIN.fullmatch(text)]
+    times = _plain_times([texts[at] for at in plain], zero)
+    if times is None:
+        plain = []
+    else:
+        found[plain] = times
+    for at in sorted(set(range(len(texts))).difference(plain)):
         number = _decimal(texts[at])
         found[at] = math.nan if number is None else float(number - zero)
     return found
 
 
-def _floats(texts: Sequence[str]) -> Floats:
-    """Return numbers; NaN for an empty text."""
-    try:
-        return np.fromiter(map(float, texts), np.float64, len(texts))
-    except ValueError:
-        return np.array([float(text or "nan") for text in texts])
+def _times_alike(texts: Sequence[str], zero: Decimal) -> Floats | None:
+    """Return numbers with equally many digits behind the point less `zero`; None for others."""
+    joined = ",".join(texts).encode()
+    if not joined or joined.translate(None, b"0123456789.,-"):
+        return None
+    letters = np.frombuffer(b",%b," % joined, np.uint8)
+    commas, points = (np.flatnonzero(letters == ord(each)) for each in ",.")
+    starts, ends = commas[:-1] + 1, commas[1:]
+    below = letters[starts] == ord("-")
+    points = points if len(points) else ends
+    if len(points) != len(ends) or joined.count(b"-") > np.count_nonzero(below):
+        return None
+    behind = ends - points
+    if (behind != behind[0]).any() or (points - starts - below < 1).any():
+        return None
+    digits = max(int(behind[0]) - 1, 0)
+    values = np.fromstring(joined.replace(b".", b"").decode(), np.int64, sep=",")
+    return _less(values, None, digits, zero)
+
+
+def _plain_times(texts: Sequence[str], zero: Decimal) -> Floats | None:
+    """Return numbers without an exponent less `zero`; None where one is another or too long."""
+    joined = ",".join(texts).encode()
+    if not joined or joined.translate(None, b"0123456789.,-"):
+        return None
+    letters = np.frombuffer(b",%b," % joined, np.uint8)
+    edges = np.flatnonzero((letters == ord(",")) | (letters == ord(".")))
+    is_fraction = letters[edges[:-1]] == ord(".")
+    below = letters[edges[:-1] + 1] == ord("-")
+    length = np.diff(edges) - 1 - below
+    if (
+        length.min() < 1 or length[is_fraction].max(initial=0) > MOST_DIGITS
+        or (is_fraction & (below | np.append(is_fraction[1:], False))).any()
+        or joined.count(b"-") > np.count_nonzero(below)
+    ):  # fmt: skip
+        return None
+    values = np.fromstring(joined.replace(b".", b",").decode(), np.int64, sep=",")
+    digits = int(length[is_fraction].max(initial=0))
+    rest = np.zeros(len(texts), np.int64)
+    has_fraction = np.append(is_fraction[1:], False)[~is_fraction]
+    rest[has_fraction] = values[is_fraction] * 10 ** (digits - length[is_fraction])
+    rest[below[~is_fraction]] *= -1
+    return _less(values[~is_fraction], rest, digits, zero)
+
+
+def _less(values: Whole, rest: Whole | None, digits: int, zero: Decimal) -> Floats | None:
+    """Return numbers less `zero`, correctly rounded; None where that does not fit 64 bits.
+
+    They are `values` of so many digits behind the point; with `rest`, whole numbers and what is
+    behind the point.
+    """
+    places = max(digits, -int(zero.as_tuple().exponent))
+    # A number beyond 64 bits is read as the largest of these.
+    largest = max(int(values.max()), -int(values.min())) + (rest is not None)
+    factor = 10 ** (places - (0 if rest is not None else digits))
+    if places > MOST_DIGITS or max(largest * factor, (abs(int(zero)) + 1) * 10**places) >= LARGEST:
+        return None
+    found = values * factor
+    if rest is not None:
+        found += rest * 10 ** (places - digits)
+    found -= int(zero.scaleb(places))
+    times: Floats = found / 10.0**places
+    # Up to 53 bits only the quotient is rounded; that of Python's integers always is exact.
+    wide = np.flatnonzero(np.abs(found) > EXACT)
+    times[wide] = [each / 10**places for each in found[wide].tolist()]
+    return times
 
 
 def _decimal(text: str) -> Decimal | None:
