@@ -23,7 +23,6 @@ when somebody began to wait for it and ends when it was there. A line whose acti
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Sequence
 from decimal import Decimal
@@ -36,12 +35,12 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, KINDS, Kind
-from debubble.core.units import read_number
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import Collected
 from debubble.diagnosis.readers.csv_cells import Cells, cells_of, texts_of
+from debubble.diagnosis.readers.decimals import decimal, times_less
 from debubble.diagnosis.readers.messages import packed, some_of_each
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.text import shown
@@ -56,19 +55,8 @@ OPTIONAL = ("step", "copy", "waited", "issued", "busy", "host")
 _UNIT = re.compile(f"({'|'.join(TIMES)})(_m?s|_us|_ns)?")
 _WHOLES = re.compile(r"(?:\d{1,9},)*\d{1,9}", re.ASCII)
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
-_PLAIN = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?", re.ASCII)
-
 MOST_NAMES = 1 << 16
 """Names that are kept; with more than that all are looked up again."""
-
-EXACT = 1 << 53
-"""Whole number up to which floats have all."""
-
-MOST_DIGITS = 18
-"""Digits behind a point up to which a number may fit 64 bits."""
-
-LARGEST = 1 << 62
-"""Whole number whose difference from another fits 64 bits."""
 
 WRONG = "lines that are no action with a rank and times"
 
@@ -229,12 +217,12 @@ class _Table:
         """Add some lines; `scale` is the seconds of the file's unit."""
         count = len(cells["rank"])
         if self._zero is None:
-            starts = map(_decimal, cells["start"])
+            starts = map(decimal, cells["start"])
             self._zero = next((start for start in starts if start is not None), None)
         zero = self._zero or Decimal()
         place = [_numbers(name, cells.get(name), count) for name in PLACE]
         times = [
-            _times(cells[name], Decimal() if name == "busy" else zero) * scale
+            times_less(cells[name], Decimal() if name == "busy" else zero) * scale
             if name in cells else np.full(count, np.nan)
             for name in TIMES
         ]  # fmt: skip
@@ -314,108 +302,6 @@ def _numbers(name: str, texts: Sequence[str] | None, count: int) -> Whole:
         int(text) if _WHOLE.fullmatch(text) else missing if not text else -1 for text in different
     ]
     return np.array(values, np.int64)[code]
-
-
-def _times(texts: Sequence[str], zero: Decimal) -> Floats:
-    """Return numbers less `zero`, correctly rounded; NaN for what is none."""
-    if "" in texts:
-        # Any number in place of empty cells has all of them read at once.
-        some = next(filter(None, texts), "0")
-        found = _times([text or some for text in texts], zero)
-        found[~np.fromiter(map(bool, texts), bool, len(texts))] = np.nan
-        return found
-    times = _times_alike(texts, zero)
-    if times is None:
-        times = _plain_times(texts, zero)
-    if times is not None:
-        return times
-    found = np.full(len(texts), np.nan)
-    plain = [at for at, text in enumerate(texts) if _PLAIN.fullmatch(text)]
-    times = _plain_times([texts[at] for at in plain], zero)
-    if times is None:
-        plain = []
-    else:
-        found[plain] = times
-    for at in sorted(set(range(len(texts))).difference(plain)):
-        number = _decimal(texts[at])
-        found[at] = math.nan if number is None else float(number - zero)
-    return found
-
-
-def _times_alike(texts: Sequence[str], zero: Decimal) -> Floats | None:
-    """Return numbers with equally many digits behind the point less `zero`; None for others."""
-    joined = ",".join(texts).encode()
-    if not joined or joined.translate(None, b"0123456789.,-"):
-        return None
-    letters = np.frombuffer(b",%b," % joined, np.uint8)
-    commas, points = (np.flatnonzero(letters == ord(each)) for each in ",.")
-    starts, ends = commas[:-1] + 1, commas[1:]
-    below = letters[starts] == ord("-")
-    points = points if len(points) else ends
-    if len(points) != len(ends) or joined.count(b"-") > np.count_nonzero(below):
-        return None
-    behind = ends - points
-    if (behind != behind[0]).any() or (points - starts - below < 1).any():
-        return None
-    digits = max(int(behind[0]) - 1, 0)
-    values = np.fromstring(joined.replace(b".", b"").decode(), np.int64, sep=",")
-    return _less(values, None, digits, zero)
-
-
-def _plain_times(texts: Sequence[str], zero: Decimal) -> Floats | None:
-    """Return numbers without an exponent less `zero`; None where one is another or too long."""
-    joined = ",".join(texts).encode()
-    if not joined or joined.translate(None, b"0123456789.,-"):
-        return None
-    letters = np.frombuffer(b",%b," % joined, np.uint8)
-    edges = np.flatnonzero((letters == ord(",")) | (letters == ord(".")))
-    is_fraction = letters[edges[:-1]] == ord(".")
-    below = letters[edges[:-1] + 1] == ord("-")
-    length = np.diff(edges) - 1 - below
-    if (
-        length.min() < 1 or length[is_fraction].max(initial=0) > MOST_DIGITS
-        or (is_fraction & (below | np.append(is_fraction[1:], False))).any()
-        or joined.count(b"-") > np.count_nonzero(below)
-    ):  # fmt: skip
-        return None
-    values = np.fromstring(joined.replace(b".", b",").decode(), np.int64, sep=",")
-    digits = int(length[is_fraction].max(initial=0))
-    rest = np.zeros(len(texts), np.int64)
-    has_fraction = np.append(is_fraction[1:], False)[~is_fraction]
-    rest[has_fraction] = values[is_fraction] * 10 ** (digits - length[is_fraction])
-    rest[below[~is_fraction]] *= -1
-    return _less(values[~is_fraction], rest, digits, zero)
-
-
-def _less(values: Whole, rest: Whole | None, digits: int, zero: Decimal) -> Floats | None:
-    """Return numbers less `zero`, correctly rounded; None where that does not fit 64 bits.
-
-    They are `values` of so many digits behind the point; with `rest`, whole numbers and what is
-    behind the point.
-    """
-    places = max(digits, -int(zero.as_tuple().exponent))
-    # A number beyond 64 bits is read as the largest of these.
-    largest = max(int(values.max()), -int(values.min())) + (rest is not None)
-    factor = 10 ** (places - (0 if rest is not None else digits))
-    if places > MOST_DIGITS or max(largest * factor, (abs(int(zero)) + 1) * 10**places) >= LARGEST:
-        return None
-    found = values * factor
-    if rest is not None:
-        found += rest * 10 ** (places - digits)
-    found -= int(zero.scaleb(places))
-    times: Floats = found / 10.0**places
-    # Up to 53 bits only the quotient is rounded; that of Python's integers always is exact.
-    wide = np.flatnonzero(np.abs(found) > EXACT)
-    times[wide] = [each / 10**places for each in found[wide].tolist()]
-    return times
-
-
-def _decimal(text: str) -> Decimal | None:
-    """Return a finite number; None for what is none, or has an exponent too large for decimals."""
-    try:
-        return Decimal(text) if math.isfinite(read_number(text)) else None
-    except ArithmeticError:
-        return None
 
 
 def _header(path: Path, line: str) -> list[str]:
