@@ -105,10 +105,12 @@ def _less(values: Whole, rest: Whole | None, digits: int, zero: Decimal) -> Floa
     behind the point.
     """
     places = max(digits, -int(zero.as_tuple().exponent))
+    if places > MOST_DIGITS or zero.adjusted() > MOST_DIGITS:
+        return None
     # A number beyond 64 bits is read as the largest of these.
     largest = max(int(values.max()), -int(values.min())) + (rest is not None)
     factor = 10 ** (places - (0 if rest is not None else digits))
-    if places > MOST_DIGITS or max(largest * factor, (abs(int(zero)) + 1) * 10**places) >= LARGEST:
+    if max(largest * factor, (abs(int(zero)) + 1) * 10**places) >= LARGEST:
         return None
     found = values * factor
     if rest is not None:
