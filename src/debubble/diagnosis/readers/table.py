@@ -23,12 +23,10 @@ when somebody began to wait for it and ends when it was there. A line whose acti
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,12 +35,12 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, KINDS, Kind
-from debubble.core.units import read_number
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import Collected
-from debubble.diagnosis.readers.csv_cells import Cells, cells_of, lines_of
+from debubble.diagnosis.readers.csv_cells import Cells, cells_of, texts_of
+from debubble.diagnosis.readers.decimals import decimal, times_less
 from debubble.diagnosis.readers.messages import packed, some_of_each
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.text import shown
@@ -55,18 +53,10 @@ REQUIRED = ("rank", "action", "start", "end")
 OPTIONAL = ("step", "copy", "waited", "issued", "busy", "host")
 
 _UNIT = re.compile(f"({'|'.join(TIMES)})(_m?s|_us|_ns)?")
+_WHOLES = re.compile(r"(?:\d{1,9},)*\d{1,9}", re.ASCII)
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
 MOST_NAMES = 1 << 16
 """Names that are kept; with more than that all are looked up again."""
-
-FINE = 10**9
-"""Parts of a unit of time of which most numbers are multiples."""
-
-EXACT = 1 << 50
-"""Parts up to which a float times :data:`FINE` rounds to the multiple that is written."""
-
-SHORT = 16
-"""Length of a number that has at most 15 digits, all of which a float keeps."""
 
 WRONG = "lines that are no action with a rank and times"
 
@@ -92,8 +82,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     table = _Table(Collected(where, left_out))
     scale = 1.0
     for path in files:
-        texts = lines_of(path, left_out)
-        header, *first = next(texts, [""])
+        texts = texts_of(path, left_out)
+        header, _, first = next(texts, "").partition("\n")
         columns, scale = _columns(path, _header(path, header), left_out)
         for cells in cells_of(chain([first] if first else [], texts), columns):
             check_cancelled()
@@ -121,38 +111,49 @@ _Thing = tuple[int, int, int, int, int]
 """Sort, kind or cause of a pause, stage, microbatch and slice."""
 
 
+class _Numbering(dict[str, int]):
+    """Numbers of texts in order of their first occurrence."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        return number
+
+    def codes(self, texts: Sequence[str]) -> Whole:
+        """Return the number of each text."""
+        return np.fromiter(map(self.__getitem__, texts), np.int64, len(texts))
+
+
 class _Names:
     """Numbers of the names of actions, and the things that they stand for.
 
     Attributes
     ----------
     things
-        Shape ``(names, things of a name, fields of a thing)``.
+        Things of all names, one after the other: shape ``(things, fields)``.
     counts
         Things that each name stands for: none, one, or the actions of a pair.
+    firsts
+        First thing of each name.
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._named: list[list[_Thing]] = []
-        self.things = np.zeros((0, 0, 5), np.int64)
+        self._numbers = _Numbering()
+        self.things = np.zeros((0, 5), np.int64)
         self.counts = np.zeros(0, np.int64)
+        self.firsts = np.zeros(0, np.int64)
 
     def codes(self, texts: Sequence[str]) -> Whole:
         """Return the number of each name; numbers hold until the next call."""
         if len(self._numbers) > MOST_NAMES:
             self.__init__()  # type: ignore[misc]
-        new = [text for text in dict.fromkeys(texts) if text not in self._numbers]
-        if new:
-            self._numbers |= {text: len(self._numbers) + at for at, text in enumerate(new)}
-            self._named += map(_things, new)
-            counts = list(map(len, self._named))
-            most = max(counts)
-            nothing: _Thing = (NOTHING, 0, 0, 0, 0)
-            every = [one + [nothing] * (most - len(one)) for one in self._named]
-            self.things = np.array(every, np.int64).reshape(len(every), most, len(nothing))
-            self.counts = np.array(counts)
-        return np.fromiter(map(self._numbers.__getitem__, texts), np.int64, len(texts))
+        codes = self._numbers.codes(texts)
+        if len(self._numbers) > len(self.counts):
+            new = [_things(text) for text in islice(self._numbers, len(self.counts), None)]
+            things = np.array(list(chain.from_iterable(new)), np.int64).reshape(-1, 5)
+            self.things = np.concatenate([self.things, things])
+            self.counts = np.append(self.counts, list(map(len, new)))
+            self.firsts = np.cumsum(self.counts) - self.counts
+        return codes
 
 
 def _things(name: str) -> list[_Thing]:
@@ -216,31 +217,37 @@ class _Table:
         """Add some lines; `scale` is the seconds of the file's unit."""
         count = len(cells["rank"])
         if self._zero is None:
-            starts = map(_decimal, cells["start"])
+            starts = map(decimal, cells["start"])
             self._zero = next((start for start in starts if start is not None), None)
         zero = self._zero or Decimal()
         place = [_numbers(name, cells.get(name), count) for name in PLACE]
         times = [
-            _times(cells[name], Decimal() if name == "busy" else zero) * scale
+            times_less(cells[name], Decimal() if name == "busy" else zero) * scale
             if name in cells else np.full(count, np.nan)
             for name in TIMES
         ]  # fmt: skip
         placed = (np.minimum.reduce(place) >= 0) & ~np.isnan(times[0])
         self._add_hosts(cells.get("host"), place[1], place[2], placed)
         code = self._names.codes(cells["action"])
-        things, things_of = self._names.things, self._names.counts[code]
+        things_of = self._names.counts[code]
         sound = placed & (things_of > 0)
         self.wrong += count - int(np.count_nonzero(sound))
         # All parts of a pair have the number of their line.
         pair = np.where(things_of > 1, np.arange(self._lines, self._lines + count), ALONE)
         self._lines += count
-        for part in range(things.shape[1]):
-            every = things[code, part]
+        for part in range(things_of.max(initial=0)):
+            rows = np.flatnonzero(sound & (things_of > part))
+            thing = self._names.firsts[code[rows]] + part
+            sorts = self._names.things[thing, 0]
             for sort in (ACTION, SEND, RECEIVE, PAUSE):
-                rows = np.flatnonzero(sound & (every[:, 0] == sort))
-                if len(rows):
-                    columns = (*place, *every.T[1:], pair, *times)
-                    self._add_things(sort, _Things(*(column[rows] for column in columns)))
+                some = sorts == sort
+                at = rows[some]
+                if len(at):
+                    self._add_things(sort, _Things(
+                        *(column[at] for column in place),
+                        *self._names.things[thing[some], 1:].T,
+                        *(column[at] for column in (pair, *times)),
+                    ))  # fmt: skip
 
     def _add_things(self, sort: int, things: _Things) -> None:
         """Add things of one sort."""
@@ -276,10 +283,10 @@ class _Table:
 
 def _coded(texts: Sequence[str]) -> tuple[Whole, list[str]]:
     """Return a number for each text, and the different texts by their numbers."""
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    if len(numbers) == 1:
-        return np.zeros(len(texts), np.int64), list(numbers)
-    return np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts)), list(numbers)
+    if texts and texts.count(texts[0]) == len(texts):
+        return np.zeros(len(texts), np.int64), [texts[0]]
+    numbers = _Numbering()
+    return numbers.codes(texts), list(numbers)
 
 
 def _numbers(name: str, texts: Sequence[str] | None, count: int) -> Whole:
@@ -287,50 +294,14 @@ def _numbers(name: str, texts: Sequence[str] | None, count: int) -> Whole:
     missing = -1 if name == "rank" else 0
     if texts is None:
         return np.full(count, missing)
+    joined = ",".join(texts)
+    if _WHOLES.fullmatch(joined):
+        return np.fromstring(joined, np.int64, sep=",")
     code, different = _coded(texts)
     values = [
         int(text) if _WHOLE.fullmatch(text) else missing if not text else -1 for text in different
     ]
     return np.array(values, np.int64)[code]
-
-
-def _times(texts: Sequence[str], zero: Decimal) -> Floats:
-    """Return numbers less `zero`, correctly rounded; NaN for what is none."""
-    count, base = len(texts), zero * FINE
-    found, exact = np.full(count, np.nan), np.zeros(count, bool)
-    joined = "".join(texts)
-    if joined.isascii() and "_" not in joined and base == int(base) and abs(base) < EXACT:
-        with suppress(ValueError):
-            parts = _floats(texts) * FINE
-            whole = np.rint(parts)
-            # The product of a multiple is off by less than this, that of any other short number
-            # by more. Whole numbers are subtracted exactly, so that only the quotient is rounded.
-            with np.errstate(invalid="ignore"):
-                exact = (np.abs(parts - whole) <= np.abs(whole) * 2.0**-52) | np.isnan(parts)
-            exact &= ~(np.abs(whole) >= EXACT)
-            if max(map(len, texts), default=0) > SHORT:
-                exact &= np.array([len(text) <= SHORT for text in texts])
-            found = (whole - float(base)) / FINE
-    for at in np.flatnonzero(~exact).tolist():
-        number = _decimal(texts[at])
-        found[at] = math.nan if number is None else float(number - zero)
-    return found
-
-
-def _floats(texts: Sequence[str]) -> Floats:
-    """Return numbers; NaN for an empty text."""
-    try:
-        return np.fromiter(map(float, texts), np.float64, len(texts))
-    except ValueError:
-        return np.array([float(text or "nan") for text in texts])
-
-
-def _decimal(text: str) -> Decimal | None:
-    """Return a finite number; None for what is none, or has an exponent too large for decimals."""
-    try:
-        return Decimal(text) if math.isfinite(read_number(text)) else None
-    except ArithmeticError:
-        return None
 
 
 def _header(path: Path, line: str) -> list[str]:
