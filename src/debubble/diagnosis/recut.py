@@ -14,7 +14,7 @@ from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.kind_relations import ACTIVATION_KINDS, FUSED_KIND
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.observed import Times
 
 
 def shares_of_cut(old: ArrayLike, new: ArrayLike) -> Times:

@@ -15,8 +15,9 @@ from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.carried import shares_in_groups
-from debubble.diagnosis.run import Indices, Run, Times
-from debubble.diagnosis.transfers import Transfers
+from debubble.diagnosis.observed import Indices, Times
+from debubble.diagnosis.run import Run
+from debubble.diagnosis.transfers import MessageTimes
 from debubble.engine.action_times import shared_costs, with_action_times
 from debubble.engine.event_graph import EventGraph
 from debubble.engine.graph import compile_graph
@@ -39,7 +40,7 @@ class Replay:
 
     run: Run
     """The run, on one clock."""
-    transfers: Transfers
+    transfers: MessageTimes
     """Its messages."""
 
     @cached_property

@@ -22,12 +22,9 @@ from debubble.core.actions import (
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.waits import waits_for
-from debubble.diagnosis.observed import Messages, Observed, Pauses
+from debubble.diagnosis.observed import Indices, Messages, Observed, Pauses, Times
 from debubble.diagnosis.order import Orders
 from debubble.diagnosis.schedule_names import NO_PAIR
-
-Times = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 MOMENT = 4e-4
 """Share of a typical action below which nobody waits."""
@@ -57,8 +54,9 @@ class Run:
     issued: Times
     waited: Times
     busy: Times
-    """As the four before, what :class:`debubble.diagnosis.observed.Actions` has of that name, shape
-    ``(rows, actions)``; NaN where nobody knows. Members of an overlapped group have the group's."""
+    """Busy time of the device in seconds, like the four fields above of shape ``(rows, actions)``
+    and defined in :class:`debubble.diagnosis.observed.ObservedActions`. Unknown values are NaN.
+    All members of an overlapped group have the group's values."""
     sent: Times
     posted: Times
     began: Times

@@ -26,7 +26,7 @@ NO_PAIR = ~(PAIR_MASK << PAIR_SHIFT)
 
 
 @dataclass(frozen=True, eq=False)
-class Name:
+class ScheduleName:
     """Name of a schedule that ran."""
 
     text: str
@@ -39,7 +39,7 @@ class Name:
     """Options of the schedule with which it is that order."""
 
 
-def named(schedule: Schedule, *, torch: bool = False) -> Name:
+def named(schedule: Schedule, *, torch: bool = False) -> ScheduleName:
     """Return the name of a schedule that ran.
 
     Parameters
@@ -53,12 +53,12 @@ def named(schedule: Schedule, *, torch: bool = False) -> Name:
     for other in _candidates(schedule, torch):
         far = _distance(schedule, other)
         if far == 0:
-            return Name(other.name, options=other.options)
+            return ScheduleName(other.name, options=other.options)
         if far < least:
             best, least = other, far
     if best is None:
-        return Name(CUSTOM)
-    return Name(best.name, tuple(_differences(schedule, best)), best, best.options)
+        return ScheduleName(CUSTOM)
+    return ScheduleName(best.name, tuple(_differences(schedule, best)), best, best.options)
 
 
 def like_none(

@@ -18,8 +18,9 @@ from functools import cached_property
 import numpy as np
 
 from debubble.core.kinds import Kind
+from debubble.diagnosis.observed import Times
 from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.run import PAIR, Run, Times
+from debubble.diagnosis.run import PAIR, Run
 
 SLOWEST = 0.03
 """Share of the workers that count as the slowest."""

@@ -9,8 +9,9 @@ import numpy as np
 
 from debubble.core.costs import Costs
 from debubble.core.kinds import KINDS, Kind
+from debubble.diagnosis.observed import Times
 from debubble.diagnosis.replay import Replay, as_matrix
-from debubble.diagnosis.run import PAIR, Run, Times
+from debubble.diagnosis.run import PAIR, Run
 from debubble.interchange.cost_files import costs_data
 
 MILLISECONDS = 1e3
@@ -22,7 +23,7 @@ OUTLIER = 1.5
 
 
 @dataclass(frozen=True)
-class Spread:
+class ActionSpread:
     """Times of one kind on one stage, in seconds.
 
     Parameters
@@ -59,7 +60,7 @@ class Spread:
                         "outliers": self.outliers}  # fmt: skip
 
 
-def spreads_of(run: Run) -> tuple[Spread, ...]:
+def spreads_of(run: Run) -> tuple[ActionSpread, ...]:
     """Return times of every kind and stage, over all steps and copies."""
     found = []
     known = np.where(run.known, run.duration, np.nan)
@@ -73,7 +74,7 @@ def spreads_of(run: Run) -> tuple[Spread, ...]:
                 continue
             mean, median = float(there.mean()), float(np.median(there))
             p10, p90 = np.percentile(there, [10, 90]).tolist()
-            found.append(Spread(
+            found.append(ActionSpread(
                 name, stage, len(there), median, mean, p10, p90,
                 float(there.std()) / mean if mean else 0.0, _drift(run, values),
                 int(np.count_nonzero(there >= OUTLIER * median)),
@@ -153,7 +154,7 @@ def _filled(medians: list[float]) -> float | list[float]:
     return [_short(mean if value != value else value) for value in medians]
 
 
-def cost_file(replay: Replay, spreads: tuple[Spread, ...]) -> dict[str, Any]:
+def cost_file(replay: Replay, spreads: tuple[ActionSpread, ...]) -> dict[str, Any]:
     """Return the data of a cost file: medians, and their spread under ``measured``."""
     run = replay.run
     data = costs_data(costs_of(replay))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.diagnosis.run import Indices, Run, Times
+from debubble.diagnosis.observed import Indices, Times
+from debubble.diagnosis.run import Run
 
 QUICK = 0.1
 """Share of the messages of a link that are at least as quick as those that nothing holds up."""
@@ -27,7 +28,7 @@ LATE = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class Transfers:
+class MessageTimes:
     """The messages of a run."""
 
     delay: Times
@@ -55,7 +56,7 @@ class Transfers:
         return _of_links(run, self.by_copy)
 
 
-def transfers_of(run: Run) -> Transfers:
+def transfers_of(run: Run) -> MessageTimes:
     """Find how long the messages of a run took, on one clock."""
     receives = run.source >= 0
     made, busy_until = run.produced, np.fmax(run.before, run.began)
@@ -95,7 +96,7 @@ def transfers_of(run: Run) -> Transfers:
         behind = _behind(run, delay, seen, usual, there)
     else:
         behind = np.where(seen, delay - usual, 0.0)
-    return Transfers(
+    return MessageTimes(
         delay,
         seen,
         told,

@@ -18,9 +18,9 @@ from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.carried import carried
 from debubble.diagnosis.changes import Change
+from debubble.diagnosis.observed import Times
 from debubble.diagnosis.recut import recut
 from debubble.diagnosis.replay import Replay, in_blocks, lengths_of, walk
-from debubble.diagnosis.run import Times
 from debubble.diagnosis.times import MILLISECONDS, costs_of
 from debubble.engine.timeline import Timeline, simulate
 from debubble.schedules.registry import entries, find, make

@@ -33,7 +33,7 @@ STATUSES = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """A schedule, how fast it is, and how much faster any could be.
+    """A schedule with its makespan and a lower bound.
 
     Parameters
     ----------
@@ -46,11 +46,11 @@ class Result:
     status
         ``"optimal"`` when the makespan meets the bound, else ``"feasible"`` or ``"interrupted"``.
     seconds
-        How long it took; of a result from the cache, how long it once took.
+        Seconds of the search; of a result from the cache, those of the original search.
     found_by
         The strategy that found it.
     cached
-        Whether it comes from the cache as it is, without a search.
+        True if it comes from the cache as it is, without a search.
     published
         Published schedules on the same costs with this one among them; None when not asked for.
         Where layers were cut, they are on even cuts.
@@ -58,10 +58,10 @@ class Result:
         Layers of every stage, where they were cut, and the costs per stage that follow, with which
         :func:`debubble.simulate` gives the same timeline; else empty and None.
     why
-        Why no schedule is faster than the bound, in words.
+        Reason in words that no schedule is faster than the bound.
     microbatches
         Where microbatches differ, the order in which they enter stage 0, by the numbers that they
-        have in the costs, in the schedule and in what is saved of it.
+        have in the costs, in the schedule and in saved files.
     spread
         Step times under the jitter that the order was chosen for; None where it was for none.
     """

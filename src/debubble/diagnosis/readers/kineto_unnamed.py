@@ -17,7 +17,7 @@ from debubble.diagnosis.readers.kineto_file import (
     TOO_MANY,
     IntRows,
     KinetoFile,
-    Times,
+    Nanoseconds,
     events_of,
 )
 from debubble.diagnosis.readers.stream import LeftOut
@@ -29,7 +29,7 @@ FORWARD, BACKWARD = range(2)
 NAMES = ("Forward", "Backward")
 
 
-class Run(NamedTuple):
+class UnnamedAction(NamedTuple):
     """A forward or backward that has no name; times in nanoseconds."""
 
     start: int
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     kind: int
 
 
-def runs_of(path: Path, left_out: LeftOut) -> list[Run]:
+def unnamed_actions(path: Path, left_out: LeftOut) -> list[UnnamedAction]:
     """Return the forwards and backwards of a file, in order of time."""
     recorded, evaluated = IntRows(3), IntRows(3)
     for block in events_of(path, left_out).blocks():
@@ -54,7 +54,7 @@ def runs_of(path: Path, left_out: LeftOut) -> list[Run]:
     return _runs(evaluated.sorted(), recorded.sorted())
 
 
-def _runs(evaluated: Times, recorded: Times) -> list[Run]:
+def _runs(evaluated: Nanoseconds, recorded: Nanoseconds) -> list[UnnamedAction]:
     evaluated = evaluated[:, _outer(evaluated) == np.arange(evaluated.shape[1])]
     if not evaluated.shape[1]:
         return []
@@ -77,12 +77,12 @@ def _runs(evaluated: Times, recorded: Times) -> list[Run]:
     for each in np.unique(owner):
         mine = maker[owner == each]
         forwards.append((recorded[0][mine].min(), recorded[1][mine].max()))
-    found = [Run(int(a), int(b), FORWARD) for a, b in forwards]
-    found += [Run(int(a), int(b), BACKWARD) for a, b in backwards]
+    found = [UnnamedAction(int(a), int(b), FORWARD) for a, b in forwards]
+    found += [UnnamedAction(int(a), int(b), BACKWARD) for a, b in backwards]
     return sorted(found)
 
 
-def _outer(events: Times) -> Times:
+def _outer(events: Nanoseconds) -> Nanoseconds:
     """Return for each event, sorted by start, the one that it lies in, or itself."""
     start, end = events[0], events[1]
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])[: len(start)]
@@ -90,7 +90,7 @@ def _outer(events: Times) -> Times:
     return np.maximum.accumulate(np.where(start >= before, here, 0)) if len(start) else here
 
 
-def microbatches_of(orders: Iterable[Sequence[Run]]) -> int:
+def microbatches_of(orders: Iterable[Sequence[UnnamedAction]]) -> int:
     """Return the microbatches of a step: backwards until nothing is in flight; 0 for none."""
     most, found = 0, 0
     for runs in orders:
@@ -106,7 +106,7 @@ def microbatches_of(orders: Iterable[Sequence[Run]]) -> int:
     return found
 
 
-def add_ranges(file: KinetoFile, runs: Sequence[Run], microbatches: int) -> None:
+def add_ranges(file: KinetoFile, runs: Sequence[UnnamedAction], microbatches: int) -> None:
     """Give a file ranges as GPipe's: the k-th forward is microbatch k's, and so on.
 
     Such a range begins with the receive of its input and ends with the send of its result.

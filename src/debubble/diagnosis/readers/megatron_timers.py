@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
-from debubble.diagnosis.observed import Actions, Observed
-from debubble.diagnosis.readers.messages import Whole
+from debubble.diagnosis.observed import Observed, ObservedActions, Times, Whole
 from debubble.diagnosis.readers.stream import LeftOut, lines
-
-Times = NDArray[np.float64]
 
 NAME = "megatron-timers"
 TIMERS = {"forward-compute": "F", "backward-compute": "B"}
@@ -87,7 +83,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     }
     told = {min(rank // peers, ranks - 1) for rank in sums["F"]} if every else set(range(ranks))
     return Observed(
-        NAME, ranks, 1, (), Actions.of(),
+        NAME, ranks, 1, (), ObservedActions.of(),
         missing=tuple((0, rank) for rank in range(ranks) if rank not in told),
         taken_for={
             "rank": f"rank // {peers}, as Megatron places pipelines" if every

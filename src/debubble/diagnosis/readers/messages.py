@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
-from debubble.diagnosis.observed import Actions, Columns, Messages
-
-Whole = NDArray[np.integer[Any]]
+from debubble.diagnosis.observed import Columns, Messages, ObservedActions, Whole
 
 LARGEST = 1 << 62
 """Number that no packed row reaches."""
@@ -32,7 +30,7 @@ With the stage last, what a neighbouring stage makes has a neighbouring number.
 
 
 @dataclass(frozen=True, eq=False)
-class Ends(Columns):
+class MessageEnds(Columns):
     """One end of messages: what is carried, and the rank that sends or receives it.
 
     That is what an action of a stage made, and whether the action is a forward.
@@ -48,14 +46,14 @@ class Ends(Columns):
 
 
 @dataclass(frozen=True, eq=False)
-class Sends(Ends):
+class Sends(MessageEnds):
     """Messages that are sent, and when."""
 
     sent: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Receives(Ends):
+class Receives(MessageEnds):
     """Messages that are received: when the receive was posted, waited for and done."""
 
     posted: NDArray[np.float64]
@@ -64,7 +62,7 @@ class Receives(Ends):
 
 
 T = TypeVar("T", Sends, Receives)
-R = TypeVar("R", Actions, Sends, Receives)
+R = TypeVar("R", ObservedActions, Sends, Receives)
 
 
 def packed(columns: Sequence[Whole]) -> Whole:
@@ -112,7 +110,7 @@ def grouped(columns: Sequence[Whole]) -> tuple[Whole, Whole]:
 
 
 def paired(
-    actions: Actions, steps: Sequence[int], sends: Sends, receives: Receives
+    actions: ObservedActions, steps: Sequence[int], sends: Sends, receives: Receives
 ) -> tuple[Messages, int]:
     """Return messages with what is known of both ends, and how many belong to no action.
 
@@ -164,7 +162,7 @@ def _between(rows: R, first: int, behind: int) -> R:
     return type(rows)(**{name: column[part] for name, column in vars(rows).items()})
 
 
-def _paired(actions: Actions, sends: Sends, receives: Receives) -> tuple[Messages, int]:
+def _paired(actions: ObservedActions, sends: Sends, receives: Receives) -> tuple[Messages, int]:
     is_made = np.isin(actions.kind, (*FORWARD_KINDS, *GRADIENT_KINDS))
     makes, done = np.flatnonzero(is_made), actions.take(is_made)
     made = {**vars(done), "forward": np.isin(done.kind, FORWARD_KINDS)}

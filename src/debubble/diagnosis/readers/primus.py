@@ -17,10 +17,9 @@ import numpy as np
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, Kind
-from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.observed import ALONE, Observed, Whole
 from debubble.diagnosis.readers.chunks import (
     Calls,
-    Whole,
     first_units,
     is_v_shaped,
     kth_call,

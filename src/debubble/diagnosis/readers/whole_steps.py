@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
 from debubble.core.units import counted
-from debubble.diagnosis.observed import Actions
+from debubble.diagnosis.observed import ObservedActions
 from debubble.diagnosis.readers.messages import packed
 
 NAMED = 3
@@ -28,8 +28,8 @@ ACTION = ("kind", "stage", "microbatch", "slice")
 
 
 def whole_steps(
-    where: str, actions: Actions, count: Callable[[str, int], None]
-) -> tuple[Actions, tuple[int, ...]]:
+    where: str, actions: ObservedActions, count: Callable[[str, int], None]
+) -> tuple[ObservedActions, tuple[int, ...]]:
     """Return the actions of complete steps, and the numbers of those steps.
 
     What a rank usually has is what most of its steps have; a rank that lacks something even so is
@@ -84,7 +84,7 @@ def whole_steps(
     number = np.repeat(np.array(numbers, np.int32), np.diff(bounds))
     if len(kept) < len(steps) or parts:
         actions, number = actions.take(number >= 0), number[number >= 0]
-    return Actions(**{**vars(actions), "step": number}), tuple(kept)
+    return ObservedActions(**{**vars(actions), "step": number}), tuple(kept)
 
 
 _Place = tuple[int, int]
@@ -108,7 +108,7 @@ class _Set:
     actions: frozenset[tuple[int, ...]]
 
 
-def _groups(actions: Actions) -> tuple[NDArray[np.int64], list[tuple[int, int, int]]]:
+def _groups(actions: ObservedActions) -> tuple[NDArray[np.int64], list[tuple[int, int, int]]]:
     """Return the first action of each rank in each step, and its copy, rank and step."""
     group = packed([actions.copy, actions.rank, actions.step])
     first = np.append(0, np.flatnonzero(group[1:] != group[:-1]) + 1)
@@ -117,7 +117,7 @@ def _groups(actions: Actions) -> tuple[NDArray[np.int64], list[tuple[int, int, i
 
 
 def _sets(
-    actions: Actions, bounds: NDArray[np.int64], groups: Sequence[tuple[int, int, int]]
+    actions: ObservedActions, bounds: NDArray[np.int64], groups: Sequence[tuple[int, int, int]]
 ) -> tuple[dict[_Place, dict[int, _Set]], set[int]]:
     """Return the actions of every place in every step, and steps in which one occurs twice."""
     code = packed([getattr(actions, name) for name in ACTION])
