@@ -27,7 +27,7 @@ from debubble.diagnosis.order import Orders
 from debubble.diagnosis.schedule_names import NO_PAIR
 
 MOMENT = 4e-4
-"""Share of a typical action below which nobody waits."""
+"""Share of a typical action below which a gap is no wait."""
 
 PAIR = len(Kind)
 """The class of overlapped groups; that of other actions is their kind."""
@@ -64,7 +64,7 @@ class Run:
     """As the three before, of the message that an action receives, as in
     :class:`debubble.diagnosis.observed.Messages`; `began` is when the target began to wait."""
     pauses: Pauses
-    """When hosts stood still."""
+    """Times at which hosts stood still."""
 
     @property
     def schedule(self) -> Schedule:

@@ -32,7 +32,7 @@ class ScheduleName:
     text: str
     """Name of the schedule that it is, or is nearest to; ``"custom"`` where there is none."""
     differences: tuple[str, ...] = ()
-    """Where it differs from that schedule, a line for each rank that does; empty where it is it."""
+    """Differences from that schedule, a line for each rank that does; empty where it is it."""
     nearest: Schedule | None = None
     """The schedule of that name, where the order differs from it."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -36,11 +36,11 @@ class Slowdown:
     actual: Times
     """Time of every step as replayed."""
     ideal: Times
-    """The same with ideal times."""
+    """Step time with ideal times."""
     without_last: Times
     """Time of every step with an ideal last stage, all else as it was."""
     without_slowest: Times
-    """The same with ideal times of the slowest workers."""
+    """Step time with ideal times of the slowest workers."""
     stage: tuple[float, ...]
     """Slowdown with only one stage as it was; the next three likewise."""
     rank: tuple[float, ...]

@@ -1,7 +1,7 @@
 """Times of messages: until the data was there, and their wait for other messages.
 
 What a trace shows of a message is when the rank that receives it had it. Where the rank waited for
-it, that is when it arrived; where the rank was busy, nobody saw it arrive, and it is taken to have
+it, that is when it arrived; where the rank was busy, its arrival was not seen, and it is taken to have
 taken as long as messages on its link typically do, but was there when its action began.
 """
 
@@ -42,9 +42,9 @@ class MessageTimes:
     """Median of every directed link, ``typical[source * ranks + target]``; NaN for links that
     nothing goes over."""
     by_copy: Times
-    """The same of every copy, shape ``(copies, ranks * ranks)``."""
+    """Times of messages of every copy, shape ``(copies, ranks * ranks)``."""
     quickest: Times
-    """What the quickest messages of every directed link take, in the same way."""
+    """Times of the quickest messages of every directed link, in the same way."""
     behind: Times
     """Part of `delay` in which it was queued behind another message."""
     held_up: NDArray[np.bool_]

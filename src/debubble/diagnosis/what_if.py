@@ -239,7 +239,7 @@ def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Tim
 
 
 SUGGESTED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v")
-"""Schedules that are tried where nobody names one."""
+"""Schedules that are tried where none is named."""
 
 
 def faster(replay: Replay) -> list[WhatIf]:

@@ -37,7 +37,7 @@ def with_action_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
         A compiled schedule with n actions.
     delays
         Whether the results that actions receive from other ranks have delays of their own, too.
-        That is possible where transfers occupy nobody, in the p2p mode ``"overlapped"`` of a
+        That is possible where transfers keep no rank busy, in the p2p mode ``"overlapped"`` of a
         schedule without sends and receives.
 
     Returns

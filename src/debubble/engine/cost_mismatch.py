@@ -22,7 +22,7 @@ WORDS = {
     "recomputes": "the places of recomputes were",
     "copies": "the places of copies were",
 }
-"""What was computed, of :data:`debubble.core.schedule.FROM_COSTS`, and its verb."""
+"""Computed part of a schedule, of :data:`debubble.core.schedule.FROM_COSTS`, and its verb."""
 
 
 def mismatch(schedule: Schedule, table: CostTable) -> str:

@@ -188,7 +188,7 @@ class Varied:
     parts: Floats
     """Mean time of every varying part."""
     ids: NDArray[np.int64]
-    """What it belongs to: rank, phase and microbatch, shape ``(parts, 3)``."""
+    """Owner of every part: rank, phase and microbatch, shape ``(parts, 3)``."""
 
     @classmethod
     def of(cls, timeline: Timeline, slow: Sequence[Slow] = ()) -> Varied:

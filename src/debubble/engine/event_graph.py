@@ -59,7 +59,7 @@ class Work(NamedTuple):
     cost: NDArray[np.int64]
     """Index of the cost."""
     times: NDArray[np.int64]
-    """How often the rank pays it."""
+    """Times that the rank pays it."""
 
     def total(self, costs: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
         """Return the time that every rank computes, shape ``(ranks,)``."""
@@ -85,7 +85,7 @@ class EventGraph:
     """Node of every action, shape ``(n,)``; the two halves of a pair share one."""
     sent: NDArray[np.int32]
     """Node of the transfer an action's result goes through, 0 where none; shape ``(n,)``. Empty
-    when transfers occupy nobody."""
+    when transfers keep no rank busy."""
     dynamic_kind: NDArray[np.int32]
     dynamic_a: NDArray[np.int32]
     dynamic_b: NDArray[np.int32]
@@ -102,7 +102,7 @@ class EventGraph:
     shared: int = 1
     """Number of ranks that share one link to the host."""
     base: EventGraph | None = None
-    """Where actions have times of their own, the graph in which those of a kind and stage share a
+    """If actions have times of their own, the graph in which those of a kind and stage share a
     cost, see :mod:`debubble.engine.action_times`; else None."""
 
     def __len__(self) -> int:
@@ -278,4 +278,4 @@ def link_times_of(schedule: Schedule) -> int:
 
 
 ARRAYS = attrgetter(*(spec.name for spec in fields(EventGraph)[2:]))
-"""What a graph consists of beside its schedule and mode."""
+"""Parts of a graph besides its schedule and mode."""

@@ -68,7 +68,7 @@ class Distribution:
     most: float
     """Largest standard deviation."""
     advice: str
-    """What to give in place of a larger one."""
+    """Advice in place of a larger number."""
 
 
 DISTRIBUTIONS = {
@@ -279,4 +279,4 @@ JITTER_OPTIONS = (
         "copy.rank2=1.2; may be repeated.", "rank1=1.5", repeated=True,
     ),
 )  # fmt: skip
-"""What varies, as options of a question that together make one :class:`Jitter`."""
+"""Variation of times, as options of a question that together make one :class:`Jitter`."""

@@ -43,7 +43,7 @@ _SORTS = {
     (Stream.COLLECTIVE, Per.STAGE): layout.COLLECTIVE,
     (Stream.COLLECTIVE, Per.STAGE_STEP): layout.COLLECTIVE,
 }
-"""What the kernel does with the kinds of a stream."""
+"""Branches of the kernel for the kinds of a stream."""
 
 
 def _sort(spec: KindSpec) -> int:

@@ -3,7 +3,7 @@
 In the words of a schedule whose sends and receives are actions:
 
 * ``"overlapped"``: a transfer starts when its sender reaches the send, takes link time, and
-  occupies nobody. The consumer waits for it; where the receive stands does not matter.
+  keeps no rank busy. The consumer waits for it; where the receive stands does not matter.
 * ``"channel"``: the same, but the link from a to b carries one transfer at a time, in the order
   of the sends.
 * ``"blocking"``: contiguous sends and receives between two compute actions are one group. A rank

@@ -4,7 +4,7 @@ A schedule may hold any packed integers: a file names stages and microbatches, P
 of its own. Everything that takes a stage, microbatch or kind as an index runs behind
 :func:`refuse_outside`, and everything that simulates behind :func:`refuse_invalid`, so that no
 kernel has to test an index. Looking takes about a nanosecond per action, once per schedule, two
-where there are more than 64 places; it tells which kinds of actions there are, too.
+where there are more than 64 places; it returns which kinds of actions there are, too.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from debubble.listing.workload import TOLERANCE, Workload
 from debubble.lowering.recompute import RecomputeAt, add_recompute
 
 GIVE_UP = 0.02
-"""How much worse than the best a pass may be before it is dropped."""
+"""Share by which a pass may be worse than the best before it is dropped."""
 
 ITERATIONS = 4
 """Loop iterations of the kernel for each action of an order: decisions, and looks at ranks."""

@@ -93,7 +93,7 @@ FEWEST = 5
 """Policies that are tried in it, at least."""
 
 CLOSE = 0.1
-"""How far from the lower bound that is, at most."""
+"""Largest distance of that from the lower bound."""
 
 BUDGET_PER_ACTION = 2
 """Actions placed in a search per action of the schedule."""
@@ -110,7 +110,7 @@ BATCH = 8
 """Policies per call of the kernel."""
 
 PARENTS = 10
-"""How many of the best policies are varied."""
+"""Number of the best policies that are varied."""
 
 REMEMBERED = 32
 """Results of searches that are kept: within one memory several schedules are the same search."""

@@ -33,8 +33,8 @@ PART = 0.5
 def in_bubbles(schedule: Schedule, plain: Schedule, setting: Setting) -> Iterator[Schedule]:
     """Ever faster orders with recomputes moved into waits, with ever more memory.
 
-    Waits are those in the mode of the setting, and those that would be there if transfers occupied
-    nobody: where ranks meet or queue, it takes a simulation to tell which of them can be filled.
+    Waits are those in the mode of the setting, and those that would be there if transfers kept
+    no rank busy: where ranks meet or queue, it takes a simulation to tell which of them can be filled.
     `plain` is the order without recomputes.
     """
     costs = setting.costs or Costs()

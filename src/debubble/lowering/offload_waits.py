@@ -77,7 +77,7 @@ class _Copy(NamedTuple):
     cell: int
     """Stage and microbatch."""
     change: float
-    """What it adds to the memory: less than nothing for an OFFLOAD."""
+    """Memory that it adds: less than nothing for an OFFLOAD."""
 
 
 def _held_up(program: Program, added: Floats, freed: Floats, room: float) -> Program:

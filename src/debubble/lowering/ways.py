@@ -28,7 +28,7 @@ class Setting(NamedTuple):
         """Return the way nearest to the memory limit, of those the fastest, then of least memory.
 
         The first of equals. Ways that lock up in the mode count only where all do: then it is the
-        first, and whoever simulates or checks that says why.
+        first, and its simulation or check says why.
         """
         first, *others = ways
         if not others:

@@ -55,7 +55,7 @@ class Bars:
 
     @property
     def paired(self) -> bool:
-        """Whether any two bars overlap in time."""
+        """Return whether any two bars overlap in time."""
         return bool(self.half.any())
 
     @cached_property

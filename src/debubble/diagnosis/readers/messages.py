@@ -23,7 +23,7 @@ SPARSE = 8
 """Numbers to a row from which on those that occur are found by sorting."""
 
 CARRIED = ("step", "copy", "forward", "slice", "microbatch", "stage")
-"""What a message carries.
+"""Content of a message.
 
 With the stage last, what a neighbouring stage makes has a neighbouring number.
 """

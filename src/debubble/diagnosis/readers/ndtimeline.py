@@ -125,7 +125,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     Raises
     ------
     FormatError
-        When no event tells of an action.
+        When no event is of an action.
     """
     named, events = _read_files(files, left_out)
     events = _first_tensor_ranks(named, events, left_out)

@@ -2,7 +2,7 @@
 
 A file has, for every iteration, starts and ends of forwards, backwards and backwards for weights
 in milliseconds from when that rank began the iteration: every rank has its own zero. Only
-data-parallel rank 0 writes. Microbatches and chunks stand beside the times, save for Megatron's own
+data-parallel rank 0 writes. Microbatches and chunks stand next to the times, save for Megatron's own
 schedules; there the k-th call counts.
 """
 
@@ -57,7 +57,7 @@ class _Run(NamedTuple):
 
     calls: Calls
     longest: Mapping[int, float]
-    """How long every iteration took at least."""
+    """Least duration of every iteration."""
     named: bool = True
     """Whether the file numbers the calls."""
     without: int = 0

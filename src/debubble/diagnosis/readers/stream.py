@@ -31,7 +31,7 @@ UNREADABLE = "files that are no JSON"
 TOO_LONG = f"files of more than {MAX_UNPACKED >> 30} GiB unpacked (the rest of them)"
 
 LeftOut = Counter[str]
-"""How many things were not used, by the reason in words."""
+"""Numbers of things that were not used, by the reason in words."""
 
 
 def chunks(path: Path, left_out: LeftOut, size: int = CHUNK) -> Iterator[bytes]:
