@@ -181,9 +181,14 @@ def test_checks_say_what_is_wrong_with_copies() -> None:
 
     assert problems("0F0 0OFFLOAD0 0RELOAD0 0B0") == []
     assert problems("0F0 0OFFLOAD0 0B0") == [
-        ("missing", "0RELOAD0 is missing beside 0OFFLOAD0; add it on rank 0, or remove 0OFFLOAD0")
+        (
+            "missing",
+            "0RELOAD0 is missing, the other half of 0OFFLOAD0; "
+            "add it on rank 0, or remove 0OFFLOAD0",
+        )
     ]
-    assert problems("0F0 0RELOAD0 0B0")[0][1].startswith("0OFFLOAD0 is missing beside 0RELOAD0")
+    lone = problems("0F0 0RELOAD0 0B0")[0][1]
+    assert lone.startswith("0OFFLOAD0 is missing, the other half of 0RELOAD0")
     assert problems("0OFFLOAD0 0F0 0RELOAD0 0B0") == [
         (
             "order",
@@ -194,7 +199,11 @@ def test_checks_say_what_is_wrong_with_copies() -> None:
     assert problems("0F0 0RELOAD0 0OFFLOAD0 0B0")[0][0] == "order"
     assert "0B0 needs 0RELOAD0" in problems("0F0 0OFFLOAD0 0B0 0RELOAD0")[0][1]
     assert problems("0F0 0OFFLOAD0 0RELOAD0 0RELOAD0 0B0") == [
-        ("duplicate", "rank 0, action 3: 0RELOAD0 runs twice; remove one")
+        (
+            "duplicate",
+            "rank 0, action 3: 0RELOAD0 runs again; it runs on rank 0 as action 2; "
+            "remove one of them",
+        )
     ]
 
 

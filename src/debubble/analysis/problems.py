@@ -30,7 +30,7 @@ CODES = {
     "out-of-range": "a stage, microbatch or kind that does not exist",
     "wrong-rank": "an action on a rank where its stage does not live",
     "order": "an action before one of the same microbatch it needs, on the same rank",
-    "bad-pair": "an overlapped pair that is not one forward and one independent backward",
+    "bad-pair": "an overlapped group that lacks a member, or whose members exclude each other",
     "mixed-backward": "a full backward beside a backward for input or for weight",
     "optimizer": "an optimizer step that is missing, repeated or in the wrong place",
     "vocabulary": "a pass of the output layer's shard that is not sharded, or on another stage",
