@@ -94,6 +94,7 @@ def _compile(
         _group(len(schedule), sizes.places) if parts.grouped or parts.side else None,
         _transfers(schedule, mode) if parts.explicit else None,
         _side(schedule, mode, parts.kinds, shared, explain) if parts.side else None,
+        types=_types(schedule, parts, few),
     )
     used = int(frame.state[layout.DYNAMIC])
     if used > costs:
@@ -151,6 +152,15 @@ class _Parts(NamedTuple):
             bool(kinds & ~_TRANSFERS) or schedule.vocabulary > 0,
             bool(found.kinds & _STEPS) and schedule.sync != "local",
         )
+
+
+def _types(schedule: Schedule, parts: _Parts, few: bool) -> tuple[object, ...]:
+    """Return a key of all that types of the kernel's arguments depend on."""
+    given = schedule.actions, schedule.offsets, schedule.homes
+    # Indices of costs, and bits of results, have as many bits as these need.
+    return few, parts.grouped, parts.explicit, parts.side, *(
+        array.dtype.num + (array.flags.num << 8) for array in given
+    )
 
 
 def _sizes(schedule: Schedule) -> layout.Sizes:
