@@ -156,11 +156,10 @@ class _Parts(NamedTuple):
 
 def _types(schedule: Schedule, parts: _Parts, few: bool) -> tuple[object, ...]:
     """Return a key of all that types of the kernel's arguments depend on."""
-    given = schedule.actions, schedule.offsets, schedule.homes
     # Indices of costs, and bits of results, have as many bits as these need.
-    return few, parts.grouped, parts.explicit, parts.side, *(
-        array.dtype.num + (array.flags.num << 8) for array in given
-    )
+    parts_key = few, parts.grouped, parts.explicit, parts.side
+    given = schedule.actions, schedule.offsets, schedule.homes
+    return (*parts_key, *((array.dtype.num, array.flags.num) for array in given))
 
 
 def _sizes(schedule: Schedule) -> layout.Sizes:

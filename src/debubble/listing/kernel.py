@@ -210,8 +210,7 @@ def run_pass(
         clock = free[rank]
         kind, stage, start, held = choose(rank, clock, looked_at, rules, problem, progress)
 
-        consumer = -1
-        arrival = NEVER
+        woken = -1
         if stage == NO_STAGE:
             wake[rank] = NEVER
         elif start > now + tiny:
@@ -224,6 +223,8 @@ def run_pass(
             else:
                 lost[rank] += start - clock
             hopeless = lost[rank] > give_up
+            consumer = -1
+            arrival = NEVER
             taken = 0.0
             if kind == F:
                 taken = held + activation[stage]
@@ -258,15 +259,15 @@ def run_pass(
             written[rank] += 1
             free[rank] = wake[rank] = finish
             done += 1
+            # The rank that gets a result decides when it arrives.
+            if consumer >= 0 and consumer != rank:
+                if arrival < free[consumer]:
+                    arrival = free[consumer]
+                if arrival < wake[consumer]:
+                    wake[consumer] = arrival
+                    woken = consumer
 
-        # The rank that gets a result decides when it arrives; `next_in` of both groups follows.
-        woken = -1
-        if consumer >= 0 and consumer != rank:
-            if arrival < free[consumer]:
-                arrival = free[consumer]
-            if arrival < wake[consumer]:
-                wake[consumer] = arrival
-                woken = consumer
+        # Both ranks may not be what they were in their groups.
         begin = rank // GROUP * GROUP
         earliest = begin
         soonest = wake[begin]
