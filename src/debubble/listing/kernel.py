@@ -173,8 +173,8 @@ def run_pass(
     """Place actions until all are placed, or the pass cannot stay below `give_up`.
 
     Returns how many were placed, the largest share of a limit, and whether the pass was given up.
-    Names are bound and an action is started here, not in functions: where this is interpreted, a
-    call takes as long as a tenth of a decision.
+    It is one long loop, with names bound before it: where this is interpreted, every call of a
+    function in a decision would take a tenth of its time.
     """
     wake, free, first, lost = progress.wake, progress.free, progress.first, progress.lost
     memory, tiny, next_in = problem.memory, problem.tiny, progress.next_in
@@ -267,7 +267,7 @@ def run_pass(
                     wake[consumer] = arrival
                     woken = consumer
 
-        # Both ranks may not be what they were in their groups.
+        # The first of the group to decide next; a rank that is woken may be in another group.
         begin = rank // GROUP * GROUP
         earliest = begin
         soonest = wake[begin]
