@@ -29,7 +29,7 @@ from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.hardware.kernel_times import product_time
-from debubble.planner.hardware.links import Group, all_reduce
+from debubble.planner.hardware.links import RankGroup, all_reduce
 from debubble.planner.memory.peaks import memory_of
 from debubble.planner.model.files import read_model
 
@@ -342,7 +342,7 @@ def curves() -> Iterator[str]:
             if size not in times:
                 cells.append("–")
                 continue
-            found = all_reduce(GPUS[gpu], Group(ranks, inside), size * MIB)
+            found = all_reduce(GPUS[gpu], RankGroup(ranks, inside), size * MIB)
             cells.append(f"{found / times[size] - 1:+.0%}")
         yield f"| {ranks} {gpu.upper()} | " + " | ".join(cells) + " |"
 

@@ -228,7 +228,15 @@ def test_losses_of_each_copy_have_an_order_of_their_own() -> None:
     assert [(p.code, p.actions) for p in swapped.warnings] == [("loss-order", ("0F0", "0F1"))]
 
 
-@pytest.mark.parametrize("row", ["0F0 (0F1;0B1)OVERLAP_F_B 0B0", "0F0 (0I0;0W0)OVERLAP_F_B"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "0F0 (0F1;0B1)OVERLAP_F_B 0B0",
+        "0F0 (0I0;0W0)OVERLAP_F_B",
+        "0F0 (0F1;0B0;0B1)OVERLAP_F_B",
+        "(0F0;0F1;0B0)OVERLAP_F_B 0B1",
+    ],
+)
 def test_members_of_a_group_do_not_wait_for_each_other(row: str) -> None:
     report = db.check(order([row], 1 + int("1" in row)))
     assert codes(report) == ["bad-pair"]
@@ -245,6 +253,14 @@ def test_members_of_a_group_do_not_wait_for_each_other(row: str) -> None:
 )
 def test_independent_actions_of_any_kind_are_a_group(row: str) -> None:
     assert db.check(order([row], 3))
+
+
+def test_a_group_has_at_most_sixteen_members() -> None:
+    members = ";".join(f"0F{unit}" for unit in range(17))
+    rest = " ".join(f"0B{unit}" for unit in range(17))
+    report = db.check(order([f"({members})OVERLAP_F_B {rest}"], 17))
+    assert codes(report) == ["bad-pair"]
+    assert "0F0 begins an overlapped group of more than 16 members" in str(report)
 
 
 def test_half_a_pair() -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.core.kinds import Kind
-from debubble.diagnosis.observed import Actions, Messages, Observed, Pauses
+from debubble.diagnosis.observed import Messages, Observed, ObservedActions, Pauses
 
 CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 AHEAD = 2
@@ -131,7 +131,7 @@ class Made:
             begin = max(ends) + 5e-3
         ranks = len(self.programs)
         names = ("step", "copy", "rank", "kind", "stage", "microbatch", "start", "end", "issued")
-        rows = Actions.of(**dict(zip(names, np.array(actions).T, strict=True)))
+        rows = ObservedActions.of(**dict(zip(names, np.array(actions).T, strict=True)))
         rows = replace(rows, start=self._clock(rows.rank, rows.start),
                        end=self._clock(rows.rank, rows.end),
                        issued=self._clock(rows.rank, rows.issued))  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import FormatError
-from debubble.diagnosis.observed import Actions, Observed
+from debubble.diagnosis.observed import Observed, ObservedActions
 from debubble.diagnosis.order import reconstruct
 from debubble.diagnosis.schedule_names import named
 from tests.diagnosis.made import Made, one_f_one_b
@@ -62,7 +62,7 @@ def test_overlapped_pairs_are_groups() -> None:
         at = (table.rank == key[0]) & (table.start == key[1])
         if at.sum() == 2:
             pair[at] = index
-    rows = Actions.of(
+    rows = ObservedActions.of(
         step=np.zeros(len(table)), copy=np.zeros(len(table)), rank=table.rank, stage=table.stage,
         kind=[kinds[kind] for kind in table.kind], microbatch=table.microbatch, pair=pair,
         start=table.start, end=table.end,
@@ -89,7 +89,7 @@ def test_a_rank_without_a_file(rank: int, copies: int) -> None:
 
 def test_what_cannot_have_run() -> None:
     observed = Made(one_f_one_b(2, 4), copies=1).observed()
-    nothing = replace(observed, actions=Actions.of())
+    nothing = replace(observed, actions=ObservedActions.of())
     with pytest.raises(FormatError, match="no actions of a pipeline"):
         reconstruct(nothing)
     backwards = observed.actions.take(observed.actions.kind == int(db.Kind.B))

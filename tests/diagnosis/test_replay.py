@@ -11,7 +11,7 @@ import pytest
 import debubble as db
 from debubble.diagnosis.candidates import FITS
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
-from debubble.diagnosis.observed import Actions, Observed
+from debubble.diagnosis.observed import Observed, ObservedActions
 from debubble.diagnosis.replay import reordered
 from debubble.engine.modes import P2PMode
 from tests.diagnosis.diagnosed import of_planted, plain
@@ -25,7 +25,7 @@ def simulated(name: str, mode: P2PMode) -> Diagnosis:
     schedule = db.make(name, ranks=4, microbatches=8)
     table = db.simulate(schedule, db.Costs(F=10, B=20, p2p=3), mode).actions()
     kinds = {kind.name: int(kind) for kind in db.Kind}
-    rows = Actions.of(
+    rows = ObservedActions.of(
         step=np.zeros(len(table)), copy=np.zeros(len(table)), rank=table.rank, stage=table.stage,
         kind=[kinds[kind] for kind in table.kind], microbatch=table.microbatch,
         start=table.start / 1e3, end=table.end / 1e3,
@@ -74,7 +74,7 @@ def test_other_orders_of_some_steps_are_replayed_as_they_ran() -> None:
         for name in ("step", "rank", "kind", "stage", "microbatch", "start", "end", "issued")
     }
     copy = np.repeat([0, 1], [len(one.actions), len(two.actions)])
-    found = diagnose(replace(one, actions=Actions.of(copy=copy, **rows), copies=2))
+    found = diagnose(replace(one, actions=ObservedActions.of(copy=copy, **rows), copies=2))
     assert len(found.run.orders) == 2
     assert set(zip(found.run.copy.tolist(), found.run.order.tolist(), strict=True)) == {
         (0, 0), (1, 1)

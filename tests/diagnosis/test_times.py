@@ -64,7 +64,7 @@ def test_spread_drift_and_outliers() -> None:
 
 def test_overlapped_groups_have_a_time_of_their_own() -> None:
     """Times of a simulation, given as if they had been observed."""
-    from debubble.diagnosis.observed import Actions, Observed
+    from debubble.diagnosis.observed import Observed, ObservedActions
 
     schedule = db.make("dualpipe-v", ranks=2, microbatches=8)
     given = db.Costs(F=1, B=2, O=2.5, p2p=0.01)
@@ -72,7 +72,7 @@ def test_overlapped_groups_have_a_time_of_their_own() -> None:
     kinds = {kind.name: int(kind) for kind in db.Kind}
     keys = list(zip(table.rank.tolist(), table.start.tolist(), strict=True))
     pair = [keys.index(key) if keys.count(key) == 2 else -1 for key in keys]
-    rows = Actions.of(
+    rows = ObservedActions.of(
         step=np.zeros(len(table)), copy=np.zeros(len(table)), rank=table.rank, stage=table.stage,
         kind=[kinds[kind] for kind in table.kind], microbatch=table.microbatch, pair=pair,
         start=table.start / 1e3, end=table.end / 1e3,

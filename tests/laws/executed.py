@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import debubble as db
-from debubble.diagnosis.observed import Actions, Messages, Observed
+from debubble.diagnosis.observed import Messages, Observed, ObservedActions
 
 ACTION = re.compile(r"(\d+)([FBIW])(\d+)(?:\.(\d+))?")
 
@@ -96,7 +96,7 @@ class Job:
             columns = ("step", "copy", "source", "target", "kind", "stage", "microbatch", "slice",
                        "sent", "posted", "waited", "arrived")  # fmt: skip
             sent = Messages.of(**dict(zip(columns, np.array(messages).T, strict=True)))
-        rows = Actions.of(**dict(zip(names, np.array(actions).T, strict=True)))
+        rows = ObservedActions.of(**dict(zip(names, np.array(actions).T, strict=True)))
         return Observed("made", self.schedule.ranks, self.copies, tuple(range(self.steps)), rows,
                         sent)  # fmt: skip
 

@@ -14,7 +14,7 @@ from debubble.core.errors import ScheduleError
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
-from debubble.engine.kernels.sharding import sharding_holds
+from debubble.engine.kernels.sharding import Seen, sharding_holds
 from debubble.engine.transfers import without
 
 
@@ -71,7 +71,8 @@ def _sharding_is_sound(schedule: Schedule) -> bool:
     Presumes that all other actions are.
     """
     count, stages = schedule.iterations, schedule.stages
-    made, reduced = (np.zeros(stages * count, dtype=np.int32) for _ in range(2))
+    sharded_and_held = np.zeros((2, stages), dtype=np.int32)
+    made_and_reduced = np.zeros((2, stages * count), dtype=np.int32)
     return bool(
         sharding_holds.run(
             2 * len(schedule),
@@ -82,10 +83,7 @@ def _sharding_is_sound(schedule: Schedule) -> bool:
             schedule.units,
             count,
             schedule.explicit_reduction,
-            np.zeros(stages, dtype=np.int32),
-            np.zeros(stages, dtype=np.int32),
-            made,
-            reduced,
+            Seen(*sharded_and_held, *made_and_reduced),
         )
     )
 

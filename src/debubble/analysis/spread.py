@@ -13,7 +13,7 @@ RACE = (
     "what a rank computes for a microbatch takes one random factor forward and one backward, the "
     "same in all schedules"
 )
-"""What varies together."""
+"""Convention of jitter: the parts that vary together."""
 
 
 def spread_lines(spread: Spread, unit: str, width: int) -> list[str]:

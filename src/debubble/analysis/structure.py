@@ -19,7 +19,6 @@ from debubble.core.actions import (
     WHOLE_STAGE_KINDS,
     Action,
     Kind,
-    pairs_of,
 )
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kind_relations import (
@@ -34,6 +33,9 @@ from debubble.core.kind_relations import (
 from debubble.core.kinds import KINDS, OFFLOAD_KINDS, STEP_KINDS, WAIT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.waits import ActionIndex
+from debubble.engine.explain.action_faults import LARGE, LONE, bad_groups, misplaced_shard_text
+from debubble.engine.kernels.sweep import MOST_MEMBERS
+from debubble.engine.validate import outside_text
 
 MOST_UNITS = 1 << 36
 """Microbatches a packed action can name; keeps a (stage, microbatch) within 64 bits."""
@@ -60,7 +62,7 @@ def inspect_structure(schedule: Schedule, found: Findings) -> None:
     columns = ActionColumns(schedule)
     _range(columns, found)
     _home(columns, found)
-    _pairs(columns, found)
+    _groups(columns, found)
     _cells(columns, found)
     _shards(columns, found)
 
@@ -74,11 +76,7 @@ def _range(columns: ActionColumns, found: Findings) -> None:
     schedule = columns.schedule
 
     def describe(position: int) -> Problem:
-        what = "is out of range"
-        last = schedule.units // schedule.slices - 1
-        fix = f"stages go to {schedule.stages - 1}, microbatches to {last}"
-        if columns.kind[position] >= len(Kind):
-            what, fix = "has a kind that does not exist", "write one of F, I, W, B, …"
+        what, _, fix = outside_text(schedule, position).partition("; ")
         return spot(schedule, position).problem("out-of-range", what, fix)
 
     found.add("out-of-range", np.flatnonzero(~columns.real), describe)
@@ -116,35 +114,27 @@ def _home(columns: ActionColumns, found: Findings) -> None:
     found.add("wrong-rank", np.flatnonzero(wrong), describe)
 
 
-def _pairs(columns: ActionColumns, found: Findings) -> None:
-    pair, kind = pairs_of(columns.schedule.actions), columns.kind
-    if not pair.any():
-        return
-    schedule = columns.schedule
-    following = np.zeros(len(pair), dtype=np.int64)
-    following[:-1] = np.where(columns.rank[:-1] == columns.rank[1:], pair[1:], 0)
-    led = np.zeros(len(pair), dtype=np.int64)
-    led[1:] = np.where(columns.rank[:-1] == columns.rank[1:], pair[:-1], 0)
-    after = np.roll(np.arange(len(pair)), -1)
-    work = np.isin(kind, WORK_KINDS)
-    same = (columns.stage == columns.stage[after]) & (columns.unit == columns.unit[after])
-    goes_on = (pair % 2 == 1) & (following >= 2)
-    lone = ((pair >= 2) & (led % 2 == 0)) | ((pair % 2 == 1) & ~goes_on)
-    mixed = goes_on & ~(work & work[after] & ~same)
+def _groups(columns: ActionColumns, found: Findings) -> None:
+    """Report overlapped groups that cannot be."""
+    schedule, bad = columns.schedule, bad_groups(columns)
+    fix = (
+        "a group is two or more of F, I, W, B and R of different stages or microbatches: "
+        "(0F1;0B0)OVERLAP_F_B"
+    )
 
-    def describe(position: int) -> Problem:
+    def describe(item: int) -> Problem:
+        position, partner = bad.where[item], bad.partner[item]
         here = spot(schedule, position)
-        fix = (
-            "a group is two or more of F, I, W, B and R of different stages or microbatches: "
-            "(0F1;0B0)OVERLAP_F_B"
-        )
-        if lone[position]:
+        if partner == LONE:
             return here.problem("bad-pair", "is part of an overlapped group without the rest", fix)
-        partner = spot(schedule, position + 1).text
-        waits = ", which waits for it" if same[position] else ""
-        return here.problem("bad-pair", f"overlaps {partner}{waits}", fix, partner)
+        if partner == LARGE:
+            what = f"begins an overlapped group of more than {MOST_MEMBERS} members"
+            return here.problem("bad-pair", what, fix)
+        other = spot(schedule, partner).text
+        waits = ", which waits for it" if columns.cell[position] == columns.cell[partner] else ""
+        return here.problem("bad-pair", f"overlaps {other}{waits}", fix, other)
 
-    found.add("bad-pair", np.flatnonzero(lone | mixed), describe)
+    found.add("bad-pair", np.arange(len(bad.where)), describe)
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,13 +302,8 @@ def _shards(columns: ActionColumns, found: Findings) -> None:
     here = np.flatnonzero(columns.real & np.isin(columns.kind, VOCABULARY_KINDS))
 
     def misplaced(position: int) -> Problem:
-        here = spot(schedule, position)
-        what, fix = "is a pass of an output layer that is not sharded", "set vocabulary to 1 or 2"
-        if schedule.vocabulary:
-            stage = first[here.rank]
-            what = f"is not on the rank's first stage, {stage}, which stands for its shard"
-            fix = f"write stage {stage}"
-        return here.problem("vocabulary", what, fix)
+        what, fix = misplaced_shard_text(schedule, position)
+        return spot(schedule, position).problem("vocabulary", what, fix)
 
     def missing(cell: int, kind: Kind) -> Problem:
         number, unit = divmod(cell, units)

@@ -121,7 +121,7 @@ NEEDS: dict[str, CostCondition] = {
         _kinds(*SPLIT_KINDS), "backwards are whole, and free all at once"
     ),
 }
-"""What costs need, by name; the others always count."""
+"""Needs of costs, by name; the others always count."""
 
 
 def unread_costs(schedule: Schedule, costs: Costs) -> list[tuple[str, str]]:

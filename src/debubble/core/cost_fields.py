@@ -41,7 +41,7 @@ SHAPES: dict[Shape, str] = {
 """The shape of a value in words."""
 
 InForms = Literal["read", "uniform", "absent", "no effect"]
-"""What closed forms of schedules do with a cost: they read it, whatever it is by stage or rank, and
+"""Use of a cost in closed forms of schedules: they read it, whatever it is by stage or rank, and
 hold where it is as they need it; they read it where it is the same everywhere, and do not hold
 elsewhere; they know nothing of it, and hold where it is not there; or it changes nothing that forms
 are about."""
@@ -56,7 +56,7 @@ class CostField:
     shape: Shape
     """Shape of its value, see :data:`SHAPES`."""
     in_forms: InForms
-    """What closed forms do with it."""
+    """Use in closed forms."""
     example: str
     """A value as YAML."""
     text: str

@@ -88,7 +88,7 @@ class CostTable:
     """Time of every other pair by the place of its forward, NaN where its parts say it; shape
     ``(copies * stages,)``."""
     forwards: NDArray[np.float64]
-    """The same of pairs of two forwards, by the place of the first."""
+    """Time of an overlapped pair of two forwards, by the place of the first."""
     causal: NDArray[np.float64] | None = None
     """Part of `duration` that is causal attention, of the same shape; None where the costs have no
     lengths of microbatches."""
@@ -98,7 +98,7 @@ class CostTable:
     boundaries: Boundaries | None = None
     """Transfers by the stage that sends, where they differ by more than their ranks; else None."""
     frozen: Freeze | None = None
-    """What is frozen on every place; None where nothing is."""
+    """Frozen weights of every place; None where nothing is frozen."""
 
     @classmethod
     def of(

@@ -19,7 +19,7 @@ Times: TypeAlias = dict[Kind, NDArray[np.float64]]
 """Times of kinds, each of shape ``(n,)``."""
 
 EXCHANGED = {Kind.F: 1, Kind.I: 2, Kind.B: 2, Kind.R: 1}
-"""How much attention context kinds exchange: as much as a forward, or its gradients, too."""
+"""Attention context that kinds exchange, in forwards: keys and values, or gradients, too."""
 
 
 def sliced_times(

@@ -1,5 +1,5 @@
-"""Diagnose runs: from traces to causes of lost time and the gain of mending each.
+"""Diagnosis of runs: from traces to causes of lost time and the gain of each fix.
 
-Readers (:mod:`~debubble.diagnosis.readers`) turn what a framework wrote into an
-:class:`~debubble.diagnosis.observed.Observed`; everything else works on that alone.
+Readers (:mod:`~debubble.diagnosis.readers`) convert the files of a framework to an
+:class:`~debubble.diagnosis.observed.Observed`, the only input of everything else.
 """

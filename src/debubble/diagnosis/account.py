@@ -1,20 +1,20 @@
-"""Account of the time of a step: on every rank the time it computed, and the rest by cause.
+"""Time accounts of a step: computing time of every rank, and the rest by cause.
 
-The time line of a rank is cut where something changes, and every piece has one cause, so that the
-pieces add up to the step. While a rank waits for what another one computes, the piece has the cause
-of what that other rank is doing then: if it computes longer than it should, for instance because
-its stage is heavy, that is why the first one waits; if it waits itself, its own cause counts. Plain
-computing that is waited for is ``fill`` before a rank's first backward, ``drain`` behind its last
-forward, and ``peer`` between. On a rank without backwards, or without forwards, it is ``fill``
-before the first action and ``drain`` behind the last.
+The timeline of a rank is cut at every change. Every piece has one cause, so the pieces add up to
+the step. A piece in which a rank waits for the computation of another rank has the cause of the
+other rank's piece. If the other rank computes too long, for instance because its stage is heavy,
+that is the cause. If the other rank waits itself, its own cause counts. A wait for plain computing
+is ``fill`` before a rank's first backward, ``drain`` after its last forward, and ``peer`` between.
+On a rank without backwards, or without forwards, it is ``fill`` before the first action and
+``drain`` after the last.
 
-What another order would save is ``order``: that much less every rank would wait, since all compute
-what they did. It is taken from where ranks wait for each other.
+The time that another schedule would save is ``order``. Every rank would wait that much less,
+because all ranks compute the same actions. It is subtracted from the ranks' waits for each other.
 
-Of an action the time that it should take comes first and what it takes on top last: this is what
-others would not have waited for. Of a message the time of the link comes first, then what a slow
-link adds, then the time behind other messages. A rank that is free and has its input but does not
-begin has a ``launch-gap``; where the trace says nothing of messages, that may be part of the
+The expected time of an action comes first in its interval and the excess last, because others wait
+for the excess only at the end. The time of a message is the time of the link, then the excess of a
+slow link, then the time in the queue of other messages. A rank that is free, has its input and does
+not begin has a ``launch-gap``. Without messages in the trace, that may be part of the
 ``transfer``.
 """
 
@@ -27,9 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS
-from debubble.diagnosis.observed import PAUSES
+from debubble.diagnosis.observed import PAUSES, Indices, Times
 from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.run import Indices, Times
 
 CAUSES = (
     "fill", "drain", "slow-stage", "slow-worker", "slow-copy", "slow-link", "peer", "transfer",
@@ -41,10 +40,10 @@ CAUSES = (
 COMPUTE = "compute"
 
 ROUNDING = 1e-12
-"""Share of a step that comes of rounding alone."""
+"""Share of a step that rounding alone explains."""
 
 MOST_ACTIONS = 60_000
-"""Actions that are gone through; of more, steps are taken at equal distances."""
+"""Maximum number of actions in an account; in longer runs, equally spaced steps are sampled."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,9 @@ class RankAccount:
     rank
         The rank.
     compute
-        Time it computed, without what a cause added.
+        Computing time, without the excess of any cause.
     causes
-        Time of every cause that there is.
+        Lost time by cause, only for causes with a time above zero.
     step
         Time of the step; `compute` and all `causes` together.
     """
@@ -70,33 +69,33 @@ class RankAccount:
 
 
 Piece = tuple[float, float, str, int]
-"""Start, end, cause, and the rank that is waited for where the cause is empty."""
+"""Start, end, cause, and the rank that the piece waits for if the cause is empty."""
 
 
 def account(
     replay: Replay, excess: Mapping[str, Times], slow_link: Times, worst: Mapping[int, str],
     saved: Mapping[str, float] | None = None,
 ) -> tuple[RankAccount, ...]:  # fmt: skip
-    """Go through all steps of a run.
+    """Return the time of every rank by cause, over all steps of a run.
 
     Parameters
     ----------
     replay
         The run.
     excess
-        By cause what actions take longer for it, shape ``(rows, actions)``; nothing negative.
+        Excess time of actions by cause, shape ``(rows, actions)``; not negative.
     slow_link
-        Time that messages take longer because their link is slow, in the same way.
+        Excess time of messages on slow links, of the same shape.
     worst
-        By copy why it may be slower than the others.
+        Cause by copy, for copies that are slower than the others.
     saved
-        By cause what a mean step would be shorter without it, of causes that are in no action and
-        no message but in how all of them wait for each other.
+        Time saved in a mean step without a cause, by cause. Only causes that lie in the waits
+        between ranks, and in no single action or message.
 
     Returns
     -------
     tuple of RankAccount
-        Of every rank with a file, the mean over steps and copies.
+        Mean over steps and copies of every rank with a file.
     """
     run = replay.run
     chosen = _chosen(run.rows, run.duration.size)
@@ -132,7 +131,7 @@ def account(
 def causes_over_time(
     replay: Replay, row: int, excess: Mapping[str, Times], slow_link: Times
 ) -> dict[int, list[tuple[float, float, str]]]:
-    """Return the time line of every rank with a file in one row, in pieces with a cause each.
+    """Return the timeline of every rank with a file in one row, as pieces with one cause each.
 
     Parameters
     ----------
@@ -144,7 +143,7 @@ def causes_over_time(
     Returns
     -------
     dict
-        By rank (start, end, cause) of every piece, also of plain computing, in no order.
+        Pieces (start, end, cause) by rank, plain computing included, unsorted.
     """
     pieces = _pieces(replay, row, excess, slow_link)
     run = replay.run
@@ -153,11 +152,11 @@ def causes_over_time(
 
 
 WAITS = ("peer", "transfer", "fill", "drain")
-"""What becomes another cause where that is why ranks wait, in the order in which it does."""
+"""Causes of waits that a cause of other ranks replaces, in this sequence."""
 
 
 def _move(causes: dict[str, float], cause: str, length: float) -> None:
-    """Give a cause the time that it makes a rank wait."""
+    """Move a length of waiting time to a cause."""
     for wait in WAITS:
         part = min(causes[wait], max(length, 0.0))
         causes[wait] -= part
@@ -166,7 +165,7 @@ def _move(causes: dict[str, float], cause: str, length: float) -> None:
 
 
 def _chosen(rows: int, actions: int) -> np.ndarray:
-    """Return rows that are gone through: all, or some at equal distances."""
+    """Return the rows of the account: all rows, or equally spaced ones."""
     count = max(1, min(rows, MOST_ACTIONS * rows // max(actions, 1)))
     return np.unique(np.linspace(0, rows - 1, count).astype(int))
 
@@ -174,7 +173,7 @@ def _chosen(rows: int, actions: int) -> np.ndarray:
 def _pieces(
     replay: Replay, row: int, excess: Mapping[str, Times], slow_link: Times
 ) -> dict[int, list[Piece]]:
-    """Return the time line of every rank with a file, from the row's first start to its end."""
+    """Return the timeline of every rank with a file, from the row's first start to its end."""
     run, transfers = replay.run, replay.transfers
     schedule = run.orders[run.order[row]]
     column = run.column(int(run.order[row]))
@@ -243,7 +242,7 @@ def _pauses(replay: Replay, row: int) -> dict[int, list[tuple[float, float, str]
 def _host(
     start: float, end: float, cause: str, pauses: list[tuple[float, float, str]] | tuple[()]
 ) -> Iterator[Piece]:
-    """Yield a time in which a rank is free and does not begin, cut where its host stands still."""
+    """Yield the pieces of a launch delay, cut at the pauses of the host."""
     for begin, over, why in sorted(pauses):
         if begin < end and over > start:
             yield (start, max(begin, start), cause, -1)
@@ -255,10 +254,11 @@ def _host(
 def edges(
     ranks: int, rank: Indices, kind: Indices, start: Times, end: Times
 ) -> dict[int, tuple[float, float]]:
-    """Return until when each rank waits for the pipeline to fill, and from when on for it to drain.
+    """Return the end of the pipeline's fill phase and the start of its drain phase by rank.
 
-    The start of its first backward and the end of its last forward, or of its first and last action
-    where it has no backward or no forward. Ranks without a file, whose times are NaN, have none.
+    These are the start of the first backward and the end of the last forward. A rank with no
+    backward or no forward has those of its first and last action. Ranks without a file, with NaN
+    times, have no edges.
     """
     found = {}
     forward, backward = np.isin(kind, FORWARD_KINDS), np.isin(kind, GRADIENT_KINDS)
@@ -275,7 +275,7 @@ def edges(
 
 
 def plain_wait(start: float, end: float, filled: float, drained: float) -> str:
-    """Return the cause of a wait for plain computing, by the edges of its rank."""
+    """Return the cause of a wait for plain computing, from the edges of its rank."""
     return "fill" if end <= filled else "drain" if start >= drained else "peer"
 
 

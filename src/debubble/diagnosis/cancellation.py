@@ -1,4 +1,4 @@
-"""Cancel a diagnosis that nobody waits for any more, between two pieces of its work."""
+"""Cancellation of a diagnosis between two pieces of its work."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _check: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: Non
 
 
 def check_cancelled() -> None:
-    """Return, or raise what cancels the diagnosis; called before every piece of work."""
+    """Raise the exception that cancels the diagnosis, if any; call before every piece of work."""
     _check.get()()
 
 
 @contextmanager
 def cancelled_by(check: Callable[[], None]) -> Iterator[None]:
-    """Call `check` before every piece of work, in this context; it raises to cancel."""
+    """Call `check` before every piece of work in this context; it raises to cancel."""
     token = _check.set(check)
     try:
         yield

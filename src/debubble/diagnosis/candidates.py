@@ -1,4 +1,4 @@
-"""Every cause that a run may be slow for, with the run as it would be without it."""
+"""Possible causes of a slow run, with the predicted times of the run without each."""
 
 from __future__ import annotations
 
@@ -9,69 +9,70 @@ import numpy as np
 
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.causes import Fault, find_faults
+from debubble.diagnosis.observed import Times
 from debubble.diagnosis.replay import Replay, reordered
-from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.run import Run
 from debubble.diagnosis.slowdown import Slowdown
 from debubble.engine.modes import MODE, P2PMode
 
 SLOW_LINK = 2.0
-"""A link is slow from so many times the median of the others on."""
+"""Minimum ratio of a slow link's time to the median of the other links."""
 
 Where = dict[str, int | list[int]]
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
-    """A cause, and every row of the run without it."""
+class Cause:
+    """One cause of lost time, and the time of every row without it."""
 
     cause: str
     where: Where
-    """The stage, rank, copy or link that the cause is in."""
+    """Stage, rank, copy or link of the cause."""
     without: Times
-    """Time of every row with only this fixed, shape ``(rows,)``."""
+    """Time of every row in seconds with only this cause fixed, shape ``(rows,)``."""
     alone: Times
-    """Time of every row with all causes but this one fixed."""
+    """Time of every row in seconds with all other causes fixed, shape ``(rows,)``."""
     size: float
-    """How many times as long things take; NaN where that says nothing."""
+    """Ratio of the times with the cause to those without; NaN if it has no meaning."""
     by_kind: dict[str, float] = field(default_factory=dict)
-    """The same for every kind of action."""
+    """Ratio as in `size`, by kind of action."""
     count: int = 0
-    """How many actions it is in, where they are few; else 0."""
+    """Number of affected actions if they are few; else 0."""
     mode: P2PMode | None = None
-    """The p2p mode that costs it; None where that is not what costs it."""
+    """P2p mode that causes the loss; None for any other cause."""
 
 
 @dataclass(frozen=True, eq=False)
 class Causes:
-    """The causes of a run."""
+    """Causes of a run, and its times without them."""
 
-    candidates: tuple[Candidate, ...]
-    """All that were found, whatever they gain."""
+    found: tuple[Cause, ...]
+    """All causes found, with any gain."""
     clean: Times
-    """Time of every row with all of them fixed."""
+    """Time of every row in seconds with all causes fixed, shape ``(rows,)``."""
     excess: dict[str, Times]
-    """By cause what actions take longer for it, shape ``(rows, actions)``, nothing negative."""
+    """Excess time of actions by cause, shape ``(rows, actions)``; not negative."""
     slow_link: Times
-    """Time that messages take longer because their link is slow."""
+    """Excess time of messages on slow links, shape ``(rows, actions)``."""
 
 
 def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
-    """Look for every cause, and replay the run without it.
+    """Find every cause, and replay the run without it.
 
     Parameters
     ----------
     replay
         The run.
     nearest
-        The schedule whose order the run has but for some actions; None where it has just its order.
+        Schedule that the run follows except for some actions; None if it follows it exactly.
     """
     run, transfers = replay.run, replay.transfers
-    # As what-ifs have them: a cause that is gone is a what-if.
+    # A removed cause is a what-if, so times are those of what-ifs.
     times, delays = replay.times + replay.gaps, replay.under_way
     faults = find_faults(run, replay.times, replay.gaps)
     slow = list(_slow_links(replay))
     slow_link = np.sum([one[1] for one in slow], axis=0) if slow else np.zeros_like(delays)
-    # What stands behind another message does not stand there because its link is slow.
+    # A slow link does not explain the time in the queue of another message.
     slow_link = np.minimum(slow_link, np.maximum(delays - transfers.behind, 0.0))
     behind = transfers.behind
     inside = sum((fault.excess + fault.late for fault in faults), np.zeros_like(times))
@@ -81,16 +82,16 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         late, delays = replay.split(np.maximum(delays, 0.0))
         return replay.lengths(np.maximum(times, 0.0) + late, delays)
 
-    def of_fault(fault: Fault) -> Candidate:
+    def of_fault(fault: Fault) -> Cause:
         added = fault.excess + fault.late
-        return Candidate(
+        return Cause(
             fault.cause, dict(fault.where), lengths(times - added, delays),
             lengths(clean_times + added, clean_delays), fault.size, fault.by_kind,
             fault.count,
         )  # fmt: skip
 
-    def of_delays(cause: str, where: Where, added: Times, size: float) -> Candidate:
-        return Candidate(
+    def of_delays(cause: str, where: Where, added: Times, size: float) -> Cause:
+        return Cause(
             cause, where, lengths(times, delays - added),
             lengths(clean_times, clean_delays + added), size,
         )  # fmt: skip
@@ -98,7 +99,7 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     found = [of_fault(fault) for fault in faults]
     found += [of_delays("slow-link", where, np.minimum(added, slow_link), size)
               for where, added, size in slow]  # fmt: skip
-    if not transfers.told.any():
+    if not transfers.reported.any():
         found += _by_mode(replay, lengths(clean_times, clean_delays))
     if behind.any():
         found.append(of_delays("head-of-line", _most_behind(run, behind), behind, np.nan))
@@ -109,7 +110,7 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     if nearest is not None:
         late, since_made = replay.split(delays)
         without = reordered(run, times + late, since_made, nearest)
-        found.append(Candidate("order", {}, without, lengths(clean_times, clean_delays), np.nan))
+        found.append(Cause("order", {}, without, lengths(clean_times, clean_delays), np.nan))
     excess: dict[str, Times] = {}
     for fault in faults:
         mine = excess.get(fault.cause, np.zeros_like(times))
@@ -117,8 +118,8 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     return Causes(tuple(found), clean, excess, slow_link)
 
 
-def _by_mode(replay: Replay, clean: Times) -> Iterator[Candidate]:
-    """Yield the p2p mode as a cause, if the trace has no messages and one mode clearly fits."""
+def _by_mode(replay: Replay, clean: Times) -> Iterator[Cause]:
+    """Yield the p2p mode as a cause if the trace has no messages and one mode clearly fits."""
     mode, off = replay.mode
     if mode == "overlapped" or off > FITS:
         return
@@ -128,15 +129,15 @@ def _by_mode(replay: Replay, clean: Times) -> Iterator[Candidate]:
     base = replay.lengths()
     cause = "head-of-line" if MODE[mode].queued else "transfer"
     share = free / now
-    yield Candidate(cause, {}, base * share, clean / share, np.nan, mode=mode)
+    yield Cause(cause, {}, base * share, clean / share, np.nan, mode=mode)
 
 
 FITS = 0.005
-"""Mean distance of starts, as a share of the step, up to which a p2p mode is taken for granted."""
+"""Maximum mean distance of starts, as a share of the step, of a p2p mode that fits."""
 
 
 def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
-    """Yield pairs of ranks with slower messages than other pairs have, or other copies."""
+    """Yield pairs of ranks with slower messages than other pairs or copies have."""
     run, by_copy = replay.run, replay.transfers.by_copy
     ranks = run.schedule.ranks
     pairs: dict[tuple[int, int], list[int]] = {}
@@ -172,17 +173,17 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
 
 
 def _most_behind(run: Run, behind: Times) -> Where:
-    """Return the link on which most of the time is lost, and the rank that it leads to."""
+    """Return the link that loses most of the time, and its target rank."""
     lost = np.bincount(np.maximum(run.link, 0), behind.sum(axis=0))
     source, target = divmod(int(lost.argmax()), run.schedule.ranks)
     return {"link": [source, target]}
 
 
 def saved_by_waits(replay: Replay, causes: Causes) -> dict[str, float]:
-    """Return the time saved in a mean step without each cause that shows only in waits of ranks."""
+    """Return the time saved in a mean step without each cause that lies only in waits of ranks."""
     before = replay.run.slowest(replay.lengths())
     found: dict[str, float] = {}
-    for one in causes.candidates:
+    for one in causes.found:
         if one.cause == "order" or one.mode is not None:
             saved = float((before - replay.run.slowest(one.without)).mean())
             found[one.cause] = max(found.get(one.cause, 0.0), saved)
@@ -190,14 +191,14 @@ def saved_by_waits(replay: Replay, causes: Causes) -> dict[str, float]:
 
 
 def worst_of_copies(causes: Causes, slowdown: Slowdown) -> dict[int, str]:
-    """Return a cause for each copy to be slower than others: its own one, or one found anywhere."""
+    """Return the cause that makes each copy slower than others: its own, or any other cause."""
     found = {}
     anywhere = [
         cause for cause in ("sequence-length", "garbage-collection", "jitter")
         if cause in causes.excess
     ]  # fmt: skip
     for copy in range(len(slowdown.copy)):
-        own = [one.cause for one in causes.candidates if one.where.get("copy") == copy]
+        own = [one.cause for one in causes.found if one.where.get("copy") == copy]
         if own or anywhere:
             found[copy] = (own or anywhere)[0]
     return found

@@ -1,14 +1,14 @@
-"""A run's own times under another schedule: of every action, and of every message.
+"""Measured times of a run's actions and messages under another schedule.
 
-An action that the run has, too, takes what it took there, microbatch by microbatch, so that what is
-the same under both schedules is the same number in both, and a run under its own schedule is the
-run. What is cut elsewhere takes its share of what it is cut from. What the run has no action of
-follows from the table of kinds: a full backward takes what its parts take, each part a share of it,
-a recompute what the forward takes, and an overlapped group the share of the sum of its parts that
-groups of the run take.
+An action that the run has keeps its own time, microbatch by microbatch. So equal actions of both
+schedules have equal times, and a run under its own schedule is the run. An action of a different
+cut takes its share of the actions that it is cut from. Times of kinds that the run does not have
+follow from the table of kinds. A full backward takes the sum of its parts, and each part a share of
+it. A recompute takes the time of the forward. An overlapped group takes a share of the sum of its
+parts, the share that groups of the run take.
 
-Messages over a link take what messages over that link took, in the same order; over a link that
-the run did not use, what all of its messages took.
+Messages on a link take the times of the run's messages on that link, in sequence. On a link that
+the run did not use, they take the times of all its messages.
 """
 
 from __future__ import annotations
@@ -33,55 +33,56 @@ from debubble.core.kind_relations import (
 from debubble.core.kinds import FORWARD_KINDS, WORK_KINDS, Kind
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.diagnosis.observed import Indices, Times
 from debubble.diagnosis.recut import shares_of_cut
-from debubble.diagnosis.run import Indices, Run, Times, links_of
+from debubble.diagnosis.run import Run, links_of
 
 if TYPE_CHECKING:
     from debubble.diagnosis.changes import Change
 
 ROW = {kind: row for row, kind in enumerate(WORK_KINDS)}
-"""The row of every kind of work in the arrays of this module."""
+"""Row of every kind of work in the arrays of this module."""
 
 USUAL = Costs(F=1, I=1, W=1).resolve(Placement.linear(1)).duration[list(WORK_KINDS), 0]
-"""What every kind of work takes against others where nothing is known of it."""
+"""Default relative time of every kind of work, for kinds without measurements."""
 
 
 def carried(
     run: Run, times: Times, delays: Times, schedule: Schedule, slower: Sequence[Change] = ()
 ) -> tuple[Times, Times]:
-    """Return a run's times of the actions of a schedule, and delays of what they receive.
+    """Return a run's times for the actions of a schedule, and delays of their inputs.
 
     Parameters
     ----------
     run
         The run.
     times, delays
-        Times of its actions, that of the host before them included, and of its messages, of some of
+        Times of its actions with the preceding host delay, and delays of its messages, in some of
         its rows; shape ``(rows, actions)``.
     schedule
-        Any schedule of as many ranks and microbatches.
+        Any schedule with the run's number of ranks and microbatches.
     slower
-        Changes that stay with their ranks, whatever these run.
+        Changes that stay with their ranks under any schedule.
 
     Returns
     -------
     times, delays
-        The same of the schedule's actions.
+        Times and delays of the schedule's actions.
 
     Raises
     ------
     ParameterError
-        When the schedule does what the run has no time of.
+        When the run has no times for some action of the schedule.
     """
     return _Work.of(run, times).under(schedule, slower), _delays(run, delays, schedule)
 
 
 def shares_in_groups(run: Run, times: Times) -> Times:
-    """Return the share of each action in its overlapped group, by the times of actions alone.
+    """Return the share of each action in its overlapped group, from the times of actions alone.
 
     It is 1 for actions alone; shape ``(rows, actions)``, as `times`.
     """
-    cells = _Cells.of(run.schedule)
+    cells = _WorkCells.of(run.schedule)
     _, usual, _ = _alone(cells, run.schedule, times)
     shares = np.ones_like(times)
     inside = np.flatnonzero(cells.group >= 0)
@@ -105,9 +106,9 @@ class _Work:
 
     @classmethod
     def of(cls, run: Run, times: Times) -> _Work:
-        """Take the times of actions apart."""
+        """Return the work of a run, from the times of its actions."""
         schedule = run.schedule
-        cells = _Cells.of(schedule)
+        cells = _WorkCells.of(schedule)
         alone, usual, known = _alone(cells, schedule, times)
         overlap = np.ones((len(times), 1))
         inside = np.flatnonzero(cells.group >= 0)
@@ -116,7 +117,7 @@ class _Work:
             share = _ratio(times[:, inside], _sums(cells.group[inside], parts))
             middle = np.median(share, axis=1, keepdims=True)
             mine = cells.kind[inside], cells.stage[inside], cells.unit[inside]
-            # Where nothing ran alone, groups are taken to take the sum of their parts.
+            # If nothing ran alone, a group is assumed to take the sum of its parts.
             overlap = np.where(known, middle, 1.0)
             usual = usual * np.where(known, 1.0, middle)[:, :, None]
             alone[:, *mine] = parts * share / np.where(known, middle, 1.0)
@@ -125,7 +126,7 @@ class _Work:
         return cls(run, alone.reshape(shape), overlap)
 
     def under(self, schedule: Schedule, slower: Sequence[Change] = ()) -> Times:
-        """Return time of every action of a schedule, some of whose ranks are slower."""
+        """Return the time of every action of a schedule, with some ranks slower."""
         own, alone = self.run.schedule, self.alone
         if schedule.stages != own.stages:
             cut = shares_of_cut(np.ones(own.stages), np.ones(schedule.stages))
@@ -134,7 +135,7 @@ class _Work:
             cut = shares_of_cut(own.slicing.shares, schedule.slicing.shares)
             alone = np.einsum("rksml,nl->rksmn", alone, cut)
         alone = alone.reshape(*alone.shape[:3], -1)
-        cells = _Cells.of(schedule)
+        cells = _WorkCells.of(schedule)
         found = np.asarray(alone[:, cells.kind, cells.stage, cells.unit])
         inside = np.flatnonzero(cells.group >= 0)
         for change in slower:
@@ -148,8 +149,8 @@ class _Work:
 
 
 @dataclass(frozen=True, eq=False)
-class _Cells:
-    """Cells of the actions of a schedule in arrays of work."""
+class _WorkCells:
+    """Positions of a schedule's actions in the arrays of work."""
 
     kind: Indices
     """Row of the kind of every action."""
@@ -159,10 +160,10 @@ class _Cells:
     """Number of the overlapped group, −1 for actions alone."""
 
     @classmethod
-    def of(cls, schedule: Schedule) -> _Cells:
-        """Return the cells of a schedule's actions.
+    def of(cls, schedule: Schedule) -> _WorkCells:
+        """Return the positions of a schedule's actions.
 
-        Raises ParameterError where one is no work of a stage for a microbatch.
+        Raises ParameterError if one is not the work of a stage for a microbatch.
         """
         actions = schedule.actions
         rows = np.full(len(Kind), -1)
@@ -194,15 +195,15 @@ def _sums(group: Indices, values: Times) -> Times:
 
 
 def _ratio(value: Times, of: Times) -> Times:
-    """Return their quotient; 1 where that is nothing."""
+    """Return the quotient of two arrays; 1 where the divisor is zero."""
     there = (of > 0) & (value > 0)
     return np.where(there, value / np.where(there, of, 1.0), 1.0)
 
 
 def _alone(
-    cells: _Cells, schedule: Schedule, times: Times
+    cells: _WorkCells, schedule: Schedule, times: Times
 ) -> tuple[Times, Times, NDArray[np.bool_]]:
-    """Return times of actions alone by kind, stage and slice, and the same as :func:`_usual`."""
+    """Return times of actions alone by kind, stage and slice, and the result of :func:`_usual`."""
     alone = np.full((len(times), len(ROW), schedule.stages, schedule.units), np.nan)
     lone = np.flatnonzero(cells.group < 0)
     alone[:, cells.kind[lone], cells.stage[lone], cells.unit[lone]] = times[:, lone]
@@ -212,9 +213,10 @@ def _alone(
 def _usual(alone: Times) -> tuple[Times, NDArray[np.bool_]]:
     """Return the usual time of every kind and stage of each row, shape ``(rows, kinds, stages)``.
 
-    That is the median of what ran alone; of a kind that never did on a stage, of all stages; of one
-    that never did at all, what its work is against that of the others. And whether anything did, so
-    that these are times and no mere weights, shape ``(rows, 1)``.
+    It is the median of the actions that ran alone. A kind without such actions on a stage has the
+    median of all stages. A kind without any has its default work relative to the others. The second
+    result, shape ``(rows, 1)``, is true if any action ran alone, so that these are times and not
+    only weights.
     """
     weights = USUAL[None, :]
     with warnings.catch_warnings():
@@ -228,7 +230,7 @@ def _usual(alone: Times) -> tuple[Times, NDArray[np.bool_]]:
 
 
 def _complete(alone: Times, usual: Times) -> None:
-    """Fill in what kinds take that did not run, from those that did."""
+    """Fill in the times of missing kinds from the measured ones, in place."""
     fused, split = ROW[FUSED_KIND], [ROW[kind] for kind in SPLIT_KINDS]
     there = ~np.isnan(alone[:, split]).all(axis=1)
     sums = np.where(there, np.nansum(alone[:, split], axis=1), np.nan)
@@ -245,21 +247,21 @@ def _complete(alone: Times, usual: Times) -> None:
 
 
 def _delays(run: Run, delays: Times, schedule: Schedule) -> Times:
-    """Return delay of what every action of a schedule receives."""
+    """Return the delay of the input of every action of a schedule."""
     mine, theirs = _in_turn(run.schedule), _in_turn(schedule)
     every = np.concatenate(list(mine.values())) if mine else np.zeros(0, dtype=np.int64)
     found = np.zeros((len(delays), len(schedule)))
     for link, columns in theirs.items():
         source = mine.get(link, every)
         if len(source):
-            # As many as there are, each as often as needed: the last of one is that of the other.
+            # Stretch the sequence of delays to the new number of messages; both end with the same.
             place = np.arange(len(columns)) * len(source) // len(columns)
             found[:, columns] = delays[:, source[place]]
     return found
 
 
 def _in_turn(schedule: Schedule) -> dict[int, NDArray[np.int64]]:
-    """Return by link the actions that receive over it, microbatch by microbatch."""
+    """Return the actions that receive through each link, microbatch by microbatch."""
     links, actions = links_of(schedule), schedule.actions
     forward = np.isin(kinds_of(actions), FORWARD_KINDS)
     turn = np.lexsort((stages_of(actions), forward, microbatches_of(actions)))

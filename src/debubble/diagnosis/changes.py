@@ -1,4 +1,4 @@
-"""Other times of a run's actions, gaps and messages, as ``--set`` reads them."""
+"""Changes of a run's times of actions, gaps and messages, as given by ``--set``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import WORK_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.units import read_number
-from debubble.diagnosis.run import PAIR, Run, Times
+from debubble.diagnosis.observed import Times
+from debubble.diagnosis.run import PAIR, Run
 from debubble.diagnosis.times import MILLISECONDS
 
 KINDS = (*(kind.name for kind in WORK_KINDS), "O")
-"""Kinds of actions that can be set; O is an overlapped group."""
+"""Kinds of actions that a change can name; O is an overlapped group."""
 
 KIND_OF = {int(kind): kind.name for kind in WORK_KINDS}
 
 FORM = "write stage3.F*=0.9, rank2*=0.8, copy0.B=60, F+=1 (ms), gaps=0, p2p=0 or p2p.0-1*=0.5"
 
 OWNERS = ("stage", "rank", "copy")
-"""What actions belong to; a number follows, and a kind may."""
+"""Owners of actions in a change; a number follows, and optionally a kind."""
 
 HOWS = ("*=", "+=", "=")
-"""How times change."""
+"""Operators of a change."""
 
 _CHANGE = re.compile(
     rf"(?:(?P<of>{'|'.join(OWNERS)})(?P<number>\d{{1,6}})(?:\.(?P<kind>[A-Z]))?|(?P<bare>[A-Z])"
@@ -39,22 +40,22 @@ _CHANGE = re.compile(
 
 @dataclass(frozen=True)
 class Change:
-    """Other times of some actions, gaps or messages.
+    """Change of the times of some actions, gaps or messages.
 
     Parameters
     ----------
     text
-        As it was written.
+        The change as written.
     what
         ``"stage"``, ``"rank"``, ``"copy"``, ``"kind"``, ``"gaps"`` or ``"p2p"``.
     number
         The stage, rank or copy; None for all.
     kind
-        Name of a kind; empty for all.
+        Name of the kind; empty for all.
     link
         Two ranks; empty for all.
     how, value
-        ``"="``, ``"*="`` or ``"+="``, and by what; milliseconds unless it multiplies.
+        Operator ``"="``, ``"*="`` or ``"+="``, and its operand: a factor, else milliseconds.
     """
 
     text: str
@@ -72,7 +73,7 @@ class Change:
         Raises
         ------
         ParameterError
-            When it is none.
+            When the text is not a change.
         """
         match = _CHANGE.fullmatch(text.strip())
         value = read_number(match["value"]) if match else float("nan")
@@ -91,7 +92,7 @@ class Change:
         return cls(text.strip(), what, number, kind, link, match["how"], value)
 
     def check(self, run: Run) -> None:
-        """Refuse numbers that the run does not have."""
+        """Raise ParameterError if the run does not have the numbers of the change."""
         limits = {"stage": run.schedule.stages, "rank": run.schedule.ranks,
                   "copy": int(run.copy.max()) + 1}  # fmt: skip
         if self.number is not None and self.number >= limits[self.what]:
@@ -113,7 +114,7 @@ class Change:
             )
 
     def _columns(self, run: Run) -> np.ndarray:
-        """Return the actions, or those that receive the messages, that are changed."""
+        """Return the columns of changed actions, or of actions that receive changed messages."""
         if self.what == "p2p":
             found = run.source >= 0
             if self.link:
@@ -132,7 +133,7 @@ class Change:
         return found
 
     def of_work(self, run: Run, times: Times, shares: Times) -> Times:
-        """Return changed times of actions: an overlapped group is longer by what its members are.
+        """Return changed times of actions; changes of its members add up in an overlapped group.
 
         Parameters
         ----------
@@ -141,7 +142,7 @@ class Change:
         times
             Times of its actions; members of a group have that of the group.
         shares
-            The share of every action in its group, 1 for those alone; of the same shape.
+            Share of every action in its group, 1 for actions alone; of the same shape.
         """
         more = self.of(run, times) - times
         if self.how != "+=":
@@ -150,15 +151,15 @@ class Change:
 
     @property
     def stays(self) -> bool:
-        """Return whether the change is of a rank, and so holds under another schedule.
+        """True if the change belongs to a rank, and so holds under another schedule.
 
-        A rank that gets faster had been slow with the layers it ran, and these may run elsewhere.
+        A rank that becomes faster was slow with its own layers, which may run on another rank.
         """
         least = {"*=": 1.0, "+=": 0.0}
         return self.what == "rank" and self.value > least.get(self.how, math.inf)
 
     def of_rank(self, schedule: Schedule, times: Times) -> Times:
-        """Return times of actions alone under another schedule, those of the rank changed."""
+        """Return times of actions alone under another schedule, changed on the rank."""
         mine = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets)) == self.number
         if self.kind == "O":
             mine &= pairs_of(schedule.actions) > 0

@@ -1,14 +1,14 @@
-"""Clocks of ranks against each other, from what causes what.
+"""Clock offsets between ranks, from the causality of messages.
 
-A message cannot arrive before it left. With o(r) for what rank r's clock shows at true time 0, a
-message from a to b that left at d (a's clock) and had arrived by t (b's clock) says
-o(b) − o(a) ≤ t − d. All messages of a step together are difference constraints, whose shortest
-paths are the tightest bounds: an interval of o(b) − o(a) for every pair. A cycle of negative length
-is a contradiction, and its messages are named.
+A message cannot arrive before it left. Let o(r) be the reading of rank r's clock at true time 0. A
+message from a to b that left at d (a's clock) and had arrived by t (b's clock) gives the bound
+o(b) − o(a) ≤ t − d. All messages of a step are difference constraints. Their shortest paths are the
+tightest bounds: an interval of o(b) − o(a) for every pair. A cycle of negative length is a
+contradiction, and its messages are named.
 
-Where all bounds hold at 0 on ranks that should share a clock, they are left alone. Else a rank's
-clock is corrected by the mean of its two bounds against rank 0, which fulfils every constraint;
-where a rank has no file, each part of the pipeline by those against the first rank of the part.
+Clocks of ranks that should share one stay unchanged if all bounds hold at 0. Else a rank's clock is
+corrected by the mean of its two bounds against rank 0, which satisfies every constraint. If a rank
+has no file, each part of the pipeline is corrected against the first rank of the part.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import unpack
-from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.observed import Times
+from debubble.diagnosis.run import Run
 
 ROUNDING = 2e-4
-"""Share of a typical action by which written times may be off."""
+"""Maximum rounding error of written times, as a share of a typical action."""
 
 DUST = 1e-9
-"""Share of the largest bound that comes of rounding alone."""
+"""Numerical error of bounds, as a share of the largest bound."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Interval:
     """Bounds of the offset of clock b from clock a, in seconds."""
 
     ranks: tuple[int, int]
-    """Both ranks; those of later data-parallel copies are numbered on."""
+    """Both ranks; numbers continue through the data-parallel copies."""
     low: float
     high: float
-    """Both bounds are ±∞ where messages go one way only."""
+    """Upper bound; a bound without messages in its direction is ±∞."""
     step: int
     """Number of the step."""
 
@@ -56,19 +57,19 @@ class Drift:
 class Clocks:
     """Offsets and drifts of the clocks of a run.
 
-    Intervals are those at the begin of a step, where clocks run apart so fast that one step shows.
+    If clocks drift visibly within one step, intervals are those at its beginning.
     """
 
     intervals: tuple[Interval, ...]
-    """Of every pair of ranks that exchange messages, in every step."""
+    """Intervals of every pair of ranks that exchange messages, in every step."""
     drifts: tuple[Drift, ...]
-    """Of the pairs on different hosts through all of whose messages a line goes."""
+    """Drifts of pairs on different hosts whose messages all fit one line."""
     offsets: Times
-    """What to subtract from every rank's times, shape ``(rows, ranks)``."""
+    """Offsets in seconds to subtract from every rank's times, shape ``(rows, ranks)``."""
     rates: Times
-    """What to subtract in every second of a step, likewise."""
+    """Drifts to subtract, in seconds per second of a step, shape ``(rows, ranks)``."""
     warnings: tuple[str, ...]
-    """Contradictions, and pairs of which messages go one way only."""
+    """Messages on contradictions, and on pairs with messages in one direction only."""
 
     @property
     def half_width(self) -> float:
@@ -79,7 +80,7 @@ class Clocks:
 
 
 def align(run: Run) -> Clocks:
-    """Find what the clocks of a run show, and what to correct."""
+    """Return the offsets and drifts of the clocks of a run."""
     ranks = run.schedule.ranks
     rates = np.zeros((run.rows, ranks))
     direct, columns = _direct(run)
@@ -134,7 +135,7 @@ def _pairs(run: Run) -> list[tuple[int, int]]:
 def _rates(run: Run, drifts: tuple[Drift, ...]) -> Times:
     """Return the drift of every rank's clock against the first one's, shape ``(rows, ranks)``.
 
-    The slowest drift that is possible: more would be said than is known.
+    It is the smallest drift that the bounds allow, so that no correction goes beyond the data.
     """
     ranks = run.schedule.ranks
     by_pair = {one.ranks: float(np.clip(one.rate, one.low, one.high)) for one in drifts}
@@ -153,14 +154,14 @@ def _rates(run: Run, drifts: tuple[Drift, ...]) -> Times:
 
 
 PARTS = 8
-"""Parts of a step of each of which the tightest messages both ways are looked at."""
+"""Number of parts of a step; each has its tightest messages in both directions."""
 
 MOST_STEPS = 50
-"""Steps in which clocks that run apart are looked for."""
+"""Maximum number of steps to search for drifting clocks."""
 
 
 def _drifts(run: Run) -> Iterator[Drift]:
-    """Return the drift of all pairs of clocks, by messages of all steps, or within single steps."""
+    """Yield the drift of all pairs of clocks, from messages of all steps or within single steps."""
     left, slack = _slack(run)
     ranks = run.schedule.ranks
     for copy in np.unique(run.copy).tolist():
@@ -170,13 +171,13 @@ def _drifts(run: Run) -> Iterator[Drift]:
         for a, b in _pairs(run):
             if hosts[a] == hosts[b]:
                 continue
-            # All on the clock of a: there messages to b leave, and those from b arrive.
+            # All times are on the clock of a, where messages to b leave and those from b arrive.
             rounding = ROUNDING * run.typical
             upper = _tightest(rows, left, slack, run.link == a * ranks + b, rounding)
             lower = _tightest(rows, left + slack, slack, run.link == b * ranks + a, rounding)
             low, high = _slopes(upper, lower, together=True)
             if low > high:
-                # Clocks that are set anew for every step.
+                # These clocks start anew in every step.
                 low, high = _slopes(upper, lower, together=False)
             if low <= high and np.isfinite(low) and np.isfinite(high):
                 together = high - low < NARROW
@@ -185,13 +186,13 @@ def _drifts(run: Run) -> Iterator[Drift]:
 
 
 NARROW = 1e-4
-"""Seconds per second within which the middle of what is possible says more than the least."""
+"""Maximum width of a drift's bounds, in seconds per second, for which their mean is used."""
 
 
 def _tightest(
     rows: NDArray[np.int64], time: Times, slack: Times, columns: NDArray[np.bool_], rounding: float
 ) -> tuple[Times, Times, NDArray[np.int64]]:
-    """Return time, slack and row of the tightest message in every part of every row."""
+    """Return the time, slack and row of the tightest message in every part of every row."""
     here = np.flatnonzero(columns)
     found = []
     for row in rows.tolist():
@@ -215,7 +216,7 @@ Bounds = tuple[Times, Times, NDArray[np.int64]]
 def _slopes(upper: Bounds, lower: Bounds, *, together: bool) -> tuple[float, float]:
     """Return the least and the steepest line below the upper and above the lower bounds.
 
-    One line for all rows, or parallel ones for each.
+    They are one line for all rows, or a parallel one for each row.
     """
     (t, u, row), (s, slack, other) = upper, lower
     apart = t[:, None] - s[None, :]
@@ -228,7 +229,7 @@ def _slopes(upper: Bounds, lower: Bounds, *, together: bool) -> tuple[float, flo
 
 
 def _slack(run: Run) -> tuple[Times, Times]:
-    """Return when each received message left, and the time until it had arrived, or ∞."""
+    """Return the send time of each received message, and its time until arrival, or ∞."""
     left = np.fmax(run.produced, run.sent)
     there = np.fmin(run.start, np.fmin(run.arrived, run.waited))
     return left, np.where(np.isnan(there - left), np.inf, there - left)
@@ -237,7 +238,7 @@ def _slack(run: Run) -> tuple[Times, Times]:
 def _direct(run: Run) -> tuple[Times, NDArray[np.int64]]:
     """Return the bound that messages from a to b give, and the action that receives the tightest.
 
-    Both of shape ``(rows, ranks, ranks)``; ∞ and −1 where there is no message.
+    Both have shape ``(rows, ranks, ranks)``; without a message they are ∞ and −1.
     """
     ranks, rows = run.schedule.ranks, run.rows
     _, slack = _slack(run)
@@ -254,7 +255,7 @@ def _direct(run: Run) -> tuple[Times, NDArray[np.int64]]:
 
 
 def _closed(direct: Times) -> tuple[Times, NDArray[np.bool_]]:
-    """Return shortest paths between all ranks, and the rows in which a cycle is negative."""
+    """Return shortest paths between all ranks, and a mask of rows with a negative cycle."""
     bounds = direct.copy()
     for via in range(bounds.shape[1]):
         np.minimum(bounds, bounds[:, :, via, None] + bounds[:, None, via, :], out=bounds)
@@ -279,14 +280,14 @@ def _offsets(direct: Times, bounds: Times, hosts: tuple[str, ...]) -> Times:
     for first in range(len(bounds)):
         together = np.flatnonzero(bounded[first])
         if together[0] == first:
-            # What is bounded on one side, or not at all, keeps its clock as far as it may.
+            # A clock with one bound, or none, changes as little as the bound allows.
             kept = np.clip(0.0, -bounds[first, 0], bounds[0, first])
             found[together] = kept + (bounds[first, together] - bounds[together, first]) / 2
     return found
 
 
 def _contradiction(run: Run, row: int, direct: Times, columns: NDArray[np.int64]) -> str:
-    """Return the messages of a shortest cycle that cannot be, in words."""
+    """Return the messages of a shortest contradictory cycle, in words."""
     cycle = _negative_cycle(direct)
     parts = []
     for source, target in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
@@ -302,7 +303,7 @@ def _contradiction(run: Run, row: int, direct: Times, columns: NDArray[np.int64]
 
 
 def _negative_cycle(direct: Times) -> list[int]:
-    """Return ranks of a negative cycle: two where two suffice."""
+    """Return the ranks of a negative cycle, only two if two suffice."""
     both = direct + direct.T
     a, b = np.unravel_index(int(both.argmin()), both.shape)
     if both[a, b] < 0:

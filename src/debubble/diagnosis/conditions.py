@@ -17,7 +17,7 @@ MAX_BASELINE = 1 << 26
 """Bytes of a baseline."""
 
 PLAN = "the plan"
-"""What the same order takes with the median times of the run, simulated: nothing varies in it."""
+"""Name of the baseline that simulates the run's schedule with its median times."""
 
 _CONDITION = re.compile(r"([a-z-]+)\s*>\s*(\+?)\s*(\d{1,15}(?:\.\d{0,15})?)\s*(%|ms)?", re.ASCII)
 
@@ -32,47 +32,47 @@ def _gain(data: Mapping[str, Any]) -> float:
 
 
 @dataclass(frozen=True)
-class Measure:
+class DiagnosisMeasure:
     """Measure of a diagnosis that a condition can compare."""
 
     unit: str
-    """Of its values."""
+    """Unit of its values."""
     read: Callable[[Mapping[str, Any]], float]
-    """Its value in the data of a diagnosis."""
+    """Function from the data of a diagnosis to its value."""
     plan: Callable[[Mapping[str, Any]], float]
-    """Its value in the plan."""
+    """Function from the data of a diagnosis to its value in the plan."""
 
 
 MEASURES = {
-    "bubble": Measure(
+    "bubble": DiagnosisMeasure(
         "%", lambda data: 100 * float(data["bubble_ratio"]),
         lambda data: 100 * float(data["plan"]["bubble_ratio"]),
     ),
-    "step": Measure(
+    "step": DiagnosisMeasure(
         "ms", lambda data: 1e3 * float(data["step"]), lambda data: 1e3 * float(data["plan"]["step"])
     ),
-    "slowdown": Measure(
+    "slowdown": DiagnosisMeasure(
         "%", lambda data: 100 * (float(data["slowdown"]["total"]) - 1), lambda _: 0.0
     ),
-    "gain": Measure("%", lambda data: 100 * _gain(data), lambda _: 0.0),
+    "gain": DiagnosisMeasure("%", lambda data: 100 * _gain(data), lambda _: 0.0),
 }  # fmt: skip
-"""By name; percentages are those of a step, so that a + adds points."""
+"""Measures by name. Percentages are shares of a step, so + adds percentage points."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """That a measure is above a limit."""
+    """Condition that holds if a measure is above a limit."""
 
     text: str
-    """As it was written."""
+    """The condition as written."""
     measure: str
     """A key of :data:`MEASURES`."""
     limit: float
-    """In the measure's unit, or in percent of the base where `relative`."""
+    """Limit in the measure's unit, or in percent of the base if `relative`."""
     more: bool
-    """Whether the limit counts from a base on."""
+    """True if the limit is added to a base."""
     relative: bool
-    """Whether it is a share of the base."""
+    """True if the limit is a share of the base."""
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -81,7 +81,7 @@ class Condition:
         Raises
         ------
         ParameterError
-            When it is none.
+            When the text is not a condition.
         """
         match = _CONDITION.fullmatch(text.strip())
         if match is None or match[1] not in MEASURES:
@@ -93,7 +93,7 @@ class Condition:
         return cls(text.strip(), match[1], float(match[3]), more, relative)
 
     def failed(self, data: Mapping[str, Any], baseline: Baseline | None) -> str:
-        """Return a message if the condition holds for a diagnosis' data; empty if it does not."""
+        """Return a message if the condition holds for a diagnosis' data, else an empty string."""
         measure = MEASURES[self.measure]
         value, limit, base = measure.read(data), self.limit, ""
         if self.more:
@@ -124,7 +124,7 @@ class Baseline:
         Raises
         ------
         FormatError
-            When it is none.
+            When the file is not the output of a diagnosis.
         """
         text = read_text(path, MAX_BASELINE)
         try:

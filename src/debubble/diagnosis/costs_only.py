@@ -1,4 +1,4 @@
-"""Traces with sums of times and no points in time: costs, and nothing about causes."""
+"""Diagnosis of traces with sums of times and no points in time: costs without causes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = ("F", "B", "I", "W")
 
 
 def has_only_costs(observed: Observed) -> bool:
-    """Return whether a trace has the costs of actions, but not when they ran."""
+    """Return True if a trace has the costs of actions but not their times."""
     return observed.costs is not None and not len(observed.actions)
 
 
@@ -27,7 +27,7 @@ def cost_file(observed: Observed) -> dict[str, Any]:
 
 
 def to_dict(observed: Observed) -> dict[str, Any]:
-    """Return the data of a diagnosis, as far as costs say it."""
+    """Return the data of a diagnosis, limited to costs."""
     return {
         "format": observed.format, "ranks": observed.ranks, "copies": observed.copies,
         "stages": None, "microbatches": None, "steps": 0,

@@ -1,4 +1,4 @@
-"""The whole diagnosis: from what was observed to causes and gains."""
+"""Diagnosis of a run: from its observed actions to causes and gains."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from debubble.diagnosis.order import Orders, reconstruct
 from debubble.diagnosis.readers.whole_steps import PARTS
 from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.run import Run, run_of, without_waits
-from debubble.diagnosis.schedule_names import Name
+from debubble.diagnosis.schedule_names import ScheduleName
 from debubble.diagnosis.slowdown import Slowdown, slowdown
-from debubble.diagnosis.times import Spread, cost_file, costs_of, spreads_of
+from debubble.diagnosis.times import ActionSpread, cost_file, costs_of, spreads_of
 from debubble.diagnosis.transfers import transfers_of
 from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.modes import P2PMode
@@ -39,31 +39,31 @@ class Diagnosis:
     Parameters
     ----------
     observed
-        What the trace says.
+        Content of the trace.
     name
-        What the order is called.
+        Name of the schedule.
     clocks
         Clocks of ranks against each other.
     replay
-        The steps that were looked at, on one clock, and how they can be replayed.
+        The analyzed steps on one clock, ready for replay.
     left_out
-        Why how much of the trace was not used.
+        Numbers of unused things in the trace, by reason.
     """
 
     observed: Observed
-    name: Name
+    name: ScheduleName
     clocks: Clocks
     replay: Replay
     left_out: Mapping[str, int]
 
     @property
     def run(self) -> Run:
-        """The steps that were looked at, as arrays on one clock."""
+        """The analyzed steps, as arrays on one clock."""
         return self.replay.run
 
     @property
     def schedule(self) -> Schedule:
-        """The order that ran, under the name that it has or is nearest to."""
+        """Schedule that ran, under its own name or the nearest one."""
         return self.run.schedule
 
     @cached_property
@@ -72,7 +72,7 @@ class Diagnosis:
         return costs_of(self.replay)
 
     @cached_property
-    def spreads(self) -> tuple[Spread, ...]:
+    def spreads(self) -> tuple[ActionSpread, ...]:
         """Spread of the times of each kind and stage."""
         return spreads_of(self.run)
 
@@ -83,7 +83,7 @@ class Diagnosis:
 
     @cached_property
     def causes(self) -> Causes:
-        """All causes that were found, with any gain."""
+        """All causes found, with any gain."""
         return find_causes(self.replay, self.name.nearest)
 
     @cached_property
@@ -105,7 +105,7 @@ class Diagnosis:
 
     @property
     def beyond(self) -> float:
-        """The largest gain of what is no finding, as a share of the step."""
+        """Largest gain of a cause that is no finding, as a share of the step."""
         return self._found[1]
 
     @property
@@ -115,12 +115,12 @@ class Diagnosis:
 
     @property
     def mode(self) -> tuple[P2PMode, float]:
-        """The p2p mode in which the replay comes nearest, and how far that is off."""
+        """P2p mode with the nearest replay, and its mean distance of starts."""
         return self.replay.mode
 
     @cached_property
     def bubble_ratio(self) -> float:
-        """Idle share of the rank-time of all steps that were looked at."""
+        """Idle share of the rank-time of all analyzed steps."""
         run = self.run
         busy = np.where(run.counted & run.known, run.duration, 0.0).sum()
         _, place = run.step_of
@@ -129,7 +129,7 @@ class Diagnosis:
 
     @property
     def shown(self) -> int:
-        """The row that is drawn: of the slowest copy, in the step of median length."""
+        """Row of the drawing: the slowest copy in the step of median length."""
         return self.run.shown
 
     @cached_property
@@ -203,12 +203,12 @@ def _finite(value: float) -> float | None:
 
 
 def diagnose(observed: Observed) -> Diagnosis:
-    """Find out why a run took as long as it did.
+    """Diagnose a run: find the causes of its lost time.
 
     Raises
     ------
     FormatError
-        When no step of it is complete.
+        When no step is complete.
     """
     orders: Orders = reconstruct(observed)
     run = run_of(observed, orders)
@@ -217,7 +217,7 @@ def diagnose(observed: Observed) -> Diagnosis:
     if observed.waits_inside:
         run = without_waits(run)
     left_out = dict(observed.left_out) | orders.left_out
-    # Ranks that lack actions have been counted where they were read.
+    # The reader has already counted ranks that lack actions.
     counted = sum(count for reason, count in left_out.items() if reason.startswith(PARTS))
     if len(run.missing) > counted:
         left_out["ranks of which nothing was traced"] = len(run.missing) - counted
@@ -229,7 +229,7 @@ def diagnose(observed: Observed) -> Diagnosis:
 
 
 def read_trace(path: str | Path, *, format: str | None = None) -> Diagnosis:
-    """Read the traces of a run, and find out why it took as long as it did.
+    """Read the traces of a run, and diagnose it.
 
     Parameters
     ----------
@@ -237,13 +237,13 @@ def read_trace(path: str | Path, *, format: str | None = None) -> Diagnosis:
         A folder with a file for every rank, or one file with all of them; ``docs/trace.md`` lists
         the formats.
     format
-        Name of the format, ``"kineto"`` for instance; None to tell it by the files.
+        Name of the format, ``"kineto"`` for instance; None to detect it from the files.
 
     Returns
     -------
     Diagnosis
-        With ``schedule``, ``costs``, ``findings`` and ``timeline``; ``to_dict()`` is what
-        ``debubble trace --json`` prints.
+        With ``schedule``, ``costs``, ``findings`` and ``timeline``; ``to_dict()`` is
+        the output of ``debubble trace --json``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Findings: what costs most, ranked by what fixing it gains, in plain words, with what to do."""
+"""Findings: the largest losses of a run in plain words with advice, ranked by gain."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ import numpy as np
 
 from debubble.core.units import counted
 from debubble.diagnosis.account import RankAccount
-from debubble.diagnosis.candidates import Candidate, Causes, Where
+from debubble.diagnosis.candidates import Cause, Causes, Where
 from debubble.diagnosis.replay import Replay
 from debubble.engine.modes import MODE
 
 LEAST_GAIN = 0.02
-"""Share of a step that a fix has to gain to be worth a word."""
+"""Minimum gain of a finding, as a share of a step."""
 
 LEAST_TRANSFER = 0.05
-"""The same for transfers that take just what their links take."""
+"""Minimum gain of a finding on transfers at the full speed of their links."""
 
 TRUSTED = 0.05
-"""Replay error up to which gains are told."""
+"""Maximum replay error of a report with gains."""
 
 THERE = 0.25
-"""A row has a cause from this share of its mean gain on."""
+"""Minimum gain of a row that has a cause, as a share of the mean gain."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that costs time.
+    """One cause of lost time, with text and advice.
 
     Parameters
     ----------
     cause
         One of :data:`debubble.diagnosis.account.CAUSES`.
     where
-        ``"stage"``, ``"rank"``, ``"copy"`` and ``"link"``, as far as it is in one.
+        Its ``"stage"``, ``"rank"``, ``"copy"`` and ``"link"``, if it is in one.
     before
-        Seconds of a mean step as it was.
+        Time of a mean step of the run, in seconds.
     seconds
-        What it is shorter with only this fixed.
+        Reduction of that time with only this cause fixed, in seconds.
     gain
-        The same as a share of the step; None where the replay is too far from the run to tell.
+        Reduction as a share of the step; None if the replay is too far from the run.
     persistence
-        Share of the steps and copies that have it.
+        Share of the steps and copies with the cause.
     alone
-        What it would cost if all else were fixed, as a share of such a step.
+        Loss if all other causes were fixed, as a share of such a step.
     text
-        What it is.
+        Description of the cause.
     advice
-        What to do.
+        Advice on a fix.
     """
 
     cause: str
@@ -79,9 +79,9 @@ class Finding:
 def find(
     replay: Replay, causes: Causes, accounts: tuple[RankAccount, ...]
 ) -> tuple[tuple[Finding, ...], float]:
-    """Return findings, the one that gains most first, and the largest gain of what is none.
+    """Return findings by descending gain, and the largest gain of a cause that is no finding.
 
-    Where gains cannot be told, findings are what ranks lost most time to.
+    If gains are unknown, findings are the causes with the most lost time of ranks.
     """
     run = replay.run
     base = replay.lengths()
@@ -90,7 +90,7 @@ def find(
     trusted = replay.error <= TRUSTED
     found: list[Finding] = []
     beyond = 0.0
-    for one in causes.candidates:
+    for one in causes.found:
         saved = float((before - run.slowest(one.without)).sum())
         gain = saved / float(before.sum())
         if not trusted:
@@ -111,8 +111,8 @@ def find(
     return tuple(found), beyond
 
 
-def _persistence(replay: Replay, one: Candidate, base: np.ndarray) -> float:
-    """Return the share of the steps and copies, as far as the cause is in one, that have it."""
+def _persistence(replay: Replay, one: Cause, base: np.ndarray) -> float:
+    """Return the share of steps with the cause, and of copies if it is not in one copy."""
     saved = (base - one.without) / base
     copy = one.where.get("copy")
     if copy is not None:
@@ -121,7 +121,7 @@ def _persistence(replay: Replay, one: Candidate, base: np.ndarray) -> float:
     return float((saved > max(THERE * mean, 1e-3)).mean())
 
 
-def _text(one: Candidate) -> str:
+def _text(one: Cause) -> str:
     if one.mode:
         return (
             f"actions begin as if the p2p mode were {one.mode} ({MODE[one.mode].title}), and would "
@@ -134,17 +134,17 @@ def _times(size: float) -> str:
     return f"{size:.3g} times" if math.isfinite(size) else "longer"
 
 
-def _kinds(one: Candidate) -> str:
+def _kinds(one: Cause) -> str:
     kinds = ", ".join(f"{kind} × {size:.2f}" for kind, size in one.by_kind.items())
     return f" ({kinds})" if kinds else ""
 
 
-def _on_rank(one: Candidate) -> str:
+def _on_rank(one: Cause) -> str:
     rank = one.where.get("rank")
     return f"rank {rank}" if rank is not None else "several ranks"
 
 
-def _garbage(one: Candidate) -> str:
+def _garbage(one: Cause) -> str:
     if one.count:
         return (
             f"{counted(one.count, 'forward')} on {_on_rank(one)} took far longer than all others, "
@@ -156,25 +156,25 @@ def _garbage(one: Candidate) -> str:
     )
 
 
-def _worker(one: Candidate) -> str:
+def _worker(one: Cause) -> str:
     stage = one.where.get("stage")
     return f"rank {one.where['rank']} of copy {one.where['copy']}" + (
         f" (stage {stage})" if stage is not None else ""
     )
 
 
-def _of_copy(one: Candidate) -> str:
+def _of_copy(one: Cause) -> str:
     copy = one.where.get("copy")
     return "" if copy is None else f" of copy {copy}"
 
 
-def _link(one: Candidate) -> str:
+def _link(one: Cause) -> str:
     link = one.where.get("link")
     assert isinstance(link, list)
     return f"{link[0]} and {link[1]}"
 
 
-_TEXTS: dict[str, Callable[[Candidate], str]] = {
+_TEXTS: dict[str, Callable[[Cause], str]] = {
     "slow-stage": lambda one: (
         f"stage {one.where['stage']} on rank {one.where['rank']} takes {_times(one.size)} the mean "
         f"of all stages{_kinds(one)}"
@@ -209,7 +209,7 @@ _TEXTS: dict[str, Callable[[Candidate], str]] = {
 }  # fmt: skip
 
 
-def _advice(one: Candidate) -> str:
+def _advice(one: Cause) -> str:
     if one.mode:
         return "Overlap transfers with computing (Megatron: --overlap-p2p-communication)"
     if one.cause == "slow-stage":

@@ -11,17 +11,26 @@ from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
 
-Clocks: TypeAlias = Literal["one", "hosts", "ranks"]
-"""Whether all ranks read one clock, every host has its own, or every rank has its own zero."""
+ClockSharing: TypeAlias = Literal["one", "hosts", "ranks"]
+"""Sharing of clocks: one for all ranks, one for each host, or a separate zero for each rank."""
+
+Times: TypeAlias = NDArray[np.float64]
+"""Array of times, in seconds unless its field says another unit."""
+
+Indices: TypeAlias = NDArray[np.int64]
+"""Array of indices."""
+
+Whole: TypeAlias = NDArray[np.integer[Any]]
+"""Array of whole numbers of any width."""
 
 T = TypeVar("T", bound="Columns")
 
 
 UNKNOWN = {np.dtype(np.float64): np.nan, np.dtype(np.int32): 0}
-"""What a column holds of which a format tells nothing."""
+"""Value of unknown columns by type of number."""
 
 ALONE = -1
-"""The pair of an action that is in none."""
+"""Pair number of an action alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +39,7 @@ class Columns:
 
     @classmethod
     def of(cls: type[T], **columns: Sequence[Any] | NDArray[Any]) -> T:
-        """Return rows from the columns that a format has; the others are unknown."""
+        """Return rows from the known columns of a format; the others are unknown."""
         count = len(next(iter(columns.values()))) if columns else 0
         made = {}
         for name, dtype in cls.types().items():
@@ -65,11 +74,11 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class Actions(Columns):
-    """Actions that ranks computed, one row for each in the trace.
+class ObservedActions(Columns):
+    """Computed actions, one row for each in the trace.
 
-    Times are in seconds, of the rank's own clock where clocks differ. A row is the time that the
-    action computes, without its wait for input, as far as the format tells (`waited`).
+    Times are in seconds, on the rank's own clock if clocks differ. The interval of a row excludes
+    the wait for input if the format has it (`waited`).
 
     Parameters
     ----------
@@ -78,15 +87,15 @@ class Actions(Columns):
     kind, stage, microbatch, slice
         The action; kinds are those of :class:`debubble.core.kinds.Kind`.
     pair
-        Number that both halves of an overlapped pair have, −1 for an action alone.
+        Shared number of both halves of an overlapped pair, −1 for an action alone.
     start, end
-        When it computed.
+        Start and end of its computation.
     issued
-        When the host began with it: the start of its range, or of its first launch.
+        Start on the host: that of its range, or of its first launch.
     waited
-        When its input was there and it could have begun, as the rank's runtime saw it.
+        Time at which its input was complete, as the rank's runtime measured it.
     busy
-        Time in which the device really worked between `start` and `end`.
+        Busy time of the device between `start` and `end`.
     """
 
     step: NDArray[np.int32]
@@ -106,19 +115,19 @@ class Actions(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Messages(Columns):
-    """Messages between ranks, one row for each of which an end is known.
+    """Messages between ranks, one row for each with a known end.
 
     Parameters
     ----------
     step, copy, source, target
         Optimizer step, copy, and the ranks; times are on the clock of the rank they belong to.
     kind, stage, microbatch, slice
-        The action that made it: an F for activations, an I or B for gradients.
+        Action that produced it: an F for activations, an I or B for gradients.
     sent
-        When the source posted the send. That it has been sent is known to nobody: where a wait
-        for it ended says nothing of the transfer.
+        Time at which the source posted the send. The end of the transfer is unknown on the source:
+        the end of a wait for the send is no measure of it.
     posted, waited, arrived
-        When the target posted the receive, began to wait for it, and had it.
+        Times at which the target posted the receive, began to wait for it, and received it.
     """
 
     step: NDArray[np.int32]
@@ -136,12 +145,12 @@ class Messages(Columns):
 
 
 PAUSES = ("garbage-collection", "memory")
-"""Why a rank's host stood still: Python's garbage collector, or an allocation."""
+"""Reasons of a host's pauses: Python's garbage collector, or an allocation."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pauses(Columns):
-    """Times in which a rank's host did something else, and why (an index of :data:`PAUSES`)."""
+    """Pauses of hosts, with their reasons as indices of :data:`PAUSES`; times in seconds."""
 
     copy: NDArray[np.int32]
     rank: NDArray[np.int32]
@@ -157,40 +166,40 @@ class Observed:
     Parameters
     ----------
     format
-        Who wrote it, for instance ``"kineto"``.
+        Name of the format, for instance ``"kineto"``.
     ranks, copies
         Pipeline ranks, and data-parallel copies of the pipeline.
     steps
         Numbers of the optimizer steps, as the run counted them.
     actions, messages, pauses
-        What happened.
+        Rows of the trace.
     hosts
-        Host of every rank of every copy, ``hosts[copy * ranks + rank]``; empty where not known.
+        Host of every rank of every copy, ``hosts[copy * ranks + rank]``; empty if unknown.
     clocks
-        Which ranks share a clock.
+        Sharing of clocks between ranks.
     waits_inside
-        Whether the rows of actions contain their wait for input, and nothing says how long it was.
+        True if intervals of actions contain a wait for input of unknown length.
     order_assumed
-        Name of the schedule whose order was taken because the trace has none; else empty.
+        Name of the assumed schedule if the trace has no sequence of actions; else empty.
     missing
-        Ranks of which there is no file, as ``(copy, rank)``.
+        Ranks without a file, as ``(copy, rank)``.
     taken_for
-        What was taken for rank, stage, step and clock, in words.
+        Sources of rank, stage, step and clock, in words.
     left_out
-        Why how many events, files or steps were not used.
+        Numbers of unused events, files or steps, by reason.
     costs
-        Where a format has sums of times and no actions: costs made of them.
+        Costs from sums of times, for a format without actions.
     """
 
     format: str
     ranks: int
     copies: int
     steps: tuple[int, ...]
-    actions: Actions
+    actions: ObservedActions
     messages: Messages = field(default_factory=Messages.of)
     pauses: Pauses = field(default_factory=Pauses.of)
     hosts: tuple[str, ...] = ()
-    clocks: Clocks = "one"
+    clocks: ClockSharing = "one"
     waits_inside: bool = False
     order_assumed: str = ""
     missing: tuple[tuple[int, int], ...] = ()
@@ -200,10 +209,10 @@ class Observed:
 
     @property
     def stages(self) -> int:
-        """The number of stages."""
+        """Number of stages."""
         return int(self.actions.stage.max(initial=-1)) + 1
 
     @property
     def microbatches(self) -> int:
-        """The number of microbatches of a step."""
+        """Number of microbatches of a step."""
         return int(self.actions.microbatch.max(initial=-1)) + 1

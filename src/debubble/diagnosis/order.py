@@ -14,34 +14,34 @@ from debubble.core.errors import FEW, DebubbleError, FormatError, ScheduleError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, WORK_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.diagnosis.observed import ALONE, Actions, Observed
-from debubble.diagnosis.schedule_names import Name, like_none, named
+from debubble.diagnosis.observed import ALONE, Observed, ObservedActions
+from debubble.diagnosis.schedule_names import ScheduleName, like_none, named
 from debubble.engine.graph import compile_graph
 from debubble.engine.validate import has
 
 FIRST, BETWEEN, LAST = 1, 3, 2
-"""Places in an overlapped group, as packed actions have them."""
+"""Places in an overlapped group, as encoded in packed actions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Orders:
-    """The orders in which the steps of a run went through its actions."""
+    """Schedules of the steps of a run."""
 
     schedules: tuple[Schedule, ...]
-    """Every order that occurs, the most frequent one first."""
+    """All distinct schedules, by descending frequency."""
     step: NDArray[np.int64]
-    """Step of every row: one for each complete step of each copy."""
+    """Step of every row, shape ``(rows,)``; a row is a complete step of a copy."""
     copy: NDArray[np.int64]
-    """Copy of every row."""
+    """Copy of every row, shape ``(rows,)``."""
     order: NDArray[np.int64]
-    """Which of `schedules` a row ran."""
+    """Index in `schedules` of every row, shape ``(rows,)``."""
     rows: tuple[NDArray[np.int64], ...]
-    """The observed actions of every row, in the order of its schedule; −1 where a rank has no file.
-    Shape of each ``(actions,)``."""
-    name: Name
-    """What the most frequent order is called."""
+    """Indices of the observed actions of every row, in the sequence of its schedule, each of shape
+    ``(actions,)``; −1 for ranks without a file."""
+    name: ScheduleName
+    """Name of the most frequent schedule."""
     left_out: dict[str, int]
-    """Why how many steps of how many copies were not used."""
+    """Numbers of unused steps, by reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +55,14 @@ class _Row:
 
 
 def reconstruct(observed: Observed) -> Orders:
-    """Return the orders in which a run went through its actions.
+    """Return the schedules of a run.
 
     Steps in which actions are missing or double are left out, and counted.
 
     Raises
     ------
     FormatError
-        When no step is complete, or its order cannot have run.
+        When no step is complete, or its schedule cannot run.
     """
     found = _rows(observed)
     if not found:
@@ -80,7 +80,7 @@ def reconstruct(observed: Observed) -> Orders:
     copies = Counter(row.step for row in whole)
     alone = [row for row in whole if copies[row.step] < max(copies.values())]
     if alone:
-        # Which copy a step waited for is known only where all of them are.
+        # The slowest copy of a step is known only if all copies are.
         left_out["steps of a copy that lack another copy"] = len(alone)
         whole = [row for row in whole if copies[row.step] == max(copies.values())]
     absent = [rank for rank in range(observed.ranks) if not len(usual[rank])]
@@ -102,7 +102,7 @@ def reconstruct(observed: Observed) -> Orders:
     if len(kept) < len(whole):
         left_out["steps of a copy in an order that cannot have run"] = len(whole) - len(kept)
     first = schedules[runs[0]]
-    # PyTorch's profiler may have traced one of PyTorch's own orders.
+    # PyTorch's profiler may have traced one of PyTorch's own schedules.
     name = name or named(first, torch=observed.format == "kineto")
     schedules = [
         replace(schedules[index], name=name.text, options=dict(name.options)) for index in runs
@@ -116,7 +116,7 @@ def reconstruct(observed: Observed) -> Orders:
 
 
 def _rows(observed: Observed) -> list[_Row]:
-    """Return the actions of every step and copy, rank by rank in the order in which they began."""
+    """Return the actions of every step and copy, rank by rank, sorted by start."""
     actions = observed.actions
     works = np.flatnonzero(np.isin(actions.kind, WORK_KINDS))
     if not len(works):
@@ -141,14 +141,14 @@ def _rows(observed: Observed) -> list[_Row]:
     return found
 
 
-def _packed(actions: Actions, slices: int) -> Program:
+def _packed(actions: ObservedActions, slices: int) -> Program:
     unit = actions.microbatch.astype(np.int64) * slices + actions.slice
     packed: Program = unit << MICROBATCH_SHIFT | actions.stage.astype(np.int64) << STAGE_SHIFT
     return packed | actions.kind
 
 
-def _begins_together(actions: Actions, group: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return start times; of the members of an overlapped group that of the first."""
+def _begins_together(actions: ObservedActions, group: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return start times, with that of its first member for every member of an overlapped group."""
     start = actions.start.copy()
     paired = np.flatnonzero(actions.pair != ALONE)
     if len(paired):
@@ -161,7 +161,7 @@ def _begins_together(actions: Actions, group: NDArray[np.int64]) -> NDArray[np.f
 
 
 def _grouped(codes: Program, pair: NDArray[np.int32]) -> Program:
-    """Return a program in which overlapped groups are marked."""
+    """Return a program with marked overlapped groups."""
     if not len(codes) or (pair == ALONE).all():
         return codes
     same_before = np.concatenate([[False], (pair[1:] == pair[:-1]) & (pair[1:] != ALONE)])
@@ -173,7 +173,7 @@ def _grouped(codes: Program, pair: NDArray[np.int32]) -> Program:
 
 
 def _usual(rows: Sequence[_Row], ranks: int) -> list[Program]:
-    """Return the most frequent program of every rank among the longest; empty without a file."""
+    """Return each rank's most frequent program among the longest; empty without a file."""
     usual = []
     for rank in range(ranks):
         seen = Counter(row.programs[rank].tobytes() for row in rows if len(row.programs[rank]))
@@ -184,7 +184,7 @@ def _usual(rows: Sequence[_Row], ranks: int) -> list[Program]:
 
 
 def _complete(rows: Sequence[_Row], usual: Sequence[Program]) -> list[_Row]:
-    """Return the rows that have the actions of the usual programs, in any order."""
+    """Return the rows with the actions of the usual programs, in any sequence."""
     wanted = [_contents(program) for program in usual]
     # Most steps have the same few programs.
     contents: dict[bytes, bytes] = {}
@@ -202,12 +202,12 @@ def _complete(rows: Sequence[_Row], usual: Sequence[Program]) -> list[_Row]:
 
 
 def _contents(program: Program) -> bytes:
-    """Return the actions of a program in an order that depends on the set of them alone."""
+    """Return the sorted actions of a program as bytes, equal for equal sets."""
     return np.sort(program & ~(3 << PAIR_SHIFT)).tobytes()
 
 
 def _filled(row: _Row, usual: Sequence[Program]) -> tuple[Program, ...]:
-    """Return the programs of a row, with the usual one where a rank has no file."""
+    """Return the programs of a row, with the usual one for ranks without a file."""
     pairs = zip(row.programs, usual, strict=True)
     return tuple(program if len(program) else wanted for program, wanted in pairs)
 
@@ -263,7 +263,7 @@ def _can_run(schedule: Schedule) -> bool:
 
 def _from_registry(
     observed: Observed, usual: list[Program], absent: Sequence[int]
-) -> tuple[Name, list[Program]]:
+) -> tuple[ScheduleName, list[Program]]:
     """Return programs of ranks without a file, from the registered schedule of all others."""
     known = [rank for rank in range(observed.ranks) if rank not in absent]
     microbatches = 1 + max(int((usual[r] >> MICROBATCH_SHIFT).max()) for r in known)
@@ -276,4 +276,4 @@ def _from_registry(
             f"{observed.format}: no file of rank {named}{more}, and the others follow no "
             "registered schedule that would say what it ran; give its file, too"
         )
-    return Name(schedule.name), [schedule.program(rank) for rank in range(observed.ranks)]
+    return ScheduleName(schedule.name), [schedule.program(rank) for rank in range(observed.ranks)]

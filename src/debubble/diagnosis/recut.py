@@ -1,4 +1,4 @@
-"""Times of a model under a schedule that cuts it into other stages or slices."""
+"""Costs of a model under a schedule that cuts it into other stages or slices."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.kind_relations import ACTIVATION_KINDS, FUSED_KIND
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.observed import Times
 
 
 def shares_of_cut(old: ArrayLike, new: ArrayLike) -> Times:
-    """Return the share of every old piece that lies in each new one, shape ``(new, old)``.
+    """Return the share of every old piece in each new one, shape ``(new, old)``.
 
     Parameters
     ----------
     old, new
-        The lengths of the pieces of each cut, of whatever sum.
+        Lengths of the pieces of each cut, with any sum.
 
     Examples
     --------
@@ -40,10 +40,10 @@ def shares_of_cut(old: ArrayLike, new: ArrayLike) -> Times:
 def recut(costs: Costs, schedule: Schedule, other: Schedule) -> Costs:
     """Return costs per action of the same model under a schedule with another number of stages.
 
-    The model is cut at equal distances: a stage that is half as long takes half of the time and of
-    the memory. A share of a stage is the mean of what it was made of, a pair takes the same share
-    of its parts, and what is sent over a boundary is what was sent over the nearest one. All other
-    costs belong to ranks, links or microbatches, and stay.
+    The model is cut at equal distances: a stage of half the length takes half of the time and of
+    the memory. A cost that is a share of a stage is the mean of the old shares, a pair takes the
+    same share of its parts, and a boundary has the messages of the nearest old one. All other costs
+    belong to ranks, links or microbatches, and stay.
     """
     if schedule.stages == other.stages:
         return costs

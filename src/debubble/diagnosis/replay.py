@@ -1,4 +1,4 @@
-"""Replay of a run: its own time for every action, its own delay for every message."""
+"""Replay of a run with the measured time of every action and delay of every message."""
 
 from __future__ import annotations
 
@@ -15,58 +15,59 @@ from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.carried import shares_in_groups
-from debubble.diagnosis.run import Indices, Run, Times
-from debubble.diagnosis.transfers import Transfers
+from debubble.diagnosis.observed import Indices, Times
+from debubble.diagnosis.run import Run
+from debubble.diagnosis.transfers import MessageTimes
 from debubble.engine.action_times import shared_costs, with_action_times
 from debubble.engine.event_graph import EventGraph
 from debubble.engine.graph import compile_graph
 from debubble.engine.modes import MODES, P2PMode
 
 BLOCK = 1 << 24
-"""Numbers in a matrix of cost vectors."""
+"""Maximum number of elements in a matrix of cost vectors."""
 
 CLEARLY, ROUNDING = 0.7, 1e-3
-"""A p2p mode is named where starts are so many times as far off as in one before, and off by so
-much of a step less."""
+"""Maximum ratio of a clearly nearer p2p mode's distance of starts to that of an earlier mode, and
+minimum reduction of that distance as a share of the step."""
 
 MOST_ROWS = 8
-"""Rows in which p2p modes are compared."""
+"""Maximum number of rows for the comparison of p2p modes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """The steps of a run as graphs, to be evaluated with other times."""
+    """Graphs of the steps of a run, to evaluate with other times."""
 
     run: Run
     """The run, on one clock."""
-    transfers: Transfers
-    """Its messages."""
+    transfers: MessageTimes
+    """Times of its messages."""
 
     @cached_property
     def times(self) -> Times:
-        """Time of every action, with ranks without a file filled in from others."""
+        """Time of every action in seconds, filled in from other ranks for those without a file."""
         return filled(self.run)
 
     @cached_property
     def shares(self) -> Times:
-        """The share of every action in its overlapped group, 1 for those alone."""
+        """Share of every action in its overlapped group, 1 for actions alone."""
         return shares_in_groups(self.run, self.times)
 
     @cached_property
     def sure(self) -> NDArray[np.bool_]:
-        """Return whether it is known when the input of an action was there."""
+        """Mask of actions with a known arrival of their input."""
         run, transfers = self.run, self.transfers
         with np.errstate(invalid="ignore"):
             long_there = run.before > run.produced + transfers.delay + transfers.usual(run)
-        told = transfers.told & ~np.isnan(run.produced)
-        return (run.source < 0) | told | long_there
+        reported = transfers.reported & ~np.isnan(run.produced)
+        return (run.source < 0) | reported | long_there
 
     @cached_property
     def under_way(self) -> Times:
-        """Return how long messages were under way since both ends were ready.
+        """Time of messages since both ends were ready, in seconds.
 
-        A message that a busy receiver held up counts from when that was free; any other from when
-        it was made, as in the delays.
+        A message held up by a busy receiver counts from the time the receiver was free. Any other
+        counts from its production, as in the delays.
         """
         run, transfers = self.run, self.transfers
         there = run.in_groups(np.where(run.source >= 0, run.produced + transfers.delay, -np.inf),
@@ -78,9 +79,9 @@ class Replay:
         return np.where(transfers.held_up, np.nan_to_num(left), transfers.delay)
 
     def split(self, under_way: Times) -> tuple[Times, Times]:
-        """Return the time of messages after their receivers were free, and since they were made.
+        """Return the times of messages from free receivers on, and from their production on.
 
-        With the first added to the actions that receive them, both give what :attr:`under_way` is.
+        Adding the first to the receiving actions makes both together equal :attr:`under_way`.
         """
         held_up = self.transfers.held_up
         late = self.run.in_groups(np.where(held_up, under_way, 0.0), np.maximum)
@@ -88,7 +89,7 @@ class Replay:
 
     @cached_property
     def gaps(self) -> Times:
-        """Time that a rank was surely late: it was free, and all input was there.
+        """Certain delay of a rank in seconds: it was free, and all input was complete.
 
         An overlapped group needs the input of all its members.
         """
@@ -101,9 +102,9 @@ class Replay:
         return np.where(np.isnan(late), 0.0, late)
 
     def lengths(self, times: Times | None = None, delays: Times | None = None) -> Times:
-        """Return time of every row, shape ``(rows,)``, with other times of actions or of messages.
+        """Return the time of every row, shape ``(rows,)``, with other times of actions or messages.
 
-        Times of actions contain that of the host before them; the default is what was observed.
+        Times of actions include the host delay before them; by default all times are observed.
         """
         run = self.run
         times = self.times + self.gaps if times is None else times
@@ -113,14 +114,14 @@ class Replay:
             rows, column = np.flatnonzero(run.order == number), run.column(number)
             for block in in_blocks(rows, 2 * len(column)):
                 cells = np.ix_(block, column)
-                # To take whole rows is many times as fast.
+                # Indexing with whole rows is many times as fast.
                 usual = np.array_equal(column, np.arange(times.shape[1]))
                 mine = (values[block] if usual else values[cells] for values in (times, delays))
                 found[block] = lengths_of(run, block, schedule, *mine)
         return found
 
     def steps(self, times: Times | None = None, delays: Times | None = None) -> Times:
-        """Return time of every step: that of its slowest copy."""
+        """Return the time of every step: that of its slowest copy."""
         return self.run.slowest(self.lengths(times, delays))
 
     @cached_property
@@ -130,16 +131,16 @@ class Replay:
 
     @cached_property
     def error(self) -> float:
-        """Median over all steps of how far the replay is off, as a share of the step."""
+        """Median error of the replay over all steps, as a share of the step."""
         return float(np.median(np.abs(self.replayed / self.run.step_times - 1)))
 
     @cached_property
     def mode(self) -> tuple[P2PMode, float]:
-        """The p2p mode in which actions begin as they did, and how far they are off.
+        """P2p mode with the nearest starts of actions, and their mean distance.
 
-        In every mode the rows are replayed with the time of the quickest messages of every link,
-        and without delays of hosts, which a mode may explain. What is compared is the mean distance
-        of all starts, as a share of the step. Modes come in the order of
+        In every mode, the rows are replayed with the time of the quickest messages of every link
+        and without host delays, which a mode may explain. The distance is the mean over all starts,
+        as a share of the step. Modes are tried in the sequence of
         :data:`debubble.engine.modes.MODES`; a later one has to be clearly nearer.
         """
         run = self.run
@@ -159,7 +160,7 @@ class Replay:
     def starts_in(self, mode: P2PMode, rows: Indices) -> Times | None:
         """Return start times of some rows in a p2p mode; None if the schedule cannot run in it.
 
-        Every message takes what the quickest ones of its link take, and hosts are never late.
+        Every message takes the time of the quickest ones of its link, and hosts are never late.
         """
         run = self.run
         links = Costs(F=0, I=0, W=0, R=0, p2p=as_matrix(self.transfers.quickest))
@@ -180,13 +181,13 @@ class Replay:
         return found
 
     def lengths_in(self, mode: P2PMode) -> Times | None:
-        """Return time of every row in a p2p mode, as :meth:`starts_in`."""
+        """Return the time of every row in a p2p mode, as in :meth:`starts_in`."""
         starts = self.starts_in(mode, np.arange(self.run.rows))
         return None if starts is None else np.asarray((starts + self.times).max(axis=1))
 
 
 def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:
-    """Yield some rows after the other, so many that a matrix of this width is not too large."""
+    """Yield rows in blocks whose matrices of a given width have at most :data:`BLOCK` elements."""
     size = max(1, BLOCK // max(width, 1))
     for first in range(0, len(rows), size):
         check_cancelled()
@@ -194,24 +195,24 @@ def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:
 
 
 def walk(schedule: Schedule) -> tuple[EventGraph, Times]:
-    """Return the graph of a schedule whose only costs are times of actions and messages."""
+    """Return the graph of a schedule with only times of actions and messages as costs."""
     graph = with_action_times(compile_graph(schedule), delays=True)
     return graph, np.zeros(shared_costs(graph))
 
 
 def lengths_of(run: Run, rows: Indices, schedule: Schedule, times: Times, delays: Times) -> Times:
-    """Return time of some rows of a run in the order of a schedule, shape ``(rows,)``.
+    """Return the time of some rows of a run under a schedule, shape ``(rows,)``.
 
     Parameters
     ----------
     times, delays
-        Of each action of the schedule, and of what it receives, shape ``(rows, actions)``.
+        Time of each action of the schedule, and delay of its input, shape ``(rows, actions)``.
     """
     graph, shared = walk(schedule)
     vectors = np.hstack([np.broadcast_to(shared, (len(rows), len(shared))), times, delays])
     found = graph.makespans(vectors)
     for place in np.flatnonzero(~run.traced[rows].all(axis=1)).tolist():
-        # The step was seen from the first start to the last end of ranks with a file.
+        # A step lasts from the first start to the last end of ranks with a file.
         end = graph.evaluate(vectors[place])[graph.node]
         seen = run.traced[rows[place], schedule.ranks_of_actions]
         found[place] = end[seen].max() - (end - times[place])[seen].min()
@@ -219,13 +220,13 @@ def lengths_of(run: Run, rows: Indices, schedule: Schedule, times: Times, delays
 
 
 def reordered(run: Run, times: Times, delays: Times, schedule: Schedule) -> Times:
-    """Return the time of every row in the order of another schedule, shape ``(rows,)``."""
+    """Return the time of every row under another schedule, shape ``(rows,)``."""
     column = run.columns_of(schedule)
     return lengths_of(run, np.arange(run.rows), schedule, times[:, column], delays[:, column])
 
 
 def as_matrix(links: Times) -> list[list[float]]:
-    """Return times of all links as a matrix, 0 for those that nothing goes over."""
+    """Return times of all links as a matrix, 0 for unused links."""
     ranks = math.isqrt(len(links))
     found: list[list[float]] = np.nan_to_num(links).reshape(ranks, ranks).tolist()
     return found

@@ -1,4 +1,4 @@
-"""A diagnosis as text for a terminal: one screen."""
+"""Text report of a diagnosis for a terminal: one screen."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from debubble.diagnosis.findings import TRUSTED, Finding, nothing
 from debubble.diagnosis.what_if import APART, WhatIf, faster
 
 NO_MODE = 0.05
-"""Mean distance of starts, as a share of a step, above which no p2p mode is taken to fit."""
+"""Maximum mean distance of starts, as a share of a step, for a p2p mode that fits."""
 
 LISTED_RANKS = 12
-"""Ranks up to which each has a line."""
+"""Maximum number of ranks with a line each."""
 
 LISTED_FINDINGS = 5
 LISTED_LINES = 3
 
 LEAST_SHARE = 5e-4
-"""Share of a step from which a cause has a column."""
+"""Minimum share of a step of a cause with a column."""
 
 NOT_QUITE = "not quite"
 ACCOUNT_TITLE = "Where the time of a mean step went, in ms"
@@ -95,7 +95,7 @@ def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
 
 
 def faster_schedules(found: Diagnosis, hint: bool = False) -> str:
-    """Return lines on schedules that would be faster, with a hint; empty if none is."""
+    """Return lines on schedules that would be faster, with a hint; empty if there is none."""
     others = faster(found.replay) if found.replay_error <= TRUSTED else []
     if not others:
         return ""
@@ -109,7 +109,7 @@ def faster_schedules(found: Diagnosis, hint: bool = False) -> str:
 
 
 def untrusted(found: Diagnosis) -> str:
-    """Return why there are no gains in the report."""
+    """Return the reason for a report without gains."""
     return (
         f"replayed steps are {100 * found.replay_error:.1f} % off: gains are not told above "
         f"{100 * TRUSTED:.0f} %"
@@ -117,7 +117,7 @@ def untrusted(found: Diagnosis) -> str:
 
 
 def gain_text(one: Finding) -> str:
-    """Return the gain in words, and the share of the run that has it."""
+    """Return the gain in words, with its share of the run."""
     there = "everywhere" if one.persistence > 0.99 else f"in {100 * one.persistence:.0f} %"
     there += "" if one.persistence > 0.99 else " of steps and copies"
     if one.gain is None:
@@ -127,7 +127,7 @@ def gain_text(one: Finding) -> str:
 
 
 def account_columns(found: Diagnosis, most: int) -> list[Column]:
-    """Return a line for every rank, or for so many, and a column for every cause; milliseconds."""
+    """Return columns in ms for every cause, with lines for all ranks or at most `most`."""
     accounts = found.accounts
     chosen = accounts
     if len(accounts) > most:
@@ -161,13 +161,13 @@ def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
 
 
 def _ms(seconds: float, step: float) -> str:
-    """Return milliseconds to a tenth, or to a few thousandths of a step where that is less."""
+    """Return milliseconds to a tenth, or to a few thousandths of a step if that is finer."""
     digits = max(1, 3 - math.floor(math.log10(step * 1e3))) if step > 0 else 1
     return f"{seconds * 1e3:.{digits}f}" if seconds > 0 else "–"
 
 
 def facts(found: Diagnosis) -> list[tuple[str, str]]:
-    """Return how certain the report is, and what it was read from."""
+    """Return the accuracy of the report, and its sources."""
     slow = found.slowdown
     share = ""
     if slow.last_stage is not None and slow.slowest_workers is not None:

@@ -1,4 +1,4 @@
-"""A run as arrays: a row for every step of every copy, a column for every action."""
+"""Arrays of a run: a row for every step of every copy, a column for every action."""
 
 from __future__ import annotations
 
@@ -22,60 +22,59 @@ from debubble.core.actions import (
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.waits import waits_for
-from debubble.diagnosis.observed import Messages, Observed, Pauses
+from debubble.diagnosis.observed import Indices, Messages, Observed, Pauses, Times
 from debubble.diagnosis.order import Orders
 from debubble.diagnosis.schedule_names import NO_PAIR
 
-Times = NDArray[np.float64]
-Indices = NDArray[np.int64]
-
 MOMENT = 4e-4
-"""Share of a typical action below which nobody waits."""
+"""Minimum length of a wait, as a share of a typical action."""
 
 PAIR = len(Kind)
-"""The class of overlapped groups; that of other actions is their kind."""
+"""Class of overlapped groups; the class of other actions is their kind."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The complete steps of a run."""
+    """Complete steps of a run, with times in seconds."""
 
     orders: tuple[Schedule, ...]
-    """The schedules that were run, the most frequent first; columns are its actions."""
+    """Schedules of the run by descending frequency; columns are the actions of the first."""
     step: Indices
     """Index of the step of every row, shape ``(rows,)``."""
     copy: Indices
-    """Its copy of the model."""
+    """Copy of the model of every row, shape ``(rows,)``."""
     order: Indices
-    """Its order."""
+    """Index in `orders` of every row, shape ``(rows,)``."""
     steps: tuple[int, ...]
     """Numbers of the steps."""
     hosts: tuple[str, ...]
-    """Host of every rank of every copy, as observed; all alike where ranks share a clock."""
+    """Host of every rank of every copy, as observed; all equal if ranks share a clock."""
     start: Times
     end: Times
     issued: Times
     waited: Times
     busy: Times
-    """As the four before, what :class:`debubble.diagnosis.observed.Actions` has of that name, shape
-    ``(rows, actions)``; NaN where nobody knows. Members of an overlapped group have the group's."""
+    """Busy time of the device in seconds, like the four fields above of shape ``(rows, actions)``
+    and defined in :class:`debubble.diagnosis.observed.ObservedActions`. Unknown values are NaN.
+    All members of an overlapped group have the group's values."""
     sent: Times
     posted: Times
     began: Times
     arrived: Times
-    """As the three before, of the message that an action receives, as in
-    :class:`debubble.diagnosis.observed.Messages`; `began` is when the target began to wait."""
+    """Arrival of the message that an action receives. This and the three fields above have the
+    shape ``(rows, actions)`` and are defined in :class:`debubble.diagnosis.observed.Messages`;
+    `began` is the time at which the target began to wait."""
     pauses: Pauses
-    """When hosts stood still."""
+    """Pauses of hosts."""
 
     @property
     def schedule(self) -> Schedule:
-        """The most frequent order."""
+        """Most frequent schedule."""
         return self.orders[0]
 
     @property
     def rows(self) -> int:
-        """Steps times copies, as far as they are complete."""
+        """Number of rows: complete steps of all copies."""
         return len(self.step)
 
     @cached_property
@@ -100,12 +99,12 @@ class Run:
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
-        """Actions whose time counts: those alone, and the last of every overlapped group."""
+        """Mask of actions whose time counts: actions alone, and the last of every group."""
         return ends_group(self.schedule.actions)
 
     @cached_property
     def cls(self) -> Indices:
-        """Class of every action whose times are compared: its kind, or :data:`PAIR`."""
+        """Class of every action for comparisons of times: its kind, or :data:`PAIR`."""
         alone = (self.schedule.actions & (PAIR_MASK << PAIR_SHIFT)) == 0
         return np.where(alone, self.kind, PAIR)
 
@@ -117,29 +116,29 @@ class Run:
 
     @cached_property
     def source(self) -> Indices:
-        """The action of another rank that each action waits for, −1 for none."""
+        """Action of another rank that each action waits for, −1 for none."""
         return sources_of(self.schedule)
 
     @cached_property
     def link(self) -> Indices:
-        """Directed link that each action receives through: source · ranks + target, or −1."""
+        """Directed link of each action's input: source · ranks + target, or −1."""
         return links_of(self.schedule)
 
     @cached_property
     def duration(self) -> Times:
-        """Time of every action, 0 at least."""
+        """Duration of every action in seconds, at least 0, shape ``(rows, actions)``."""
         return np.maximum(self.end - self.start, 0.0)
 
     @cached_property
     def typical(self) -> float:
-        """Median time of what ranks computed at once."""
+        """Median duration of actions in seconds; a group counts as one action."""
         times = self.duration[:, self.counted]
         times = times[times > 0]
         return float(np.median(times)) if times.size else 0.0
 
     @property
     def moment(self) -> float:
-        """Time below which nothing counts as a wait."""
+        """Minimum length of a wait in seconds."""
         return MOMENT * self.typical
 
     @cached_property
@@ -158,7 +157,7 @@ class Run:
 
     @cached_property
     def missing(self) -> tuple[tuple[int, int], ...]:
-        """Ranks of which nothing was observed, as (copy, rank)."""
+        """Ranks without a file, as (copy, rank)."""
         unknown = ~self.known
         rows, columns = np.nonzero(unknown)
         gone = {(int(self.copy[r]), int(self.rank[c])) for r, c in
@@ -166,20 +165,20 @@ class Run:
         return tuple(sorted(gone))
 
     def column(self, order: int) -> Indices:
-        """Return the column of every action of an order."""
+        """Return the column of every action of a schedule of the run, by index."""
         return self.columns_of(self.orders[order])
 
     def columns_of(self, schedule: Schedule) -> Indices:
-        """Return the column of every action of a schedule that has the same ones."""
+        """Return the column of every action of a schedule with equal actions."""
         mine, base = schedule.actions & NO_PAIR, self.schedule.actions & NO_PAIR
         sort = np.argsort(base)
         return sort[np.searchsorted(base, mine, sorter=sort)]
 
     @cached_property
     def before(self) -> Times:
-        """End of the action before on the rank, shape ``(rows, actions)``, −∞ if there is none.
+        """End of the previous action on the rank, shape ``(rows, actions)``, −∞ if there is none.
 
-        Members of an overlapped group wait for what ran before the group.
+        For members of an overlapped group, it is the action before the group.
         """
         found = np.full_like(self.end, -np.inf)
         for number, schedule in enumerate(self.orders):
@@ -194,7 +193,7 @@ class Run:
 
     @cached_property
     def produced(self) -> Times:
-        """End of the action that made the input of each action; NaN where it receives nothing."""
+        """End of the action that produced each action's input; NaN without an input."""
         return np.where(self.source >= 0, self.end[:, self.source], np.nan)
 
     @cached_property
@@ -209,18 +208,18 @@ class Run:
 
     @cached_property
     def step_times(self) -> Times:
-        """Time of every step that has rows: that of its slowest copy."""
+        """Time of every step with rows in seconds: that of its slowest copy."""
         return self.slowest(self.length)
 
     @cached_property
     def step_of(self) -> tuple[Indices, Indices]:
-        """The steps that have rows, and the place of every row's among them."""
+        """Steps with rows, and the position of every row's step among them."""
         steps, place = np.unique(self.step, return_inverse=True)
         return steps, place
 
     @cached_property
     def shown(self) -> int:
-        """The row that is drawn: of the slowest copy, in the step of median length."""
+        """Row of the drawing: the slowest copy in the step of median length."""
         _, place = self.step_of
         times = self.step_times
         step = int(np.argsort(times, kind="stable")[len(times) // 2])
@@ -228,7 +227,7 @@ class Run:
         return int(rows[self.length[rows].argmax()])
 
     def slowest(self, lengths: Times) -> Times:
-        """Return the largest of the rows of every step."""
+        """Return the largest value over the rows of every step."""
         steps, place = self.step_of
         found = np.zeros(len(steps))
         np.maximum.at(found, place, lengths)
@@ -237,8 +236,8 @@ class Run:
     def moved(self, offsets: Times, rates: Times) -> Run:
         """Return the run on one clock.
 
-        What is subtracted is `offsets`, and `rates` times the time since the row's first start,
-        both of shape ``(rows, ranks)``.
+        Subtract `offsets`, and `rates` times the time since the row's first start; both have the
+        shape ``(rows, ranks)``.
         """
         there = np.where(self.source >= 0, self.rank[self.source], 0)
         begin = self.begin[:, None]
@@ -257,7 +256,7 @@ class Run:
 
     @cached_property
     def warm(self) -> NDArray[np.bool_]:
-        """Mask of rows after the warm-up, which is a first step that takes far longer than others.
+        """Mask of rows after the warm-up, which is a first step far longer than the others.
 
         Shape ``(rows,)``.
         """
@@ -270,14 +269,14 @@ class Run:
 
 
 FEW, WARM_UP = 4, 1.5
-"""A first step of at least so many is warm-up where it takes so many times the others' median."""
+"""Minimum number of steps with a warm-up, and its minimum ratio to the others' median."""
 
 OWN = ("start", "end", "issued", "waited", "posted", "began", "arrived")
-"""Times on the clock of the rank that has the action."""
+"""Fields with times on the clock of the action's rank."""
 
 
 def sources_of(schedule: Schedule) -> Indices:
-    """Return the action of another rank that each action of a schedule waits for, −1 for none."""
+    """Return the action of another rank that each action of a schedule needs, −1 for none."""
     waits, rank = waits_for(schedule), schedule.ranks_of_actions
     far = rank[waits.producer] != rank[waits.consumer]
     found = np.full(len(rank), -1, dtype=np.int64)
@@ -292,7 +291,7 @@ def links_of(schedule: Schedule) -> Indices:
 
 
 def run_of(observed: Observed, orders: Orders) -> Run:
-    """Return the complete steps of what was observed."""
+    """Return the complete steps of an observed run."""
     schedule = orders.schedules[0]
     actions = observed.actions
     shape = (len(orders.step), len(schedule))
@@ -323,7 +322,7 @@ def _hosts(observed: Observed) -> tuple[str, ...]:
 
 
 def _join_groups(run: Run) -> None:
-    """Give all members of an overlapped group the times of the group."""
+    """Set the times of all members of an overlapped group to those of the group."""
     first, behind = group_bounds(run.schedule.actions)
     for begin in np.unique(first[behind - first > 1]).tolist():
         part = slice(begin, int(behind[begin]))
@@ -333,7 +332,7 @@ def _join_groups(run: Run) -> None:
 
 
 def _match(run: Run, messages: Messages, slices: int) -> None:
-    """Put what is known of every message where the action is that receives it."""
+    """Set the message times of a run at the actions that receive the messages."""
     if not len(messages):
         return
     receives = np.flatnonzero(run.source >= 0)
@@ -356,11 +355,11 @@ def _match(run: Run, messages: Messages, slices: int) -> None:
 
 
 def _keys(forward: NDArray[np.bool_], stage: Indices, unit: Indices) -> Indices:
-    """Return one number for every result that is sent."""
+    """Return one number for every sent result."""
     return (unit << 21) | (stage << 1) | forward
 
 
 def without_waits(run: Run) -> Run:
-    """Cut from actions that contain their wait what was surely waited, on one clock."""
+    """Remove certain waits from actions that contain their wait; times are on one clock."""
     there = np.fmax(run.produced, run.arrived)
     return replace(run, start=np.fmax(run.start, np.where(there < run.end, there, run.start)))

@@ -1,4 +1,4 @@
-"""Names of schedules that ran: a registered one, one of PyTorch's own, or the nearest."""
+"""Names of observed schedules: a registered one, one of PyTorch's own, or the nearest."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from debubble.interchange import torch_builtin
 from debubble.schedules.registry import Entry, entries, make
 
 NEAR = 0.3
-"""Share of the actions that may stand elsewhere for a schedule to be called the nearest."""
+"""Maximum share of actions at other places in the nearest schedule."""
 
 MOST_ACTIONS = 100_000
-"""Actions of an order up to which schedules that search for theirs are tried, too."""
+"""Maximum number of actions for comparisons with schedules that need a search."""
 
 CUSTOM = "custom"
 NO_PAIR = ~(PAIR_MASK << PAIR_SHIFT)
 
 
 @dataclass(frozen=True, eq=False)
-class Name:
-    """Name of a schedule that ran."""
+class ScheduleName:
+    """Name of an observed schedule."""
 
     text: str
-    """Name of the schedule that it is, or is nearest to; ``"custom"`` where there is none."""
+    """Name of the equal or nearest schedule; ``"custom"`` without one."""
     differences: tuple[str, ...] = ()
-    """Where it differs from that schedule, a line for each rank that does; empty where it is it."""
+    """Differences from that schedule, a line for each differing rank; empty if they are equal."""
     nearest: Schedule | None = None
-    """The schedule of that name, where the order differs from it."""
+    """Schedule of that name, if the observed one differs from it; else None."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the schedule with which it is that order."""
+    """Options of the named schedule."""
 
 
-def named(schedule: Schedule, *, torch: bool = False) -> Name:
-    """Return the name of a schedule that ran.
+def named(schedule: Schedule, *, torch: bool = False) -> ScheduleName:
+    """Return the name of an observed schedule.
 
     Parameters
     ----------
     schedule
-        The order, whatever its name.
+        Observed schedule, with any name.
     torch
-        Whether PyTorch's own generators are asked, too, where no registered schedule has the order.
+        If true, also try PyTorch's own generators when no registered schedule is equal.
     """
     best, least = None, NEAR * len(schedule)
     for other in _candidates(schedule, torch):
         far = _distance(schedule, other)
         if far == 0:
-            return Name(other.name, options=other.options)
+            return ScheduleName(other.name, options=other.options)
         if far < least:
             best, least = other, far
     if best is None:
-        return Name(CUSTOM)
-    return Name(best.name, tuple(_differences(schedule, best)), best, best.options)
+        return ScheduleName(CUSTOM)
+    return ScheduleName(best.name, tuple(_differences(schedule, best)), best, best.options)
 
 
 def like_none(
@@ -103,9 +103,9 @@ def _candidates(schedule: Schedule, torch: bool) -> Iterator[Schedule]:
 
 
 def _entries(chunks: int) -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """Yield entries that may have so many chunks, with the options they are commonly used with.
+    """Yield entries that allow a number of chunks, with their common options.
 
-    Those of just as many chunks, with one version of the weights and without costs, come first.
+    Entries with exactly that number, one version of the weights and no costs come first.
     """
     fits = [entry for entry in entries().values() if entry.chunks in (None, chunks)]
     fits.sort(key=lambda e: (e.chunks is None, e.weight_versions != 1, e.uses_costs))
@@ -122,7 +122,7 @@ def _entries(chunks: int) -> Iterator[tuple[Entry, dict[str, Any]]]:
 
 
 GROUPS = (2, 4, 8, 16, 32)
-"""Microbatches per group that are tried where an order leaves a choice."""
+"""Numbers of microbatches per group to try."""
 
 
 def _table(entry: Entry, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...] | None:
@@ -135,7 +135,7 @@ def _table(entry: Entry, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]
 def _made(
     entry: Entry, ranks: int, microbatches: int, chunks: int, options: dict[str, Any]
 ) -> Schedule | None:
-    """Return a schedule of these sizes; None where there is none."""
+    """Return a schedule of these sizes, or None."""
     try:
         return make(
             entry.name, ranks=ranks, microbatches=microbatches,
@@ -146,14 +146,14 @@ def _made(
 
 
 def _distance(one: Schedule, other: Schedule) -> int:
-    """Return the number of places where programs differ; all if their lengths do."""
+    """Return the number of differing places in programs; all places if lengths differ."""
     if not np.array_equal(one.offsets, other.offsets):
         return len(one)
     return int(np.count_nonzero(one.actions != other.actions))
 
 
 def _differences(schedule: Schedule, other: Schedule) -> Iterator[str]:
-    """Yield the first place at which every rank differs, in words."""
+    """Yield the first difference of every differing rank, in words."""
     for rank in range(schedule.ranks):
         mine, wanted = schedule.program(rank), other.program(rank)
         apart = np.flatnonzero(mine != wanted)

@@ -1,12 +1,12 @@
 """Slowdown of a run against the same run without stragglers.
 
-In the ideal run every action takes what its kind takes on average, over all microbatches, stages
-and copies of the step, and every message the median of all. The slowdown S is the time of the run,
-replayed without delays of hosts, over that of the ideal one. With only stage s, or copy c, or kind
-k as it was and all else ideal it is S_stage[s], S_copy[c], S_kind[k]; S_rank[r] with all stages
-of a rank. M_S and M_W are the share of
-the slowdown that goes when only the last stage, or the slowest 3 % of the workers, are made ideal;
-as ideal is the mean with the slow ones in it, that may be more than all of it (arXiv 2505.05713).
+In the ideal run, every action takes the mean time of its kind over all microbatches, stages and
+copies of the step, and every message the median of all. The slowdown S is the time of the run,
+replayed without host delays, over that of the ideal one. S_stage[s], S_copy[c], S_kind[k] and
+S_rank[r] are the slowdowns with only stage s, copy c, kind k, or all stages of rank r as measured
+and all else ideal. M_S and M_W are the shares of the slowdown that vanish if only the last stage,
+or the slowest 3 % of the workers, become ideal. The ideal mean includes the slow ones, so a share
+may be above 1 (arXiv 2505.05713).
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from functools import cached_property
 import numpy as np
 
 from debubble.core.kinds import Kind
+from debubble.diagnosis.observed import Times
 from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.run import PAIR, Run, Times
+from debubble.diagnosis.run import PAIR, Run
 
 SLOWEST = 0.03
 """Share of the workers that count as the slowest."""
 
 NOTHING = 1e-2
-"""Slowdown below which no share of it means anything."""
+"""Minimum slowdown with meaningful shares."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slowdown:
-    """The slowdowns of a run; see the module."""
+    """Slowdowns of a run, defined in the module's docstring."""
 
     actual: Times
-    """Time of every step as replayed."""
+    """Replayed time of every step in seconds, shape ``(steps,)``."""
     ideal: Times
-    """The same with ideal times."""
+    """Time of every step with ideal times."""
     without_last: Times
-    """Time of every step with an ideal last stage, all else as it was."""
+    """Time of every step with an ideal last stage, all else as measured."""
     without_slowest: Times
-    """The same with ideal times of the slowest workers."""
+    """Time of every step with ideal slowest workers, all else as measured."""
     stage: tuple[float, ...]
-    """Slowdown with only one stage as it was; the next three likewise."""
+    """Slowdown with only one stage as measured; the next three likewise."""
     rank: tuple[float, ...]
     copy: tuple[float, ...]
     kind: dict[str, float]
@@ -53,16 +54,16 @@ class Slowdown:
 
     @cached_property
     def last_stage(self) -> float | None:
-        """M_S; None where there is nothing to explain."""
+        """M_S, or None without a slowdown."""
         return self.share(self.without_last)
 
     @cached_property
     def slowest_workers(self) -> float | None:
-        """M_W; None where there is nothing to explain."""
+        """M_W, or None without a slowdown."""
         return self.share(self.without_slowest)
 
     def share(self, fixed: Times) -> float | None:
-        """Return the share of the slowdown that goes with a fix."""
+        """Return the share of the slowdown that a fix removes."""
         lost = float((self.actual - self.ideal).sum())
         if lost < NOTHING * float(self.ideal.sum()):
             return None
@@ -116,7 +117,7 @@ def _slowest(
 ) -> list[tuple[int, int]]:
     """Return the slowest workers as (copy, rank): slow both by their rank and by their copy.
 
-    Among equal ones those that computed longest.
+    Ties go to the workers with the longest computation.
     """
     busy = np.zeros((len(copies), len(ranks)))
     for copy in range(len(copies)):

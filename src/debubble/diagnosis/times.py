@@ -9,28 +9,29 @@ import numpy as np
 
 from debubble.core.costs import Costs
 from debubble.core.kinds import KINDS, Kind
+from debubble.diagnosis.observed import Times
 from debubble.diagnosis.replay import Replay, as_matrix
-from debubble.diagnosis.run import PAIR, Run, Times
+from debubble.diagnosis.run import PAIR, Run
 from debubble.interchange.cost_files import costs_data
 
 MILLISECONDS = 1e3
 ALIKE = 1.2
-"""Links that differ by less than this factor have one cost."""
+"""Minimum ratio of link times with separate costs."""
 
 OUTLIER = 1.5
-"""An action is an outlier from so many times the median of its kind and stage on."""
+"""Minimum ratio of an outlier to the median of its kind and stage."""
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Times of one kind on one stage, in seconds.
+class ActionSpread:
+    """Spread of the times of one kind on one stage, in seconds.
 
     Parameters
     ----------
     kind, stage
         Name of the kind, ``"OVERLAP_F_B"`` for overlapped groups, and the stage.
     count, median, mean, p10, p90
-        Number of actions, and what they take.
+        Number of actions, and statistics of their times.
     cv
         Standard deviation over the mean.
     drift
@@ -59,7 +60,7 @@ class Spread:
                         "outliers": self.outliers}  # fmt: skip
 
 
-def spreads_of(run: Run) -> tuple[Spread, ...]:
+def spreads_of(run: Run) -> tuple[ActionSpread, ...]:
     """Return times of every kind and stage, over all steps and copies."""
     found = []
     known = np.where(run.known, run.duration, np.nan)
@@ -73,7 +74,7 @@ def spreads_of(run: Run) -> tuple[Spread, ...]:
                 continue
             mean, median = float(there.mean()), float(np.median(there))
             p10, p90 = np.percentile(there, [10, 90]).tolist()
-            found.append(Spread(
+            found.append(ActionSpread(
                 name, stage, len(there), median, mean, p10, p90,
                 float(there.std()) / mean if mean else 0.0, _drift(run, values),
                 int(np.count_nonzero(there >= OUTLIER * median)),
@@ -106,7 +107,7 @@ def costs_of(replay: Replay, times: Times | None = None, typical: Times | None =
     replay
         The run.
     times, typical
-        Times of its actions and of its links in place of those it had.
+        Times of actions and links to use in place of the measured ones.
     """
     run = replay.run
     times = replay.times if times is None else times
@@ -132,7 +133,7 @@ def costs_of(replay: Replay, times: Times | None = None, typical: Times | None =
                          for row in as_matrix(typical)]  # fmt: skip
     elif len(used):
         values["p2p"] = _short(float(np.median(used)) * MILLISECONDS)
-    # What a kind costs where it runs only within overlapped groups is half of one of them.
+    # A kind that runs only within overlapped groups costs half of a group.
     if "F" not in values and "O" in values:
         values["F"] = _short(float(np.median(list(values["O"].values()))) / 3)
     return Costs(**values, time_unit="ms")
@@ -148,12 +149,12 @@ def _median(run: Run, times: Times, columns: np.ndarray) -> float:
 
 
 def _filled(medians: list[float]) -> float | list[float]:
-    """Return one number for each stage; a stage without any has the mean of the others."""
+    """Return one number for each stage; a stage without a number has the mean of the others."""
     mean = float(np.nanmean(medians))
     return [_short(mean if value != value else value) for value in medians]
 
 
-def cost_file(replay: Replay, spreads: tuple[Spread, ...]) -> dict[str, Any]:
+def cost_file(replay: Replay, spreads: tuple[ActionSpread, ...]) -> dict[str, Any]:
     """Return the data of a cost file: medians, and their spread under ``measured``."""
     run = replay.run
     data = costs_data(costs_of(replay))

@@ -1,8 +1,8 @@
-"""Times of messages: until the data was there, and their wait for other messages.
+"""Times of messages: their delays, and their waits for other messages.
 
-What a trace shows of a message is when the rank that receives it had it. Where the rank waited for
-it, that is when it arrived; where the rank was busy, nobody saw it arrive, and it is taken to have
-taken as long as messages on its link typically do, but was there when its action began.
+A trace has the time at which the target received a message. If the target waited for it, that is
+its arrival. If the target was busy, the arrival is unknown. Then the message is assumed to take the
+typical time of its link, but to arrive before its action began.
 """
 
 from __future__ import annotations
@@ -13,61 +13,62 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.diagnosis.run import Indices, Run, Times
+from debubble.diagnosis.observed import Indices, Times
+from debubble.diagnosis.run import Run
 
 QUICK = 0.1
-"""Share of the messages of a link that are at least as quick as those that nothing holds up."""
+"""Quantile of the messages of a link that is the time of a message without a queue."""
 
 CLOSE, MOSTLY = 0.3, 0.7
-"""Two times are one if they are closer than this share of a transfer; and a pattern is no chance if
-it explains this share of all delay."""
+"""Maximum distance of equal times, as a share of a transfer, and minimum share of all delay that a
+systematic pattern explains."""
 
 LATE = 2.0
-"""A message that takes more than so many times what its link typically takes was held up."""
+"""Minimum ratio of a held-up message's time to the typical one of its link."""
 
 
 @dataclass(frozen=True, eq=False)
-class Transfers:
-    """The messages of a run."""
+class MessageTimes:
+    """Delays of a run's messages, in seconds."""
 
     delay: Times
-    """From when what an action receives was computed to when it was there, shape ``(rows,
-    actions)``; 0 for actions that receive nothing."""
+    """Time from the production to the arrival of each action's input, shape ``(rows, actions)``; 0
+    without an input."""
     seen: NDArray[np.bool_]
-    """Whether that was measured."""
-    told: NDArray[np.bool_]
-    """Whether the trace says when a message was there, seen or not."""
+    """Mask of measured delays, shape ``(rows, actions)``."""
+    reported: NDArray[np.bool_]
+    """Mask of messages with a receive time in the trace, measured delay or not."""
     typical: Times
-    """Median of every directed link, ``typical[source * ranks + target]``; NaN for links that
-    nothing goes over."""
+    """Median time of every directed link, ``typical[source * ranks + target]``; NaN for unused
+    links."""
     by_copy: Times
-    """The same of every copy, shape ``(copies, ranks * ranks)``."""
+    """Median time of every link of every copy, shape ``(copies, ranks * ranks)``."""
     quickest: Times
-    """What the quickest messages of every directed link take, in the same way."""
+    """Time of the quickest messages of every directed link, indexed like `typical`."""
     behind: Times
-    """Part of `delay` in which it was queued behind another message."""
+    """Part of `delay` spent in the queue of another message."""
     held_up: NDArray[np.bool_]
-    """Whether it was there long after it was made because its receiver was busy, so that `delay`
-    says when it was received and not how long it was under way."""
+    """Mask of messages that a busy receiver held up: their `delay` ends at the receive, and is not
+    the transfer time."""
 
     def usual(self, run: Run) -> Times:
-        """Return typical time of the link of every action, 0 where it receives nothing."""
+        """Return the typical time of each action's input link, 0 without an input."""
         return _of_links(run, self.by_copy)
 
 
-def transfers_of(run: Run) -> Transfers:
-    """Find how long the messages of a run took, on one clock."""
+def transfers_of(run: Run) -> MessageTimes:
+    """Return the times of a run's messages; the run is on one clock."""
     receives = run.source >= 0
     made, busy_until = run.produced, np.fmax(run.before, run.began)
     there = np.fmin(run.arrived, run.waited)
-    told = ~np.isnan(there) & receives
+    reported = ~np.isnan(there) & receives
     with np.errstate(invalid="ignore"):
-        in_wait = told & (there > busy_until + run.moment) & (made >= busy_until - run.moment)
+        in_wait = reported & (there > busy_until + run.moment) & (made >= busy_until - run.moment)
     delay = np.where(in_wait, np.maximum(there - made, 0.0), np.nan)
-    sample = delay if told.any() else _from_starts(run, busy_until)
+    sample = delay if reported.any() else _from_starts(run, busy_until)
     quickest = _typical(run, sample, QUICK)
-    if told.any():
-        # Where messages are queued, most of those that somebody waits for may be held up.
+    if reported.any():
+        # With queues, most of the messages that a rank waits for may be held up.
         least = _of_links(run, quickest)
         queued = _behind(run, np.nan_to_num(sample), in_wait, least, there) > 0
         sample = np.where(queued, np.nan, sample)
@@ -76,29 +77,29 @@ def transfers_of(run: Run) -> Transfers:
     with np.errstate(invalid="ignore"):
         # A receive that is posted late begins its transfer late; one that is held up takes longer.
         held_up = (
-            told & ~in_wait & (there > busy_until + LATE * usual + run.moment) & (made < there)
+            reported & ~in_wait & (there > busy_until + LATE * usual + run.moment) & (made < there)
         )
     delay = np.where(held_up, there - made, delay)
-    if not told.any():
+    if not reported.any():
         queued = _queued_by_starts(run, busy_until, _of_links(run, quickest))
         sample = np.where(queued, np.nan, sample)
         typical = _typical(run, sample, 0.5)
         usual = _of_links(run, typical)
         delay = np.where(queued, np.maximum(run.start - made, usual), np.nan)
     seen = ~np.isnan(delay)
-    # Whatever its link takes, it was there when its action began.
+    # A message arrives before its action begins, whatever the time of its link.
     with np.errstate(invalid="ignore"):
         latest = np.maximum(run.start - made, 0.0)
     delay = np.where(seen, delay, np.fmin(usual, latest))
     delay = np.where(receives, delay, 0.0)
-    if told.any():
+    if reported.any():
         behind = _behind(run, delay, seen, usual, there)
     else:
         behind = np.where(seen, delay - usual, 0.0)
-    return Transfers(
+    return MessageTimes(
         delay,
         seen,
-        told,
+        reported,
         np.median(typical, axis=0),
         typical,
         quickest.min(axis=0),
@@ -108,7 +109,7 @@ def transfers_of(run: Run) -> Transfers:
 
 
 def _from_starts(run: Run, busy_until: Times) -> Times:
-    """Return delays by which actions began late, for a trace without messages."""
+    """Return delays inferred from late starts, for a trace without messages."""
     with np.errstate(invalid="ignore"):
         waits = (run.start > busy_until + run.moment) & (run.produced >= busy_until - run.moment)
         late = run.issued > run.produced + run.moment
@@ -116,11 +117,11 @@ def _from_starts(run: Run, busy_until: Times) -> Times:
 
 
 def _queued_by_starts(run: Run, busy_until: Times, usual: Times) -> NDArray[np.bool_]:
-    """Return times that messages queued for others, for a trace without messages.
+    """Return a mask of messages in the queue of others, for a trace without messages.
 
-    An action that was to begin sooner, and begins just one transfer after another message came to
-    its sender, or after the message before it came the same way. If most of what actions are late
-    is not like that, it has another reason, and none of it is taken for this.
+    Such an action is late and begins one transfer after the arrival of another message at its
+    sender, or of the previous message on its link. If most of the lateness does not fit that
+    pattern, it has another reason and the mask is empty.
     """
     found = np.zeros(run.start.shape, dtype=bool)
     receives = np.flatnonzero(run.source >= 0)
@@ -129,7 +130,7 @@ def _queued_by_starts(run: Run, busy_until: Times, usual: Times) -> NDArray[np.b
         due = np.fmax(busy_until, run.produced + usual)
         late = np.where(run.issued > run.produced + run.moment, 0.0, run.start - due)
         held = (late > LATE * usual + run.moment) & (run.source >= 0)
-        # Where nobody waited, a message was there when it usually is.
+        # Without a wait, a message is assumed to arrive after its usual time.
         waited = run.start > busy_until + run.moment
     there = np.where(waited, run.start, run.produced + usual)
     for row in np.flatnonzero(held.any(axis=1)).tolist():
@@ -161,7 +162,7 @@ def _one_by_one(links: Indices, made: Times, there: Times, usual: Times) -> Time
 def _typical(run: Run, sample: Times, share: float) -> Times:
     """Return a quantile of every link of every copy, shape ``(copies, ranks * ranks)``.
 
-    Of all copies for a link that is not known in one, of all links for one known in none.
+    A link without messages in a copy has the quantile of all copies, or else of all links.
     """
     ranks, copies = run.schedule.ranks, int(run.copy.max()) + 1
     typical = np.full((copies, ranks * ranks), np.nan)
@@ -180,15 +181,15 @@ def _typical(run: Run, sample: Times, share: float) -> Times:
 
 
 def _of_links(run: Run, typical: Times) -> Times:
-    """Return times of links for every action of every row, 0 where it receives nothing."""
+    """Return the time of each action's input link in every row, 0 without an input."""
     return np.where(run.link >= 0, typical[run.copy[:, None], run.link[None, :]], 0.0)
 
 
 def _behind(run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there: Times) -> Times:
-    """Return the time that held-up messages waited for those in front of them in a queue.
+    """Return the time that held-up messages waited for earlier ones in a queue.
 
-    A queue is a rank's: a receive that was posted before the message was sent, or before it was to
-    be received, holds it up until its own data is there; and so does a message sent before.
+    Each rank has one queue. A receive posted before the message is sent, or before its own receive,
+    holds it up until the data of that receive arrives. So does a message sent earlier.
     """
     behind = np.zeros_like(delay)
     late = seen & (delay > LATE * usual + run.moment) & (run.source >= 0)
@@ -207,7 +208,7 @@ def _behind(run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there
                 ahead = (taker == source) & (posted < sent)
                 ahead |= (taker == target) & (posted < run.posted[row, at])
                 ahead |= (giver == source) & (taker != target) & (left < sent)
-                # Its data was made later, and may have been there when this message was.
+                # Its data was produced later, and may have arrived with this message.
                 ahead &= (made > ready) & (made + usual[row, others] <= was_there + run.moment)
                 ahead &= arrived > ready + usual[row, at]
             if ahead.any():

@@ -1,7 +1,7 @@
 """Predictions of a run with other times, another schedule, or both.
 
-One function says what a run takes under a schedule and with changes, :func:`predict`. What it took
-"before" is the same with nothing changed, so that a change of nothing changes nothing.
+One function, :func:`predict`, returns the time of a run under a schedule and with changes. The time
+"before" is its result without changes, so an empty change has no effect.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.carried import carried
 from debubble.diagnosis.changes import Change
+from debubble.diagnosis.observed import Times
 from debubble.diagnosis.recut import recut
 from debubble.diagnosis.replay import Replay, in_blocks, lengths_of, walk
-from debubble.diagnosis.run import Times
 from debubble.diagnosis.times import MILLISECONDS, costs_of
 from debubble.engine.timeline import Timeline, simulate
 from debubble.schedules.registry import entries, find, make
 
 APART = 0.05
-"""Share of a step by which a run and its own schedule at median times may be apart, so that what
-another schedule would take needs no word of caution."""
+"""Maximum difference of a run from its schedule at median times, as a share of a step, for
+predictions of other schedules without a warning."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,16 +37,16 @@ class WhatIf:
     Parameters
     ----------
     text
-        What is different.
+        Description of the change.
     before, after
-        Seconds of a mean step as it was, and with it.
+        Time of a mean step without and with the change, in seconds.
     plan
-        Seconds of a step of the schedule that ran at the median times of the run, simulated: how
-        far that is from `before` says how much of the run no model of it explains.
+        Simulated time of a step of the run's schedule at its median times, in seconds. Its
+        difference from `before` is the part of the run that no model explains.
     error
-        How far replayed steps are off, as a share of a step.
+        Error of replayed steps, as a share of a step.
     timeline
-        The step that is shown, under another schedule; None where only times differ.
+        Drawn step under another schedule; None if only times differ.
     """
 
     text: str
@@ -58,7 +58,7 @@ class WhatIf:
 
     @property
     def gain(self) -> float:
-        """Share of the step that goes."""
+        """Reduction of the step's time, as a share of the step."""
         return 1 - self.after / self.before
 
     @property
@@ -73,10 +73,10 @@ class WhatIf:
 
 
 def predict(replay: Replay, schedule: Schedule, changes: Sequence[Change] = ()) -> float:
-    """Return seconds of a mean step, had a run used a schedule, and with changes of its times.
+    """Return the time of a mean step of a run under a schedule with changes, in seconds.
 
-    Every step of every copy is walked through with its own times, see
-    :mod:`debubble.diagnosis.carried`, and a step is its slowest copy. With the schedule of the run
+    Every step of every copy is replayed with its own times, see :mod:`debubble.diagnosis.carried`.
+    The time of a step is that of its slowest copy. With the schedule of the run
     and no changes that is the replay of the run.
     """
     return float(replay.run.slowest(_predicted(replay, schedule, changes)[0]).mean())
@@ -85,12 +85,12 @@ def predict(replay: Replay, schedule: Schedule, changes: Sequence[Change] = ()) 
 def _predicted(
     replay: Replay, schedule: Schedule, changes: Sequence[Change]
 ) -> tuple[Times, Times]:
-    """Return time of every row, and of the work of its busiest rank; shape ``(rows,)``."""
+    """Return the time of every row, and the work of its busiest rank; shape ``(rows,)``."""
     run = replay.run
     slower = _staying(replay, schedule, changes)
     times, delays = _to_walk(replay, [one for one in changes if one not in slower])
     if schedule is run.schedule:
-        # Some rows may have run in another order.
+        # Some rows may have another schedule.
         return replay.lengths(times, delays), _busiest(schedule, times)
     lengths, work = np.zeros((2, run.rows))
     for rows in in_blocks(np.arange(run.rows), 8 * max(len(schedule), len(run.schedule))):
@@ -119,7 +119,7 @@ def _busiest(schedule: Schedule, times: Times) -> Times:
 def _changed(
     replay: Replay, changes: Sequence[Change], messages: Times
 ) -> tuple[Times, Times, Times]:
-    """Return times of actions, of hosts that are late with them, and of messages, with changes."""
+    """Return times of actions, host delays and message delays, with changes."""
     run = replay.run
     times, gaps = replay.times, replay.gaps
     for change in changes:
@@ -148,10 +148,10 @@ def with_changes(replay: Replay, changes: Sequence[Change]) -> WhatIf:
 def with_schedule(
     replay: Replay, name: str, changes: Sequence[Change] = (), chunks: int | None = None
 ) -> WhatIf:
-    """Walk through a run in the order of another schedule, and with some of its times changed.
+    """Predict a run under another schedule, with some of its times changed.
 
-    Where that has another number of stages the same model is cut at equal distances: a stage that
-    is half as long takes half the time.
+    If the number of stages differs, the model is cut at equal distances: a stage of half the length
+    takes half the time.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def _named(
 ) -> tuple[str, Schedule]:
     """Return a schedule of a run's sizes and its name; the one that ran, if it has the name.
 
-    One that is made for costs is made for the median times with the changes.
+    A schedule made for costs uses the median times with the changes.
     """
     own = replay.run.schedule
     if name == own.name and name not in entries():
@@ -184,7 +184,7 @@ def _named(
 
 
 def _alike(one: Schedule, other: Schedule) -> bool:
-    """Return whether two schedules run the same actions in the same order on the same ranks."""
+    """Return True if two schedules have equal programs on all ranks."""
     return (
         one.placement.table == other.placement.table
         and np.array_equal(one.offsets, other.offsets)
@@ -211,7 +211,7 @@ def _asked(
     after, least = (
         float(run.slowest(rows).mean()) for rows in _predicted(replay, schedule, changes)
     )
-    # The replay may be off by a little, so that what counts is what changes; where it is longer
+    # The replay has a small error, so only its change counts; where it is longer
     # than the run, that must not make the work of a rank shorter.
     after = max(measured * (after / before), min(least, measured))
     return WhatIf(
@@ -222,7 +222,7 @@ def _asked(
 
 
 def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Timeline:
-    """Return the step that is shown, in the order of a schedule; milliseconds."""
+    """Return the drawn step under a schedule, in milliseconds."""
     run, row = replay.run, replay.run.shown
     slower = _staying(replay, schedule, changes)
     times, delays = _to_walk(replay, [one for one in changes if one not in slower])
@@ -239,7 +239,7 @@ def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Tim
 
 
 SUGGESTED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v")
-"""Schedules that are tried where nobody names one."""
+"""Schedules to try by default."""
 
 
 def faster(replay: Replay) -> list[WhatIf]:

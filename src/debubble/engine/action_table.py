@@ -69,7 +69,7 @@ class ActionTable:
 
     @classmethod
     def of(cls, timeline: Timeline) -> ActionTable:
-        """The table of a timeline."""
+        """Return the table of a timeline."""
         schedule = timeline.schedule
         actions = schedule.actions
         kind, stage, unit = kinds_of(actions), stages_of(actions), microbatches_of(actions)
@@ -126,12 +126,12 @@ class ActionTable:
         return zip(*(column.tolist() for column in plain), strict=True)
 
     def records(self) -> list[dict[str, Any]]:
-        """A dictionary per action."""
+        """Return a dictionary per action."""
         names = list(self.columns)
         return [dict(zip(names, row, strict=True)) for row in self.rows()]
 
     def csv(self) -> str:
-        """The table as CSV with a line of column names."""
+        """Return the table as CSV with a line of column names."""
         lines = [",".join(self.columns)]
         row = ",".join(["{}"] * len(self.columns)).format
         lines += [row(*values) for values in self.rows()]

@@ -24,12 +24,12 @@ Floats = NDArray[np.float64]
 
 
 def shared_costs(graph: EventGraph) -> int:
-    """The number of entries of a graph's cost vector without times of single actions."""
+    """Return the number of entries of a graph's cost vector without times of single actions."""
     return graph.dynamic_costs + len(graph.dynamic_kind)
 
 
 def with_action_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
-    """The same graph with an entry of the cost vector for every action.
+    """Return the graph with an entry of the cost vector for every action.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def with_action_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
         A compiled schedule with n actions.
     delays
         Whether the results that actions receive from other ranks have delays of their own, too.
-        That is possible where transfers occupy nobody, in the p2p mode ``"overlapped"`` of a
+        That is possible where transfers keep no rank busy, in the p2p mode ``"overlapped"`` of a
         schedule without sends and receives.
 
     Returns
@@ -79,7 +79,7 @@ def with_action_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
 def with_times(
     graph: EventGraph, table: CostTable, durations: Floats | None = None
 ) -> tuple[EventGraph, Floats]:
-    """A graph in which every node has a time of its own, and its cost vector.
+    """Return a graph in which every node has a time of its own, and its cost vector.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def with_times(
 
 
 def checked(durations: ArrayLike, count: int) -> Floats:
-    """The times of `count` actions that somebody gave.
+    """Return the given times of `count` actions.
 
     Raises CostError when there is not a time for each.
     """

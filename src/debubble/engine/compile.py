@@ -314,7 +314,7 @@ def _side(schedule: Schedule, mode: P2PMode, kinds: int, shared: int, explain: b
 def _shared_order(
     schedule: Schedule, mode: P2PMode, shared: int, explain: bool
 ) -> NDArray[np.int32]:
-    """The copy in front of every copy on its rank's own stream or on a link that ranks share.
+    """Return the copy in front of every copy on its rank's stream or on a link that ranks share.
 
     On a shared link copies run in the order in which they would be issued were copies free and
     everything else took one unit of time. That order extends the order of events without sharing,

@@ -22,7 +22,7 @@ WORDS = {
     "recomputes": "the places of recomputes were",
     "copies": "the places of copies were",
 }
-"""What was computed, of :data:`debubble.core.schedule.FROM_COSTS`, and its verb."""
+"""Computed part of a schedule, of :data:`debubble.core.schedule.FROM_COSTS`, and its verb."""
 
 
 def mismatch(schedule: Schedule, table: CostTable) -> str:
@@ -50,12 +50,12 @@ def mismatch(schedule: Schedule, table: CostTable) -> str:
 
 
 def uses_default_costs(schedule: Schedule) -> bool:
-    """Whether a schedule was computed from costs that nobody gave."""
+    """Return whether a schedule was computed from default costs."""
     return schedule.made_for == DEFAULT
 
 
 def remembering(schedule: Schedule, part: str, costs: Costs) -> Schedule:
-    """A schedule of which a part was computed from some costs; those of its order go first."""
+    """Return a schedule that records a part computed from costs; earlier costs stay."""
     return replace(
         schedule,
         made_for=schedule.made_for or costs,
@@ -64,13 +64,13 @@ def remembering(schedule: Schedule, part: str, costs: Costs) -> Schedule:
 
 
 def _same_cut(schedule: Schedule, *both: Costs) -> bool:
-    """Whether two costs lead to the same cut into slices of equal work."""
+    """Return whether two costs lead to the same cut into slices of equal work."""
     cuts = [even_cut(schedule.placement, schedule.slices, costs) for costs in both]
     return len(cuts[0]) == len(cuts[1]) and _equal(*map(np.asarray, cuts))
 
 
 def _alike(schedule: Schedule, made: CostTable, table: CostTable) -> bool:
-    """Whether orders and places that are computed from two tables are the same.
+    """Return whether two tables lead to the same computed schedule and placement.
 
     They depend on times up to a factor, and on memory up to another where there is no limit.
     """
@@ -84,7 +84,7 @@ def _alike(schedule: Schedule, made: CostTable, table: CostTable) -> bool:
 
 
 def _times(schedule: Schedule, table: CostTable) -> NDArray[np.float64]:
-    """Times that orders are computed from: of actions, transfers, and copies if there are any."""
+    """Return times that schedules are computed from: of actions, transfers, and copies if any."""
     kinds = [*PASS_KINDS, *VOCABULARY_KINDS]
     links = table.link if table.boundaries is None else table.boundaries.time
     parts = [table.duration[kinds].ravel(), links.ravel()]

@@ -37,7 +37,7 @@ class CriticalAction:
 def critical_actions(
     timeline: Timeline, nodes: NDArray[np.int64], begin: NDArray[np.float64]
 ) -> list[CriticalAction]:
-    """The actions of a chain of nodes, where `begin` is the exact start of every action."""
+    """Return the actions of a chain of nodes, where `begin` is the exact start of every action."""
     graph, schedule = timeline.graph, timeline.schedule
     order = graph.order.copy()
     # A transfer has one node for both its ends: it is shown as its send.
@@ -69,7 +69,7 @@ def critical_actions(
 
 
 def times_paid(timeline: Timeline, nodes: NDArray[np.int64]) -> dict[str, int]:
-    """How often each cost is paid along a chain of nodes."""
+    """Count how often each cost is paid along a chain of nodes."""
     graph = timeline.graph
     shared = graph.base or graph
     names = graph.cost_names()

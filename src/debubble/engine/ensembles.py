@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 def _phase(kind: Kind) -> Kind:
-    """The first of the kinds that do the work of this one in its place, or with it: I for W."""
+    """Return the first of the kinds that can do the work of a kind, or share it: I for W."""
     own = KINDS[kind].instead_of
     return min({kind, *own, *(other for each in own for other in KINDS[each].instead_of)})
 
@@ -131,11 +131,11 @@ class Spread:
         )
 
     def percentiles(self) -> dict[str, float]:
-        """Some percentiles by name: p50, p95 and p99."""
+        """Return some percentiles by name: p50, p95 and p99."""
         return {f"p{percent}": self.quantile(percent / 100) for percent in SHOWN}
 
     def to_dict(self) -> dict[str, Any]:
-        """The spread as plain data, for JSON."""
+        """Return the spread as plain data, for JSON."""
         jitter = self.jitter
         measured = jitter.times is not None and not isinstance(jitter.times, str)
         return {
@@ -188,11 +188,11 @@ class Varied:
     parts: Floats
     """Mean time of every varying part."""
     ids: NDArray[np.int64]
-    """What it belongs to: rank, phase and microbatch, shape ``(parts, 3)``."""
+    """Owner of every part: rank, phase and microbatch, shape ``(parts, 3)``."""
 
     @classmethod
     def of(cls, timeline: Timeline, slow: Sequence[Slow] = ()) -> Varied:
-        """What varies in a timeline, where some of it is slow all the time."""
+        """Return the parts of a timeline that vary, some of which may be slow in every step."""
         graph, schedule, table = timeline.graph, timeline.schedule, timeline.table
         shared = graph.base or graph
         actions = schedule.actions

@@ -53,16 +53,16 @@ _TIMED = np.array(TIMED_KINDS)
 
 
 class Work(NamedTuple):
-    """How often every rank pays which cost for computing: an entry for each of the two."""
+    """Number of times that a rank pays a cost for computing, for every rank and cost."""
 
     rank: NDArray[np.int64]
     cost: NDArray[np.int64]
     """Index of the cost."""
     times: NDArray[np.int64]
-    """How often the rank pays it."""
+    """Times that the rank pays it."""
 
     def total(self, costs: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
-        """The time that every rank computes, shape ``(ranks,)``."""
+        """Return the time that every rank computes, shape ``(ranks,)``."""
         paid = np.bincount(self.rank, self.times * costs[self.cost], ranks)
         return np.asarray(paid, dtype=np.float64)
 
@@ -85,7 +85,7 @@ class EventGraph:
     """Node of every action, shape ``(n,)``; the two halves of a pair share one."""
     sent: NDArray[np.int32]
     """Node of the transfer an action's result goes through, 0 where none; shape ``(n,)``. Empty
-    when transfers occupy nobody."""
+    when transfers keep no rank busy."""
     dynamic_kind: NDArray[np.int32]
     dynamic_a: NDArray[np.int32]
     dynamic_b: NDArray[np.int32]
@@ -102,7 +102,7 @@ class EventGraph:
     shared: int = 1
     """Number of ranks that share one link to the host."""
     base: EventGraph | None = None
-    """Where actions have times of their own, the graph in which those of a kind and stage share a
+    """If actions have times of their own, the graph in which those of a kind and stage share a
     cost, see :mod:`debubble.engine.action_times`; else None."""
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class EventGraph:
 
     @property
     def complete(self) -> bool:
-        """Whether every backward is done."""
+        """Return whether every backward is done."""
         return self.completed >= self.schedule.stages * self.schedule.units
 
     @property
@@ -131,7 +131,7 @@ class EventGraph:
 
     @property
     def work(self) -> Work:
-        """What every rank pays for computing."""
+        """Costs that every rank pays for computing."""
         schedule, width = self.schedule, self.dynamic_costs + len(self.dynamic_kind)
         if self.base is not None:
             counted = ends_group(schedule.actions) & computes(kinds_of(schedule.actions))
@@ -151,7 +151,7 @@ class EventGraph:
 
     @property
     def has_copies(self) -> bool:
-        """Whether activations leave their ranks."""
+        """Return whether activations leave their ranks."""
         return bool(scan(self.schedule).kinds & _COPIES)
 
     def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
@@ -189,7 +189,7 @@ class EventGraph:
     def _time(
         self, kind: int, a: int, b: int, table: CostTable, vector: NDArray[np.float64]
     ) -> float:
-        """A cost that is neither a link's, a pair's nor a stage's; earlier ones are in `vector`."""
+        """Return a cost that is not of a link, pair or stage; `vector` has the earlier ones."""
         if kind == SUM:
             return float(vector[a] + vector[b])
         if KINDS[kind].time is Time.STAGE:
@@ -273,9 +273,9 @@ class EventGraph:
 
 
 def link_times_of(schedule: Schedule) -> int:
-    """The number of different lengths that slices may have."""
+    """Return the number of different lengths that slices may have."""
     return schedule.slices if schedule.cut else 1
 
 
 ARRAYS = attrgetter(*(spec.name for spec in fields(EventGraph)[2:]))
-"""What a graph consists of beside its schedule and mode."""
+"""Parts of a graph besides its schedule and mode."""

@@ -275,7 +275,7 @@ def _as_unsigned(number: int) -> Any:
 
 
 def unsigned(number: int) -> int:
-    """A number that is not negative, as an index: compiled code does not look at its sign."""
+    """Return a nonnegative number as an index: compiled code does not look at its sign."""
     return number
 
 
@@ -285,7 +285,7 @@ setattr(unsigned, HELPER, _as_unsigned)
 def _linked(
     function: Callable[..., Any], found: dict[Any, Any], **options: Any
 ) -> types.FunctionType:
-    """The same function, calling compiled helpers; `found` gathers these."""
+    """Return the function with calls of compiled helpers, which are gathered in `found`."""
     import numba
 
     scope = dict(function.__globals__)

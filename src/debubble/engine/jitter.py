@@ -1,4 +1,4 @@
-"""What varies from step to step, and from copy to copy: jitter, and what is slow all the time."""
+"""Variation from step to step and from copy to copy: jitter, and parts that are always slow."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Distribution:
     most: float
     """Largest standard deviation."""
     advice: str
-    """What to give in place of a larger one."""
+    """Advice in place of a larger number."""
 
 
 DISTRIBUTIONS = {
@@ -98,7 +98,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class Jitter:
-    """What varies: the times of computing, and data-parallel copies that wait for the slowest.
+    """Variation of compute times, and data-parallel copies that wait for the slowest.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class Jitter:
 
     @cached_property
     def slowed(self) -> tuple[Slow, ...]:
-        """What is slow, read."""
+        """Parts that are slow in every step, parsed."""
         return tuple(_slow(where, factor) for where, factor in self.slow.items())
 
     @cached_property
@@ -161,7 +161,7 @@ class Jitter:
 
     @property
     def words(self) -> str:
-        """What varies, as text."""
+        """Return the variation as text."""
         texts = []
         if isinstance(self.times, str):
             texts.append(self.times)
@@ -279,4 +279,4 @@ JITTER_OPTIONS = (
         "copy.rank2=1.2; may be repeated.", "rank1=1.5", repeated=True,
     ),
 )  # fmt: skip
-"""What varies, as options of a question that together make one :class:`Jitter`."""
+"""Variation of times, as options of a question that together make one :class:`Jitter`."""

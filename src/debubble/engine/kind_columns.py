@@ -43,7 +43,7 @@ _SORTS = {
     (Stream.COLLECTIVE, Per.STAGE): layout.COLLECTIVE,
     (Stream.COLLECTIVE, Per.STAGE_STEP): layout.COLLECTIVE,
 }
-"""What the kernel does with the kinds of a stream."""
+"""Branches of the kernel for the kinds of a stream."""
 
 
 def _sort(spec: KindSpec) -> int:
@@ -71,7 +71,7 @@ _CONDITIONS = tuple(need.when for spec in KINDS for need in spec.needs if need.w
 
 
 def kind_columns(schedule: Schedule) -> NDArray[np.int64]:
-    """What the kinds of a schedule wait for, see :mod:`debubble.engine.kernels.sweep`.
+    """Return the needs of each kind as columns, see :mod:`debubble.engine.kernels.sweep`.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def _row(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
 
 
 def _gives(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
-    """What others do with an action, and what it costs."""
+    """Return the columns for the use of a kind by others, and for its cost."""
     kind = spec.kind
     row: dict[int, int] = {}
     if spec.other_end is not None:

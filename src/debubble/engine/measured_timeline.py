@@ -24,7 +24,7 @@ def measured_timeline(
     end: NDArray[np.float64],
     costs: Costs | None = None,
 ) -> Timeline:
-    """The timeline of a schedule with the times that were measured.
+    """Return the timeline of a schedule with the times that were measured.
 
     What waits for what is the schedule's, so that idle times have causes and there is a critical
     path: an action that began later than its input was computed waited for p2p that long.

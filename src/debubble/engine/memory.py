@@ -54,14 +54,14 @@ class MemoryUse:
     def deltas(
         self, schedule: Schedule, rank: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Memory each action of a rank adds at its start and at its end."""
+        """Return memory that each action of a rank adds at its start and at its end."""
         part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
         return self.changes(schedule, self.actions[part])
 
     def changes(
         self, schedule: Schedule, actions: Program
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Memory that some of `actions` add at their starts and at their ends."""
+        """Return memory that some of `actions` add at their starts and at their ends."""
         kinds, places = kinds_of(actions), schedule.places_of(actions)
         added, freed = self.at_start[kinds, places], self.at_end[kinds, places]
         if self.lengths is None:
@@ -88,7 +88,7 @@ _AMOUNTS: dict[str, Callable[[CostTable, NDArray[np.bool_]], NDArray[np.float64]
 
 
 def _gradients_of_all_slices(table: CostTable) -> NDArray[np.float64]:
-    """Room that the first backward of a microbatch, its last slice's, makes for all slices."""
+    """Return room for the gradients of all slices, which the backward of the last slice takes."""
     last = table.placement.copies * table.placement.stages
     found = np.zeros(len(table.kv))
     found[-last:] = table.kv.reshape(-1, last).sum(axis=0)
@@ -96,7 +96,7 @@ def _gradients_of_all_slices(table: CostTable) -> NDArray[np.float64]:
 
 
 def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
-    """Memory of every rank: F takes the activation, I keeps the share for W, W and B free it.
+    """Measure memory: F takes the activation, I keeps the share for W, W and B free it.
 
     Where a microbatch is recomputed, F takes the checkpoint and R the rest.
 
@@ -152,13 +152,13 @@ ROUNDING = 1e-9
 
 
 def excess(peak: NDArray[np.float64], limits: NDArray[np.float64] | None) -> float:
-    """The largest peak as a share of its limit, 0 where none is above its own or there are none."""
+    """Return the largest peak as a share of its limit, 0 if none is above its own limit."""
     over = 0.0 if limits is None else float(np.max(peak / limits))
     return over if over > 1 + ROUNDING else 0.0
 
 
 def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | None:
-    """One memory limit per rank, shape ``(ranks,)``, or None for no limit.
+    """Return one memory limit per rank, shape ``(ranks,)``, or None for no limit.
 
     Raises ParameterError when a limit is not a positive number, or there is not one for every rank.
     """
@@ -182,9 +182,9 @@ def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | Non
 
 
 def beside_static(memory: Limit | None, costs: Costs, ranks: int) -> tuple[Limit | None, Costs]:
-    """A memory limit and costs without what ranks hold all the time.
+    """Return a memory limit and costs without the static memory.
 
-    Orders are made with these: as if there were activations only.
+    Schedules are made with these, as if there were activations only.
 
     Raises ParameterError when a rank has no memory left for activations.
     """

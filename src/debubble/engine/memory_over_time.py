@@ -1,7 +1,7 @@
-"""Activation memory when activations leave their ranks: the times of copies decide, not the order.
+"""Activation memory when activations leave their ranks, by the times of copies.
 
 ``OFFLOAD`` frees its share of an activation when it ends, ``RELOAD`` takes it again when it starts.
-What goes to another rank is held there from the start of the one to the end of the other.
+An activation on another rank is held there from the start of the one to the end of the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 def changes(
     schedule: Schedule, use: MemoryUse, begin: Floats, end: Floats, rank: int
 ) -> tuple[Floats, Floats]:
-    """Times at which a rank's memory changes, sorted, and by how much.
+    """Return sorted times at which a rank's memory changes, and the changes.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def changes(
         Start and end of every action, shape ``(n,)``, such that an action that follows another at
         once begins at the very number at which that one ends.
     rank
-        Whose memory.
+        The rank.
 
     Notes
     -----
@@ -67,7 +67,7 @@ def changes(
 def changes_in_order(
     schedule: Schedule, use: MemoryUse, begin: Floats, end: Floats, rank: int
 ) -> tuple[Floats, Floats]:
-    """The same where no activation leaves its rank, with starts that may be rounded."""
+    """Return changes as :func:`changes` if no activation leaves its rank and starts are rounded."""
     part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
     added, freed = use.deltas(schedule, rank)
     holds = (added != 0) | (freed != 0)
@@ -84,7 +84,7 @@ def changes_in_order(
 
 
 def measure_over_time(schedule: Schedule, use: MemoryUse, begin: Floats, end: Floats) -> MemoryUse:
-    """The same use with peaks and rests as the times of a simulation make them."""
+    """Return the use with peaks and rests by the times of a simulation."""
     peak, left = np.zeros(schedule.ranks), np.zeros(schedule.ranks)
     for rank in range(schedule.ranks):
         held = np.cumsum(changes(schedule, use, begin, end, rank)[1])

@@ -86,7 +86,7 @@ def set_transfers(graph: EventGraph, table: CostTable, times: Floats, delays: Fl
 
 
 def _stretch_work(graph: EventGraph, table: CostTable, own: Floats, times: Floats) -> None:
-    """What computes: actions that run alone, overlapped pairs, and larger groups."""
+    """Stretch compute actions that run alone, overlapped pairs, and larger groups."""
     schedule, node = graph.schedule, graph.node
     actions = schedule.actions
     kinds, places, group = kinds_of(actions), schedule.places_of(actions), pairs_of(actions)
@@ -114,7 +114,7 @@ def _stretch_work(graph: EventGraph, table: CostTable, own: Floats, times: Float
 
 
 def _stretch_copies(graph: EventGraph, table: CostTable, own: Floats, times: Floats) -> None:
-    """Offloads and reloads."""
+    """Stretch offloads and reloads."""
     if not graph.has_copies:
         return
     schedule = graph.schedule
@@ -131,7 +131,7 @@ def _longer(
     times: Floats, links: NDArray[np.unsignedinteger], lengths: Floats, graph: EventGraph,
     table: CostTable,
 ) -> Floats:  # fmt: skip
-    """Times of transfers, by their costs, with messages of other lengths than the average."""
+    """Return times of transfers, by their costs, with messages of their own lengths."""
     part = graph.dynamic_a[links.astype(np.int64) - graph.dynamic_costs] // graph.schedule.ranks
     return np.asarray(np.maximum(times + table.message_times[part] * (lengths - 1), 0.0))
 

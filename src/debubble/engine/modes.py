@@ -3,7 +3,7 @@
 In the words of a schedule whose sends and receives are actions:
 
 * ``"overlapped"``: a transfer starts when its sender reaches the send, takes link time, and
-  occupies nobody. The consumer waits for it; where the receive stands does not matter.
+  keeps no rank busy. The consumer waits for it; where the receive stands does not matter.
 * ``"channel"``: the same, but the link from a to b carries one transfer at a time, in the order
   of the sends.
 * ``"blocking"``: contiguous sends and receives between two compute actions are one group. A rank
@@ -61,7 +61,7 @@ class ModeSpec:
 
     @property
     def holds_up(self) -> bool:
-        """Whether a rank may wait for others although transfers take no time."""
+        """Return whether a rank may wait for others although transfers take no time."""
         return self.blocks or (self.queued and not self.by_peer)
 
 
@@ -116,7 +116,7 @@ MEETING = tuple(spec.name for spec in MODES if spec.receives is not None)
 
 
 def check_mode(mode: Any) -> P2PMode:
-    """The p2p mode of this name; a ParameterError when there is none."""
+    """Return the p2p mode of this name; a ParameterError when there is none."""
     if not isinstance(mode, str) or mode not in MODE:
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(str(mode), P2P_MODES)}")
     return MODE[mode].name

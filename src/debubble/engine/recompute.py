@@ -23,7 +23,7 @@ def recompute_share(schedule: Schedule) -> NDArray[np.float64]:
 
 
 def recomputed_stages(schedule: Schedule) -> list[int]:
-    """The stages that recompute some of their microbatches."""
+    """Return the stages that recompute some of their microbatches."""
     share = recompute_share(schedule).reshape(-1, schedule.stages)
     found: list[int] = np.flatnonzero(share.any(axis=0)).tolist()
     return found
@@ -48,7 +48,7 @@ def _share(schedule: Schedule) -> NDArray[np.float64]:
 
 
 def _count(schedule: Schedule, kinds: tuple[Kind, ...], places: int) -> NDArray[np.float64]:
-    """Number of actions of some kinds on every (copy, stage)."""
+    """Count actions of some kinds on every (copy, stage)."""
     counts = np.zeros(places)
     # Block by block, so that a schedule without such actions takes no memory.
     for begin in range(0, len(schedule), 65536):

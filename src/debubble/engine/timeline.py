@@ -138,7 +138,7 @@ class Timeline:
 
     @cached_property
     def ideal(self) -> float:
-        """The busiest rank's work with no waiting."""
+        """Return the work of the busiest rank, without waits."""
         return float(self.busy.max())
 
     @property
@@ -178,7 +178,7 @@ class Timeline:
 
     @property
     def _shown_begin(self) -> NDArray[np.float64]:
-        """The same with the delay of forwards that are as late as possible."""
+        """Start of every action with the delay of forwards that are as late as possible."""
         return self._begin + (self.end - self.node_end[self.graph.node])
 
     @property
@@ -190,7 +190,7 @@ class Timeline:
         return self.memory.peak
 
     def memory_curve(self, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Times at which a rank's memory changes, and the memory from each time on."""
+        """Return times at which a rank's memory changes, and the memory from each time on."""
         change, begin = memory_over_time.changes_in_order, self.start
         if self.graph.has_copies:
             change, begin = memory_over_time.changes, self._shown_begin
@@ -247,7 +247,7 @@ class Timeline:
         return ActionTable.of(self)
 
     def critical_path(self) -> list[CriticalAction]:
-        """One longest chain of actions, first to last: its length is the makespan."""
+        """Return one longest chain of actions, first to last: its length is the makespan."""
         return critical_actions(self, self._critical_nodes, self._begin)
 
     def sensitivity(self) -> dict[str, int]:
@@ -260,7 +260,7 @@ class Timeline:
         return times_paid(self, self._critical_nodes)
 
     def as_late_as_possible(self) -> Timeline:
-        """The same timeline with every forward as late as it can be without delaying anything else.
+        """Return a timeline with every forward as late as it can be without delaying anything else.
 
         The order on every rank and the times of all other actions stay, and with them the makespan
         and the critical path. Activations are held for a shorter time; as ranks keep their order,
@@ -388,7 +388,7 @@ def evaluate_graph(
 
 
 def _with_late_recomputes(graph: EventGraph) -> EventGraph:
-    """The graph of the order in which recomputes wait for the gradient."""
+    """Return the graph of the schedule in which recomputes wait for the gradient."""
     schedule = graph.schedule
     if schedule.recompute_after == "gradient" or not has(schedule, RECOMPUTE_KINDS):
         return graph
@@ -398,7 +398,7 @@ def _with_late_recomputes(graph: EventGraph) -> EventGraph:
 def timeline_of(
     graph: EventGraph, table: CostTable, durations: NDArray[np.float64] | None = None
 ) -> Timeline:
-    """The timeline of a compiled schedule, with the costs of a table."""
+    """Return the timeline of a compiled schedule, with the costs of a table."""
     if table.lengths is None and table.boundaries is None and durations is None:
         graph = graph.base or graph
         vector = graph.cost_vector(table)

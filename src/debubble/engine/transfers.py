@@ -1,6 +1,6 @@
-"""Put explicit sends and receives into a schedule, so that no rendezvous can deadlock.
+"""Explicit sends and receives in a schedule, placed so that no rendezvous can deadlock.
 
-A send stands right behind its producer. What is left to choose is where the consumer's rank
+A send stands right after its producer. What is left to choose is where the consumer's rank
 receives. Contiguous sends and receives between two compute actions are one *group*: all of it
 is posted at once, and under rendezvous the rank goes on when all of it is over.
 
@@ -9,14 +9,14 @@ Both policies look at a simulation with unit costs and free transfers:
 * ``"eager"`` receives at the earliest place, before the first action that starts when the producer
   has ended or later.
 * ``"just-in-time"`` receives at the latest place up to the consumer that keeps no sender waiting:
-  the receive moves behind an action only if that action ends before the sender's next one starts.
+  the receive moves after an action only if that action ends before the sender's next one starts.
   For 1F1B that gives Megatron-LM's groups, ``send_forward_recv_backward`` and
   ``send_backward_recv_forward``.
 * ``"queued"`` receives at the same place, and sorts groups, see below.
 
 **Why the groups cannot deadlock.** Look at a transfer and the two actions that follow it, on the
 sender and on the receiver, and let its time be the start of the earlier of them. On both ranks the
-transfer stands behind all actions that start before its time and before all others: that is plain
+transfer stands after all actions that start before its time and before all others: that is plain
 for the actions that follow it. The producer starts before both of them, as every action takes
 time. So does the action in front of the receive, which starts before the producer ends (earliest
 place) or ends before the sender's next action starts (later places). Now put all events in one
@@ -37,8 +37,8 @@ heads every queue it is in. ``"eager"`` and ``"queued"`` sort their groups so, b
 equals by the end of the producer. ``"just-in-time"`` writes sends before receives, which is the
 custom where groups are posted at once.
 
-Copies of activations and collectives occupy no compute and meet nobody: they are left out of all
-this, and put back behind the compute action they followed, in front of its transfers.
+Copies of activations and collectives take no compute time and meet no other action: they are left
+out of all this, and put back after the compute action they followed, in front of its transfers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ ASIDE_KINDS = (*OFFLOAD_KINDS, *SHARDING_KINDS)
 def insert_transfers(
     schedule: Schedule, policy: ReceivePolicy, *, explain: bool = True
 ) -> Schedule:
-    """The schedule with a send and a receive for everything that moves between ranks.
+    """Return the schedule with a send and a receive for everything that moves between ranks.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def insert_transfers(
     policy
         Position of receives, see above.
     explain
-        Whether the error of an order that cannot run has to say why.
+        Whether the error for a schedule that cannot run has to say why.
 
     Raises
     ------
@@ -107,72 +107,46 @@ def insert_transfers(
     if aside.any():
         bare = insert_transfers(without(schedule, aside), policy, explain=explain)
         return _with_aside(schedule, bare, aside, explain)
-    graph = compile_programs(schedule, "overlapped", explain=explain)
-    ranks, count = schedule.ranks, len(schedule)
+    start, end = _unit_times(schedule, explain)
     home, consumer, transfers = consumers_of(schedule)
+    order, slot = np.zeros((2, transfers), dtype=np.int32)
+    ranks, count = schedule.ranks, len(schedule)
+    kernels.place_early.run(
+        3 * count, schedule.offsets, home, consumer, start, end,
+        np.zeros(int(end.max(initial=0)) + 2, dtype=np.int32), np.zeros(ranks, dtype=np.int64),
+        order, slot,
+    )  # fmt: skip
+    if policy != "eager":
+        kernels.place_late.run(
+            2 * count, schedule.actions, schedule.offsets, home, consumer, start, end,
+            np.zeros(ranks * ranks, dtype=np.int32), order, slot,
+        )  # fmt: skip
+    lowered = np.zeros(count + 2 * transfers, dtype=np.int64)
+    offsets = np.zeros(ranks + 1, dtype=np.int64)
+    if policy == "just-in-time":
+        kernels.write_programs.run(
+            3 * count, schedule.actions, schedule.offsets, consumer, order, slot,
+            np.zeros(count, dtype=np.int32), lowered, offsets,
+        )  # fmt: skip
+    else:
+        shared = _one_order(schedule, home, start, order, slot)
+        kernels.write_queues.run(
+            4 * count, schedule.actions, schedule.offsets, home, consumer, order[shared],
+            slot[shared], np.zeros(count + ranks, dtype=np.int32), lowered, offsets,
+        )  # fmt: skip
+    return replace(schedule, actions=lowered, offsets=offsets)
+
+
+def _unit_times(schedule: Schedule, explain: bool) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return start and end of every action with unit costs and free transfers."""
+    graph = compile_programs(schedule, "overlapped", explain=explain)
     # Every slice counts as a whole microbatch, so that times stay whole numbers.
     slicing = Slicing((1.0,) * schedule.slices)
     vector = graph.cost_vector(UNIT_COSTS.resolve(schedule.placement, slicing))
     vector[graph.dynamic_costs :][np.isin(graph.dynamic_kind, VOCABULARY_KINDS)] = 1
-    node_end = graph.evaluate(vector).astype(np.int32)
-    node_start = node_end - vector.astype(np.int32)[graph.cost]
-    start, end = node_start[graph.node], node_end[graph.node]
-    order = np.zeros(transfers, dtype=np.int32)
-    slot = np.zeros(transfers, dtype=np.int32)
-    kernels.place_early.run(
-        3 * count,
-        schedule.offsets,
-        home,
-        consumer,
-        start,
-        end,
-        np.zeros(int(node_end.max()) + 2, dtype=np.int32),
-        np.zeros(ranks, dtype=np.int64),
-        order,
-        slot,
-    )
-    if policy != "eager":
-        kernels.place_late.run(
-            2 * count,
-            schedule.actions,
-            schedule.offsets,
-            home,
-            consumer,
-            start,
-            end,
-            np.zeros(ranks * ranks, dtype=np.int32),
-            order,
-            slot,
-        )
-    lowered = np.zeros(count + 2 * transfers, dtype=np.int64)
-    offsets = np.zeros(ranks + 1, dtype=np.int64)
-    if policy != "just-in-time":
-        shared = _one_order(schedule, home, start, order, slot)
-        kernels.write_queues.run(
-            4 * count,
-            schedule.actions,
-            schedule.offsets,
-            home,
-            consumer,
-            order[shared],
-            slot[shared],
-            np.zeros(count + ranks, dtype=np.int32),
-            lowered,
-            offsets,
-        )
-        return replace(schedule, actions=lowered, offsets=offsets)
-    kernels.write_programs.run(
-        3 * count,
-        schedule.actions,
-        schedule.offsets,
-        consumer,
-        order,
-        slot,
-        np.zeros(count, dtype=np.int32),
-        lowered,
-        offsets,
-    )
-    return replace(schedule, actions=lowered, offsets=offsets)
+    end = graph.evaluate(vector).astype(np.int32)
+    start = end - vector.astype(np.int32)[graph.cost]
+    return start[graph.node], end[graph.node]
 
 
 def refuse_transfers(schedule: Schedule) -> None:
@@ -193,9 +167,9 @@ def refuse_transfers(schedule: Schedule) -> None:
 
 
 def consumers_of(schedule: Schedule) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
-    """Rank of every action, the one on another rank that gets its result, and how many do.
+    """Return the rank of every action, its consumer on another rank, and the number of those.
 
-    The consumer of what goes to no other rank is −1.
+    The consumer is the action that gets the result, −1 where that goes to no other rank.
     """
     count = len(schedule)
     home = schedule.ranks_of_actions.astype(np.int32)
@@ -220,7 +194,7 @@ def _one_order(
     order: NDArray[np.int32],
     slot: NDArray[np.int32],
 ) -> NDArray[np.int64]:
-    """The transfers in the order that all ranks share, as indices into `order` and `slot`.
+    """Return the transfers in the order that all ranks share, as indices into `order` and `slot`.
 
     `order` has them by the end of their producers, which settles what is equal in time.
     """
@@ -231,7 +205,7 @@ def _one_order(
 
 
 def without(schedule: Schedule, left_out: NDArray[np.bool_]) -> Schedule:
-    """The schedule without some of its actions."""
+    """Return the schedule without some of its actions."""
     before = np.searchsorted(np.flatnonzero(left_out), schedule.offsets)
     return replace(schedule, actions=schedule.actions[~left_out], offsets=schedule.offsets - before)
 
@@ -239,16 +213,16 @@ def without(schedule: Schedule, left_out: NDArray[np.bool_]) -> Schedule:
 def _with_aside(
     schedule: Schedule, lowered: Schedule, aside: NDArray[np.bool_], explain: bool
 ) -> Schedule:
-    """The lowered schedule with what was left out of the schedule as it was given.
+    """Return the lowered schedule with the actions that were left out of the given one.
 
-    It goes right behind what was computed before it; but waits, and what comes behind them, behind
-    the transfers there, which they would hold up.
+    They go right after the compute action before them; but waits, and what comes after those, go
+    after the transfers there, which they would hold up.
     """
     compile_programs(schedule, "overlapped", explain=explain)
     compute = np.flatnonzero(computes(kinds_of(lowered.actions)))
     here = np.flatnonzero(aside)
     rank = np.searchsorted(schedule.offsets, here, side="right") - 1
-    # How many compute actions of all programs stand before each of them.
+    # Number of compute actions of all programs before each of them.
     before = np.cumsum(~aside)[here]
     own = before > np.concatenate([[0], np.cumsum(~aside)])[schedule.offsets[rank]]
     spots = np.where(own, np.append(compute, -1)[before - 1] + 1, lowered.offsets[rank])
@@ -267,7 +241,7 @@ def _with_aside(
 
 
 def first_transfer(schedule: Schedule) -> int | None:
-    """Position of the first send or receive of a schedule, None when there is none."""
+    """Return the position of the first send or receive of a schedule, None if there is none."""
     low, high = min(TRANSFER_KINDS), max(TRANSFER_KINDS)
     for begin in range(0, len(schedule), 65536):
         kinds = schedule.actions[begin : begin + 65536] & KIND_MASK

@@ -4,7 +4,7 @@ A schedule may hold any packed integers: a file names stages and microbatches, P
 of its own. Everything that takes a stage, microbatch or kind as an index runs behind
 :func:`refuse_outside`, and everything that simulates behind :func:`refuse_invalid`, so that no
 kernel has to test an index. Looking takes about a nanosecond per action, once per schedule, two
-where there are more than 64 places; it tells which kinds of actions there are, too.
+where there are more than 64 places; it returns which kinds of actions there are, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class InvalidActions(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What one look at every action of a schedule tells."""
+    """Facts from one pass over the actions of a schedule."""
 
     kinds: int
     """Bit k stands for actions of kind k."""
@@ -72,12 +72,12 @@ def scan(schedule: Schedule) -> Scan:
 
 
 def has(schedule: Schedule, kinds: Iterable[Kind]) -> bool:
-    """Whether a schedule has an action of some kinds."""
+    """Return whether a schedule has an action of some kinds."""
     return bool(scan(schedule).kinds & kind_bits(kinds))
 
 
 def invalid_actions(schedule: Schedule) -> InvalidActions:
-    """The strays of a schedule."""
+    """Return the strays of a schedule."""
     return scan(schedule).strays
 
 
@@ -92,7 +92,7 @@ def refuse_outside(schedule: Schedule) -> None:
 
 
 def refuse_invalid(schedule: Schedule) -> None:
-    """The same, and for the first action on a rank on which its stage does not live.
+    """Raise as :func:`refuse_outside`, and for the first action on the wrong rank.
 
     Raises ScheduleError: the message says where the action stands, and where it belongs.
     """
@@ -108,7 +108,7 @@ def refuse_invalid(schedule: Schedule) -> None:
 
 
 def outside_text(schedule: Schedule, position: int) -> str:
-    """What about an action does not exist, and what does."""
+    """Return text on the number or kind of an action that does not exist, and on the range."""
     code = int(schedule.actions[position])
     if code & KIND_MASK >= kernels.KINDS:
         return "has a kind that does not exist; write one of F, I, W, B, …"

@@ -21,7 +21,7 @@ from debubble.listing.workload import TOLERANCE, Workload
 from debubble.lowering.recompute import RecomputeAt, add_recompute
 
 GIVE_UP = 0.02
-"""How much worse than the best a pass may be before it is dropped."""
+"""Share by which a pass may be worse than the best before it is dropped."""
 
 ITERATIONS = 4
 """Loop iterations of the kernel for each action of an order: decisions, and looks at ranks."""
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
 
 def key_of(candidate: Candidate) -> tuple[float, float, float]:
-    """The key of a candidate."""
+    """Return the key of a candidate."""
     return candidate.key
 
 
@@ -99,7 +99,7 @@ class Passes:
 
     @property
     def size(self) -> int:
-        """Actions of an order."""
+        """Number of actions of a schedule."""
         return 3 * self.work.stages * self.microbatches
 
     @property
@@ -111,7 +111,7 @@ class Passes:
         return max(self._alone, float((self._first + busy).max()))
 
     def shortened(self, microbatches: int) -> Passes:
-        """The same with fewer microbatches, in the same arrays."""
+        """Return the pass with fewer microbatches, in the same arrays."""
         other = copy(self)
         other.microbatches = microbatches
         return other
@@ -137,7 +137,7 @@ class Passes:
     def run(
         self, policies: Sequence[Policy], give_up: float = NEVER, tolerance: float = GIVE_UP
     ) -> tuple[list[Candidate], int]:
-        """Times of some policies, and how many actions were placed to find them."""
+        """Return times of some policies, and how many actions were placed to find them."""
         scores = np.zeros(SCORES * len(policies))
         list_schedule.run(
             ITERATIONS * len(policies) * self.size, np.array(policies, dtype=np.float64).ravel(),
@@ -148,14 +148,14 @@ class Passes:
         return list(map(self._candidate, makespans, stage_times, shares)), int(sum(steps))
 
     def solved(self, policy: Policy) -> Candidate:
-        """The complete order one policy leads to."""
+        """Return the complete order one policy leads to."""
         (candidate,), _ = self.run([policy])
         ends = 3 * self.microbatches * self.offsets
         programs = [self.order[a:b].copy() for a, b in pairwise(ends.tolist())]
         return candidate._replace(programs=programs)
 
     def measured(self, programs: Sequence[Program]) -> Candidate | None:
-        """An order from elsewhere, simulated; None when it does not fit into the memory."""
+        """Return an order from elsewhere, simulated; None when it does not fit into the memory."""
         work = self.work
         order = Schedule.from_programs("order", work.placement, self.microbatches, programs)
         if work.recompute:
@@ -170,7 +170,7 @@ class Passes:
         return found._replace(programs=list(programs))
 
     def meets_bound(self, candidate: Candidate) -> bool:
-        """Whether nothing can be better, except where times are equal."""
+        """Return whether nothing can be better, except where times are equal."""
         return candidate.time <= self.bound * (1 + TOLERANCE)
 
     def _candidate(self, makespan: float, stage_time: float, share: float) -> Candidate:

@@ -120,7 +120,7 @@ second, and from half of the ranks and one more on, it is that of V-Half."""
 
 
 def few_policies(placement: Placement, in_flight: float) -> tuple[Policy, ...]:
-    """A few policies that are about as good as a long search, where there are any.
+    """Return a few policies that are about as good as a long search, where there are any.
 
     Greedy covers, as in :func:`first_policies`, of 1224 problems on a V of 4 to 24 ranks with many
     microbatches: of those with roomy memory, and of those with about half of it.

@@ -1,4 +1,4 @@
-"""List scheduling under memory limits: the engine behind every schedule computed from costs.
+"""List scheduling under memory limits, the engine of every schedule computed from costs.
 
 **One pass.** Ranks take turns in the order of time. A rank that becomes free looks at the next
 microbatch of each of its stages: forwards and backwards for input that could start now or at a
@@ -93,7 +93,7 @@ FEWEST = 5
 """Policies that are tried in it, at least."""
 
 CLOSE = 0.1
-"""How far from the lower bound that is, at most."""
+"""Largest distance of that from the lower bound."""
 
 BUDGET_PER_ACTION = 2
 """Actions placed in a search per action of the schedule."""
@@ -110,7 +110,7 @@ BATCH = 8
 """Policies per call of the kernel."""
 
 PARENTS = 10
-"""How many of the best policies are varied."""
+"""Number of the best policies that are varied."""
 
 REMEMBERED = 32
 """Results of searches that are kept: within one memory several schedules are the same search."""
@@ -196,7 +196,7 @@ def schedule(
 
 @dataclass(frozen=True)
 class _Question:
-    """What a search is asked, and how: those that are equal have one answer."""
+    """Input and options of a search: equal questions have one answer."""
 
     asked: tuple[object, ...]
     effort: float
@@ -205,7 +205,7 @@ class _Question:
 
 @lru_cache(maxsize=REMEMBERED)
 def _remembered(question: _Question) -> Candidate:
-    """The order of the best policy, which nobody writes to."""
+    """Return the read-only schedule of the best policy."""
     found = _search(question.passes, question.effort)
     for program in found.programs:
         program.setflags(write=False)

@@ -1,4 +1,4 @@
-"""What is to be ordered: stages on ranks, their times, transfers, activations and memory limits."""
+"""Work to schedule: stages on ranks, their times, transfers, activations and memory limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Workload:
 
     @property
     def ranks(self) -> int:
-        """Ranks p."""
+        """Number of ranks p."""
         return self.placement.ranks
 
     @cached_property
@@ -49,7 +49,7 @@ class Workload:
 
     @cached_property
     def recomputed(self) -> NDArray[np.bool_]:
-        """Whether each stage recomputes, shape ``(stages,)``."""
+        """Mask of the stages that recompute, shape ``(stages,)``."""
         return np.array(self.recompute or (False,) * self.stages)
 
     @cached_property
@@ -81,7 +81,7 @@ class Workload:
 
     @cached_property
     def footprint(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Memory a forward takes, and what its backward takes beside it; shapes ``(stages,)``."""
+        """Memory that a forward takes, and its backward in addition; shapes ``(stages,)``."""
         return self.table.footprint(self.recomputed)
 
     @cached_property

@@ -33,8 +33,8 @@ PART = 0.5
 def in_bubbles(schedule: Schedule, plain: Schedule, setting: Setting) -> Iterator[Schedule]:
     """Ever faster orders with recomputes moved into waits, with ever more memory.
 
-    Waits are those in the mode of the setting, and those that would be there if transfers occupied
-    nobody: where ranks meet or queue, it takes a simulation to tell which of them can be filled.
+    Waits are those in the mode of the setting, and those that would be there if transfers kept
+    no rank busy: where ranks meet or queue, it takes a simulation to tell which of them can be filled.
     `plain` is the order without recomputes.
     """
     costs = setting.costs or Costs()
@@ -132,7 +132,7 @@ def into_waits(
 def _filled(
     timeline: Timeline, limit: NDArray[np.float64], share: float, refused: NDArray[np.float64]
 ) -> Program | None:
-    """The actions with recomputes moved into waits; None when there is none to move."""
+    """Return the actions with recomputes moved into waits; None when there is none to move."""
     schedule = timeline.schedule
     count = len(schedule)
     deltas = [timeline.memory.deltas(schedule, rank) for rank in range(schedule.ranks)]

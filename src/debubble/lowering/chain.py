@@ -99,13 +99,13 @@ class LoweringType:
     range: Range = ""
 
     def read(self, name: str, text: str) -> Any:
-        """The value in a typed text."""
+        """Return the value in a typed text."""
         if text == NOTHING and not self.row.part_of:
             return None
         return self.row.read(name, text)
 
     def check(self, name: str, value: Any) -> Any:
-        """The value that a file gives: a text, or a list of numbers."""
+        """Return the value that a file gives: a text, or a list of numbers."""
         if not isinstance(value, str | list):
             raise ParameterError(f"{name} is {quoted(value)}; give a text: {self.row.help}")
         return self.read(name, ",".join(map(str, value)) if isinstance(value, list) else value)
@@ -215,7 +215,7 @@ LOWERINGS: list[Lowering] = [
 
 
 def values_of(given: Values) -> dict[str, Any]:
-    """The values of all lowerings, None for those that are not given.
+    """Return the values of all lowerings, None for those that are not given.
 
     Raises ParameterError when there is no such lowering, or values do not go together.
     """
@@ -231,7 +231,7 @@ def values_of(given: Values) -> dict[str, Any]:
 
 
 def read_lowerings(texts: Mapping[str, str | None]) -> dict[str, Any]:
-    """The values in the texts of flags, by name.
+    """Return the values in the texts of flags, by name.
 
     Raises ParameterError when a text is no value, or a parameter's own lowering is not there.
     """

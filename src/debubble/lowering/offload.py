@@ -87,7 +87,7 @@ def add_offload(
 
 
 def ways_to_offload(schedule: Schedule, stages: Stages | None, setting: Setting) -> list[Schedule]:
-    """The schedule with copies at every distance, see :func:`add_offload`."""
+    """Return the schedule with copies at every distance, see :func:`add_offload`."""
     if stages is None:
         return [schedule]
     chosen = chosen_stages(stages, schedule.stages, "offload")
@@ -150,7 +150,7 @@ def eased(
 def with_copies(
     program: Program, away: NDArray[np.bool_], recomputed: NDArray[np.bool_], lead: int
 ) -> Program:
-    """A program with copies of some stages' activations, which return `lead` actions early.
+    """Return a program with copies of some stages' activations, which return `lead` actions early.
 
     What would come back with no action since it left stays.
     """

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 
 def with_waits(schedule: Schedule, table: CostTable, limits: Floats) -> Schedule:
-    """A schedule with copies in which ranks wait for the memory that these give back.
+    """Return a schedule with copies in which ranks wait for the memory that these give back.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def with_waits(schedule: Schedule, table: CostTable, limits: Floats) -> Schedule
 def without_and_with_waits(
     schedule: Schedule, table: CostTable, limits: Floats
 ) -> Iterator[Schedule]:
-    """The schedule, and the one of :func:`with_waits` where that is another."""
+    """Return the schedule, and the one of :func:`with_waits` where that is another."""
     yield schedule
     held_up = with_waits(schedule, table, limits)
     if held_up is not schedule:
@@ -77,11 +77,11 @@ class _Copy(NamedTuple):
     cell: int
     """Stage and microbatch."""
     change: float
-    """What it adds to the memory: less than nothing for an OFFLOAD."""
+    """Memory that it adds: less than nothing for an OFFLOAD."""
 
 
 def _held_up(program: Program, added: Floats, freed: Floats, room: float) -> Program:
-    """A program with waits; `added` and `freed` are what starts and ends of actions change.
+    """Return a program with waits; `added` and `freed` are what starts and ends of actions change.
 
     Copies of a rank run one after the other. How many of those that were issued are over is open,
     but for those in front of one that was waited for, or that brought back what is read.
@@ -117,18 +117,18 @@ def _held_up(program: Program, added: Floats, freed: Floats, room: float) -> Pro
 
 
 def _back(copies: list[_Copy], cells: list[int]) -> int:
-    """How many copies are over when the last of those that bring back what some cells read is."""
+    """Count the copies up to the last one that brings back activations some cells read."""
     back = (i for i, copy in enumerate(copies, 1) if copy.change > 0 and copy.cell in cells)
     return max(back, default=0)
 
 
 def _most(copies: list[_Copy]) -> float:
-    """The largest change of memory while copies end one after the other."""
+    """Return the largest change of memory while copies end one after the other."""
     return max(accumulate((copy.change for copy in copies), initial=0.0))
 
 
 def _waited(copies: list[_Copy], room: float) -> int:
-    """How many copies have to be over, the last an OFFLOAD, so that the others leave this room.
+    """Count the copies up to the OFFLOAD that must end so that the others leave this room.
 
     Where none leave it, as many as there are up to the last OFFLOAD.
     """

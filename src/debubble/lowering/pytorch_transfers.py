@@ -17,7 +17,7 @@ from debubble.lowering.sharding import MAX_ACTIVE, add_sharding
 
 
 def pytorch_transfers(schedule: Schedule, *, deferred: bool) -> Schedule:
-    """The schedule with the transfers of ``torch.distributed.pipelining``.
+    """Return the schedule with the transfers of ``torch.distributed.pipelining``.
 
     Parameters
     ----------
@@ -85,5 +85,5 @@ def _placed(schedule: Schedule, deferred: bool) -> Schedule:
 
 
 def _before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many come before each of some parts, and how many there are."""
+    """Return the number of entries before each of some parts, and their number."""
     return np.concatenate([[0], np.cumsum(counts)])

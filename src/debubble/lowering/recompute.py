@@ -125,7 +125,7 @@ def ways_to_recompute(
     cap: int | None,
     setting: Setting,
 ) -> list[Schedule]:
-    """The schedule with recomputes; ``"bubbles"`` has more than one way to it, none the last."""
+    """Return the schedule with recomputes in every way; ``"bubbles"`` has more than one."""
     at = place_of(stages, at, setting.costs)
     check_cap(stages, cap)
     if stages is None:
@@ -224,7 +224,7 @@ def _refuse_lowered(schedule: Schedule) -> None:
 
 
 def just_in_time(program: Program, chosen: NDArray[np.bool_], cap: int | None = None) -> Program:
-    """The program with an R before every backward of the chosen stages, or before its pair.
+    """Return the program with an R before every backward of the chosen stages, or before its pair.
 
     With a cap only before those whose activation a rank drops to hold no more than that.
     """
@@ -240,7 +240,7 @@ def just_in_time(program: Program, chosen: NDArray[np.bool_], cap: int | None = 
 
 
 def _dropped(program: Program, spots: NDArray[np.int64], cap: int) -> NDArray[np.bool_]:
-    """Whether the activations of the backwards at `spots` have to go, to hold `cap` at a time.
+    """Mask the backwards at `spots` whose activations must go to hold `cap` at a time.
 
     Where one is too many, that goes which would stay longest, or the one that comes. A backward
     whose activation is gone has it back from the R before it on.

@@ -11,7 +11,7 @@ from debubble.engine.explain.action_faults import ActionFaults, invalid_action
 
 
 def matched(schedule: Schedule, *, limit: int = 100) -> list[ScheduleError]:
-    """What is wrong with the pairs of sends and receives.
+    """Yield faults of the pairs of sends and receives.
 
     Every transfer is sent once, by the rank of its producer, and received once, by the rank of its
     consumer, which is another one; and every rank receives from another rank in the order in which

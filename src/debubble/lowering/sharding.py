@@ -1,4 +1,4 @@
-"""Lower a schedule to one that says when data-parallel replicas exchange weights and gradients."""
+"""Lowering that adds the exchange of weights and gradients among data-parallel replicas."""
 
 from __future__ import annotations
 
@@ -100,29 +100,13 @@ def add_sharding(
     0UNSHARD0 0F0 0B0 0REDUCE_GRAD0 0RESHARD0
     1UNSHARD0 1F0 1B0 1REDUCE_GRAD0 1RESHARD0
     """
-    if mode not in SHARDING_MODES:
-        raise ParameterError(f"sharding mode '{mode}'; {did_you_mean(mode, SHARDING_MODES)}")
-    refuse_invalid(schedule)
-    kinds = kinds_of(schedule.actions)
-    there = np.isin(kinds, SHARDING_KINDS)
-    if there.any():
-        position = int(there.argmax())
-        raise ScheduleError(
-            f"'{schedule.name}' has {unpack(int(schedule.actions[position]))} already on rank "
-            f"{schedule.rank_of(position)}; lower a schedule without it"
-        )
-    begin, stop = group_bounds(schedule.actions)
-    least = int((stop - begin).max(initial=1))
-    if mode == "fsdp" and max_active < least:
-        raise ParameterError(
-            f"max_active is {max_active}; "
-            f"{f'a group may use {least} stages' if least > 1 else 'use 1'} or more"
-        )
+    _refuse(schedule, mode, max_active)
     distance = lookahead_of(lookahead, schedule.ranks, max_active)
     if lookahead != "full" and not (mode == "fsdp" and prefetch):
         raise ParameterError(
             "a lookahead is for fsdp that gathers weights ahead; leave it out, or use mode 'fsdp'"
         )
+    kinds = kinds_of(schedule.actions)
     inserts = [_reductions(schedule, kinds)]
     if mode == "fsdp":
         inserts.append(_weights(schedule, kinds, max_active, prefetch, distance))
@@ -137,10 +121,31 @@ def add_sharding(
     )
 
 
-def lookahead_of(lookahead: Lookahead, ranks: int, max_active: int) -> NDArray[np.int64]:
-    """How many stages ahead every rank gathers, shape ``(ranks,)``.
+def _refuse(schedule: Schedule, mode: ShardingMode, max_active: int) -> None:
+    """Raise for an unknown mode, a schedule that is sharded already, or too little room."""
+    if mode not in SHARDING_MODES:
+        raise ParameterError(f"sharding mode '{mode}'; {did_you_mean(mode, SHARDING_MODES)}")
+    refuse_invalid(schedule)
+    there = np.isin(kinds_of(schedule.actions), SHARDING_KINDS)
+    if there.any():
+        position = int(there.argmax())
+        raise ScheduleError(
+            f"'{schedule.name}' has {unpack(int(schedule.actions[position]))} already on rank "
+            f"{schedule.rank_of(position)}; lower a schedule without it"
+        )
+    begin, stop = group_bounds(schedule.actions)
+    least = int((stop - begin).max(initial=1))
+    if mode == "fsdp" and max_active < least:
+        raise ParameterError(
+            f"max_active is {max_active}; "
+            f"{f'a group may use {least} stages' if least > 1 else 'use 1'} or more"
+        )
 
-    Raises ParameterError when that is no such policy, or numbers do not fit.
+
+def lookahead_of(lookahead: Lookahead, ranks: int, max_active: int) -> NDArray[np.int64]:
+    """Return the number of stages ahead that every rank gathers, shape ``(ranks,)``.
+
+    Raises ParameterError when there is no such policy, or numbers do not fit.
     """
     if isinstance(lookahead, str):
         if lookahead not in LOOKAHEADS:
@@ -202,24 +207,18 @@ def _weights(
     most = int(np.bincount(homes).max())
     chains = 1 + int(chain[-1]) if count else 0
     room = 4 * count if most > max_active else 2 * most * chains
-    where, what = np.zeros(room, dtype=np.int32), np.zeros(room, dtype=np.int32)
-    events = kernels.hold_weights.run(
+    joined = ~begins_group(actions[uses])
+    events = kernels.Events(*np.zeros((2, room), dtype=np.int32))
+    happened = kernels.hold_weights.run(
         4 * count,
-        chain,
-        stage,
-        ~begins_group(actions[uses]),
-        following,
+        kernels.Uses(chain, stage, joined, following),
         max_active,
         prefetch,
-        np.zeros(stages, dtype=np.int64),
-        np.zeros(stages, dtype=np.int64),
-        np.zeros(stages, dtype=np.int64),
-        where,
-        what,
+        kernels.Weights(*np.zeros((3, stages), dtype=np.int64)),
+        events,
     )
-    where, what = where[:events], what[:events]
+    where, what = (column[:happened] for column in events)
     if (distance < max_active).any():
-        joined = ~begins_group(actions[uses])
         kernels.delay_gathers.run(
             4 * count, stage, joined, ranks, distance, what,
             np.zeros(stages, dtype=np.int64), where,

@@ -1,4 +1,4 @@
-"""The best of several ways to lower a schedule, as a simulation in the mode asked for says."""
+"""Choice of the best of several ways to lower a schedule, by a simulation in the given mode."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Setting(NamedTuple):
     p2p_mode: P2PMode = "overlapped"
 
     def best(self, ways: Sequence[Schedule]) -> Schedule:
-        """The way nearest to the memory limit, of those the fastest, then of least memory.
+        """Return the way nearest to the memory limit, of those the fastest, then of least memory.
 
         The first of equals. Ways that lock up in the mode count only where all do: then it is the
-        first, and whoever simulates or checks that says why.
+        first, and its simulation or check says why.
         """
         first, *others = ways
         if not others:

@@ -1,4 +1,4 @@
-"""Find schedules faster than the published ones, and prove how much faster any could be."""
+"""Searches for schedules faster than the published ones, and lower bounds for any schedule."""
 
 from __future__ import annotations
 

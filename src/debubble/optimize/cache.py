@@ -1,6 +1,6 @@
 """Results on disk, found again by a hash of the exact problem.
 
-An entry is JSON: a schedule file's content, its bound, and what it was found with: the budget, the
+An entry is JSON: a schedule file's content, its bound, and the origin of both: the budget, the
 code that searched, and the solver. It answers a question only if the search that is possible now
 would be no better (:meth:`Entry.answers`); other entries are where that search starts. Whatever is
 read is checked like any file from outside: an invalid entry is ignored.
@@ -75,7 +75,7 @@ class CacheEntry:
 
     @property
     def current(self) -> bool:
-        """True if the code of today searched, so that its bound is today's as well."""
+        """True if the current code made it, so that its bound is the current one."""
         return self.code == code()
 
 
@@ -99,7 +99,7 @@ def folder() -> Path:
 def key(problems: Sequence[Problem], choices: Sequence[str] = ()) -> str:
     """Return a hash of everything that the best result of some problems depends on.
 
-    `choices` names what else is free, beyond these problems.
+    `choices` names further open choices, beyond these problems.
     """
     data = [*choices, *(_data(problem) for problem in problems)]
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()

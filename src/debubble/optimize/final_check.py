@@ -1,4 +1,4 @@
-"""The last check of every result, whichever search it comes from."""
+"""The last check of every result of any search."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def check_result(request: Request, result: Result) -> Result:
     Raises
     ------
     AssertionError
-        When the schedule is not one that was asked for, breaks a memory limit, takes another time
-        than the result says or less than its bound, or has a status that does not go with both.
+        When the schedule does not answer the request or breaks a memory limit, when its time is
+        not the result's or below its bound, or when the status does not go with both.
     """
     wrong = _wrong(request, result)
     if wrong:

@@ -27,9 +27,9 @@ class Incumbent:
     Parameters
     ----------
     problem
-        What is solved.
+        Problem that is solved.
     stop
-        Ends what strategies do; asked to stop when the best meets the bound.
+        Limit of the strategies; asked to stop when the best meets the bound.
     report
         Called with the name of every better one, and when the bound rises.
     known
@@ -58,7 +58,7 @@ class Incumbent:
         self._lock = threading.Lock()
 
     def offer(self, programs: Sequence[Program], found_by: str) -> bool:
-        """Keep an order of the problem if it fits, runs and is the fastest; whether it was kept."""
+        """Keep an order if it fits, runs and is the fastest; return whether it was kept."""
         kept = False
         for schedule in with_asked_copies(self.problem, programs):
             try:

@@ -20,13 +20,13 @@ LARGEST = 999_999_999
 
 @dataclass(frozen=True)
 class WordOr:
-    """One of some words, or what else a text or value may say."""
+    """One of some words, or another value."""
 
     words: tuple[str, ...]
     other: Callable[[str, str], Any]
     """Reads another text; gets the name, for messages, and the text."""
     advice: str
-    """What else there is, in words."""
+    """Other values, in words."""
     range: Range = ""
 
     def read(self, name: str, text: str) -> Any:

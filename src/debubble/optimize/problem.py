@@ -33,7 +33,7 @@ from debubble.lowering.recompute import add_recompute
 from debubble.optimize.layer_split.layers import Layers
 
 NO_MEMORY = 1e-200
-"""What a stage that stores nothing counts for where memory is divided by it: the rest is finite."""
+"""Activation memory of a stage that stores nothing, as a divisor: quotients stay finite."""
 
 Backward: TypeAlias = Literal["split", "fused", "free"]
 BACKWARDS = ("split", "fused", "free")
@@ -68,7 +68,7 @@ class Problem(Workload):
     placement, table, microbatches, limits, recompute
         As in :class:`debubble.listing.Workload`.
     mode
-        How transfers between ranks are treated.
+        The p2p mode of transfers between ranks.
     backward
         ``"split"`` into I and W, ``"fused"`` into B, or ``"free"``, split but for what is faster
         fused.
@@ -78,7 +78,7 @@ class Problem(Workload):
     cut
         Layers of every stage, where they were cut.
     offload
-        Whether each stage's activations wait for their backward on the host; empty for none. Only
+        True for each stage whose activations wait on the host; empty for none. Only
         measured here; see :mod:`debubble.optimize.programs.offload`.
     """
 
@@ -157,7 +157,7 @@ class Problem(Workload):
 
     @property
     def taken_by_recompute(self) -> NDArray[np.float64]:
-        """The part of what a backward takes that R has brought back, shape ``(stages,)``."""
+        """Memory of a backward that its R has brought back, shape ``(stages,)``."""
         back = self.table.activation - self.table.checkpoint
         return np.where(self.recomputed, back, 0.0)
 
@@ -236,7 +236,7 @@ class Problem(Workload):
         return plain if np.array_equal(found.actions, plain.actions) else found
 
     def starts(self, timeline: Timeline) -> NDArray[np.float64]:
-        """Start times of a simulated order, each R delayed as far as its successors allow."""
+        """Return starts of a simulated order, each R delayed as far as its successors allow."""
         packed = timeline.schedule.actions
         ahead = np.zeros((len(Kind), self.stages))
         ahead[list(GRADIENT_KINDS)] = self.recompute_time
@@ -251,7 +251,7 @@ class Problem(Workload):
     def fits(self, schedule: Schedule) -> bool:
         """Return whether a schedule stays within the memory of every rank.
 
-        Where activations leave their ranks the times of copies decide.
+        If activations leave their ranks, the times of copies decide.
         """
         if has(schedule, COPY_KINDS):
             return bool(np.all(self.timeline(schedule).peak_activation <= self.limits_with_slack))

@@ -1,4 +1,4 @@
-"""The request of a search: its problems, and how long it may take."""
+"""The request of a search: its problems and its limits."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ Shape: TypeAlias = str | Placement | Sequence[int]
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """All that decides which schedules there are and how long they take.
+    """The parameters that decide on the possible schedules and their times.
 
     Fields are parameters of :func:`debubble.optimize`. Every search reads :attr:`problems`, so that
-    none can ignore a field.
+    no search can ignore a field.
     """
 
     ranks: int

@@ -33,37 +33,37 @@ STATUSES = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """A schedule, how fast it is, and how much faster any could be.
+    """A schedule with its makespan and a lower bound.
 
     Parameters
     ----------
     schedule, timeline
-        The order and the engine's simulation of it.
+        The schedule and the engine's simulation of it.
     makespan
-        Of the timeline.
+        Makespan of the timeline.
     lower_bound
-        No order within the memory limits has a smaller makespan; over all choices left open.
+        Proven bound: no schedule within the memory limits is faster, over all open choices.
     status
         ``"optimal"`` when the makespan meets the bound, else ``"feasible"`` or ``"interrupted"``.
     seconds
-        How long it took; of a result from the cache, how long it once took.
+        Seconds of the search; of a result from the cache, those of the original search.
     found_by
         The strategy that found it.
     cached
-        Whether it comes from the cache as it is, without a search.
+        True if it comes from the cache as it is, without a search.
     published
         Published schedules on the same costs with this one among them; None when not asked for.
-        Where layers were cut, they are on even cuts.
+        If layers were cut, they are on even cuts.
     layers, costs
         Layers of every stage, where they were cut, and the costs per stage that follow, with which
         :func:`debubble.simulate` gives the same timeline; else empty and None.
     why
-        Why no schedule is faster than the bound, in words.
+        Reason in words that no schedule is faster than the bound.
     microbatches
-        Where microbatches differ, the order in which they enter stage 0, by the numbers that they
-        have in the costs, in the schedule and in what is saved of it.
+        If microbatches differ, the order in which they enter stage 0, by the numbers that they
+        have in the costs, in the schedule and in saved files.
     spread
-        Step times under the jitter that the order was chosen for; None where it was for none.
+        Step times under the jitter that the schedule was chosen for; None without jitter.
     """
 
     schedule: Schedule

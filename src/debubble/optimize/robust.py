@@ -53,16 +53,16 @@ def optimize_robust(
 
     The orders that the search for the smallest makespan finds and compares with are held against
     each other on the same random numbers, and the best is changed action by action as long as that
-    helps. What is reported of it comes from other random numbers.
+    helps. The reported step times come from other random numbers.
 
     Parameters
     ----------
     search
         Finds the fastest schedule, with or without published ones to compare.
     robust
-        What varies.
+        Jitter of the times.
     request, budget, published
-        What is sought, for how long, and whether published schedules are to be compared.
+        Request, limits of the search, and true if published schedules are to be compared.
     """
     began = time.monotonic()
     jitter = robust if isinstance(robust, Jitter) else Jitter(robust)
@@ -98,7 +98,7 @@ def optimize_robust(
 
 @dataclass
 class _Best:
-    """The best order so far, and what found it."""
+    """The best order so far, and the strategy that found it."""
 
     schedule: Schedule
     name: str
@@ -140,7 +140,7 @@ def _candidates(found: Result, request: Request) -> Iterator[tuple[Schedule, str
     for row in found.published.rows:
         if row.schedule is found.schedule or outside(own, row.schedule):
             continue
-        # Some of what is to be offloaded may stay; whether all of it may, the order says.
+        # Some activations to be offloaded may stay; the order decides whether all of them may.
         problem = problem_of(request, row.schedule, ())
         if problem is not None and not not_offloaded(problem, row.schedule):
             yield row.schedule, row.name

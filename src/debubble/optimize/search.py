@@ -76,11 +76,11 @@ def optimize(
         Stages per rank v, or several to choose from. The default is 1; with costs per rank, where
         every v is the same model, 1 and 2.
     costs
-        What actions cost; the default is one unit of time each for F, I and W. Where microbatches
-        differ in length, orders are searched for the average one, and then which microbatch takes
-        which place in them: all assignments of up to 7, else what swaps of two lead to.
+        Costs of actions; the default is one unit of time each for F, I and W. If microbatches
+        differ in length, schedules are searched for the average one. Then microbatches are assigned
+        to the places in them: all assignments of up to 7 microbatches are tried, else swaps of two.
     layers
-        Layers that are to be cut into the stages, so that it is open how many every stage gets: at
+        Layers to be cut into the stages; the search chooses the number on every stage. That is at
         least one, but for a first stage with an embedding and a last one with a head. A number of
         equal ones, of which `costs` are those of an even cut, one number each; or a mapping with
         the costs of every layer, as in a cost file's section ``layers``: ``{"F": [1, 1, 2], "B":
@@ -95,38 +95,37 @@ def optimize(
     backward
         ``"split"`` into I and W, ``"fused"``, or ``"free"``: whichever is faster, action by action.
     recompute
-        Which stages recompute their forwards, right before their backwards or further ahead where
-        that is faster and memory allows it: ``"none"``, ``"full"``, their numbers, or ``"free"``:
-        whichever stages are best. That takes several times as long.
+        Stages that recompute their forwards, right before their backwards or further ahead where
+        that is faster and memory allows it: ``"none"``, ``"full"``, their numbers, or ``"free"``
+        for the best stages, which takes several times as long.
     offload
-        Which stages' activations wait for their backwards on the host: ``"none"``, their numbers,
-        or ``"free"``. Needs ``costs.host_bandwidth``. What comes back too soon to be worth it
-        stays. If both are free, a stage does one of them or neither.
+        Stages whose activations wait for their backwards on the host: ``"none"``, their numbers,
+        or ``"free"``. Needs ``costs.host_bandwidth``. Activations that come back too soon to be
+        worth a copy stay. If both are free, a stage does one of them or neither.
     p2p_mode
-        How ranks exchange results, see :func:`debubble.simulate`.
+        Mode of transfers between ranks, see :func:`debubble.simulate`.
     time_limit
         Seconds to use. Left out, a fixed amount of work: about ten seconds on two cores for 8
         ranks with 32 microbatches.
     effort
         Multiplies the fixed amount of work.
     seed
-        Of everything random. With the same seed and no time limit the annealing is the same on
+        Seed of random numbers. With one seed and no time limit the annealing is the same on
         every machine; CP-SAT with its two workers is not in every case.
     workers
-        Threads.
+        Number of threads.
     cache
-        Whether to look for a result on disk, and to keep this one. One that was found without
-        OR-Tools, with another budget or by another version is only where the search starts.
+        True to look for a result on disk, and to keep this one. A result of a search without
+        OR-Tools, with another budget or by another version is only the start of this search.
     published
-        Whether to simulate the published schedules for comparison.
+        True to simulate the published schedules for comparison.
     report
-        Called with makespan, lower bound and what found it, whenever one of them improves.
+        Callback that gets makespan, lower bound and finder whenever one of them improves.
     until
-        Asked several times per second; once it is true, the search ends as after Ctrl-C.
+        Function called several times per second. If it is true, the search ends as by Ctrl-C.
     robust
-        What varies from step to step, ``"normal:3%"`` or a :class:`~debubble.Jitter`: of the orders
-        that are found, and of small changes of the best, the one with the least p95 of the step
-        time is returned, with its ``spread``.
+        Jitter of every step, ``"normal:3%"`` or a :class:`~debubble.Jitter`. The schedule with the
+        least p95 of the step time is returned, with its ``spread``.
 
     Returns
     -------
@@ -141,8 +140,8 @@ def optimize(
 
     Notes
     -----
-    Where OR-Tools is not installed nothing is solved exactly and no patterns are sought;
-    annealing and the bounds that need no solver remain.
+    Without OR-Tools nothing is solved exactly and no patterns are sought; annealing and the bounds
+    that need no solver remain.
 
     Examples
     --------
@@ -193,7 +192,7 @@ def _result(request: Request, budget: Budget, published: bool) -> Result:
 def _with_late_recomputes(found: Outcome) -> Outcome:
     """Return an outcome as its runtime runs it: recomputes wait for gradients.
 
-    Where stages are free, or layers are, the search lets them begin earlier.
+    If stages or layers are free, the search lets recomputes begin earlier.
     """
     timeline = evaluate_graph(found.timeline.graph, found.timeline.table.costs)
     met = timeline.makespan <= found.bound * (1 + TOLERANCE)
@@ -262,7 +261,7 @@ def _reason(search: Variants) -> str:
 
 
 def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
-    """Return a timeline of activations alone with what the ranks hold all the time."""
+    """Return a timeline of activations alone with the static memory of ranks added."""
     static = static_memory(costs, timeline.schedule.ranks)
     whole = replace(timeline.table.costs, static=costs.static)
     return replace(timeline, table=replace(timeline.table, static=static, costs=whole))

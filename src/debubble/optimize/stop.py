@@ -33,7 +33,7 @@ class WorkLimit:
 
 
 class Stop:
-    """Asked by every search between its steps, from any thread.
+    """Limit of a search, checked between its steps from any thread.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Stop:
     parent
         Stops this one, too.
     work
-        How much to do until then; the parent's unless given.
+        Work until then; the parent's unless given.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        """True if somebody asked to stop, however much time is left."""
+        """True after a request to stop, however much time is left."""
         return self._asked.is_set() or bool(self._parent and self._parent.asked)
 
     @property

@@ -64,10 +64,10 @@ TIGHT_ROUNDS = 1
 
 PASSES, PASSED, PASSES_SHARE, MOST_PASSES = 4000, 1_600_000, 0.2, 10.0
 """Passes of the list scheduler that places copies, and actions of all passes, at most; their share
-of the time limit, and how much effort they take at most."""
+of the time limit, and the largest effort for them."""
 
 MIXES = 6
-"""How often single backwards are fused or split, and the rest annealed, at most."""
+"""Most rounds in which single backwards are fused or split, and the rest annealed."""
 
 CHANGES = 2000
 """Backwards that are fused or split each time, at most."""
@@ -96,11 +96,11 @@ class Strategy:
         Offers the incumbent orders or bounds. The problem it gets is the incumbent's without
         copies to the host, see :mod:`debubble.optimize.programs.offload`.
     applies
-        Whether it is of use for a problem.
+        Predicate that is true if the strategy is useful for a problem.
     quick
-        Whether it belongs to a first look.
+        True if it belongs to the first round.
     parallel
-        Whether it runs at the same time as its neighbors in the list.
+        True if it runs at the same time as its neighbors in the list.
     """
 
     name: str
@@ -147,7 +147,7 @@ def improve(incumbent: Incumbent) -> None:
 def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Offer registered schedules for the same placement, made for the same costs.
 
-    However short the time: what is found is not to be slower than any of them. Only with copies,
+    They run in any time limit: no result is to be slower than any of them. Only with copies,
     where each is simulated many times, is the first order that fits enough then.
     """
     key = (problem.placement.table, problem.cut)

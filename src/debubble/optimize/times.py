@@ -25,7 +25,7 @@ def microbatch_lengths(problem: Problem) -> NDArray[np.float64]:
 
 
 def action_times(problem: Problem, kinds: Sequence[Kind]) -> Grids:
-    """Time of every action of some kinds, shape ``(kinds, stages, microbatches)``."""
+    """Return times of actions of some kinds, shape ``(kinds, stages, microbatches)``."""
     lengths = problem.table.lengths
     if lengths is None:
         return np.repeat(problem.table.duration[list(kinds)][:, :, None], problem.microbatches, 2)
@@ -34,14 +34,14 @@ def action_times(problem: Problem, kinds: Sequence[Kind]) -> Grids:
 
 
 def recompute_times(problem: Problem) -> Grids:
-    """Time of every R, 0 where a stage does not recompute, shape ``(stages, microbatches)``."""
+    """Return times of R, 0 for stages without recompute, shape ``(stages, microbatches)``."""
     return np.where(
         problem.recompute_time[:, None] > 0, action_times(problem, RECOMPUTE_KINDS)[0], 0.0
     )
 
 
 def whole_times(problem: Problem, fused: NDArray[np.bool_]) -> Grids:
-    """Time of every action of the problem, R within the backward.
+    """Return times of all actions of the problem, R within the backward.
 
     Some backwards, shape ``(stages, microbatches)``, are `fused`: their I takes the time of B, and
     their W none.

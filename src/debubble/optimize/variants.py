@@ -1,4 +1,4 @@
-"""The search over variants of a problem: placement, cut of the layers, and what stages do.
+"""The search over variants of a problem: placement, cut of the layers, and choices of stages.
 
 Every variant is a problem of its own. The search
 
@@ -31,10 +31,10 @@ from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import begin, improve
 
 Report: TypeAlias = Callable[[float, float, str], None]
-"""Called with the best makespan, the lower bound and what found it."""
+"""Callback that gets the best makespan, the lower bound and the name of the finder."""
 
 EARLIER = "an earlier search"
-"""What found an order that is only where the search starts."""
+"""Name of the finder of a start order from an earlier search."""
 
 MOST_PROOFS = 16
 """Small variants that are improved because the bound is lowest there, at most."""
@@ -47,7 +47,7 @@ LEFT_SHARE = 0.1
 """Share of the effort, and of the time that is left, for variants beyond those with their own."""
 
 ROUNDS = 8
-"""How often a variant is improved, or more are explored, where not all of them are, at most."""
+"""Most rounds of improving a variant, or of exploring more, where not all are explored."""
 
 
 class Space(Protocol):
@@ -58,10 +58,10 @@ class Space(Protocol):
     root
         The placement with everything that all variants have in common.
     shares
-        How much of the effort, and of the time, the variants get that are improved, best first.
+        Shares of the effort, and of the time, for the variants that are improved, best first.
         Empty for all of the effort and equal parts of the time.
     complete
-        Whether every variant that can be faster has an incumbent.
+        True if every variant that can be faster has an incumbent.
     """
 
     root: Problem
@@ -84,7 +84,7 @@ class Space(Protocol):
         """Return a bound for all variants."""
 
     def lowest(self, search: Variants) -> Problem | None:
-        """Raise the bound; the variant it belongs to if that is a single, small one."""
+        """Raise the bound; return its variant if that is a single, small one."""
 
 
 class Variants:
@@ -95,9 +95,9 @@ class Variants:
     spaces
         One for every placement, all of one kind.
     stop
-        Ends the search; its work is what each variant may use.
+        Ends the search; its work is the limit of each variant.
     report
-        Told of every improvement.
+        Callback for every improvement.
     """
 
     def __init__(self, spaces: Sequence[Space], stop: Stop, report: Report | None = None) -> None:
@@ -164,7 +164,7 @@ class Variants:
             self._proven = max(self._proven, known.bound)
 
     def run(self) -> None:
-        """Search until the work is done, nothing can be better, or the stop says so."""
+        """Search until the work is done, nothing can be better, or the search is stopped."""
         begun = set[Hashable]()
         for incumbent in self.incumbents:
             table = incumbent.problem.placement.table
@@ -231,10 +231,10 @@ class Variants:
         }  # fmt: skip
 
     def _improve(self, group: Sequence[Incumbent], part: float, seconds: float) -> bool:
-        """Run all strategies on the best placement, and on while one is solved; whether all are.
+        """Run all strategies on the best placement, then on others; return whether all are solved.
 
-        Of the others it is asked at first whether they can be better at all, and at the end whether
-        they are where recomputes run ahead: that may help one placement more than another.
+        Other placements get bounds first, so that only those that can be better go on. At the end
+        they are tried with early recomputes, which may help one placement more than another.
         """
         ordered = sorted(group, key=makespan_of)
         for incumbent in ordered[1:]:

@@ -15,7 +15,7 @@ from debubble.planner.frameworks.megatron.runtime import MEGATRON
 RECOMPUTES = ("none", "selective", "full")
 """Ways to recompute every layer; ``"full:N"`` recomputes the first N layers of every stage."""
 PRECISIONS = ("bf16", "fp16", "fp8")
-"""What a plan can be trained in."""
+"""Precisions of training."""
 
 
 @cache
@@ -49,35 +49,35 @@ class Training:
     sequence: int
     """Tokens per sequence."""
     precision: str = "bf16"
-    """``"bf16"`` or ``"fp16"``; or what the layers' products take as inputs instead: ``"fp8"``,
+    """``"bf16"`` or ``"fp16"``; or the precision of the inputs of layers' products: ``"fp8"``,
     ``"mxfp8"``, ``"nvfp4"``."""
     gradient_bytes: int = 4
     """Bytes per parameter of the gradient buffer: 4, or 2."""
     moment_bytes: int = 4
     """Bytes of each of Adam's two moments: 4, or 2."""
     flash: bool = True
-    """Whether attention stores no scores."""
+    """True if attention stores no scores (flash attention)."""
     sequence_parallel: bool = True
-    """Whether tensor-parallel groups also split norms and residual stream over the sequence."""
+    """True if tensor-parallel groups also split norms and residual stream over the sequence."""
     runtime: Habits = MEGATRON
-    """The software that runs it, by what it keeps in memory."""
+    """Runtime of the training, which decides what stays in memory."""
     master_bytes: int = 4
     """Bytes of the optimizer's own copy of a weight: 4, or 0 where it updates the weights at
     once."""
     fused: bool = True
-    """Whether elementwise operations are fused into their neighbors. Where they run one by one,
+    """True if elementwise operations are fused into their neighbors. If they run one by one,
     gated parts store their activation function's output next to the product, and experts' outputs
     are stored before they are weighed."""
     fused_loss: bool = False
-    """Whether one kernel computes the loss, from logits in 16 bits, as FlashAttention's does."""
+    """True if one kernel computes the loss, from logits in 16 bits, as FlashAttention's does."""
     imbalance: float = 1.0
     """Tokens of the busiest expert group over their mean, 1 for balanced experts."""
     overlap_tp: bool = True
-    """Whether tensor-parallel communication runs in pieces during the products next to it."""
+    """True if tensor-parallel communication runs in pieces during the products next to it."""
     overlap_dp: bool = True
-    """Whether gradients are reduced and weights gathered during other work."""
+    """True if gradients are reduced and weights gathered during other work."""
     overlap_p2p: bool = True
-    """Whether activations are sent to the next stage during other work."""
+    """True if activations are sent to the next stage during other work."""
 
     @property
     def tokens(self) -> int:
@@ -137,7 +137,7 @@ class Candidate:
     zero: int = 1
     """0 nothing, 1 optimizer states, 2 gradients, 3 also weights split over replicas."""
     modules: tuple[str, ...] = ()
-    """What ``"selective"`` computes again, by Megatron-LM's names; empty for the usual ones, see
+    """Modules that ``"selective"`` recomputes, by Megatron-LM's names; empty for the usual, see
     :func:`debubble.planner.memory.activations.recompute_modules`."""
 
     def __post_init__(self) -> None:

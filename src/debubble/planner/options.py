@@ -26,7 +26,7 @@ from debubble.planner.request import (
 
 @dataclass(frozen=True)
 class Values:
-    """Values of an option: how a text is read, and how a value of Python is checked."""
+    """Values of an option: a reader of texts, and a check of Python values."""
 
     read: Callable[[str, str], Any]
     check: Callable[[str, Any], Any]
@@ -84,7 +84,7 @@ ASKED = (
     OptionSpec("batch", _COUNT, "N", "Sequences per optimizer step.", "request"),
     OptionSpec("seq", _COUNT, "N", "Tokens per sequence.", "request", shown=str(SEQUENCE)),
 )  # fmt: skip
-"""What a plan is for; all but the last have to be given."""
+"""Options of the training itself; all but the last have to be given."""
 
 HELD = (
     *(
@@ -102,7 +102,7 @@ HELD = (
                "What replicas split: optimizer (1), gradients (2), weights (3).", "held",
                example="2"),
 )  # fmt: skip
-"""What a plan is held to where it is given."""
+"""Options that constrain a plan if they are given."""
 
 PLAN_OPTIONS = (
     *ASKED,
@@ -132,7 +132,7 @@ SIZES = tuple(row.name for row in HELD if row.type is _COUNT)
 
 
 def request_of(values: Mapping[str, Any]) -> PlanRequest:
-    """Return the request that checked values say, by the names of their options."""
+    """Return the request of checked values, by the names of their options."""
     return plan_request(
         values["model"], values["gpu"], values["gpus"], values["batch"], values.get("seq"),
         fixed=fixed_of(values), **{
@@ -143,13 +143,13 @@ def request_of(values: Mapping[str, Any]) -> PlanRequest:
 
 
 def fixed_of(values: Mapping[str, Any]) -> Fixed:
-    """Return what is held, by the names of options; others are ignored."""
+    """Return the constraints, by the names of options; other options are ignored."""
     held = {row.name: values.get(row.name) for row in (*HELD, ROWS["framework"])}
     return Fixed(schedules=held.pop("schedule"), **held)
 
 
 def fixed_with(values: Mapping[str, Any], text: str) -> Fixed:
-    """Return what is held with one thing more, such as ``"pp=16"``."""
+    """Return the constraints with one more, such as ``"pp=16"``."""
     key, equals, value = text.partition("=")
     name, names = key.strip().replace("-", "_"), [row.name for row in HELD]
     if not equals and name in names:

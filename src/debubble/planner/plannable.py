@@ -72,7 +72,7 @@ def first_cut(layers: int, stages: int, mtp: int = 0) -> tuple[int, ...]:
     """Return layers of every stage: equal ones where they divide, else balanced around the ends.
 
     Then the embedding counts as a layer of the first stage, and the head and each multi-token
-    prediction as one of the last. What is left over goes to the last stages between them, which
+    prediction as one of the last. The remainder goes to the last stages between them, which
     hold the fewest activations.
 
     Examples

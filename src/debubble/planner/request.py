@@ -1,4 +1,4 @@
-"""Planning requests: a model, GPUs, a training, and what is held fixed."""
+"""Planning requests: a model, GPUs, a training, and constraints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fixed:
     """Constraints on a :class:`~debubble.planner.candidate.Candidate`; None is open.
 
     `schedules` are names of registered schedules to choose from; `framework` runs the plan, and
-    without one only what has to divide what counts.
+    without one only divisibility counts.
     """
 
     tp: int | None = None
@@ -55,7 +55,7 @@ class PlanRequest:
     factors: Factors
     """Efficiencies of kernels."""
     limit: float
-    """Bytes that one GPU has for it."""
+    """Memory of one GPU in bytes."""
     fixed: Fixed = Fixed()
 
 
@@ -81,8 +81,8 @@ def plan_request(
     imbalance
         Tokens of the busiest experts over the mean.
     fixed
-        What is held. Its framework says what is kept in memory for how long; Megatron-LM unless
-        given.
+        Constraints. Their framework decides what stays in memory, and how long; Megatron-LM
+        unless given.
     """
     if not 1 <= imbalance <= MOST_IMBALANCE:
         raise ParameterError(

@@ -1,6 +1,6 @@
 """Checks of a request before any search: value, limit, and the nearest choice that works.
 
-What is offered instead is tried: there are plans with it, while all else stays as it was given.
+Every suggested value is tried: there are plans with it, while all else stays as given.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ OF_GPUS = ("tp", "cp", "dp", "pp")
 """Degrees whose product is the number of GPUs."""
 
 SOME = 1000
-"""Plans of which a framework is asked why it runs none."""
+"""Number of plans for which the framework's refusals are collected."""
 
 TRIES = 24
 """Numbers of GPUs and of sequences that are tried around the ones given."""
 
 
 def check_request(request: PlanRequest) -> None:
-    """Refuse what no plan can meet, with value, limit and the nearest choice that works."""
+    """Refuse a request that no plan can meet, with value, limit and the nearest that works."""
     _check_words(request.fixed)
     check_precision(request.training.precision, request.cluster.gpu)
     _check_counts(request.training, request.fixed)

@@ -28,7 +28,7 @@ from debubble.planner.request_check import check_request
 from debubble.planner.search.best_plans import search
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.found import Found
-from debubble.planner.search.groups import ZEROS, Group, groups
+from debubble.planner.search.groups import ZEROS, CandidateGroup, groups
 from debubble.planner.search.layer_split import runnable
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError, about
@@ -137,7 +137,7 @@ def _model(question: PlanForm) -> Model:
     return model
 
 
-def _short(found: Iterable[Group], long: list[int]) -> Iterator[Group]:
+def _short(found: Iterable[CandidateGroup], long: list[int]) -> Iterator[CandidateGroup]:
     """Yield groups without schedules of too many actions, which are counted in `long`."""
     for group in found:
         chunks = limits.MAX_ACTIONS // (3 * group.microbatches * group.degrees.pp)

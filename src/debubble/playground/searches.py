@@ -36,7 +36,7 @@ class Search:
 
     @property
     def unwanted(self) -> bool:
-        """Whether it was cancelled, or is no longer polled."""
+        """Return whether the search was cancelled, or is no longer polled."""
         return self.cancelled or time.monotonic() - self.polled > limits.UNHEARD
 
 

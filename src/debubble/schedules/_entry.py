@@ -30,7 +30,7 @@ PLAIN = {"int", "float", "bool", "str", "None"}
 """Names of types that texts and files can have values of."""
 
 NEAREST_SEARCH = 5000
-"""How far from a refused value the nearest valid one is looked for."""
+"""Largest distance of the nearest valid value from a refused one in a message."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class FormValue:
 
     form: ClosedForm
     value: float | list[float]
-    """What the formula gives."""
+    """Value of the formula."""
     terms: tuple[tuple[str, float], ...] = ()
     """The terms of the sum that it is, each with its value; empty where it is none."""
 

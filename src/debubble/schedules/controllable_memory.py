@@ -24,7 +24,7 @@ class VBlock:
     down: int
     """Slots from one rank to the next, away from rank 0."""
     up: int
-    """The same on the way back to it."""
+    """Slots from one rank to the next, back to rank 0."""
     pauses: Callable[[int], tuple[int, int, int]]
     """Function of p: slots without a pass at the three turns. They keep the passes of a rank in
     different slots modulo 6."""

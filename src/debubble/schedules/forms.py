@@ -46,7 +46,7 @@ class NearestForm:
     found: FormValue
     """The formula, and its value for the nearest costs for which it holds."""
     reason: str
-    """Why it does not hold, in words."""
+    """Reason for which it does not hold, in words."""
     nearest: str
     """The simpler case that the value is for, in words that follow it: ``"without latency"``."""
 

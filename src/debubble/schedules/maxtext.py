@@ -57,7 +57,7 @@ def maxtext_circular(
 
     A compiler for TPUs unrolls the loop: m·v + d(p − 1) iterations forward, and their reverse
     backward. With d = 1 every iteration ends in a transfer that all wait for. With the option
-    `delay` d = 2: it runs beside the next iteration, for p − 1 more of them each way, and several
+    `delay` d = 2: it runs alongside the next iteration, for p − 1 more of them each way, and several
     chunks need m ≥ 2p. The order of a rank is that of looped-bfs either way. Here it goes on as
     soon as its input is there, not when all others do: what lockstep takes is an upper bound, and
     for F = B = c exactly what `delay` takes.

@@ -24,10 +24,10 @@ from debubble.schedules.registry import ClosedForm, register
     forms=(STEADY, ClosedForm("peak_activation", "min(p − r, m)")),
 )
 def paci(*, ranks: int, microbatches: int, iterations: int | None = None) -> Iterator[Program]:
-    """The order of pipedream, in the memory of 1F1B: no rank keeps weights for what is in flight.
+    """Yield the programs of pipedream, in the memory of 1F1B: no weights are kept for microbatches.
 
     A rank steps after every m backwards of its own, the gradients that it accumulates, and waits
-    for nobody. Between the forward and the backward of a microbatch rank r runs p − 1 − r other
+    for no other rank. Between the forward and the backward of a microbatch rank r runs p − 1 − r other
     backwards, and so at most ⌈(p − 1 − r)/m⌉ steps: one at most from m = p − 1 on, none on the last
     rank. The backward takes the weights as they are then, which is another gradient than that of
     either version; small steps and more accumulation keep the two alike.

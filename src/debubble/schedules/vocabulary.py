@@ -38,7 +38,7 @@ DELAY = {1: 2, 2: 1}
 """Periods by which backwards are delayed: one for each exchange between S, T and the backward."""
 
 SHORTEST = 1e-9
-"""Share of the makespan below which times cannot be told apart, and default costs are taken."""
+"""Share of the makespan below which times count as equal, and default costs are taken."""
 
 
 def with_shards(base: Schedule, vocabulary: int, costs: Costs | None) -> Iterator[Program]:

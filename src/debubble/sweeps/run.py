@@ -28,7 +28,7 @@ RECENT, SLOWEST = 100, 3
 """Points whose mean time sizes a batch, without the slowest: those compile kernels."""
 
 ALONE_SECONDS = 1.0
-"""How long brief points are computed in this process before others are started."""
+"""Seconds for which brief points are computed in this process before others are started."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Bars:
 
     @property
     def paired(self) -> bool:
-        """Whether any two bars overlap in time."""
+        """Return whether any two bars overlap in time."""
         return bool(self.half.any())
 
     @cached_property
@@ -251,7 +251,7 @@ class RowLayout:
     height: float
     """Top and height of bars."""
     ribbon: float
-    """Height of the band below the bars that tells iterations apart, 0 for none."""
+    """Height of the band below the bars that marks iterations, 0 for none."""
     transfers: float
     transfers_height: float
     """Top and height of the row of transfers, whose upper half is sends; height 0 for none."""

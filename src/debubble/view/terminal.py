@@ -76,7 +76,7 @@ def draw(
 
     Every rank has one row, two when actions overlap: forward above, backward below. Numbers are
     microbatches, written at the start of an action where they fit. Without colors nothing else
-    tells actions apart, so a timeline that is too long for its names goes on in further parts below
+    distinguishes actions, so a timeline that is too long for its names goes on in further parts below
     each other, up to eight. An optimizer step without duration is a ``|``. Where actions are
     thinner than a column, columns show what fills most of them. Where transfers are actions, a rank
     has rows of its sends and receives, if these have room.

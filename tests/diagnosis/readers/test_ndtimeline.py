@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from debubble import Kind
-from debubble.diagnosis.observed import Actions
+from debubble.diagnosis.observed import ObservedActions
 from debubble.diagnosis.readers.folder import read
 from tests.diagnosis.readers import made
 from tests.diagnosis.readers.third_party import third_party
@@ -56,7 +56,7 @@ def test_one_tensor_rank_of_each_worker_counts(tmp_path: Path, tensor: tuple[int
     assert found.left_out == ({reason: more} if more else {})
 
 
-def by_action(rows: Actions, values: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
+def by_action(rows: ObservedActions, values: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
     names = ("step", "copy", "kind", "stage", "microbatch")
     keys = zip(*(getattr(rows, name).tolist() for name in names), strict=True)
     return dict(zip(keys, values.tolist(), strict=True))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.optimize.anneal._kernel import anneal
-from debubble.optimize.anneal._moves import Cooling
 from debubble.optimize.anneal.annealer import Annealer, empty_state, refine
+from debubble.optimize.anneal.moves import Cooling
 from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import problem

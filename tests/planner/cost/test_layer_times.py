@@ -8,7 +8,7 @@ from debubble.planner.cost.layer_work import Times
 from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.cluster import Cluster, find_gpu
-from debubble.planner.hardware.links import Group, reduce_scatter
+from debubble.planner.hardware.links import RankGroup, reduce_scatter
 from debubble.planner.model.files import read_model
 from debubble.planner.model.transformer import Layer
 from tests.planner.published import korthikanti
@@ -132,7 +132,7 @@ def test_gradients_in_shards_are_scattered_by_every_microbatch() -> None:
     whole, split = (modern(Degrees(dp=64), zero=zero) for zero in (1, 2))
     gpu, model = find_gpu("h100"), read_model("llama-3.1-8b")
     size = 4 * model.layer_parameters(model.layers[0])
-    scatter = reduce_scatter(gpu, Group(64, 8), size)
+    scatter = reduce_scatter(gpu, RankGroup(64, 8), size)
     assert split.F == whole.F
     assert split.I == whole.I
     exposed = max(scatter - whole.I - whole.W, 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 import debubble as db
 from debubble.cli import completion
-from debubble.planner.frameworks.case import ORDER, Case, Problem, Rule
+from debubble.planner.frameworks.case import ORDER, Case, Refusal, Rule
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.table import FRAMEWORKS, Framework
 from debubble.playground import plans
@@ -17,9 +17,9 @@ from debubble.playground import plans
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def few_ranks(case: Case) -> Problem | None:
+def few_ranks(case: Case) -> Refusal | None:
     """Pipelines have at most two ranks."""
-    return Problem(f"pp {case.degrees.pp}", {"pp": 2}) if case.degrees.pp > 2 else None
+    return Refusal(f"pp {case.degrees.pp}", {"pp": 2}) if case.degrees.pp > 2 else None
 
 
 def lines(case: Case) -> list[str]:

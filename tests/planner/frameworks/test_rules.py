@@ -11,7 +11,7 @@ from debubble.planner.candidate import Candidate
 from debubble.planner.frameworks.any_rules import ANY_RULES
 from debubble.planner.frameworks.case import (
     Case,
-    Problem,
+    Refusal,
     Rule,
     divisors,
     nearest_multiple,
@@ -141,7 +141,7 @@ def test_a_case_is_refused_and_taken_with_the_nearest_change(
     assert (rule.name in refused(example, None)) == (rule in ANY_RULES)
 
 
-def refused(one: Case, framework: str | None) -> dict[str, Problem]:
+def refused(one: Case, framework: str | None) -> dict[str, Refusal]:
     found = broken(Case.of(one.model, one.gpus, one.training, one.candidate), framework)
     return {rule.name: problem for rule, problem in found.items()}
 

@@ -19,7 +19,7 @@ from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import Found, search
 from debubble.planner.search.bounds import least_peaks, pipeline_bound
 from debubble.planner.search.evaluate import timed
-from debubble.planner.search.groups import Group, groups
+from debubble.planner.search.groups import CandidateGroup, groups
 from debubble.planner.search.layer_split import runnable
 from tests.conftest import EXPLORES
 from tests.planner.cases import evaluate
@@ -27,13 +27,13 @@ from tests.planner.cases import evaluate
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
 
 
-def few(asked: PlanRequest, **held: object) -> list[Group]:
+def few(asked: PlanRequest, **held: object) -> list[CandidateGroup]:
     given = {"schedules": SCHEDULES, "zero": 1, "cp": 1} | held
     found = groups(asked.model, asked.cluster, asked.training, Fixed(**given))  # type: ignore[arg-type]
     return [group for group in found if group.microbatches <= 16]
 
 
-def every(asked: PlanRequest, found: list[Group]) -> Iterator[tuple[float, Candidate]]:
+def every(asked: PlanRequest, found: list[CandidateGroup]) -> Iterator[tuple[float, Candidate]]:
     for group in found:
         for candidate in group.candidates():
             try:
@@ -66,7 +66,7 @@ def test_nothing_that_is_left_out_is_faster(
     assert sum(found.left_out.values()) + len(found.plans) + len(found.near) == found.considered
 
 
-def all_splits(asked: PlanRequest, found: list[Group]) -> Iterator[float]:
+def all_splits(asked: PlanRequest, found: list[CandidateGroup]) -> Iterator[float]:
     """Step times of everything that fits, under all splits of two or three stages."""
     count = len(asked.model.layers)
     for group in found:

@@ -1,10 +1,10 @@
-"""Causes that are found in the times of actions, one after the other in what is left over.
+"""Causes of lost time in the times of actions, found one after the other.
 
-Each cause is looked for in what those before it leave over: pauses of hosts, lengths of sequences,
-a slow data-parallel copy, a slow worker (one rank of one copy), a heavy stage, single actions that
-take far longer than others of their kind. So a slow worker is not a heavy stage as well, and long
-sequences are no jitter. What is compared is always of the same kind: a worker with the workers of
-other copies that have its stage, in the same step; a stage with the mean of all stages.
+Each cause is searched for in the times that the previous ones leave unexplained: pauses of hosts,
+lengths of sequences, a slow data-parallel copy, a slow worker (one rank of one copy), a heavy
+stage, single actions that take far longer than others of their kind. So a slow worker is not a
+heavy stage as well, and long sequences are not jitter. Only like times are compared: a worker with
+the workers of other copies that have its stage, in one step; a stage with the mean of all stages.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from debubble.diagnosis.causes.stages import slow_stages
 from debubble.diagnosis.causes.unexplained import Fault, Unexplained
 from debubble.diagnosis.causes.unsteady import jitter, outliers
 from debubble.diagnosis.causes.workers import slow_copies, slow_workers
-from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.observed import Times
+from debubble.diagnosis.run import Run
 
 __all__ = ["Fault", "find_faults"]
 
 CAUSES = (
     pauses, launch_gaps, lengths, slow_copies, slow_workers, slow_stages, outliers, jitter,
 )  # fmt: skip
-"""How each cause is looked for, in the order in which they are."""
+"""Search functions of the causes, in the sequence in which they run."""
 
 
 def find_faults(run: Run, times: Times, gaps: Times) -> list[Fault]:
-    """Return causes of lost time in actions, in the order in which they are looked for.
+    """Return causes of lost time in actions, in the sequence of :data:`CAUSES`.
 
     Parameters
     ----------
     run
         The run.
     times, gaps
-        Time of every action, and time that the host was late with it, shape ``(rows, actions)``.
+        Time of every action, and host delay before it, in seconds, shape ``(rows, actions)``.
     """
     left = Unexplained(run, times, gaps)
     found = []

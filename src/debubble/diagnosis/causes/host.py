@@ -1,4 +1,4 @@
-"""Pauses of hosts that the trace has, and launches that come too late."""
+"""Pauses of hosts in the trace, and late launches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from debubble.diagnosis.causes.unexplained import Fault, Unexplained
-from debubble.diagnosis.observed import PAUSES
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.observed import PAUSES, Times
 
 
 def pauses(left: Unexplained) -> Iterator[Fault]:
-    """Yield times in which a host is known to have stood still."""
+    """Yield one fault for each reason of known host pauses."""
     run = left.run
     for cause, name in enumerate(PAUSES):
         inside = np.minimum(_stood(left, cause, run.start, run.end), left.times)
@@ -22,7 +21,7 @@ def pauses(left: Unexplained) -> Iterator[Fault]:
 
 
 def launch_gaps(left: Unexplained) -> Iterator[Fault]:
-    """Yield times inside actions in which the device did nothing, and hosts that are late."""
+    """Yield idle times of the device inside actions, and late hosts."""
     idle = np.clip(left.run.duration - left.run.busy, 0.0, left.times)
     idle = np.where(np.isnan(idle), 0.0, idle)
     if idle.any() or left.gaps.any():
@@ -30,7 +29,7 @@ def launch_gaps(left: Unexplained) -> Iterator[Fault]:
 
 
 def _stood(left: Unexplained, cause: int, start: Times, end: Times) -> Times:
-    """Return how long hosts paused for a cause between two times of every action."""
+    """Return the length of host pauses of a cause between two times of every action."""
     run, pauses = left.run, left.run.pauses
     stood = np.zeros_like(left.times)
     for at in np.flatnonzero(pauses.cause == cause).tolist():

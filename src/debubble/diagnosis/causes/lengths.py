@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS
 from debubble.diagnosis.causes.unexplained import TOGETHER, Fault, Unexplained
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.observed import Times
 
 VARIES = 0.1
-"""Coefficient of variation from which sequences differ in length, where forwards and backwards are
-long together: all times of a step have some noise in common, so that their r alone says little."""
+"""Minimum coefficient of variation of microbatches with different lengths. Forwards and backwards
+also have to correlate, but common noise of a step correlates them as well."""
 
 
 def lengths(left: Unexplained) -> Iterator[Fault]:
-    """Yield microbatches that take longer than others on all of their stages."""
+    """Yield microbatches that take longer than others on all stages."""
     length = _relative_lengths(left)
     if length is None:
         return
@@ -28,8 +28,8 @@ def lengths(left: Unexplained) -> Iterator[Fault]:
 def _relative_lengths(left: Unexplained) -> Times | None:
     """Return the length of each action's sequence, relative to the mean of its step.
 
-    Of every kind apart: attention makes backwards depend more on it than forwards. None where
-    microbatches are alike.
+    Each kind is computed separately: attention makes backwards depend more on the length than
+    forwards. None if microbatches are alike.
     """
     run, times = left.run, left.times
     units = int(run.unit.max()) + 1
@@ -68,7 +68,7 @@ def _relative_lengths(left: Unexplained) -> Times | None:
 
 
 def _by_unit(left: Unexplained, columns: NDArray[np.bool_], units: int) -> Times | None:
-    """Return time of every microbatch in these columns against the mean of its row."""
+    """Return the time of every microbatch in some columns, relative to the mean of its row."""
     here = np.flatnonzero(columns)
     if len(here) < units:
         return None

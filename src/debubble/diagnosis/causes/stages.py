@@ -12,7 +12,7 @@ from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow
 
 
 def slow_stages(left: Unexplained) -> Iterator[Fault]:
-    """Yield stages that take longer than the mean of all; ranks where all of their stages do."""
+    """Yield stages that take longer than the mean of all, or a rank if all its stages do."""
     run = left.run
     medians = left.medians()
     ideal = np.zeros_like(left.times)
@@ -42,7 +42,7 @@ def slow_stages(left: Unexplained) -> Iterator[Fault]:
 
 
 def _whole_ranks(left: Unexplained, faults: list[Fault]) -> list[Fault]:
-    """Replace slow stages by one slow worker where they are all stages of a rank with several."""
+    """Replace slow stages by one slow worker if they are all the stages of a rank with several."""
     run = left.run
     if int(run.copy.max()) or run.schedule.chunks < 2 or run.schedule.placement.copies > 1:
         return faults

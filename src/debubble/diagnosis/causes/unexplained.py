@@ -1,4 +1,4 @@
-"""Times of actions that the causes found so far leave unexplained, and helpers of all causes."""
+"""Unexplained times of actions, and shared helpers of all causes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
-from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.observed import Times
+from debubble.diagnosis.run import Run
 
 LEAST = 1.03
-"""A stage, worker or copy is slow from so many times the time of the others on."""
+"""Minimum ratio of the time of a slow stage, worker or copy to that of the others."""
 
 OUTLIER = 1.3
-"""Times its usual time from which an action may be an outlier."""
+"""Minimum ratio of an outlier's time to its usual time."""
 
 SURE = 4.0
-"""Standard errors by which a mean has to differ."""
+"""Minimum difference of two means, in standard errors."""
 
 FAR, SOME = 1.1, 0.2
-"""Share of the steps that have to be so many times as long where others are not."""
+"""Minimum ratio of a far longer step, and minimum share of such steps."""
 
 TOGETHER = 0.9
-"""Share, or correlation, from which things belong together."""
+"""Minimum share, or correlation, of times with one cause."""
 
 MOST = 0.7
-"""Share of a loss from which it is one rank's."""
+"""Minimum share of a loss that is attributed to one rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,32 +39,32 @@ class Fault:
     cause: str
     """One of :data:`debubble.diagnosis.account.CAUSES`."""
     excess: Times
-    """What it adds to every action, shape ``(rows, actions)``; negative where an action is shorter
-    than it would be."""
+    """Excess time of every action in seconds, shape ``(rows, actions)``; negative if the action is
+    shorter than without the cause."""
     late: Times
-    """What it adds to the time that the host is late with an action, in the same way."""
+    """Excess host delay before every action in seconds, of the same shape."""
     where: dict[str, int] = field(default_factory=dict)
-    """Numbers of the ``"stage"``, ``"rank"``, ``"copy"`` it is in, as far as it is in one."""
+    """Number of the ``"stage"``, ``"rank"`` or ``"copy"`` of the cause, if it is in one."""
     size: float = math.nan
-    """How many times as long its actions take; NaN where that says nothing."""
+    """Ratio of its actions' times to the usual ones; NaN if it has no meaning."""
     by_kind: dict[str, float] = field(default_factory=dict)
-    """The same for every kind."""
+    """Ratio as in `size`, by kind."""
     count: int = 0
-    """How many actions it is in, where they are few enough to be counted; else 0."""
+    """Number of affected actions if they are few; else 0."""
 
 
 @dataclass(eq=False)
 class Unexplained:
-    """Times of actions, and time that the host was late with them, less what is explained."""
+    """Times of actions and host delays before them, less the explained parts."""
 
     run: Run
     """The run."""
     times: Times
     gaps: Times
-    """As `times`, shape ``(rows, actions)``."""
+    """Host delays before actions in seconds; like `times` of shape ``(rows, actions)``."""
 
     def less(self, fault: Fault) -> Unexplained:
-        """Return the times without what another fault explains."""
+        """Return the times that remain after another fault."""
         return Unexplained(self.run, self.times - fault.excess, self.gaps - fault.late)
 
     def fault(
@@ -73,7 +74,7 @@ class Unexplained:
         return Fault(cause, excess, np.zeros_like(excess), where, float(size))
 
     def level(self) -> Times:
-        """Return mean time of every (copy, stage, class), for every action."""
+        """Return the mean time of each action's (copy, stage, class)."""
         run = self.run
         level = np.ones_like(self.times)
         for copy in np.unique(run.copy).tolist():
@@ -92,8 +93,8 @@ class Unexplained:
     def medians(self) -> Times:
         """Return the median of each action's stage and class in each row.
 
-        That is the median; where up to half of the forwards take far longer than the others, and
-        no backwards do, as when a host collects garbage, it is what the others take.
+        If up to half of the forwards take far longer than the others and no backwards do, as during
+        garbage collection of the host, it is the median of the other forwards.
         """
         run = self.run
         found = np.zeros_like(self.times)
@@ -115,7 +116,7 @@ class Unexplained:
         return found
 
     def only_rank(self, excess: Times) -> dict[str, int]:
-        """Return the rank that has most of it, if one has."""
+        """Return the rank with most of an excess, or an empty dict if there is none."""
         run = self.run
         total = np.bincount(run.rank, np.where(run.counted, excess, 0.0).sum(axis=0),
                             run.schedule.ranks)  # fmt: skip
@@ -125,7 +126,7 @@ class Unexplained:
 
 
 def is_slow(ratio: Times) -> bool:
-    """Return whether ratios of steps are above 1 by more than chance, or far above it in some."""
+    """Return True if ratios of steps are above 1 by more than chance, or far above it in some."""
     mean = float(ratio.mean())
     error = float(ratio.std() / np.sqrt(len(ratio)))
     return mean > LEAST and (mean - 1 > SURE * error or float((ratio > FAR).mean()) > SOME)

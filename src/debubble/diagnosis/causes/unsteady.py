@@ -1,4 +1,4 @@
-"""Actions that take far longer than others of their kind, or now longer, now shorter."""
+"""Outliers and jitter: actions far longer than others of their kind, and unsteady workers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
 from debubble.diagnosis.causes.unexplained import OUTLIER, TOGETHER, Fault, Unexplained
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.observed import Times
 
 SIGMAS = 6.0
-"""Deviations from its usual time from which an action is an outlier."""
+"""Minimum distance of an outlier from its usual time, in standard deviations."""
 
 FEW_OUTLIERS = 5
-"""Outliers that are needed to say of which kind they are: five forwards are no chance."""
+"""Minimum number of outliers to infer their cause: five forwards are not a coincidence."""
 
 STANDS = 1.5
-"""Fewer outliers, all of them forwards of one rank, are told where each takes so many times its
-usual time: nothing but a pause of the host does that to a forward and to no backward."""
+"""Minimum ratio to the usual time of fewer outliers. If all are forwards of one rank, only a pause
+of the host explains them: it delays forwards and no backwards."""
 
 UNSTEADY = 0.05
-"""Coefficient of variation from which a worker's times are unsteady."""
+"""Minimum coefficient of variation of an unsteady worker's times."""
 
 
 def outliers(left: Unexplained) -> Iterator[Fault]:
-    """Yield single actions that take far longer than others: collection of garbage, if forwards.
+    """Yield single actions that take far longer than others, such as garbage collection.
 
-    Few of them say so too, where they are forwards of one rank alone.
+    The cause is garbage collection if all are forwards. A few outliers suffice if they are forwards
+    of one rank alone.
     """
     run = left.run
     expected = np.maximum(_expected(left), 1e-30)
@@ -48,7 +49,7 @@ def outliers(left: Unexplained) -> Iterator[Fault]:
 
 
 def _stands_still(left: Unexplained, far: NDArray[np.bool_], ratio: Times) -> bool:
-    """Return whether outliers look like pauses: forwards of one rank that take far longer."""
+    """Return True if outliers look like pauses: forwards of one rank that take far longer."""
     _, columns = np.nonzero(far)
     one = len(set(left.run.rank[columns].tolist())) == 1
     forwards = bool(np.isin(left.run.kind[columns], FORWARD_KINDS).all())
@@ -56,7 +57,7 @@ def _stands_still(left: Unexplained, far: NDArray[np.bool_], ratio: Times) -> bo
 
 
 def jitter(left: Unexplained) -> Iterator[Fault]:
-    """Yield workers whose times are unsteady, and all of them where all are."""
+    """Yield workers with unsteady times, or one fault for all workers if all are unsteady."""
     run = left.run
     expected = np.maximum(_expected(left), 1e-30)
     apart = left.times - expected
@@ -74,11 +75,11 @@ def jitter(left: Unexplained) -> Iterator[Fault]:
 
 
 def _expected(left: Unexplained) -> Times:
-    """Return for each action its median by row, stage and class, drawn to that of all rows."""
+    """Return each action's median by row, stage and class, shrunk toward that of all rows."""
     run = left.run
     found = left.medians()
     for columns in left.cells():
         if len(columns) < FEW_OUTLIERS:
-            # Of few microbatches a median may itself be an outlier.
+            # With few microbatches, a median may itself be an outlier.
             found[:, columns] = np.median(left.times[:, columns])
     return np.where(run.counted, found, np.maximum(found, 1e-30))

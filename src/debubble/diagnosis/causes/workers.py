@@ -1,4 +1,4 @@
-"""Data-parallel copies, and single ranks of them, that are slower than their like."""
+"""Data-parallel copies, and single ranks of them, that are slower than their peers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.observed import Times
 
 
 def slow_copies(left: Unexplained) -> Iterator[Fault]:
-    """Yield copies of which all ranks are slower than those of the others."""
+    """Yield copies with all ranks slower than those of the other copies."""
     run = left.run
     ratio = _against_copies(left)
     if ratio is None or run.schedule.ranks < 2:
@@ -26,7 +26,7 @@ def slow_copies(left: Unexplained) -> Iterator[Fault]:
 
 
 def slow_workers(left: Unexplained) -> Iterator[Fault]:
-    """Yield single ranks of a copy that are slower than the same rank of others."""
+    """Yield single ranks of a copy that are slower than their peers in other copies."""
     run = left.run
     ratio = _against_copies(left)
     if ratio is None:
@@ -48,7 +48,7 @@ def slow_workers(left: Unexplained) -> Iterator[Fault]:
 
 
 def _against_copies(left: Unexplained) -> Times | None:
-    """Return work of workers over that of others with their stages, shape ``(rows, ranks)``."""
+    """Return each worker's work over that of its peers in other copies, shape ``(rows, ranks)``."""
     run = left.run
     copies = int(run.copy.max()) + 1
     if copies < 2:
@@ -71,7 +71,7 @@ def _against_copies(left: Unexplained) -> Times | None:
 
 
 def _work(left: Unexplained) -> Times:
-    """Return time that every rank would compute at its medians, shape ``(rows, ranks)``."""
+    """Return the computing time of every rank at its medians, shape ``(rows, ranks)``."""
     run = left.run
     usual = np.where(run.counted, left.medians(), 0.0)
     starts = np.asarray(run.schedule.offsets[:-1])

@@ -1,1 +1,1 @@
-"""One module for every kind of file in which a run leaves its times."""
+"""Readers of trace files, one module for each format."""

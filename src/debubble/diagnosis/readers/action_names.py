@@ -9,11 +9,11 @@ from typing import NamedTuple
 from debubble.core.kinds import Kind
 
 LIMIT = 1 << 20
-"""Least stage, microbatch or slice that is none: a number like this is no pipeline's."""
+"""Exclusive limit of the numbers of stages, microbatches and slices."""
 
 
 class Named(NamedTuple):
-    """One action in a name."""
+    """Action parsed from a name."""
 
     kind: Kind
     stage: int

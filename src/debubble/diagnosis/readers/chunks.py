@@ -1,4 +1,4 @@
-"""Stages of the chunks of ranks, for formats that count chunks and not stages."""
+"""Stages of the chunks of ranks, for formats with chunk numbers instead of stages."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
+from debubble.diagnosis.observed import Times, Whole
 
 CHUNK_TWO_IS_NEXT = 0.5
-"""Share of rank 0's time from chunk to chunk below which it is short on the last rank."""
+"""Maximum time from chunk to chunk on the last rank of a V, as a share of rank 0's."""
 
 T = TypeVar("T", int, NDArray[np.integer[Any]])
-Whole = NDArray[np.integer[Any]]
-Times = NDArray[np.float64]
 
 
 class Calls(NamedTuple):
-    """Actions of a format that counts chunks: columns of one length."""
+    """Actions of a format with chunk numbers: columns of one length; times in seconds."""
 
     step: Whole
     rank: Whole
@@ -35,7 +34,7 @@ class Calls(NamedTuple):
 
 
 def first_units(parts: Iterable[Calls], ranks: int) -> Calls:
-    """Return the forwards of the first microbatch on the first and last rank, which show a V."""
+    """Return the forwards of the first microbatch on the first and last rank, to detect a V."""
     found = []
     for calls in parts:
         shows = (calls.microbatch == 0) & (calls.chunk < 2) & np.isin(calls.kind, FORWARD_KINDS)
@@ -45,10 +44,10 @@ def first_units(parts: Iterable[Calls], ranks: int) -> Calls:
 
 
 def is_v_shaped(calls: Calls, ranks: int) -> bool:
-    """Return whether second chunks lie on the ranks in reverse, by their :func:`first_units`.
+    """Return True if second chunks are placed in reverse, judged by their :func:`first_units`.
 
-    Then the last rank's second chunk comes right after its first, and rank 0's after the way to
-    the last rank and back. Else the way from one chunk to the next is as long on every rank.
+    In a V, the last rank's second chunk comes right after its first, and rank 0's after the way to
+    the last rank and back. Else the time from one chunk to the next is equal on every rank.
     """
     times: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
     for step, rank, _, chunk, _, start, end in zip(*map(np.ndarray.tolist, calls), strict=True):
@@ -80,7 +79,7 @@ def _placed_at(place: Whole, chunk: Whole, ranks: int, v_shaped: bool) -> Whole:
 
 
 def placed(v_shaped: bool) -> str:
-    """Return in words how chunks were placed."""
+    """Return the placement of chunks in words."""
     return "placed in a V" if v_shaped else "placed round by round"
 
 

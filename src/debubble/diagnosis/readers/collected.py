@@ -1,7 +1,7 @@
-"""Rows that a reader finds, made into an :class:`~debubble.diagnosis.observed.Observed`.
+"""Collection of a reader's rows into an :class:`~debubble.diagnosis.observed.Observed`.
 
-What holds for every format is here: steps that are not whole are left out, rows that occur twice
-count once, a drawing is no measurement, and both ends of a message find each other.
+Rules of all formats: incomplete steps are left out, duplicate rows count once, a trace with only
+unit times is not a measurement, and both ends of a message are matched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
-from debubble.diagnosis.observed import Actions, Clocks, Columns, Observed, Pauses
+from debubble.diagnosis.observed import ClockSharing, Columns, Observed, ObservedActions, Pauses
 from debubble.diagnosis.readers.messages import BLOCK, Receives, Sends, packed, paired
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.whole_steps import whole_steps
@@ -28,44 +28,44 @@ T = TypeVar("T", bound=Columns)
 NAN = math.nan
 
 MAX_ROWS = 1 << 24
-"""Actions, sends or receives of one trace."""
+"""Maximum number of actions, sends or receives of one trace."""
 
 MAX_RANKS = 1 << 16
 MAX_PLACES = 1 << 20
 KEY = ("step", "copy", "rank", "kind", "stage", "microbatch", "slice")
-"""Columns that say which action a row is."""
+"""Columns that identify the action of a row."""
 
 LIMITS = {
     "step": 1 << 31, "copy": 1 << 14, "rank": MAX_RANKS, "kind": len(Kind), "stage": MAX_STAGES,
     "microbatch": 1 << 20, "slice": 1 << 10,
 }  # fmt: skip
-"""Least number of each column that is refused."""
+"""Exclusive limit of the numbers in each column."""
 
-Name = Literal["actions", "sends", "receives", "pauses"]
+RowKind = Literal["actions", "sends", "receives", "pauses"]
 
-ROWS: Mapping[Name, type[Columns]] = {
-    "actions": Actions, "sends": Sends, "receives": Receives, "pauses": Pauses,
+ROWS: Mapping[RowKind, type[Columns]] = {
+    "actions": ObservedActions, "sends": Sends, "receives": Receives, "pauses": Pauses,
 }  # fmt: skip
-"""Columns of the rows that are collected."""
+"""Columns of the collected rows, by kind of row."""
 
 BACKWARDS_IN_TIME = "actions whose end is before their start"
 TWICE = "actions that occur twice with the same times"
 NO_ACTION = "sends and receives of no action of the trace"
 
 
-class _Parts:
-    """Columns in parts; a column that has one value for all rows is that value."""
+class _ColumnParts:
+    """Columns in parts; a column with one value for all rows is stored as that value."""
 
     def __init__(self) -> None:
         self.count = 0
         self._parts: dict[str, list[tuple[int, NDArray[Any]]]] = defaultdict(list)
 
     def add(self, name: str, count: int, values: NDArray[Any]) -> None:
-        """Add rows of a column, or the one value of all of them."""
+        """Add rows of a column, or their common value."""
         self._parts[name].append((count, values))
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return all rows by their columns; the parts are kept no longer."""
+        """Return all rows by their columns, and drop the parts."""
         found = {}
         for name in list(self._parts):
             parts = self._parts.pop(name)
@@ -79,22 +79,22 @@ class _Parts:
 
 @dataclass(eq=False)
 class Collected:
-    """Rows in the making. Times are in seconds from any zero; unknown ones are NaN.
+    """Collector of rows. Times are in seconds from any zero; unknown ones are NaN.
 
     Parameters
     ----------
     where
         The file or folder, for messages.
     left_out
-        What was not used, and why.
+        Numbers of unused things, by reason.
     """
 
     where: str
     left_out: LeftOut = field(default_factory=Counter)
-    _parts: dict[str, _Parts] = field(default_factory=lambda: defaultdict(_Parts))
+    _parts: dict[str, _ColumnParts] = field(default_factory=lambda: defaultdict(_ColumnParts))
     _most: Counter[str] = field(default_factory=Counter)
 
-    def many(self, name: Name, *columns: ArrayLike) -> None:
+    def many(self, name: RowKind, *columns: ArrayLike) -> None:
         """Add many rows, column by column in the order of :data:`ROWS`.
 
         A column may be one value for all. Steps have the numbers that the run gave them.
@@ -114,13 +114,13 @@ class Collected:
                 self._most[key] = max(self._most[key], int(values.max()))
             parts.add(key, count, values.astype(dtype))
 
-    def each(self, name: Name, rows: Sequence[Sequence[float]]) -> None:
+    def each(self, name: RowKind, rows: Sequence[Sequence[float]]) -> None:
         """Add rows, each with a value for every column."""
         if rows:
             self.many(name, *np.array(rows, np.float64).T)
 
-    def _rows(self, name: Name, columns: type[T]) -> T:
-        """Return all rows of a kind, which are kept no longer."""
+    def _rows(self, name: RowKind, columns: type[T]) -> T:
+        """Return all rows of a kind, and drop them here."""
         return columns(**self._parts.pop(name).columns()) if name in self._parts else columns.of()
 
     def observed(
@@ -132,10 +132,10 @@ class Collected:
         copies: int = 0,
         unit: float = NAN,
         hosts: Mapping[tuple[int, int], str] | None = None,
-        clocks: Clocks = "one",
+        clocks: ClockSharing = "one",
         **others: Any,
     ) -> Observed:
-        """Return all of it as columns, from the earliest event on.
+        """Return all rows as columns, with times from the earliest event on.
 
         Parameters
         ----------
@@ -144,16 +144,16 @@ class Collected:
         hosts
             Host by copy and rank.
         ranks, copies
-            How many there are, where the format says it.
+            Numbers of ranks and copies, if the format has them.
         unit
-            Seconds of the format's unit: where every action takes exactly one, it is a drawing.
+            Seconds of the format's unit. If all actions take exactly one, nothing was measured.
 
         Raises
         ------
         FormatError
             When no step is complete, or nothing was measured.
         """
-        actions = self._rows("actions", Actions)
+        actions = self._rows("actions", ObservedActions)
         self._check_numbers()
         sound = [np.isfinite(span) & (span >= 0) for span in _spans(actions)]
         self._count(BACKWARDS_IN_TIME, sum(int(np.count_nonzero(~some)) for some in sound))
@@ -197,7 +197,7 @@ class Collected:
         )  # fmt: skip
 
     def _check_numbers(self) -> None:
-        """Refuse numbers of actions that no run has."""
+        """Raise FormatError if numbers of actions are outside of their limits."""
         for name, most in LIMITS.items():
             if (found := self._most[name]) >= most:
                 raise FormatError(f"{self.where}: {name} {found:,}; they go to {most - 1:,}")
@@ -206,8 +206,8 @@ class Collected:
         if count:
             self.left_out[reason] += count
 
-    def _once(self, actions: Actions) -> Actions:
-        """Return actions in order of step, copy, rank and time, without what was written twice."""
+    def _once(self, actions: ObservedActions) -> ObservedActions:
+        """Return actions sorted by step, copy, rank and time, without duplicates."""
         place = packed([actions.step, actions.copy, actions.rank])
         later = actions.start[1:] > actions.start[:-1]
         if ((place[1:] > place[:-1]) | ((place[1:] == place[:-1]) & later)).all():
@@ -227,19 +227,19 @@ class Collected:
         return actions.take(order[keep[order]])
 
 
-def _spans(actions: Actions) -> Iterator[NDArray[np.float64]]:
-    """Yield the durations of actions, some at a time."""
+def _spans(actions: ObservedActions) -> Iterator[NDArray[np.float64]]:
+    """Yield the durations of actions in blocks."""
     for at in range(0, len(actions), BLOCK):
         yield actions.end[at : at + BLOCK] - actions.start[at : at + BLOCK]
 
 
-def _all_take(unit: float, actions: Actions) -> bool:
-    """Return whether all actions take one unit of time; in most traces the first does not."""
+def _all_take(unit: float, actions: ObservedActions) -> bool:
+    """Return True if all actions take one unit of time; in most traces the first does not."""
     return all(np.allclose(span, unit, rtol=1e-6, atol=0) for span in _spans(actions))
 
 
 def _like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask of the rows that are equal to the one before."""
+    """Return a mask of the rows equal to their predecessor."""
     same = np.ones(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
         same &= column[1:] == column[:-1]
@@ -255,7 +255,7 @@ def times_of(rows: Columns) -> dict[str, NDArray[np.float64]]:
 
 
 def since(zero: float, rows: T) -> T:
-    """Return rows with times counted from `zero`, written in place if they can be."""
+    """Return rows with times counted from `zero`, changed in place if writable."""
     columns = dict(vars(rows))
     for name, times in times_of(rows).items():
         columns[name] = np.subtract(times, zero, out=times if times.flags.writeable else None)

@@ -1,9 +1,9 @@
 """Events of a Trace Event JSON file, decoded block by block into typed records.
 
-A file is cut into blocks of whole events: between two events stand a closing and an opening brace
-and a quote, which a string would have to escape. So a file may be larger than the memory, and one
-that ends early, because the run was killed, is read as far as it goes. Text around the list of
-events is kept for :meth:`EventFile.about`.
+A file is cut into blocks of whole events at the text between two events: a closing brace, an
+opening brace and a quote, which a string would have to escape. So a file may be larger than the
+memory, and a truncated file is read up to its end. Text around the list of events is kept for
+:meth:`EventFile.about`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from debubble.diagnosis.readers.stream import CUT, DAMAGED, LeftOut, chunks
 E = TypeVar("E", bound=msgspec.Struct)
 
 LONGEST = 1 << 24
-"""Bytes of an event from which on it is skipped."""
+"""Minimum size of skipped events, in bytes."""
 
 KEPT = 1 << 20
-"""Bytes before the first event, and of the file's end, that are kept."""
+"""Size of the text kept before the first event, and of that at the file's end, in bytes."""
 
 WINDOW = 1 << 14
-"""Bytes at a text's end in which the last event is looked for first."""
+"""Size of a text's end that is searched first for the last event, in bytes."""
 
 FINITE = 1e21
-"""Least number that is no time."""
+"""Exclusive limit of times."""
 
 TOO_LONG = f"events of more than {LONGEST >> 20} MiB"
 ENDS_EARLY = "files that end within an event (read as far as they go)"
@@ -42,7 +42,7 @@ NO_JSON = "events that are no JSON"
 _BETWEEN = re.compile(rb'\}\s*,\s*\{\s*(?=")')
 _BEGIN = re.compile(rb'(?:\A\s*|"traceEvents"\s*:\s*)\[\s*(?:\{\s*(?=")|\])')
 _DECODER = json.JSONDecoder(strict=False)
-"""Python's decoder takes NaN, Infinity and control characters, which msgspec does not."""
+"""Python's decoder, which accepts NaN, Infinity and control characters, unlike msgspec."""
 
 
 class EventFile(Generic[E]):
@@ -55,11 +55,11 @@ class EventFile(Generic[E]):
     type
         Record of an event; a missing or null ``args`` is None in it.
     left_out
-        Where to count what cannot be used.
+        Counter of unused things, by reason.
     by_pattern
-        Reads an event from text that is no JSON; None to count and skip those.
+        Parser of an event that is not JSON; None to count and skip those.
     wanted
-        Pattern of the events that are decoded one by one where a block as a whole is no JSON.
+        Pattern of the events that are decoded one by one if a block as a whole is not JSON.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EventFile(Generic[E]):
         self._head = self._tail = b""
 
     def blocks(self) -> Iterator[list[E]]:
-        """Yield the events of the file, some at a time."""
+        """Yield the events of the file in blocks."""
         for text in self._texts():
             try:
                 yield self._block.decode(b"[{%b}]" % text)
@@ -80,7 +80,7 @@ class EventFile(Generic[E]):
                 yield list(self._leniently(text))
 
     def about(self, key: str) -> Any:
-        """Return the value of a key next to the list of events, when all are read; or None."""
+        """Return the value of a key next to the list of events, or None; call after all blocks."""
         pattern = re.compile(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*')
         for text in (self._head, self._tail):
             for match in pattern.finditer(text):
@@ -120,9 +120,9 @@ class EventFile(Generic[E]):
             self._head = rest[:KEPT]
 
     def _leniently(self, text: bytes) -> Iterator[E]:
-        """Yield the events of a text that msgspec refuses.
+        """Yield the events of a text that msgspec rejects.
 
-        The last text of a file has what follows the list; others have NaN, or some damage.
+        The last text of a file includes the text after the list. Others have NaN or damage.
         """
         texts = _BETWEEN.split(text)
         values = _first_value(b"[{%b}]" % text)
@@ -152,7 +152,7 @@ class EventFile(Generic[E]):
 
 
 def _first_value(text: bytes) -> Any:
-    """Return the JSON value that a text begins with; None for none."""
+    """Return the JSON value at the beginning of a text, or None."""
     try:
         return _DECODER.raw_decode(text.decode("utf-8", "replace"))[0]
     except (ValueError, RecursionError):

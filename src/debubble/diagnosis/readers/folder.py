@@ -27,13 +27,13 @@ from debubble.diagnosis.readers.stream import LeftOut, head
 from debubble.interchange.text import plain, shown
 
 MAX_FILES = 20_000
-"""Files of a folder and its folders that are looked at."""
+"""Maximum number of files in a folder and its subfolders."""
 
 MAX_DEPTH = 6
-"""Folders in folders that are looked into."""
+"""Maximum depth of subfolders."""
 
 NAMED = 3
-"""Reasons that a refusal names."""
+"""Maximum number of reasons in an error message."""
 
 UNKNOWN = "files of no format that is known here"
 EMPTY = "empty files"
@@ -46,14 +46,14 @@ _NUMBERS = re.compile(r"(\d{1,18})", re.ASCII)
 
 
 class Reader(Protocol):
-    """A module that reads a format."""
+    """Interface of a module that reads a format."""
 
     @property
     def NAME(self) -> str:
         """Name of the format."""
 
     def recognizes(self, head: bytes) -> bool:
-        """Return whether a file is of this format, by its first bytes, unpacked."""
+        """Return True if a file has this format, judged by its first unpacked bytes."""
 
     def read(self, where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         """Read the files of one run; `where` is their folder, for messages."""
@@ -69,8 +69,8 @@ READERS: tuple[Reader, ...] = (
     table,
     megatron_timers,
 )
-"""Formats. Of a folder with files of several, those of the first here that tell of a run are
-read."""
+"""Readers by priority. In a folder with several formats, only files of the first reader that
+finds a run are read."""
 
 
 def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed:
@@ -79,15 +79,15 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     Parameters
     ----------
     path
-        A file, or a folder with the files of all ranks, also in folders of it.
+        A file, or a folder with the files of all ranks, also in its subfolders.
     format
-        Name of the format, one of those in :data:`READERS`; None to tell it by the files. Of a
-        folder, the files that look like it are read, and all where none does.
+        Name of the format, one of those in :data:`READERS`; None to detect it from the files.
+        In a folder, the files that look like the format are read, or all files if none does.
 
     Raises
     ------
     FormatError
-        When nothing there can be read; the message says what was found.
+        When nothing can be read; the message has the reasons.
     """
     where = str(path)
     known = {reader.NAME: reader for reader in READERS}
@@ -118,7 +118,7 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
 
 
 def _with_reasons(text: str, left_out: LeftOut) -> str:
-    """Return a refusal with what could not be used, as far as it does not say that."""
+    """Return an error message with the reasons of unused things that it does not contain yet."""
     more = [f"{count:,} × {reason}" for reason, count in left_out.items() if reason not in text]
     if not more:
         return text
@@ -127,7 +127,7 @@ def _with_reasons(text: str, left_out: LeftOut) -> str:
 
 
 def _format(path: Path, left_out: LeftOut) -> str:
-    """Return the name of a file's format; empty, and counted, where it is none."""
+    """Return the name of a file's format; count an unknown format, and return an empty name."""
     try:
         begin = head(path)
     except FormatError:
@@ -147,13 +147,13 @@ def _format(path: Path, left_out: LeftOut) -> str:
 
 
 def _files(path: Path, where: str, left_out: LeftOut) -> list[Path]:
-    """Return the files of a file or folder, in order of the numbers in their names."""
+    """Return the files of a file or folder, sorted by the numbers in their names."""
     try:
         if path.is_file():
             return [path]
         if not path.exists():
             raise FormatError(f"there is no file or folder '{where}'")
-        # Of thousands of small files a trace may consist; as text their names take less time.
+        # A trace may have thousands of small files, and names are faster as text than as paths.
         found: list[str] = []
         root = len(path.parts)
         if not path.is_dir():

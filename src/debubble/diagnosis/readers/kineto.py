@@ -1,9 +1,9 @@
 """Traces of PyTorch's profiler (Kineto), one file a rank.
 
-The multi-stage runtime of torch.distributed.pipelining calls its ranges like actions,
-``PP:0F3``; GPipe calls them ``Forward 3`` and ``Backward 3``; its 1F1B calls them nothing, and is
-told by what autograd did. On a GPU an action lasts from its first to its last kernel; on gloo from
-when its input was there.
+The multi-stage runtime of torch.distributed.pipelining names its ranges like actions, ``PP:0F3``.
+GPipe names them ``Forward 3`` and ``Backward 3``. Its 1F1B has no named ranges, and is detected
+from autograd's events. On a GPU an action lasts from its first to its last kernel; on gloo it
+starts when its input is complete.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recogn
 from debubble.diagnosis.readers.kineto_places import Place, pipeline_of, places
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, Step, trace_of
 from debubble.diagnosis.readers.kineto_unnamed import (
-    Run,
+    UnnamedAction,
     add_ranges,
     microbatches_of,
-    runs_of,
+    unnamed_actions,
 )
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
@@ -38,14 +38,14 @@ NAME = "kineto"
 ALLOCATES = PAUSES.index("memory")
 
 BRIEF = 0.03
-"""Share of a usual action from which on a call that allocates or frees counts as a pause."""
+"""Minimum length of a pause by an allocation or release, as a share of a usual action."""
 
 NANOSECONDS = 1e-9
 UNITS = 1e-6
 """Seconds of the format's unit, a microsecond."""
 
-MAX_BESIDE = 4_000
-"""Steps up to which those of ranks with different numbers of them are put beside each other."""
+MAX_MATCHED_STEPS = 4_000
+"""Maximum number of steps to match by time between ranks with different numbers of steps."""
 
 NO_RANK = "files that do not say their rank"
 NO_ACTIONS = "files in which nothing tells of a pipeline"
@@ -59,15 +59,15 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     Raises
     ------
     FormatError
-        When no file says its rank and tells of a pipeline.
+        When no file has both a rank and a pipeline.
     """
     traces: dict[int, list[RankTrace]] = defaultdict(list)
-    unnamed: dict[Path, list[Run]] = {}
-    for path, told in read_each(_read_file, files, left_out):
-        if isinstance(told, RankTrace):
-            traces[told.file.rank].append(told)
-        elif told is not None:
-            unnamed[path] = told
+    unnamed: dict[Path, list[UnnamedAction]] = {}
+    for path, content in read_each(_read_file, files, left_out):
+        if isinstance(content, RankTrace):
+            traces[content.file.rank].append(content)
+        elif content is not None:
+            unnamed[path] = content
     microbatches = 0 if traces else microbatches_of(unnamed.values())
     again = [(path, runs, microbatches) for path, runs in unnamed.items()]
     for _, trace in read_each(_read_unnamed, again, left_out, [*unnamed]):
@@ -99,22 +99,24 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     return _observed(collected, traces, found, assumed)
 
 
-def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[Run] | None:
-    """Read a file: its trace, or its forwards and backwards if no range has an action's name."""
+def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[UnnamedAction] | None:
+    """Read a file: its trace, or its forwards and backwards if no range names an action."""
     file = read_file(path, left_out)
     if file.rank < 0:
         left_out[NO_RANK] += 1
     elif file.numbers:
         return _kept(file, left_out)
     elif len(file.sends.values) or len(file.receives.values):
-        return runs_of(path, Counter())
+        return unnamed_actions(path, Counter())
     else:
         left_out[NO_ACTIONS] += 1
     return None
 
 
-def _read_unnamed(task: tuple[Path, list[Run], int], left_out: LeftOut) -> RankTrace | None:
-    """Read a file whose forwards and backwards are those of so many microbatches."""
+def _read_unnamed(
+    task: tuple[Path, list[UnnamedAction], int], left_out: LeftOut
+) -> RankTrace | None:
+    """Read a file with unnamed forwards and backwards of a given number of microbatches."""
     path, runs, microbatches = task
     file = read_file(path, Counter()) if microbatches else KinetoFile(path)
     if microbatches:
@@ -123,7 +125,7 @@ def _read_unnamed(task: tuple[Path, list[Run], int], left_out: LeftOut) -> RankT
 
 
 def _kept(file: KinetoFile, left_out: LeftOut) -> RankTrace | None:
-    """Return the trace of a file; None if it has no pipeline."""
+    """Return the trace of a file, or None without a pipeline."""
     trace = trace_of(file, left_out)
     if not any(computed for computed, _ in trace.steps):
         left_out[NO_ACTIONS] += 1
@@ -175,7 +177,7 @@ def _observed(
 def _add(
     collected: Collected, number: int, place: Place, step: Step, base: int, pair: int
 ) -> int:  # fmt: skip
-    """Add a step of a rank; the number of the latest pair."""
+    """Add a step of a rank, and return the number of the latest pair."""
     computed, moved = step
 
     def seconds(time: int) -> float:
@@ -197,7 +199,7 @@ def _add(
     for each in moved:
         part, spec = each.end, KINDS[each.end.kind]
         stage = place.rank if part.stage == UNKNOWN else part.stage
-        # A message is of the stage that made it.
+        # The stage of a message is the one that produced it.
         carried = (
             number, place.copy, part.kind in FORWARD_KINDS, stage + spec.away * spec.receives,
             part.microbatch, part.slice, place.rank,
@@ -213,9 +215,9 @@ def _add(
 
 
 def _numbered(traces: dict[int, list[RankTrace]]) -> dict[int, list[list[int]]]:
-    """Return the number of every step of every file: the profiler's, else the order of steps.
+    """Return the number of every step of every file: the profiler's, else the index of the step.
 
-    Where ranks have different numbers of steps, those go together that lie beside each other.
+    If ranks have different numbers of steps, steps are matched by their overlap in time.
     """
     flat = {rank: [n for trace in each for n in trace.numbers] for rank, each in traces.items()}
     counts = {rank: sum(len(trace.steps) for trace in each) for rank, each in traces.items()}
@@ -229,18 +231,18 @@ def _numbered(traces: dict[int, list[RankTrace]]) -> dict[int, list[list[int]]]:
     found = {}
     for rank, each in traces.items():
         numbers = list(range(counts[rank]))
-        if counts[rank] < counts[longest] <= MAX_BESIDE:
-            numbers = _beside(spans[rank], spans[longest])
+        if counts[rank] < counts[longest] <= MAX_MATCHED_STEPS:
+            numbers = _matched_steps(spans[rank], spans[longest])
         rows = iter(numbers)
         found[rank] = [[next(rows) for _ in trace.steps] for trace in each]
     return found
 
 
-def _beside(mine: NDArray[np.float64], others: NDArray[np.float64]) -> list[int]:
-    """Return for each step the other rank's step with which it shares most time."""
+def _matched_steps(mine: NDArray[np.float64], others: NDArray[np.float64]) -> list[int]:
+    """Return, for each step, the step of another rank with the largest overlap in time."""
     end = np.minimum.outer(mine[:, 1], others[:, 1])
     shared = end - np.maximum.outer(mine[:, 0], others[:, 0])
-    # Steps follow each other, whatever was cut off of one.
+    # Steps follow each other, even if one is cut off.
     order = np.arange(len(mine))
     numbers: list[int] = (np.maximum.accumulate(shared.argmax(axis=1) - order) + order).tolist()
     return numbers

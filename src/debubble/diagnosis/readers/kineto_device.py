@@ -1,8 +1,8 @@
-"""Times in which the device worked on the launches of a range of the host.
+"""Device times of the kernels launched in a range of the host.
 
-The host runs ahead of the device, so its ranges are no durations. It blocks within one action,
-though: a kernel belongs to the range in which it was *launched*, by whatever thread of the process
-(the launches of a backward are autograd's). What belongs together has the same correlation.
+The host runs ahead of the device, so its ranges are not durations of actions. A kernel belongs to
+the range in which it was *launched*, by any thread of the process: autograd launches the kernels of
+a backward. A kernel and its launch have one correlation number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.diagnosis.readers.kineto_file import KinetoFile, Times
+from debubble.diagnosis.observed import Indices
+from debubble.diagnosis.readers.kineto_file import KinetoFile, Nanoseconds
 from debubble.diagnosis.readers.stream import LeftOut
 
 NO_LAUNCH = "kernels whose launch is not in the trace"
@@ -23,25 +24,25 @@ WORK, COLLECTIVE, P2P = range(3)
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """Kernels that were launched in ranges, sorted by range and start.
+    """Kernels launched in ranges, sorted by range and start.
 
     Parameters
     ----------
     owner
-        The range of each.
+        Range of each kernel.
     launched, start, end
-        When, in nanoseconds.
+        Times of launch, start and end in nanoseconds.
     sort
-        Whether it computes, or is a collective or a p2p of NCCL.
+        Sort of each kernel: computation, or a collective or p2p of NCCL.
     torn
-        Ranges that launched a kernel of which the trace has nothing.
+        Ranges with a launch whose kernel is not in the trace.
     """
 
-    owner: Times
-    launched: Times
-    start: Times
-    end: Times
-    sort: Times
+    owner: Indices
+    launched: Nanoseconds
+    start: Nanoseconds
+    end: Nanoseconds
+    sort: Indices
     torn: frozenset[int]
 
     def __len__(self) -> int:
@@ -54,10 +55,10 @@ class Kernels:
 
     @cached_property
     def work(self) -> dict[int, tuple[int, int, int, int]]:
-        """By range start, end and busy time of what it computed, and its first launch.
+        """Start, end, busy time and first launch of the computation, by range; nanoseconds.
 
-        Collectives count as the action's where they run between its first and last kernel; p2p does
-        not. Ranges that launched nothing that computes have none.
+        Collectives between an action's first and last kernel count as part of it; p2p does not.
+        Ranges without computation are absent.
         """
         computes = self.sort == WORK
         ranges, at = np.unique(self.owner[computes], return_index=True)
@@ -68,7 +69,7 @@ class Kernels:
         launched = np.minimum.reduceat(self.launched[computes], at)
         counts = (self.sort != P2P) & np.isin(self.owner, ranges)
         place = np.searchsorted(ranges, self.owner[counts])
-        # One range behind the other, so that none reaches into the next.
+        # Ranges in sequence must not overlap.
         offset = np.cumsum((last - first).astype(float)) - (last - first)
         begin, end = (
             np.minimum(np.maximum(times[counts], first[place]), last[place]) - first[place]
@@ -82,8 +83,8 @@ class Kernels:
         return dict(zip(ranges.tolist(), rows, strict=True))
 
 
-def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
-    """Return the kernels of a file by the ranges in which they were launched.
+def launched_in(ranges: Nanoseconds, file: KinetoFile, left_out: LeftOut) -> Kernels:
+    """Return the kernels of a file by the ranges of their launches.
 
     Parameters
     ----------
@@ -106,16 +107,16 @@ def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
     return Kernels(owner, time, start, end, sort, torn)
 
 
-def _found(values: Times, among: Times) -> tuple[NDArray[np.bool_], Times]:
-    """Return a mask of the values that are among some sorted ones, and their places."""
+def _found(values: Indices, among: Indices) -> tuple[NDArray[np.bool_], Indices]:
+    """Return a mask of the values found in a sorted array, and their positions in it."""
     at = np.searchsorted(among, values)
     known = at < len(among)
     known[known] = among[at[known]] == values[known]
     return known, at
 
 
-def _owners(ranges: Times, times: Times) -> Times:
-    """Return the range that each time lies in, or −1."""
+def _owners(ranges: Nanoseconds, times: Nanoseconds) -> Indices:
+    """Return the range that contains each time, or −1."""
     if not ranges.shape[1]:
         return np.full(len(times), -1)
     owner = np.searchsorted(ranges[0], times, side="right") - 1
@@ -123,7 +124,7 @@ def _owners(ranges: Times, times: Times) -> Times:
 
 
 def transfer_spans(kernels: Kernels, owner: int) -> list[tuple[int, int]]:
-    """Return starts and ends of the p2p kernels that a range launched, in order."""
+    """Return starts and ends of the p2p kernels of a range, sorted by start."""
     here = kernels.of(owner)
     p2p = kernels.sort[here] == P2P
     return list(

@@ -1,8 +1,8 @@
-"""One file of PyTorch's profiler (Kineto): the events that tell of a pipeline, as columns.
+"""One file of PyTorch's profiler (Kineto): the events of a pipeline, as columns.
 
 Times stay whole nanoseconds: a float of microseconds since 1970 has a grain of 0.2 µs. Some
-profilers forget to escape a quote in a kernel's name; a block with such an event is no JSON, and
-its events are read by patterns.
+profilers do not escape a quote in a kernel's name. A block with such an event is not JSON, so its
+events are read by patterns.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.events import EventFile, whole
 from debubble.diagnosis.readers.stream import LeftOut
 
-Times = NDArray[np.int64]
+Nanoseconds = NDArray[np.int64]
 
 MAX_EVENTS = 1 << 24
-"""Kernels of one file, and likewise launches and ranges."""
+"""Maximum number of kernels of one file, and likewise of launches and ranges."""
 
 WHOLE_NANOSECONDS = 10**17
-"""A time of this and more is in nanoseconds; in microseconds it would be in the year 5138."""
+"""Minimum time that is in nanoseconds; in microseconds it would be in the year 5138."""
 
 LATEST = 1 << 62
-"""Nanoseconds that no time reaches: in the year 2116."""
+"""Exclusive limit of times in nanoseconds: in the year 2116."""
 
 MOST = 10**18
-"""Least correlation, stream or sequence number that is none."""
+"""Exclusive limit of correlation, stream and sequence numbers."""
 
 NO_TIME = "events without a time"
 TOO_MANY = f"files with more than {MAX_EVENTS:,} kernels or launches (the rest of them)"
@@ -64,7 +64,7 @@ NOTHING = msgspec.Raw()
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """Arguments of an event, as far as they are used."""
+    """Used arguments of an event."""
 
     correlation: Any = None
     sequence: Any = msgspec.field(default=None, name="Sequence number")
@@ -82,7 +82,7 @@ class Event(msgspec.Struct, gc=False):
 
     @property
     def correlation(self) -> int:
-        """The number that a kernel and its launch have in common; −1 for none."""
+        """Correlation number, shared by a kernel and its launch; −1 for none."""
         return -1 if self.args is None else whole(self.args.correlation, MOST)
 
     @property
@@ -119,7 +119,7 @@ _PATTERNS = {
 
 
 def _by_pattern(text: bytes) -> Event:
-    """Return the event of a text that is no JSON; empty if its category is of no use."""
+    """Return the event of a text that is not JSON; empty if its category is not used."""
     category = _CATEGORY.search(text)
     if category is None:
         return Event()
@@ -135,11 +135,11 @@ def _by_pattern(text: bytes) -> Event:
 
 
 def _nanoseconds(text: bytes) -> int | None:
-    """Return whole nanoseconds of microseconds as text; of 18 digits and more, of nanoseconds.
+    """Return whole nanoseconds from text in microseconds, or in nanoseconds from 18 digits on.
 
-    None for what is no number, −1 for a time that no run has.
+    The result is None if the text is not a number, and −1 if the time is out of range.
     """
-    # The profiler writes three digits behind the point.
+    # The profiler writes three digits after the point.
     digits = text[:-4] + text[-3:]
     if text[-4:-3] == b"." and digits.isdigit() and len(digits) < 19:
         return int(digits)
@@ -154,7 +154,7 @@ def _nanoseconds(text: bytes) -> int | None:
 
 @dataclass(eq=False)
 class IntRows:
-    """Numbers of many events: rows of as many values each."""
+    """Numbers of many events: rows of equal length."""
 
     width: int
     values: array[int] = field(default_factory=lambda: array("q"))
@@ -165,10 +165,10 @@ class IntRows:
 
     @property
     def full(self) -> bool:
-        """Return whether there is no room for more."""
+        """True if there is no room for more rows."""
         return len(self.values) >= MAX_EVENTS * self.width
 
-    def sorted(self) -> Times:
+    def sorted(self) -> Nanoseconds:
         """Return the rows as columns, sorted by the first; shape ``(width, n)``."""
         rows = np.frombuffer(self.values, np.int64).reshape(-1, self.width)
         return rows[np.argsort(rows[:, 0], kind="stable")].T if len(rows) else rows.T
@@ -176,18 +176,18 @@ class IntRows:
 
 @dataclass(eq=False)
 class KinetoFile:
-    """Events of one file that tell of a pipeline; times in nanoseconds.
+    """Events of a pipeline in one file; times in nanoseconds.
 
     Attributes
     ----------
     rank
-        Of the whole job, −1 where nothing says it; `named_by` says what told it.
+        Rank in the whole job, −1 if unknown; `named_by` is its source.
     world
-        Ranks of the whole job, 0 where nothing says it.
+        Number of ranks of the whole job, 0 if unknown.
     groups
-        Process groups that the rank is in, as names with their ranks.
+        Process groups of the rank, as names with their ranks.
     ranges
-        Start and end of what is called like an action, and the number of its name.
+        Start and end of ranges named like actions, and the number of each name.
     numbers
         Names of ranges by their numbers.
     steps
@@ -195,9 +195,9 @@ class KinetoFile:
     sends, receives, arrivals
         Starts of c10d's sends and receives on the host, start and end of gloo's receives.
     launches
-        Correlation, time, and whether it is one of a kernel.
+        Correlation, time, and 1 for the launch of a kernel.
     kernels
-        Correlation, start, end, stream, and whether it is a collective (1) or a p2p (2).
+        Correlation, start, end, stream, and sort: a collective (1) or a p2p (2).
     """
 
     path: Path
@@ -232,7 +232,7 @@ class KinetoFile:
             getattr(self, use).add(start)
 
     def add_range(self, name: str, start: int, end: int) -> None:
-        """Add a range that is called like an action."""
+        """Add a range named like an action."""
         self.ranges.add(start, end, self.numbers.setdefault(name, len(self.numbers)))
 
     @property
@@ -241,13 +241,13 @@ class KinetoFile:
         return list(self.numbers)
 
     def forget(self) -> None:
-        """Drop all events, of which there may be millions."""
+        """Drop all events to free memory; there may be millions."""
         for name in ("ranges", "steps", "sends", "receives", "arrivals", "launches", "kernels"):
             setattr(self, name, IntRows(getattr(self, name).width))
 
 
 def recognizes(head: bytes) -> bool:
-    """Return whether a file begins like one of this format."""
+    """Return True if a file begins like one of this format."""
     if b'"otherData"' in head:
         return False
     marks = (b'"schemaVersion"', b'"baseTimeNanoseconds"', b'"distributedInfo"')
@@ -256,7 +256,7 @@ def recognizes(head: bytes) -> bool:
 
 
 def read_file(path: Path, left_out: LeftOut) -> KinetoFile:
-    """Read the events of a file that tell of a pipeline."""
+    """Read the events of a pipeline from a file."""
     events = events_of(path, left_out)
     found = KinetoFile(path)
     for block in events.blocks():
@@ -286,9 +286,9 @@ STEP = "ProfilerStep#"
 
 @functools.lru_cache(maxsize=1 << 16)
 def use_of(name: str) -> str | None:
-    """Return the columns that an event of the host belongs to by its name; None for no such name.
+    """Return the columns of a host event by its name; None for any other name.
 
-    Empty for names that only look like one.
+    The result is empty for names that only look like one.
     """
     if _HOST_NAME.fullmatch(name) is None:
         return None
@@ -319,7 +319,7 @@ def _add_kernel(found: KinetoFile, event: Event, left_out: LeftOut) -> None:
     if correlation < 0 or whole(stream, MOST) < 0:
         return
     start, end = event.times
-    # The profiler writes 0 where the device gave no time.
+    # The profiler writes 0 if the device has no time.
     if start <= 0:
         left_out[NO_TIME] += 1
         return
@@ -328,7 +328,7 @@ def _add_kernel(found: KinetoFile, event: Event, left_out: LeftOut) -> None:
 
 
 def _describe(found: KinetoFile, events: EventFile[Event]) -> None:
-    """Set rank, host, groups and the zero of times from what the file says of itself."""
+    """Set rank, host, groups and the zero of times from the metadata of a file."""
     info = events.about("distributedInfo")
     info = info if isinstance(info, dict) else {}
     found.rank, found.named_by = whole(info.get("rank"), 1 << 24), "distributedInfo.rank"
@@ -351,7 +351,7 @@ def _describe(found: KinetoFile, events: EventFile[Event]) -> None:
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    """Return ranks of a group: a list, or its text."""
+    """Return the ranks of a group from a list, or from its text."""
     if isinstance(value, str):
         return tuple(int(number) for number in re.findall(r"\d{1,7}", value))
     return tuple(v for v in value if type(v) is int) if isinstance(value, list) else ()

@@ -11,7 +11,7 @@ from debubble.diagnosis.readers.stream import LeftOut
 
 TENSOR = "files of tensor-parallel ranks other than the first"
 
-Group = tuple[str, tuple[int, ...]]
+ProcessGroup = tuple[str, tuple[int, ...]]
 """A process group: words that describe it, and its ranks."""
 
 
@@ -23,18 +23,20 @@ class Place(NamedTuple):
 
 
 def places(
-    stages: Mapping[int, frozenset[int]], groups: Mapping[int, Sequence[Group]], left_out: LeftOut
+    stages: Mapping[int, frozenset[int]],
+    groups: Mapping[int, Sequence[ProcessGroup]],
+    left_out: LeftOut,
 ) -> dict[int, Place]:
     """Return the place of every rank of the job.
 
     Parameters
     ----------
     stages
-        Stages that each rank computes; those of ranks that never say it are negative.
+        Stages of each rank; negative if unknown.
     groups
-        Process groups that each rank is in.
+        Process groups of each rank.
     left_out
-        Counts the ranks that have no place: tensor-parallel peers do the same work.
+        Counter of ranks without a place: tensor-parallel peers do the same work.
     """
     first = {rank for rank in stages if not _is_tensor_peer(rank, groups.get(rank, ()))}
     if len(first) < len(stages):
@@ -60,7 +62,7 @@ def places(
 
 
 def _numbers(classes: Mapping[frozenset[int], Sequence[int]]) -> dict[frozenset[int], int]:
-    """Return the pipeline rank of each set of stages: its first one if that numbers all."""
+    """Return the pipeline rank of each set of stages: its first stage if these number all."""
     every = {stage for mine in classes for stage in mine}
     chunks = max(len(mine) for mine in classes)
     ranks = -(-(max(every) + 1) // chunks)
@@ -72,7 +74,7 @@ def _numbers(classes: Mapping[frozenset[int], Sequence[int]]) -> dict[frozenset[
 
 
 def _by_group(pipelines: Mapping[int, tuple[int, ...]]) -> dict[int, Place]:
-    """Return places by the ranks of pipeline groups; without one all ranks are one pipeline."""
+    """Return places from the ranks of pipeline groups; without one, all ranks are one pipeline."""
     copies = {group: copy for copy, group in enumerate(sorted(set(pipelines.values())))}
     return {
         rank: Place(copies[group], group.index(rank) if group else rank)
@@ -80,8 +82,8 @@ def _by_group(pipelines: Mapping[int, tuple[int, ...]]) -> dict[int, Place]:
     }
 
 
-def pipeline_of(rank: int, groups: Sequence[Group]) -> tuple[int, ...]:
-    """Return the ranks of the pipeline that a rank is in; none where no group is called so."""
+def pipeline_of(rank: int, groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
+    """Return the ranks of a rank's pipeline; empty without a pipeline group."""
     for words, ranks in groups:
         tokens = re.split(r"[^a-z]+", words)
         if rank in ranks and any(t == "pp" or t.startswith("pipe") for t in tokens):
@@ -89,7 +91,7 @@ def pipeline_of(rank: int, groups: Sequence[Group]) -> tuple[int, ...]:
     return ()
 
 
-def _is_tensor_peer(rank: int, groups: Sequence[Group]) -> bool:
+def _is_tensor_peer(rank: int, groups: Sequence[ProcessGroup]) -> bool:
     for words, ranks in groups:
         tokens = re.split(r"[^a-z]+", words)
         if rank in ranks[1:] and any(t == "tp" or t.startswith("tensor") for t in tokens):

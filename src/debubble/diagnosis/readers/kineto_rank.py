@@ -1,4 +1,4 @@
-"""Steps of one rank from its events: the actions it computed, and its messages."""
+"""Steps of one rank from its events: computed actions and messages."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from debubble.core.kinds import (
 )
 from debubble.diagnosis.readers.action_names import Named, actions_named
 from debubble.diagnosis.readers.kineto_device import Kernels, launched_in, transfer_spans
-from debubble.diagnosis.readers.kineto_file import KinetoFile, Times
+from debubble.diagnosis.readers.kineto_file import KinetoFile, Nanoseconds
 from debubble.diagnosis.readers.stream import LeftOut
 
 UNKNOWN = -1
-"""A time that is not known, and the stage of a range that only says its microbatch."""
+"""Unknown time, or unknown stage of a range with only a microbatch."""
 
 NO_KERNELS = "actions of which kernels are not in the trace"
 
 _Placed = tuple[int, "Moved"]
-"""A message's end, and the index of the action that makes or needs it."""
+"""Index of the action that produces or consumes a message, and one end of the message."""
 
 _MICROBATCH = re.compile(r"(Forward|Backward) (\d+)", re.ASCII)
 
 
 class Computed(NamedTuple):
-    """An action, or both of a pair; times in nanoseconds of the file."""
+    """Action, or both actions of a pair; times in nanoseconds of the file."""
 
     parts: tuple[Named, ...]
     start: int
@@ -49,7 +49,7 @@ class Computed(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """One end of a message, by the action as PyTorch names it: ``0SEND_F1``, ``1RECV_F1``."""
+    """End of a message, identified by PyTorch's name: ``0SEND_F1``, ``1RECV_F1``."""
 
     end: Named
     sent: int = UNKNOWN
@@ -59,7 +59,7 @@ class Moved(NamedTuple):
 
 
 Step = tuple[list[Computed], list[Moved]]
-"""What a rank computed and moved in one step, in order of time."""
+"""Actions and message ends of a rank in one step, sorted by time."""
 
 
 @dataclass(eq=False)
@@ -69,13 +69,13 @@ class RankTrace:
     Attributes
     ----------
     steps
-        Computed and moved of every step, in order of time.
+        Actions and message ends of every step, sorted by time.
     numbers
-        The profiler's numbers of the steps, where every step has its own.
+        The profiler's numbers of the steps, if every step has its own.
     waits_inside
-        Whether the times of actions contain their wait for input.
+        True if the times of actions contain their wait for input.
     on_device
-        Whether they are of the device.
+        True if times are measured on the device.
     """
 
     file: KinetoFile
@@ -86,14 +86,14 @@ class RankTrace:
 
     @property
     def stages(self) -> frozenset[int]:
-        """The stages that the rank computes; UNKNOWN where ranges only say microbatches."""
+        """Stages of the rank; UNKNOWN if ranges have only microbatches."""
         return frozenset(
             part.stage for computed, _ in self.steps for one in computed for part in one.parts
         )
 
     @property
     def last_stage(self) -> int:
-        """The last stage that it computes or sends to; UNKNOWN where ranges say no stages."""
+        """Last stage that the rank computes or sends to; UNKNOWN if ranges have no stages."""
         sent = (
             each.end.stage + KINDS[each.end.kind].away
             for _, moved in self.steps for each in moved
@@ -103,7 +103,7 @@ class RankTrace:
 
 
 def parts_of(name: str) -> tuple[Named, ...]:
-    """Return the actions of a range; those of GPipe's say no stage."""
+    """Return the actions of a range; those of GPipe have no stage."""
     match = _MICROBATCH.fullmatch(name)
     if match is None:
         return actions_named(name)
@@ -167,27 +167,27 @@ _Key = tuple[bool, int, int, int]
 
 
 def _key(part: Named) -> _Key:
-    """Return the key of an activation or gradient that an action makes or needs."""
+    """Return the key of an activation or gradient that an action produces or consumes."""
     return part.kind in FORWARD_KINDS, part.stage, part.microbatch, part.slice
 
 
 class _Host:
-    """Sends and receives as the host saw them."""
+    """Sends and receives measured on the host; times in nanoseconds."""
 
     def __init__(self, file: KinetoFile) -> None:
         self.sends, self.receives = file.sends.sorted()[0], file.receives.sorted()[0]
         self.arrivals = file.arrivals.sorted()
 
     def arrivals_in(self, start: int, end: int) -> list[int]:
-        """Return the arrivals of receives that were posted in a range."""
+        """Return the arrivals of receives posted in a range."""
         if not self.arrivals.size:
             return []
         first, last = np.searchsorted(self.arrivals[0], [start, end])
         return [int(each) for each in self.arrivals[1][first:last]]
 
     @staticmethod
-    def first_in(times: Times, start: int, end: int) -> int:
-        """Return the first of some times that lies in a range, or UNKNOWN."""
+    def first_in(times: Nanoseconds, start: int, end: int) -> int:
+        """Return the first time within a range, or UNKNOWN."""
         at = int(np.searchsorted(times, start))
         return int(times[at]) if at < len(times) and times[at] <= end else UNKNOWN
 
@@ -212,7 +212,7 @@ def _on_device(parts: tuple[Named, ...], kernels: Kernels, at: int) -> Computed 
 
 
 def _end(part: Named, start: int, end: int, at: int, kernels: Kernels | None, host: _Host) -> Moved:
-    """Return one end of a message with a range of its own."""
+    """Return the end of a message that has its own range."""
     sends = part.kind in SEND_KINDS
     if kernels is not None:
         spans = transfer_spans(kernels, at)
@@ -231,7 +231,7 @@ def _end(part: Named, start: int, end: int, at: int, kernels: Kernels | None, ho
 def _within(
     one: Computed, start: int, end: int, at: int, kernels: Kernels, host: _Host
 ) -> list[Moved]:
-    """Return both messages of a range of GPipe, which receives first and sends last."""
+    """Return the messages of a GPipe range, which receives first and sends last."""
     part = one.parts[0]
     send, receive = (part._replace(kind=kind) for kind in transfer_of(part.kind))
     found = []
@@ -252,7 +252,7 @@ def _within(
 
 
 def _split(found: RankTrace, computed: Sequence[Computed], moved: Sequence[_Placed]) -> None:
-    """Put actions into steps; a message goes with the action that makes or needs it."""
+    """Split actions into steps; a message goes with the action that produces or consumes it."""
     cuts = cuts_of([one.parts for one in computed])
     bounds = [0, *cuts, len(computed)]
     found.steps = [(list(computed[a:b]), []) for a, b in pairwise(bounds)]
@@ -271,10 +271,10 @@ def _split(found: RankTrace, computed: Sequence[Computed], moved: Sequence[_Plac
 
 
 def _waits(computed: list[Computed]) -> list[Computed]:
-    """Return actions of a device with what they waited for.
+    """Return actions of a device with the ends of their waits for input.
 
-    What was launched before the previous action ended could have begun then, so it began when its
-    input was there. What was launched later waited for the host.
+    An action launched before the end of the previous one could have begun at that end, so it began
+    when its input was complete. An action launched later waited for the host.
     """
     return computed[:1] + [
         one._replace(waited=one.start) if one.issued <= before.end < one.start else one
@@ -283,10 +283,10 @@ def _waits(computed: list[Computed]) -> list[Computed]:
 
 
 def cuts_of(keys: Sequence[tuple[Named, ...]]) -> list[int]:
-    """Return where steps after the first begin: where an action comes again.
+    """Return the first indices of all steps but the first; they begin where an action repeats.
 
-    A window that opened within a step has a part of it first, which must not be taken for the
-    begin of the next: within a step every forward stands before its backward.
+    A trace that starts within a step has a part of it first, which is not the beginning of the next
+    step. Within a step every forward precedes its backward.
     """
     cuts = _repeats(keys, 0)
     period = cuts[0] if cuts else len(keys)
@@ -306,7 +306,7 @@ def _repeats(keys: Sequence[tuple[Named, ...]], begin: int) -> list[int]:
 
 
 def _begin(keys: Sequence[tuple[Named, ...]]) -> int:
-    """Return where in a cycle a step begins: at a forward with no backward before its own."""
+    """Return the index in a cycle at which a step begins: a forward with no backward before it."""
     forwards: dict[tuple[int, int, int], int] = {}
     backwards: dict[tuple[int, int, int], int] = {}
     for at, parts in enumerate(keys):
@@ -315,7 +315,7 @@ def _begin(keys: Sequence[tuple[Named, ...]]) -> int:
                 forwards[part[1:]] = at
             elif part.kind in GRADIENT_KINDS:
                 backwards[part[1:]] = at
-    # A begin behind a forward and not behind its backward tears them apart.
+    # A beginning between a forward and its backward would separate them.
     torn = np.zeros(len(keys) + 1, np.int64)
     for unit, forward in forwards.items():
         backward = backwards.get(unit, forward)

@@ -1,8 +1,8 @@
-"""Ranges of PyTorch's 1F1B, which names no actions, from autograd's own events.
+"""Ranges of PyTorch's 1F1B, which has no named actions, from autograd's events.
 
-A backward is a run of autograd's evaluations; its first has the greatest sequence number of all,
-so a greater one begins the next. A forward is what recorded the numbers that a backward evaluates.
-The order of microbatches is that of 1F1B, and assumed.
+A backward is a series of autograd's evaluations. Its first has the greatest sequence number, so a
+greater number begins the next backward. A forward is the interval that recorded the numbers that a
+backward evaluates. The sequence of microbatches is assumed to be that of 1F1B.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from debubble.diagnosis.readers.kineto_file import (
     TOO_MANY,
     IntRows,
     KinetoFile,
-    Times,
+    Nanoseconds,
     events_of,
 )
 from debubble.diagnosis.readers.stream import LeftOut
@@ -29,16 +29,16 @@ FORWARD, BACKWARD = range(2)
 NAMES = ("Forward", "Backward")
 
 
-class Run(NamedTuple):
-    """A forward or backward that has no name; times in nanoseconds."""
+class UnnamedAction(NamedTuple):
+    """Forward or backward without a name; times in nanoseconds."""
 
     start: int
     end: int
     kind: int
 
 
-def runs_of(path: Path, left_out: LeftOut) -> list[Run]:
-    """Return the forwards and backwards of a file, in order of time."""
+def unnamed_actions(path: Path, left_out: LeftOut) -> list[UnnamedAction]:
+    """Return the forwards and backwards of a file, sorted by time."""
     recorded, evaluated = IntRows(3), IntRows(3)
     for block in events_of(path, left_out).blocks():
         for event in block:
@@ -54,7 +54,7 @@ def runs_of(path: Path, left_out: LeftOut) -> list[Run]:
     return _runs(evaluated.sorted(), recorded.sorted())
 
 
-def _runs(evaluated: Times, recorded: Times) -> list[Run]:
+def _runs(evaluated: Nanoseconds, recorded: Nanoseconds) -> list[UnnamedAction]:
     evaluated = evaluated[:, _outer(evaluated) == np.arange(evaluated.shape[1])]
     if not evaluated.shape[1]:
         return []
@@ -63,7 +63,7 @@ def _runs(evaluated: Times, recorded: Times) -> list[Run]:
     begins[0] = True
     run = np.cumsum(begins) - 1
     backwards = zip(start[begins], np.maximum.reduceat(end, np.flatnonzero(begins)), strict=True)
-    # What lies in no evaluation recorded something for a backward.
+    # An event outside of all evaluations recorded something for a backward.
     at = np.searchsorted(start, recorded[0], side="right") - 1
     inside = (at >= 0) & (recorded[0] < end[np.maximum(at, 0)])
     recorded = recorded[:, ~inside & np.isin(recorded[2], number[number >= 0])]
@@ -77,20 +77,20 @@ def _runs(evaluated: Times, recorded: Times) -> list[Run]:
     for each in np.unique(owner):
         mine = maker[owner == each]
         forwards.append((recorded[0][mine].min(), recorded[1][mine].max()))
-    found = [Run(int(a), int(b), FORWARD) for a, b in forwards]
-    found += [Run(int(a), int(b), BACKWARD) for a, b in backwards]
+    found = [UnnamedAction(int(a), int(b), FORWARD) for a, b in forwards]
+    found += [UnnamedAction(int(a), int(b), BACKWARD) for a, b in backwards]
     return sorted(found)
 
 
-def _outer(events: Times) -> Times:
-    """Return for each event, sorted by start, the one that it lies in, or itself."""
+def _outer(events: Nanoseconds) -> Nanoseconds:
+    """Return the outermost event around each event; events are sorted by start."""
     start, end = events[0], events[1]
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])[: len(start)]
     here = np.arange(len(start))
     return np.maximum.accumulate(np.where(start >= before, here, 0)) if len(start) else here
 
 
-def microbatches_of(orders: Iterable[Sequence[Run]]) -> int:
+def microbatches_of(orders: Iterable[Sequence[UnnamedAction]]) -> int:
     """Return the microbatches of a step: backwards until nothing is in flight; 0 for none."""
     most, found = 0, 0
     for runs in orders:
@@ -106,8 +106,8 @@ def microbatches_of(orders: Iterable[Sequence[Run]]) -> int:
     return found
 
 
-def add_ranges(file: KinetoFile, runs: Sequence[Run], microbatches: int) -> None:
-    """Give a file ranges as GPipe's: the k-th forward is microbatch k's, and so on.
+def add_ranges(file: KinetoFile, runs: Sequence[UnnamedAction], microbatches: int) -> None:
+    """Add ranges named like GPipe's to a file: the k-th forward is that of microbatch k.
 
     Such a range begins with the receive of its input and ends with the send of its result.
     """

@@ -1,9 +1,9 @@
 """Megatron-LM's timer log (``--timing-log-level 2``): sums per rank and iteration, costs only.
 
-The log has what all forwards and all backwards of an iteration took on every rank
-(``--timing-log-option all``), or the least and most of all ranks (``minmax``, ``max``). Divided by
-microbatches and chunks that is the cost of an action; when each ran, the log does not say. How many
-there are is in the list of arguments at its beginning.
+The log has the total time of all forwards and of all backwards of an iteration on every rank
+(``--timing-log-option all``), or the minimum and maximum over ranks (``minmax``, ``max``). Divided
+by microbatches and chunks, that is the cost of an action. The log has no times of single actions.
+The numbers of microbatches and chunks are in the list of arguments at its beginning.
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
-from debubble.diagnosis.observed import Actions, Observed
-from debubble.diagnosis.readers.messages import Whole
+from debubble.diagnosis.observed import Observed, ObservedActions, Times, Whole
 from debubble.diagnosis.readers.stream import LeftOut, lines
-
-Times = NDArray[np.float64]
 
 NAME = "megatron-timers"
 TIMERS = {"forward-compute": "F", "backward-compute": "B"}
@@ -39,7 +35,7 @@ _TIMER = re.compile(
 _RANK = re.compile(r"rank\s+(\d{1,6}): (\d{1,12}\.\d+)", re.ASCII)
 _RANKS = re.compile(r"(?:[ \t]*rank +\d{1,6}: \d{1,12}\.\d++[ \t\r]*(?:\n|\Z))++", re.ASCII)
 ALL = -1
-"""Rank of a time that is the slowest's."""
+"""Rank of a time that belongs to the slowest rank."""
 
 _ITERATION = re.compile(r"iteration\s+(\d{1,9})/")
 
@@ -48,7 +44,7 @@ TOO_MANY = f"iterations beyond the first {MAX_ITERATIONS:,}"
 
 
 def recognizes(head: bytes) -> bool:
-    """Return whether a log begins like Megatron's, with times or its list of arguments."""
+    """Return True if a log begins like Megatron's, with times or its list of arguments."""
     text = head.decode("utf-8", "replace")
     return any(words in text for words in _HEADS) or "pipeline_model_parallel_size ..." in text
 
@@ -59,7 +55,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     Raises
     ------
     FormatError
-        When no forwards and backwards are summed, or nothing says how many microbatches there are.
+        When the log has no sums of forwards and backwards, or no number of microbatches.
     """
     log = _Log(left_out)
     for path in files:
@@ -85,10 +81,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     costs: dict[str, Any] = {
         kind: _per_stage(each, ranks, chunks, peers, microbatches) for kind, each in sums.items()
     }
-    told = {min(rank // peers, ranks - 1) for rank in sums["F"]} if every else set(range(ranks))
+    reported = {min(rank // peers, ranks - 1) for rank in sums["F"]} if every else set(range(ranks))
     return Observed(
-        NAME, ranks, 1, (), Actions.of(),
-        missing=tuple((0, rank) for rank in range(ranks) if rank not in told),
+        NAME, ranks, 1, (), ObservedActions.of(),
+        missing=tuple((0, rank) for rank in range(ranks) if rank not in reported),
         taken_for={
             "rank": f"rank // {peers}, as Megatron places pipelines" if every
             else "not told: the slowest rank's sums stand for all",
@@ -109,7 +105,7 @@ class _Log:
     arguments
         Numbers in the list of arguments.
     iterations
-        Those that have times.
+        Iterations with times.
     """
 
     def __init__(self, left_out: LeftOut) -> None:
@@ -128,12 +124,12 @@ class _Log:
                 return
 
     @property
-    def _told(self) -> str:
-        """The kind of action of which times of ranks are that follow; empty for none."""
+    def _kind(self) -> str:
+        """Kind of action of the following times by rank; empty for none."""
         return TIMERS.get(self._timer, "") if self._inside else ""
 
     def _lines(self, text: str) -> bool:
-        """Read lines one by one; those of ranks, one below the other, as one."""
+        """Read lines one by one, and consecutive lines of ranks as one."""
         at = 0
         while at < len(text):
             ranks = _RANKS.match(text, at)
@@ -141,34 +137,34 @@ class _Log:
             if ranks is None:
                 if not self._line(text[at:end].rstrip("\r\n")):
                     return False
-            elif self._told:
+            elif self._kind:
                 pairs = _RANK.findall(text, at, end)
                 rank, time = zip(*pairs, strict=True)
-                self._found[self._told].append((np.array(rank, int), np.array(time, float)))
+                self._found[self._kind].append((np.array(rank, int), np.array(time, float)))
             at = end
         return True
 
     def _line(self, line: str) -> bool:
-        """Read a line that is no rank's; False where its iteration is one too many."""
-        told = _told_by(line)
-        if told.argument is not None:
-            self.arguments.setdefault(*told.argument)
+        """Read a line without a rank; return False if its iteration exceeds the limit."""
+        parsed = _parsed(line)
+        if parsed.argument is not None:
+            self.arguments.setdefault(*parsed.argument)
             return True
-        if told.iteration is not None:
+        if parsed.iteration is not None:
             if len(self.iterations) >= MAX_ITERATIONS:
                 return False
-            self.iterations.add(told.iteration)
-        if told.begins:
+            self.iterations.add(parsed.iteration)
+        if parsed.begins:
             self._inside, self._timer = True, ""
             return True
-        self._inside = self._inside and told.timer is not None
-        if not self._inside or told.timer is None:
+        self._inside = self._inside and parsed.timer is not None
+        if not self._inside or parsed.timer is None:
             return True
-        self._timer = told.timer
+        self._timer = parsed.timer
         if self._timer not in TIMERS:
             self._left_out[OTHER_TIMERS] += 1
-        elif told.time is not None:
-            self._found[TIMERS[self._timer]].append((np.array([ALL]), np.array([told.time])))
+        elif parsed.time is not None:
+            self._found[TIMERS[self._timer]].append((np.array([ALL]), np.array([parsed.time])))
         return True
 
     def sums(self) -> dict[str, dict[int, Times]]:
@@ -185,19 +181,19 @@ class _Log:
 
 
 class _Line(NamedTuple):
-    """Content of a line that is no rank's."""
+    """Content of a line without a rank."""
 
     argument: tuple[str, int] | None
     iteration: int | None
     begins: bool
-    """Whether sums of timers follow."""
+    """True if sums of timers follow."""
     timer: str | None
     time: float | None
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _told_by(line: str) -> _Line:
-    """Parse a line; most are names of timers, which come again and again."""
+def _parsed(line: str) -> _Line:
+    """Parse a line; most are names of timers, which repeat."""
     argument, timer = _ARGUMENT.fullmatch(line), _TIMER.fullmatch(line)
     iteration = _ITERATION.search(line)
     return _Line(
@@ -212,7 +208,7 @@ def _told_by(line: str) -> _Line:
 def _per_stage(
     sums: Mapping[int, Times], ranks: int, chunks: int, peers: int, microbatches: int
 ) -> float | list[float]:
-    """Return the cost of an action of every stage: the median iteration's, of the slowest peer."""
+    """Return the cost of an action by stage: the median over iterations of the slowest peer."""
     share = microbatches * chunks
     if ALL in sums:
         return float(np.median(sums[ALL])) / share
@@ -220,7 +216,7 @@ def _per_stage(
     for rank, values in sums.items():
         at = min(rank // peers, ranks - 1)
         found[at] = max(found.get(at, 0.0), float(np.median(values)) / share)
-    # A rank of which the log has nothing counts as the mean of the others.
+    # A rank that is missing in the log counts as the mean of the others.
     mean = sum(found.values()) / len(found)
     return [found.get(rank, mean) for rank in range(ranks)] * chunks
 

@@ -1,41 +1,39 @@
-"""Both ends of messages, found by what they carry, with the ranks of both."""
+"""Messages with both ends, matched by their content."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
-from debubble.diagnosis.observed import Actions, Columns, Messages
-
-Whole = NDArray[np.integer[Any]]
+from debubble.diagnosis.observed import Columns, Messages, ObservedActions, Whole
 
 LARGEST = 1 << 62
-"""Number that no packed row reaches."""
+"""Exclusive limit of the numbers of packed rows."""
 
 BLOCK = 1 << 16
-"""Rows that are worked on at a time."""
+"""Number of rows processed at a time."""
 
 SPARSE = 8
-"""Numbers to a row from which on those that occur are found by sorting."""
+"""Minimum ratio of possible numbers to rows for which distinct numbers are found by sorting."""
 
 CARRIED = ("step", "copy", "forward", "slice", "microbatch", "stage")
-"""What a message carries.
+"""Columns of a message's content.
 
-With the stage last, what a neighbouring stage makes has a neighbouring number.
+The stage is last, so that results of adjacent stages have adjacent numbers.
 """
 
 
 @dataclass(frozen=True, eq=False)
-class Ends(Columns):
-    """One end of messages: what is carried, and the rank that sends or receives it.
+class MessageEnds(Columns):
+    """Ends of messages: their content, and the rank that sends or receives it.
 
-    That is what an action of a stage made, and whether the action is a forward.
+    The content is the result of a stage's action; `forward` is true for a forward.
     """
 
     step: NDArray[np.int32]
@@ -48,15 +46,15 @@ class Ends(Columns):
 
 
 @dataclass(frozen=True, eq=False)
-class Sends(Ends):
-    """Messages that are sent, and when."""
+class Sends(MessageEnds):
+    """Sent messages, with times in seconds."""
 
     sent: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Receives(Ends):
-    """Messages that are received: when the receive was posted, waited for and done."""
+class Receives(MessageEnds):
+    """Received messages: times in seconds at which the receive is posted, waited for and done."""
 
     posted: NDArray[np.float64]
     waited: NDArray[np.float64]
@@ -64,11 +62,11 @@ class Receives(Ends):
 
 
 T = TypeVar("T", Sends, Receives)
-R = TypeVar("R", Actions, Sends, Receives)
+R = TypeVar("R", ObservedActions, Sends, Receives)
 
 
 def packed(columns: Sequence[Whole]) -> Whole:
-    """Return a number for every row, equal where all columns are."""
+    """Return a number for every row, equal for rows with equal columns."""
     if not len(columns[0]):
         return np.zeros(0, np.int64)
     lows = [int(column.min()) for column in columns]
@@ -89,7 +87,7 @@ def packed(columns: Sequence[Whole]) -> Whole:
 
 
 def some_of_each(code: Whole) -> Whole:
-    """Return a row of each group of rows that have one number."""
+    """Return one row of each group of rows with equal numbers."""
     size = int(code.max(initial=-1)) + 1
     if size > SPARSE * len(code):
         return np.unique(code, return_index=True)[1]
@@ -99,7 +97,7 @@ def some_of_each(code: Whole) -> Whole:
 
 
 def grouped(columns: Sequence[Whole]) -> tuple[Whole, Whole]:
-    """Return a row of every group of rows that are equal, and the group of every row."""
+    """Return one row of every group of equal rows, and the group of every row."""
     code = packed(columns)
     size = int(code.max(initial=-1)) + 1
     if size > SPARSE * len(code):
@@ -112,21 +110,21 @@ def grouped(columns: Sequence[Whole]) -> tuple[Whole, Whole]:
 
 
 def paired(
-    actions: Actions, steps: Sequence[int], sends: Sends, receives: Receives
+    actions: ObservedActions, steps: Sequence[int], sends: Sends, receives: Receives
 ) -> tuple[Messages, int]:
-    """Return messages with what is known of both ends, and how many belong to no action.
+    """Return messages with the known times of both ends, and the number without an action.
 
     Parameters
     ----------
     actions
-        Those of whole steps, with the indices of these in place of their numbers.
+        Actions of whole steps, with indices of steps in place of their numbers.
     steps
-        Their numbers.
+        Numbers of the steps.
     """
     if not len(sends) and not len(receives):
         return Messages.of(), 0
     sends, receives = _of_steps(sends, steps), _of_steps(receives, steps)
-    # A message is of one step. Of some steps at a time all of this stays in the processor's cache.
+    # A message lies in one step. The data of a few steps fits the processor's cache.
     found: list[Messages] = []
     stray = 0
     for first, behind in _some_steps(actions.step):
@@ -154,17 +152,17 @@ def _some_steps(step: Whole) -> Iterator[tuple[int, int]]:
 
 def _first_of(steps: Whole, step: int) -> int:
     """Return the first row of a step, or of a later one."""
-    # A number of another type would have all rows converted to that.
+    # A number of another type would convert all rows to it.
     return int(np.searchsorted(steps, steps.dtype.type(step)))
 
 
 def _between(rows: R, first: int, behind: int) -> R:
-    """Return rows of these of sorted steps."""
+    """Return the rows of a range of sorted steps."""
     part = slice(_first_of(rows.step, first), _first_of(rows.step, behind))
     return type(rows)(**{name: column[part] for name, column in vars(rows).items()})
 
 
-def _paired(actions: Actions, sends: Sends, receives: Receives) -> tuple[Messages, int]:
+def _paired(actions: ObservedActions, sends: Sends, receives: Receives) -> tuple[Messages, int]:
     is_made = np.isin(actions.kind, (*FORWARD_KINDS, *GRADIENT_KINDS))
     makes, done = np.flatnonzero(is_made), actions.take(is_made)
     made = {**vars(done), "forward": np.isin(done.kind, FORWARD_KINDS)}
@@ -202,7 +200,7 @@ def _paired(actions: Actions, sends: Sends, receives: Receives) -> tuple[Message
 
 
 def _of_steps(rows: T, steps: Sequence[int]) -> T:
-    """Return rows of these steps, sorted, with the index of the step in place of its number."""
+    """Return the sorted rows of some steps, with indices of steps in place of their numbers."""
     numbers = np.array(steps, dtype=np.int32)
     rows = rows.take(np.isin(rows.step, numbers))
     index = np.searchsorted(numbers, rows.step).astype(np.int32)

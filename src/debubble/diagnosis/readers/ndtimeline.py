@@ -1,9 +1,9 @@
 """NDTimeline of veScale, as ByteDance publishes it: one Chrome trace of all workers.
 
-A process is a data-parallel rank. Threads are called ``PP rank 1, TP rank 0, compute`` or
-``…, pp-comm``. Events called ``forward-compute`` and ``backward-compute`` have their step, chunk
-and microbatch in ``args``; those of transfers count calls. Times are in microseconds; workers have
-aligned their clocks before they wrote.
+A process is a data-parallel rank. Threads are named ``PP rank 1, TP rank 0, compute`` or
+``…, pp-comm``. Events named ``forward-compute`` and ``backward-compute`` have their step, chunk and
+microbatch in ``args``. Events of transfers have numbers of calls. Times are in microseconds.
+Workers align their clocks before they write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from debubble.core.errors import FormatError
 from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import KINDS, Kind
-from debubble.diagnosis.observed import ALONE, PAUSES, Observed
+from debubble.diagnosis.observed import ALONE, PAUSES, Observed, Times, Whole
 from debubble.diagnosis.readers.chunks import (
     Calls,
     first_units,
@@ -36,8 +36,6 @@ from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "ndtimeline"
-Times = NDArray[np.float64]
-Whole = NDArray[np.integer[Any]]
 MICROSECONDS = 1e-6
 
 _WORDS = (
@@ -65,7 +63,7 @@ NO_TIME = "events without numbers as ts and dur"
 MORE_CALLS = "steps of a worker with another number of transfers than its actions need"
 
 
-class _Arguments(msgspec.Struct, gc=False):
+class _WorkerArguments(msgspec.Struct, gc=False):
     """Arguments of an event; `name` is that of a thread."""
 
     step: Any = None
@@ -74,7 +72,7 @@ class _Arguments(msgspec.Struct, gc=False):
     name: Any = None
 
 
-class _Event(msgspec.Struct, gc=False):
+class _WorkerEvent(msgspec.Struct, gc=False):
     """An event as written; times in microseconds."""
 
     name: str = ""
@@ -82,10 +80,10 @@ class _Event(msgspec.Struct, gc=False):
     tid: Any = None
     ts: Any = None
     dur: Any = None
-    args: _Arguments | None = None
+    args: _WorkerArguments | None = None
 
 
-class _Events(NamedTuple):
+class _WorkerEvents(NamedTuple):
     """Columns of events; times in seconds.
 
     `name` indexes :data:`NAMES`; `worker` is the number of a process and thread.
@@ -99,24 +97,24 @@ class _Events(NamedTuple):
     start: Times
     end: Times
 
-    def taken(self, rows: NDArray[Any]) -> _Events:
+    def taken(self, rows: NDArray[Any]) -> _WorkerEvents:
         """Return some of the events."""
-        return _Events(*(column[rows] for column in self))
+        return _WorkerEvents(*(column[rows] for column in self))
 
     @classmethod
-    def joined(cls, parts: Sequence[_Events]) -> _Events:
-        """Return the events of several."""
+    def joined(cls, parts: Sequence[_WorkerEvents]) -> _WorkerEvents:
+        """Return the events of several parts."""
         whole, times = np.zeros(0, np.int32), np.zeros(0)
         none = cls(whole, whole, whole, whole, whole, times, times)
         return cls(*map(np.concatenate, zip(none, *parts, strict=True)))
 
 
-Named = tuple[int, int, int]
+Worker = tuple[int, int, int]
 """Copy, rank and tensor-parallel rank of a worker."""
 
 
 def recognizes(head: bytes) -> bool:
-    """Return whether a file begins like one of this format."""
+    """Return True if a file begins like one of this format."""
     work = b'-compute"' in head and b'"mb_id"' in head
     return work or _COMPUTE.search(head) is not None
 
@@ -127,7 +125,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     Raises
     ------
     FormatError
-        When no event tells of an action.
+        When no event is an action.
     """
     named, events = _read_files(files, left_out)
     events = _first_tensor_ranks(named, events, left_out)
@@ -138,7 +136,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     v_shaped = is_v_shaped(_first_copy(named, events, works, ranks), ranks)
     collected = Collected(where, left_out)
     _add(collected, named, events, works, ranks, v_shaped)
-    # All is in the rows by now.
+    # The rows now contain all data.
     del events, works
     return collected.observed(
         NAME,
@@ -154,15 +152,15 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, _Events]:
+def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, _WorkerEvents]:
     """Return copy, rank and tensor-parallel rank of all workers, and their events."""
-    named: list[Named] = []
-    found: list[_Events] = []
+    named: list[Worker] = []
+    found: list[_WorkerEvents] = []
     for _, (workers, events) in read_each(_read_file, files, left_out):
         number = np.where(events.worker >= 0, events.worker + len(named), -1)
         found.append(events._replace(worker=number))
         named += workers
-    events = _Events.joined(found)
+    events = _WorkerEvents.joined(found)
     known = events.worker >= 0
     if spare := len(known) - int(np.count_nonzero(known)):
         left_out[NO_WORKER] += spare
@@ -170,7 +168,7 @@ def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, _Event
     return np.array(named, np.int64).reshape(-1, 3), events
 
 
-def _read_file(path: Path, left_out: LeftOut) -> tuple[list[Named], _Events]:
+def _read_file(path: Path, left_out: LeftOut) -> tuple[list[Worker], _WorkerEvents]:
     """Return the workers of a file by the names of its threads, and its events.
 
     The worker of an event is its place among these, −1 for a thread without such a name.
@@ -178,8 +176,8 @@ def _read_file(path: Path, left_out: LeftOut) -> tuple[list[Named], _Events]:
     threads: dict[tuple[int, int], re.Match[str]] = {}
     names: dict[str, int] = {}
     places: dict[tuple[int, int], int] = {}
-    found: list[_Events] = []
-    for block in EventFile(path, _Event, left_out, wanted=WANTED).blocks():
+    found: list[_WorkerEvents] = []
+    for block in EventFile(path, _WorkerEvent, left_out, wanted=WANTED).blocks():
         found.append(_columns(block, names, places, left_out))
         for event in block:
             if event.name == "thread_name" and event.args is not None:
@@ -187,21 +185,21 @@ def _read_file(path: Path, left_out: LeftOut) -> tuple[list[Named], _Events]:
                 thread = _thread(event.tid, names)
                 if match and thread != NO_THREAD:
                     threads[whole(event.pid), thread] = match
-    named: list[Named] = []
+    named: list[Worker] = []
     number = np.full(len(places), -1, np.int32)
     for (process, thread), place in places.items():
         if (match := threads.get((process, thread))) is not None:
             number[place] = len(named)
             named.append((process, int(match[1]), int(match[2])))
-    events = _Events.joined(found)
+    events = _WorkerEvents.joined(found)
     return named, events._replace(worker=number[events.worker])
 
 
 def _columns(
-    block: Sequence[_Event], names: dict[str, int], places: dict[tuple[int, int], int],
+    block: Sequence[_WorkerEvent], names: dict[str, int], places: dict[tuple[int, int], int],
     left_out: LeftOut,
-) -> _Events:  # fmt: skip
-    """Return the events of a block that are of use; `places` numbers processes and threads."""
+) -> _WorkerEvents:  # fmt: skip
+    """Return the used events of a block; `places` numbers processes and threads."""
     rows = [(event, event.args) for event in block if event.name in NAMES and event.args]
     events = [event for event, _ in rows]
     process = wholes([event.pid for event in events])
@@ -223,7 +221,7 @@ def _columns(
     )
     name, step, chunk, unit = (column[sound].astype(np.int32) for column in columns)
     start, end = start[sound], (start + length)[sound]
-    return _Events(
+    return _WorkerEvents(
         name.astype(np.int8), number[group], step, chunk, unit, start * MICROSECONDS,
         end * MICROSECONDS,
     )  # fmt: skip
@@ -236,8 +234,8 @@ def _thread(value: Any, names: dict[str, int]) -> int:
     return value if type(value) is int and abs(value) < MOST_THREAD else NO_THREAD
 
 
-def _first_tensor_ranks(named: Whole, events: _Events, left_out: LeftOut) -> _Events:
-    """Return events of the first tensor-parallel rank of each worker: all of them do the same."""
+def _first_tensor_ranks(named: Whole, events: _WorkerEvents, left_out: LeftOut) -> _WorkerEvents:
+    """Return events of the first tensor-parallel rank of each worker; its peers do the same."""
     here = np.unique(events.worker)
     first: dict[tuple[int, int], int] = {}
     for copy, rank, tensor in named[here].tolist():
@@ -250,8 +248,8 @@ def _first_tensor_ranks(named: Whole, events: _Events, left_out: LeftOut) -> _Ev
     return events
 
 
-def _works(events: _Events, left_out: LeftOut) -> Whole:
-    """Return the rows that are actions with all of their numbers."""
+def _works(events: _WorkerEvents, left_out: LeftOut) -> Whole:
+    """Return the rows of actions with complete numbers."""
     works = np.flatnonzero(np.isin(events.name, list(WORK)))
     sound = np.minimum.reduce([events.step, events.chunk, events.unit])[works] >= 0
     if spare := len(works) - int(np.count_nonzero(sound)):
@@ -260,8 +258,8 @@ def _works(events: _Events, left_out: LeftOut) -> Whole:
     return found
 
 
-def _first_copy(named: Whole, events: _Events, works: Whole, ranks: int) -> Calls:
-    """Return actions of the first copy that show whether chunks are placed in a V."""
+def _first_copy(named: Whole, events: _WorkerEvents, works: Whole, ranks: int) -> Calls:
+    """Return actions of the first copy, to detect a V-shaped placement of chunks."""
     works = works[events.unit[works] == 0]
     copy, rank, _ = named[events.worker[works]].T
     works, rank = works[copy == 0], rank[copy == 0]
@@ -274,7 +272,12 @@ def _first_copy(named: Whole, events: _Events, works: Whole, ranks: int) -> Call
 
 
 def _add(
-    collected: Collected, named: Whole, events: _Events, works: Whole, ranks: int, v_shaped: bool
+    collected: Collected,
+    named: Whole,
+    events: _WorkerEvents,
+    works: Whole,
+    ranks: int,
+    v_shaped: bool,
 ) -> None:
     copy, rank = (named[:, place].astype(np.int32)[events.worker] for place in (0, 1))
     start, end = events.start, events.end

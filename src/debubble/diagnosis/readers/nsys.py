@@ -1,8 +1,8 @@
 """Reports of Nsight Systems as SQLite files, with the NVTX ranges of sail-sg's Zero Bubble runtime.
 
-``nsys export --type sqlite report.nsys-rep`` writes such a file. The runtime calls its ranges
+``nsys export --type sqlite report.nsys-rep`` writes such a file. The runtime names its ranges
 ``F{microbatch}.{chunk}.{slice}``, ``B…`` and ``W…``, and every iteration ``iter_{rank}_{number}``.
-A backward that has a W is one for the input. The ranges are the host's: an action lasts from its
+A backward with a W is one for the input. The ranges are the host's: an action lasts from its
 first to its last kernel, as in traces of PyTorch's profiler.
 """
 
@@ -56,7 +56,7 @@ NO_KERNELS = "processes whose ranges launched no kernel"
 
 
 def recognizes(head: bytes) -> bool:
-    """Return whether a file begins like one of this format."""
+    """Return True if a file begins like one of this format."""
     return head.startswith(MAGIC)
 
 
@@ -66,7 +66,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     Raises
     ------
     FormatError
-        When no process has a rank, ranges called like actions, and kernels.
+        When no process has a rank, ranges named like actions, and kernels.
     """
     ranks: dict[int, _Rank] = {}
     for _, found in read_each(_read_file, files, left_out):
@@ -106,7 +106,7 @@ class _Rank(NamedTuple):
 
 
 def _read_file(path: Path, left_out: LeftOut) -> list[_Rank]:
-    """Read the processes of a report; of a damaged one, those before the damage."""
+    """Read the processes of a report, up to its damage if it is damaged."""
     found = []
     try:
         for file in _processes(path, left_out):
@@ -116,7 +116,7 @@ def _read_file(path: Path, left_out: LeftOut) -> list[_Rank]:
             else:
                 left_out[NO_KERNELS] += 1
     except (sqlite3.Error, UnicodeDecodeError):
-        # The second where an error of SQLite quotes what is no text.
+        # The second occurs if an error of SQLite quotes bytes that are not text.
         left_out[DAMAGED] += 1
     return found
 
@@ -124,8 +124,8 @@ def _read_file(path: Path, left_out: LeftOut) -> list[_Rank]:
 def _stride(ranks: Sequence[int]) -> int:
     """Return the distance in the job between two ranks of the pipeline.
 
-    Ranges tell the rank in the job. With tensor or data parallelism every eighth or so is of one
-    pipeline, and a folder has the reports of one.
+    Ranges have the rank in the job. With tensor or data parallelism, the ranks of one pipeline are
+    equally spaced, and a folder has the reports of one pipeline.
     """
     return math.gcd(*ranks) if len(ranks) > 1 and 0 in ranks else 1
 
@@ -199,7 +199,7 @@ def _processes(path: Path, left_out: LeftOut) -> Iterator[KinetoFile]:
 def _ranges(
     base: sqlite3.Connection, path: Path, tables: set[str], left_out: LeftOut
 ) -> dict[int, KinetoFile]:
-    """Return ranges by process: those called like actions, and iterations, which have the rank."""
+    """Return ranges by process: those named like actions, and iterations, which have the rank."""
     columns = _columns(base, NVTX)
     text = "e.text" if "text" in columns else "NULL"
     join = ""
@@ -213,19 +213,19 @@ def _ranges(
         if not isinstance(name, str) or not _are_times(start, end, thread):
             continue
         file = found[thread >> 24]
-        told = _told(name)
-        if told is None:
+        parsed = _parsed(name)
+        if parsed is None:
             continue
-        if isinstance(told, tuple):
-            file.rank, number = told
+        if isinstance(parsed, tuple):
+            file.rank, number = parsed
             file.named_by = "iter"
             file.steps.add(start, end, number)
-        elif told in (CLEARED, SHARDED):
-            left_out[told] += 1
+        elif parsed in (CLEARED, SHARDED):
+            left_out[parsed] += 1
         else:
             if file.ranges.full:
                 raise FormatError(f"{path}: too many NVTX ranges; export fewer iterations")
-            file.add_range(told, start, end)
+            file.add_range(parsed, start, end)
     by_name = _RANK.findall(path.name)
     for file in found.values():
         if file.rank < 0 and by_name and len(found) == 1:
@@ -234,8 +234,8 @@ def _ranges(
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _told(name: str) -> tuple[int, int] | str | None:
-    """Parse a name: rank and number of an iteration, an action, or why it is left out."""
+def _parsed(name: str) -> tuple[int, int] | str | None:
+    """Parse a name: rank and number of an iteration, an action, or the reason to leave it out."""
     iteration = _ITERATION.fullmatch(name)
     if iteration is not None:
         return int(iteration[1]), int(iteration[2])
@@ -251,7 +251,7 @@ def _told(name: str) -> tuple[int, int] | str | None:
 
 
 def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
-    """Return launches and kernels by process; names tell which are NCCL's."""
+    """Add launches and kernels to their processes; NCCL's kernels are found by name."""
     columns = _columns(base, KERNELS)
     name = "shortName" if "shortName" in columns else "demangledName"
     if not files:
@@ -272,7 +272,7 @@ def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
 
 
 def _names(base: sqlite3.Connection, column: str) -> str:
-    """Return the conditions, in SQL, that tell NCCL's kernels by name."""
+    """Return SQL conditions that find NCCL's kernels by name."""
     found = base.execute(
         "SELECT id, instr(value, 'SendRecv') FROM StringIds "
         "WHERE typeof(value) = 'text' AND instr(value, 'nccl') AND typeof(id) = 'integer'"
@@ -285,7 +285,7 @@ def _names(base: sqlite3.Connection, column: str) -> str:
 
 
 class _Query(NamedTuple):
-    """Rows of a table that are whole numbers."""
+    """Query for rows of whole numbers in a table."""
 
     columns: tuple[str, ...]
     table: str
@@ -296,7 +296,7 @@ class _Query(NamedTuple):
     def add(self, base: sqlite3.Connection, process: int, values: array[int]) -> None:
         """Add the rows of a process.
 
-        In nearly all reports all are fine; to ask SQLite for that takes as long as the rest.
+        Nearly all reports have only valid rows; a check by SQLite takes as long as the rest.
         """
         query = f"SELECT {', '.join(self.columns)} FROM {self.table} WHERE {self.where}"
         before = len(values)
@@ -315,7 +315,7 @@ class _Query(NamedTuple):
 
 
 def _are_fine(*columns: str) -> str:
-    """Return that columns hold whole numbers that fit, in SQL."""
+    """Return a SQL condition that columns hold whole numbers within the limit."""
     return " AND ".join(
         f"typeof({each}) = 'integer' AND {each} BETWEEN 0 AND {LATEST - 1}" for each in columns
     )
@@ -341,5 +341,5 @@ def _columns(base: sqlite3.Connection, table: str) -> set[str]:
 
 
 def _are_times(*values: Any) -> bool:
-    """Return whether all values are whole numbers that fit."""
+    """Return True if all values are whole numbers within the limit."""
     return all(type(value) is int and 0 <= value < LATEST for value in values)

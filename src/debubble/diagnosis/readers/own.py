@@ -1,8 +1,8 @@
-"""Traces that debubble writes of its own runs: see :mod:`debubble.interchange.run_trace`.
+"""Traces written by debubble for its own runs: see :mod:`debubble.interchange.run_trace`.
 
-What others write that call their events ``3F7`` and their processes like ranks is read as well.
-One file has all ranks of one step, in several groups of processes: what was predicted, and last
-what was measured. Several files are several steps, in the order of their names.
+Traces of other programs are read as well if events are named ``3F7`` and processes like ranks. One
+file has all ranks of one step, in several groups of processes: predictions first, the measurement
+last. Several files are several steps, sorted by name.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from debubble.core.kinds import (
     TRANSFER_KINDS,
     Kind,
 )
-from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.observed import ALONE, Observed, Times, Whole
 from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
-from debubble.diagnosis.readers.messages import Whole, grouped
+from debubble.diagnosis.readers.messages import grouped
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.run_trace import GROUP
@@ -50,21 +50,19 @@ OPEN = "transfers without a beginning or an end"
 
 
 ACTION, BEGIN, END, OTHER = range(4)
-"""Sorts of events: an action, the beginning or end of a transfer, or of no use here."""
+"""Sorts of events: an action, the beginning or end of a transfer, or unused."""
 
 _AWAY = np.array([KINDS[kind].away if KINDS[kind].receives else 0 for kind in Kind])
-"""Stages between the one in a transfer's name and the one that made what it moves."""
-
-Times = NDArray[np.float64]
+"""Stages between the one in a transfer's name and the one that produced its data, by kind."""
 
 
-class _Arguments(msgspec.Struct, gc=False):
-    """Arguments of an event: when an action or a receive was waited for, in microseconds."""
+class _OwnArguments(msgspec.Struct, gc=False):
+    """Arguments of an event: start of the wait for an action or a receive, in microseconds."""
 
     waited: Any = None
 
 
-class _Event(msgspec.Struct, gc=False):
+class _OwnEvent(msgspec.Struct, gc=False):
     """An event as written; times in microseconds."""
 
     name: str = ""
@@ -74,10 +72,10 @@ class _Event(msgspec.Struct, gc=False):
     id: Any = None
     ts: Any = None
     dur: Any = 0
-    args: _Arguments | None = None
+    args: _OwnArguments | None = None
 
 
-class _Events(NamedTuple):
+class _OwnEvents(NamedTuple):
     """Columns of events; times in microseconds."""
 
     sort: Whole
@@ -93,13 +91,13 @@ class _Events(NamedTuple):
     length: Times
     waited: Times
 
-    def taken(self, rows: NDArray[Any]) -> _Events:
+    def taken(self, rows: NDArray[Any]) -> _OwnEvents:
         """Return some of the events."""
-        return _Events(*(column[rows] for column in self))
+        return _OwnEvents(*(column[rows] for column in self))
 
 
 def recognizes(head: bytes) -> bool:
-    """Return whether a file begins like one of this format."""
+    """Return True if a file begins like one of this format."""
     if b'"otherData"' in head and b'"schedule"' in head and b'"traceEvents"' in head:
         return True
     return _DRAWN.search(head) is not None and b'"cpu_op"' not in head
@@ -150,16 +148,16 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _read_file(path: Path, left_out: LeftOut) -> tuple[_Events | None, Mapping[str, Any]]:
-    """Return the last group of a file, None if there is none; and its ``otherData``."""
-    file = EventFile(path, _Event, left_out, wanted=_NAMED)
+def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mapping[str, Any]]:
+    """Return the last group of a file, or None, and the file's ``otherData``."""
+    file = EventFile(path, _OwnEvent, left_out, wanted=_NAMED)
     keys: dict[Any, int] = {}
     found = [columns for block in file.blocks() if (columns := _columns(block, keys)) is not None]
     about = file.about("otherData")
     about = about if isinstance(about, dict) else {}
     if not found:
         return None, about
-    events = _Events(*map(np.concatenate, zip(*found, strict=True)))
+    events = _OwnEvents(*map(np.concatenate, zip(*found, strict=True)))
     sound = (events.rank >= 0) & ~np.isnan(events.start)
     if wrong := len(sound) - int(np.count_nonzero(sound)):
         left_out[NO_TIME] += wrong
@@ -171,8 +169,8 @@ def _read_file(path: Path, left_out: LeftOut) -> tuple[_Events | None, Mapping[s
     return events._replace(rank=rank).taken(last), about
 
 
-def _columns(block: Sequence[_Event], keys: dict[Any, int]) -> _Events | None:
-    """Return the events of a block whose names are those of actions; None if it has none.
+def _columns(block: Sequence[_OwnEvent], keys: dict[Any, int]) -> _OwnEvents | None:
+    """Return the events of a block named like actions; None if it has none.
 
     `keys` numbers the ids of transfers.
     """
@@ -191,7 +189,7 @@ def _columns(block: Sequence[_Event], keys: dict[Any, int]) -> _Events | None:
     )  # fmt: skip
     key = [keys.setdefault(str(event.id), len(keys)) for event in events]
     waited = [event.args and event.args.waited for event in events]
-    return _Events(
+    return _OwnEvents(
         sort, kind, wholes([event.pid for event in events]), stage, microbatch, slice,
         wholes([event.tid for event in events]), np.array(key),
         numbers([event.ts for event in events]), numbers([event.dur for event in events]),
@@ -204,8 +202,8 @@ _IS_COMPUTE = np.isin(list(Kind), COMPUTE_KINDS)
 _IS_TRANSFER = np.isin(list(Kind), TRANSFER_KINDS)
 
 
-def _add(collected: Collected, number_of_step: int, events: _Events, at: float) -> float:
-    """Add a step that begins at `at`, in seconds; when it ends."""
+def _add(collected: Collected, number_of_step: int, events: _OwnEvents, at: float) -> float:
+    """Add a step that begins at `at`, and return its end; both in seconds."""
     actions = events.taken(events.sort == ACTION)
     zero = float(actions.start.min())
 
@@ -237,8 +235,8 @@ def _add(collected: Collected, number_of_step: int, events: _Events, at: float) 
     return float(seconds(np.fmax.reduce(over, initial=zero)))
 
 
-def _transfers(events: _Events) -> tuple[_Events, Times]:
-    """Return transfers that begin, and when they end; NaN if the trace has no end."""
+def _transfers(events: _OwnEvents) -> tuple[_OwnEvents, Times]:
+    """Return begins of transfers, and their end times; NaN if the trace has no end."""
     rows = np.flatnonzero((events.sort == BEGIN) | (events.sort == END))
     begins = events.sort[rows] == BEGIN
     if not begins.any():
@@ -252,8 +250,8 @@ def _transfers(events: _Events) -> tuple[_Events, Times]:
     return events.taken(last[there]), end[there]
 
 
-def _arrivals(actions: _Events, receives: _Events, end: Times) -> Times:
-    """Return when the input of each action was received; NaN if the trace does not say."""
+def _arrivals(actions: _OwnEvents, receives: _OwnEvents, end: Times) -> Times:
+    """Return the arrival time of each action's input; NaN if it is not in the trace."""
     if not len(end):
         return np.full(len(actions.rank), np.nan)
     columns = []
@@ -267,11 +265,11 @@ def _arrivals(actions: _Events, receives: _Events, end: Times) -> Times:
     return found
 
 
-def _pairs(actions: _Events, over: Times) -> Whole:
+def _pairs(actions: _OwnEvents, over: Times) -> Whole:
     """Return the pair of every action in one: that of its first half.
 
-    The other halves stand on a thread of their own, and began a moment later where that was
-    measured. They go with the action on the first thread that they share most of their time with.
+    The second halves are on their own thread, and begin slightly later if they were measured. Each
+    belongs to the action on the first thread with the largest overlap in time.
     """
     found = np.full(len(over), ALONE)
     if not (actions.thread == PAIRED).any():

@@ -1,13 +1,13 @@
-"""Read the files of a large trace in several processes, each of them a share of the files.
+"""Process pool to read the files of a large trace, with a share of the files each.
 
-A reader calls :func:`read_each` with a function that reads one file. For few bytes or a single
-file, and where others keep the processors busy, everything is read in this process. Otherwise new
-Python processes (``python -m debubble.diagnosis.readers.pool``) read a share each while this one
-reads its own. They are started, not forked, so that threads do no harm; and unlike those of
-:mod:`multiprocessing` they never import the program's ``__main__``, which need not have a guard.
+A reader calls :func:`read_each` with a function that reads one file. For few bytes, a single file,
+or on a busy machine, everything is read in this process. Otherwise new Python processes
+(``python -m debubble.diagnosis.readers.pool``) read a share each while this one reads its own. They
+are started, not forked, which is safe with threads. Unlike those of :mod:`multiprocessing` they
+never import the program's ``__main__``, which need not have a guard.
 
-Tasks and results travel in temporary files. A process that dies or raises has not happened: this
-one reads its files itself. All are killed when the reading ends, by whatever.
+Tasks and results are passed in temporary files. If a process dies or raises, this process reads its
+files instead. All are killed at the end of the reading, for any reason.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 FEWEST_BYTES = 100_000_000
-"""Bytes of files from which on several processes save more time than it takes to start them."""
+"""Minimum size of files, in bytes, at which several processes save their start-up time."""
 
 PACKED = 8
-"""Unpacked bytes to one of a compressed trace, about."""
+"""Approximate ratio of unpacked to packed bytes of a compressed trace."""
 
 MOST = 8
-"""Processes at most: more would wait for this one, which puts their results together."""
+"""Maximum number of processes: more would wait for this one, which merges their results."""
 
 PATIENCE = 0.1
 """Seconds between two checks whether the reading is cancelled."""
@@ -54,7 +54,7 @@ def processors() -> int:
 
 
 def processes_for(files: Sequence[Path]) -> int:
-    """Return the number of processes that reading these files is worth, this one included."""
+    """Return the suitable number of processes for some files, this one included."""
     size = 0
     for path in files:
         with suppress(OSError):
@@ -74,16 +74,16 @@ def read_each(
     left_out: LeftOut,
     files: Sequence[Path] | None = None,
 ) -> Iterator[tuple[A, R]]:
-    """Yield the tasks in their order with what `read` returns for each.
+    """Yield the tasks in sequence, with the result of `read` for each.
 
     Parameters
     ----------
     read
-        A function of a module; it changes nothing but the counts that it is given.
+        A function of a module without side effects, except on the given counts.
     tasks
-        Files, or whatever `read` takes.
+        Files, or other arguments of `read`.
     left_out
-        Where the counts of each task are added when it is yielded.
+        Counter to which the counts of each task are added when it is yielded.
     files
         The files that all tasks read; the tasks themselves by default.
     """
@@ -108,7 +108,7 @@ def read_each(
 
 
 def _attempt(read: Callable[[A, LeftOut], R], task: A) -> tuple[R, LeftOut] | None:
-    """Return what a task gives and counts; None where it raises, which it will do again."""
+    """Return the result and counts of a task; None if it raises, as it will again."""
     check_cancelled()
     counts = LeftOut()
     try:
@@ -127,7 +127,7 @@ class _Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> _Process:
-        # It imports what this process would, and nothing from the folder that it is in.
+        # It has this process's import path, without its own folder.
         path = os.pathsep.join(os.path.abspath(each) for each in sys.path if each)
         environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
         with suppress(OSError):

@@ -1,9 +1,9 @@
 """Primus's ``--dump_pp_data``: ``pp_rank_0.json`` …, and ``config.json`` next to them.
 
-A file has, for every iteration, starts and ends of forwards, backwards and backwards for weights
-in milliseconds from when that rank began the iteration: every rank has its own zero. Only
-data-parallel rank 0 writes. Microbatches and chunks stand beside the times, save for Megatron's own
-schedules; there the k-th call counts.
+A file has, for every iteration, starts and ends of forwards, backwards and backwards for weights,
+in milliseconds from the rank's start of the iteration. So every rank has its own zero. Only
+data-parallel rank 0 writes. Microbatches and chunks are next to the times, except for Megatron's
+own schedules, where they follow from the index of the call.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import numpy as np
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, Kind
-from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.observed import ALONE, Observed, Whole
 from debubble.diagnosis.readers.chunks import (
     Calls,
-    Whole,
     first_units,
     is_v_shaped,
     kth_call,
@@ -40,11 +39,11 @@ MILLISECONDS = 1e-3
 CONFIG = "config.json"
 MOST_CHUNKS = 64
 MOST_DIGITS = 9
-"""Least digits that no number of an iteration has."""
+"""Exclusive limit of the digits of an iteration's number."""
 
 LATEST = 1 << 62
 UNNUMBERED, NO_CALL = -1, -2
-"""Chunks of a call that the file does not number, and of one with a negative number."""
+"""Chunk of an unnumbered call, and of one with a negative number."""
 
 
 _FILE = re.compile(r"pp_rank_(\d{1,6})\.json(\.gz)?", re.ASCII)
@@ -58,15 +57,15 @@ class _Run(NamedTuple):
 
     calls: Calls
     longest: Mapping[int, float]
-    """How long every iteration took at least."""
+    """Minimum length of every iteration, in milliseconds."""
     named: bool = True
-    """Whether the file numbers the calls."""
+    """True if the file numbers the calls."""
     without: int = 0
     """Iterations without calls."""
 
 
 def recognizes(head: bytes) -> bool:
-    """Return whether a file begins like one of this format."""
+    """Return True if a file begins like one of this format."""
     return b'"fwd_start"' in head or (b'"pp_size"' in head and b'"num_mbs"' in head)
 
 
@@ -99,7 +98,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 
 
 def _read_file(path: Path, left_out: LeftOut) -> tuple[_Run | None, Mapping[str, Any]]:
-    """Return the run of a rank's file, None for another or an empty one; and its object."""
+    """Return the run of a rank's file, or None without one, and the object in the file."""
     data = as_object(whole(path, MAX_BYTES, left_out), left_out)
     is_ranks = data and _FILE.fullmatch(path.name) is not None
     return _run(data) if is_ranks else None, data if path.name == CONFIG else {}
@@ -122,7 +121,7 @@ def _together(runs: Mapping[int, _Run], ranks: int, chunks: int) -> Iterator[Cal
 
 
 def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
-    """Return calls with chunks and microbatches also where the file does not number them."""
+    """Return calls with chunks and microbatches, inferred if the file does not number them."""
     without = calls.chunk == UNNUMBERED
     if not without.any():
         return calls
@@ -167,7 +166,7 @@ def _observed(
 
 
 def _kinds(calls: Calls) -> Whole:
-    """Return kinds of calls: a backward with one for weights, too, is one for the input."""
+    """Return the kinds of calls: a backward is one for the input if one for weights exists."""
     if not (calls.kind == Kind.W).any():
         return calls.kind
     action = packed([calls.step, calls.rank, calls.chunk, calls.microbatch])
@@ -224,7 +223,7 @@ def _run(data: Mapping[str, Any]) -> _Run:
 
 
 class _Lists:
-    """The calls of one kind in all iterations of a file."""
+    """Calls of one kind in all iterations of a file."""
 
     def __init__(self) -> None:
         self._counts: list[int] = []

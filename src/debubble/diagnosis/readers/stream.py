@@ -1,4 +1,4 @@
-"""Bytes of trace files as a stream: plain or compressed, whole or cut off, never all in memory."""
+"""Streams of trace files: plain or compressed, complete or truncated, never all in memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from debubble.core.errors import FormatError
 from debubble.diagnosis.cancellation import check_cancelled
 
 CHUNK = 1 << 20
-"""Bytes that are worked on at a time."""
+"""Size of the pieces of a stream, in bytes."""
 
 HEAD = 1 << 16
-"""Bytes by which a file's format is recognized."""
+"""Size of the beginning by which a format is recognized, in bytes."""
 
 MAX_UNPACKED = 1 << 36
-"""Bytes of one unpacked file that are read; a gzip file may claim to be small and is not."""
+"""Maximum size of one unpacked file, in bytes; the size in a gzip file may be wrong."""
 
 GZIP = b"\x1f\x8b"
 
@@ -31,18 +31,18 @@ UNREADABLE = "files that are no JSON"
 TOO_LONG = f"files of more than {MAX_UNPACKED >> 30} GiB unpacked (the rest of them)"
 
 LeftOut = Counter[str]
-"""How many things were not used, by the reason in words."""
+"""Numbers of unused things, by the reason in words."""
 
 
 def chunks(path: Path, left_out: LeftOut, size: int = CHUNK) -> Iterator[bytes]:
-    """Yield the content of a file, unpacked where it is packed, in pieces of about `size` bytes.
+    """Yield the content of a file, unpacked if it is packed, in pieces of about `size` bytes.
 
-    A file that cannot be unpacked to its end is read as far as that goes, which `left_out` counts.
+    A damaged file is read up to the damage, and counted in `left_out`.
 
     Raises
     ------
     FormatError
-        When it cannot be read at all.
+        When the file cannot be read at all.
     """
     try:
         with open(path, "rb") as file:
@@ -75,7 +75,7 @@ def _unpacked(file: BinaryIO, size: int, left_out: LeftOut) -> Iterator[bytes]:
             try:
                 piece = reader.decompress(packed, size)
             except zlib.error:
-                # Bytes behind the last member, often zeros that fill a block, do no harm.
+                # Bytes after the last member, often zeros that fill a block, do no harm.
                 if not whole or packed.strip(b"\0"):
                     left_out[DAMAGED] += 1
                     yield from _undamaged(before, packed)
@@ -93,7 +93,7 @@ def _unpacked(file: BinaryIO, size: int, left_out: LeftOut) -> Iterator[bytes]:
 
 
 def _undamaged(reader: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
-    """Yield the content of packed bytes before those that are damaged."""
+    """Yield the content of packed bytes up to the damage."""
     try:
         for at in range(0, len(packed), 64):
             yield reader.decompress(packed[at : at + 64])
@@ -112,7 +112,7 @@ def head(path: Path) -> bytes:
 
 
 def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:
-    """Return the content of a file whose format is read in one piece.
+    """Return the content of a file in one piece.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def _unreadable(path: Path, error: OSError) -> FormatError:
 
 
 def as_object(text: bytes, left_out: LeftOut) -> dict[str, Any]:
-    """Return the object of a small JSON file; empty if it is none, which is counted."""
+    """Return the object of a small JSON file; count anything else, and return an empty one."""
     try:
         data = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

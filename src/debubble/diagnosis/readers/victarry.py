@@ -1,9 +1,9 @@
 """The timers of Victarry's Megatron-LM: ``event_times_PP4_VPP1_…_pp_rank_0_rank_0.json``.
 
 A file has the milliseconds from a barrier to every start and end of one iteration, by keys
-``forward-{microbatch}-start`` or ``backward-{chunk}-{microbatch}-end``. Starts lie behind the
-receive, so no time contains a wait; the zeros of ranks differ as much as their ways out of the
-barrier. Files of other tensor-, context- or data-parallel ranks tell the same and are left out.
+``forward-{microbatch}-start`` or ``backward-{chunk}-{microbatch}-end``. Starts are after
+the receive, so no time contains a wait. The zeros of ranks differ by their exits from the barrier.
+Files of other tensor-, context- or data-parallel ranks have equal content and are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OPEN = "actions without a start or an end"
 
 
 def recognizes(head: bytes) -> bool:
-    """Return whether a file begins like one of this format."""
+    """Return True if a file begins like one of this format."""
     return _HEAD.search(head) is not None
 
 
@@ -81,7 +81,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     if not parts:
         raise FormatError(f"{where}: no file event_times_…_pp_rank_0_….json has times of actions")
     v_shaped = is_v_shaped(first_units(parts, ranks), ranks)
-    # Iterations are laid one behind the other.
+    # Iterations are laid one after the other.
     longest = np.zeros(len(folders))
     for calls in parts:
         np.fmax.at(longest, calls.step, calls.end)
@@ -110,7 +110,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 
 
 def _read_file(task: _Task, left_out: LeftOut) -> Calls | None:
-    """Return the actions of a file; None for none."""
+    """Return the actions of a file, or None."""
     step, rank, path = task
     edges: dict[str, dict[_Action, Any]] = {"start": {}, "end": {}}
     for key, value in as_object(whole(path, MAX_BYTES, left_out), left_out).items():
@@ -140,7 +140,7 @@ _Action = tuple[Kind, int, int]
 
 @functools.lru_cache(maxsize=1 << 16)
 def _named(key: str) -> tuple[_Action, str] | None:
-    """Return the action of a key, and which edge of it; None for another key."""
+    """Return the action of a key, and its edge; None for any other key."""
     match = _KEY.fullmatch(key)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Whole steps of a trace: those in which every rank has all of its actions, each once."""
+"""Whole steps of a trace: steps in which every rank has all of its actions once."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from numpy.typing import NDArray
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
 from debubble.core.units import counted
-from debubble.diagnosis.observed import Actions
+from debubble.diagnosis.observed import ObservedActions
 from debubble.diagnosis.readers.messages import packed
 
 NAMED = 3
-"""Ranks, actions or microbatches that a message names."""
+"""Maximum number of ranks, actions or microbatches in a message."""
 
 INCOMPLETE = "steps that are not complete on every rank"
 TWO_TIMES = "steps in which an action occurs twice with different times"
 PARTS = "ranks of which no step is complete (taken as missing): "
 
 ACTION = ("kind", "stage", "microbatch", "slice")
-"""Columns that say which action of its rank and step a row is."""
+"""Columns that identify the action of a row within its rank and step."""
 
 
 def whole_steps(
-    where: str, actions: Actions, count: Callable[[str, int], None]
-) -> tuple[Actions, tuple[int, ...]]:
+    where: str, actions: ObservedActions, count: Callable[[str, int], None]
+) -> tuple[ObservedActions, tuple[int, ...]]:
     """Return the actions of complete steps, and the numbers of those steps.
 
-    What a rank usually has is what most of its steps have; a rank that lacks something even so is
-    left out as a whole.
+    The usual actions of a rank are those of most of its steps. A rank whose usual actions are
+    incomplete is left out.
 
     Parameters
     ----------
     where
         The file or folder, for messages.
     actions
-        All that was read, in order of step, copy and rank.
+        All actions, sorted by step, copy and rank.
     count
-        Called with a reason, and how many ranks or steps are left out for it.
+        Function of a reason and the number of ranks or steps left out for it.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def whole_steps(
     number = np.repeat(np.array(numbers, np.int32), np.diff(bounds))
     if len(kept) < len(steps) or parts:
         actions, number = actions.take(number >= 0), number[number >= 0]
-    return Actions(**{**vars(actions), "step": number}), tuple(kept)
+    return ObservedActions(**{**vars(actions), "step": number}), tuple(kept)
 
 
 _Place = tuple[int, int]
@@ -93,14 +93,14 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class _Set:
-    """Actions of a rank in a step.
+    """Set of the actions of a rank in a step.
 
     Attributes
     ----------
     key
         Equal for equal sets.
     again
-        Whether an action occurs twice.
+        True if an action occurs twice.
     """
 
     key: bytes
@@ -108,7 +108,7 @@ class _Set:
     actions: frozenset[tuple[int, ...]]
 
 
-def _groups(actions: Actions) -> tuple[NDArray[np.int64], list[tuple[int, int, int]]]:
+def _groups(actions: ObservedActions) -> tuple[NDArray[np.int64], list[tuple[int, int, int]]]:
     """Return the first action of each rank in each step, and its copy, rank and step."""
     group = packed([actions.copy, actions.rank, actions.step])
     first = np.append(0, np.flatnonzero(group[1:] != group[:-1]) + 1)
@@ -117,13 +117,13 @@ def _groups(actions: Actions) -> tuple[NDArray[np.int64], list[tuple[int, int, i
 
 
 def _sets(
-    actions: Actions, bounds: NDArray[np.int64], groups: Sequence[tuple[int, int, int]]
+    actions: ObservedActions, bounds: NDArray[np.int64], groups: Sequence[tuple[int, int, int]]
 ) -> tuple[dict[_Place, dict[int, _Set]], set[int]]:
     """Return the actions of every place in every step, and steps in which one occurs twice."""
     code = packed([getattr(actions, name) for name in ACTION])
     found: dict[_Place, dict[int, _Set]] = defaultdict(dict)
     twice = set()
-    # Most steps have the same actions in the same order.
+    # Most steps have the same actions in the same sequence.
     sets: dict[bytes, _Set] = {}
     for (copy, rank, step), (begin, end) in zip(groups, pairwise(bounds.tolist()), strict=True):
         order = code[begin:end].tobytes()
@@ -140,7 +140,7 @@ def _sets(
 
 
 def _refuse_gaps(where: str, usual: Mapping[_Place, frozenset[tuple[int, ...]]]) -> None:
-    """Refuse a trace that lacks a microbatch on all ranks."""
+    """Raise FormatError if a microbatch is missing on all ranks."""
     units = {action[2] for done in usual.values() for action in done}
     absent = sorted(set(range(max(units))) - units)
     if absent:
@@ -153,7 +153,7 @@ def _refuse_gaps(where: str, usual: Mapping[_Place, frozenset[tuple[int, ...]]])
 def _parts(
     usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]],
 ) -> set[tuple[int, int]]:
-    """Return the copies and ranks that never have all microbatches, or not the backward of each."""
+    """Return the copies and ranks that always lack a microbatch, or a backward of one."""
     forwards = {
         at: {one[1:] for one in done if one[0] in FORWARD_KINDS} for at, done in usual.items()
     }
@@ -178,7 +178,7 @@ def _lacks(
     learns = any(kinds & set(GRADIENT_KINDS) for kinds in done)
     backward = "B" if any(Kind.B in kinds for kinds in done) else "I"
     units = [{one[2:] for one in actions} for actions in usual.values()]
-    # Where each rank has half of the microbatches of a stage, only pairs tell what is not there.
+    # If each rank has half of the microbatches of a stage, only pairs show the missing ones.
     every = set.union(*units) if max(map(len, units)) == len(set.union(*units)) else set()
     found = []
     for copy, rank in sorted(parts):

@@ -1,9 +1,9 @@
-"""Why an order cannot run, in words.
+"""Explanation of why a schedule cannot run.
 
 Either something is wrong with the actions themselves
 (:mod:`~debubble.engine.explain.action_faults`), which is so in every p2p mode, or actions wait for
-each other in a cycle (:mod:`~debubble.engine.explain.waits`). All of it is said over the schedule
-alone: what stopped a compiler, and where, is not asked.
+each other in a cycle (:mod:`~debubble.engine.explain.waits`). The schedule alone decides:
+the place where a compiler stopped does not matter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["explain"]
 
 
 def explain(schedule: Schedule, mode: P2PMode) -> ScheduleError:
-    """The error for a schedule that cannot run.
+    """Return the error for a schedule that cannot run.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
-"""What is wrong with the actions themselves: twice, misplaced, or without what they need.
+"""Faults of single actions: repeated, misplaced, or without an action that they need.
 
-Every fault of these stops a schedule, in every p2p mode; only transfers may overtake each other
+Each of these faults stops a schedule, in every p2p mode; only transfers may overtake each other
 where they do not have to meet.
 """
 
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
     Action,
+    among,
     group_bounds,
     pairs_of,
     unpack,
@@ -47,20 +49,73 @@ _RECEIVES = np.array([spec.receives for spec in KINDS])
 _ONCE = (*UNIT_KINDS, *VOCABULARY_KINDS)
 
 
+LONE, LARGE = -1, -2
+"""In place of a partner: the group lacks its first or last member, or has too many."""
+
+
+class BadGroups(NamedTuple):
+    """Actions in overlapped groups that cannot be."""
+
+    where: Positions
+    """Positions of the actions, sorted, without repeats."""
+    partner: Positions
+    """Position of the later member that each cannot run with, or LONE, or LARGE."""
+
+
+def bad_groups(index: ActionIndex) -> BadGroups:
+    """Find overlapped groups that lack members, have too many, or whose members exclude each other.
+
+    Members are work, and of different stages or microbatches. A group that is too large is found at
+    its first member.
+    """
+    pair = pairs_of(index.schedule.actions)
+    none = np.zeros(0, dtype=np.int64)
+    if not pair.any():
+        return BadGroups(none, none)
+    same_rank = index.rank[1:] == index.rank[:-1]
+    goes_on, led = np.zeros((2, len(pair)), dtype=bool)
+    goes_on[:-1] = same_rank & (pair[:-1] % 2 == 1) & (pair[1:] >= 2)
+    led[1:] = same_rank & (pair[:-1] % 2 == 1)
+    lone = np.flatnonzero(((pair % 2 == 1) & ~goes_on) | ((pair >= 2) & ~led))
+    begin = np.flatnonzero(np.append(True, ~goes_on[:-1]))
+    size = np.diff(begin, append=len(pair))
+    group = np.repeat(begin, size)
+    order = np.lexsort((index.cell, group))
+    one, other = order[:-1], order[1:]
+    again = (group[one] == group[other]) & (index.cell[one] == index.cell[other])
+    work = among(index.kind, WORK_KINDS)
+    foreign = np.flatnonzero(goes_on & ~(work & np.roll(work, -1)))
+    large = begin[size > MOST_MEMBERS]
+    where, first = np.unique(np.concatenate([lone, one[again], foreign, large]), return_index=True)
+    partner = np.concatenate(
+        [np.full(len(lone), LONE), other[again], foreign + 1, np.full(len(large), LARGE)]
+    )
+    return BadGroups(where, partner[first])
+
+
+def misplaced_shard_text(schedule: Schedule, position: int) -> tuple[str, str]:
+    """Return the fault of a misplaced pass of an output layer, and its fix."""
+    if not schedule.vocabulary:
+        return "is a pass of an output layer that is not sharded", "set vocabulary to 1 or 2"
+    stage = first_stages(schedule.placement)[schedule.rank_of(position)]
+    what = f"is not on the rank's first stage, {stage}, which stands for its shard"
+    return f"{what} of the output layer", f"write stage {stage}"
+
+
 def first_fault(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
-    """The first fault of a schedule, None where there is none; it is looked through once."""
+    """Return the first fault of a schedule, None if there is none; kept with the schedule."""
     if ActionFaults not in schedule.derived:
         found = invalid_action(schedule) or next(ActionFaults(schedule).faults(), None)
         # Not the error: what it is raised through would keep the schedule alive.
         schedule.derived[ActionFaults] = None if found is None else (str(found), found.chain)
-    told = schedule.derived[ActionFaults]
-    if told is not None:
-        return ScheduleError(*told)
+    kept = schedule.derived[ActionFaults]
+    if kept is not None:
+        return ScheduleError(*kept)
     return next(ActionFaults(schedule).crossed(), None) if MODE[mode].receives is not None else None
 
 
 def invalid_action(schedule: Schedule) -> ScheduleError | None:
-    """The error for an action that does not exist, or is on the wrong rank."""
+    """Return the error for an action that does not exist, or is on the wrong rank."""
     try:
         refuse_invalid(schedule)
     except ScheduleError as error:
@@ -80,7 +135,7 @@ class ActionFaults(ActionIndex):
         return waits.producer[ends], waits.consumer[ends]
 
     def faults(self) -> Iterator[ScheduleError]:
-        """Everything but the order of transfers."""
+        """Yield all faults but those of the order of transfers."""
         yield from self.bad_groups()
         yield from self.twice(_ONCE)
         yield from self.instead()
@@ -94,34 +149,20 @@ class ActionFaults(ActionIndex):
         yield from self.late()
 
     def bad_groups(self) -> Iterator[ScheduleError]:
-        """Groups without their first or last member, too large, or of what cannot run together."""
-        pair = pairs_of(self.schedule.actions)
-        if not pair.any():
-            return
-        same_rank = self.rank[1:] == self.rank[:-1]
-        goes_on, led = np.zeros((2, len(pair)), dtype=bool)
-        goes_on[:-1] = same_rank & (pair[1:] >= 2)
-        led[1:] = same_rank & (pair[:-1] % 2 == 1)
-        bad = ((pair % 2 == 1) & ~goes_on) | ((pair >= 2) & ~led)
-        bad |= (pair > 0) & ~np.isin(self.kind, WORK_KINDS)
-        begin, stop = group_bounds(self.schedule.actions)
-        bad |= stop - begin > MOST_MEMBERS
-        members = np.flatnonzero(pair)
-        order = members[np.lexsort((self.cell[members], begin[members]))]
-        again = (begin[order][1:] == begin[order][:-1]) & (
-            self.cell[order][1:] == self.cell[order][:-1]
-        )
-        bad[begin[order[1:][again]]] = True
-        for position in np.flatnonzero(bad).tolist():
+        """Yield actions in groups that cannot be, see :func:`bad_groups`."""
+        for position, partner in np.transpose(bad_groups(self)).tolist():
+            others = () if partner < 0 else (words.text(self.schedule, partner),)
             yield words.fault(
                 self.schedule,
                 position,
-                f"is in a bad overlapped group; its members are two to {MOST_MEMBERS} of F, I, W, "
-                "B and R of different stages or microbatches: (0F1;0B0)OVERLAP_F_B",
+                f"is in a bad overlapped group{''.join(f' with {other}' for other in others)}; its "
+                f"members are two to {MOST_MEMBERS} of F, I, W, B and R of different stages or "
+                "microbatches: (0F1;0B0)OVERLAP_F_B",
+                *others,
             )
 
     def twice(self, kinds: tuple[Kind, ...]) -> Iterator[ScheduleError]:
-        """Actions of some kinds that are there more than once."""
+        """Yield actions of some kinds that are there more than once."""
         here = self.positions(kinds)
         key = self.cell[here] * len(Kind) + self.kind[here]
         again = np.ones(len(here), dtype=bool)
@@ -130,7 +171,7 @@ class ActionFaults(ActionIndex):
             yield words.fault(self.schedule, position, "runs twice; remove one")
 
     def instead(self) -> Iterator[ScheduleError]:
-        """Two kinds of which a stage and microbatch has one or the other."""
+        """Yield actions of two kinds that exclude each other on a stage and microbatch."""
         for spec in KINDS:
             for other in spec.instead_of:
                 here, there = self.positions((spec.kind,)), self.positions((other,))
@@ -142,7 +183,7 @@ class ActionFaults(ActionIndex):
                     yield words.fault(self.schedule, last, reason, beside)
 
     def nowhere(self) -> Iterator[ScheduleError]:
-        """Sends and receives of what moves between no two ranks."""
+        """Yield sends and receives of data that stay on their rank."""
         schedule = self.schedule
         here = self.positions(TRANSFER_KINDS)
         other = self.stage[here] + _AWAY[self.kind[here]]
@@ -158,13 +199,13 @@ class ActionFaults(ActionIndex):
             yield words.fault(schedule, position, f"has no other end: {reason}; remove it")
 
     def missing(self) -> Iterator[ScheduleError]:
-        """Actions that wait for one that is not there."""
+        """Yield actions that wait for one that is not there."""
         for position, wanted in unmet(self.schedule):
             if wanted.kind != KINDS[self.kind[position]].other_end:
                 yield words.missing(self.schedule, position, wanted)
 
     def alone(self) -> Iterator[ScheduleError]:
-        """Sends without their receive, and receives without their send."""
+        """Yield sends without their receive, and receives without their send."""
         for kind in TRANSFER_KINDS:
             other = KINDS[kind].other_end
             assert other is not None
@@ -178,7 +219,7 @@ class ActionFaults(ActionIndex):
                 yield words.fault(self.schedule, position, reason, text)
 
     def steps(self) -> Iterator[ScheduleError]:
-        """Optimizer steps that another rank waits for and that are not there, or too many."""
+        """Yield optimizer steps that another rank waits for and that are not there, or too many."""
         schedule, here = self.schedule, self.positions(STEP_KINDS)
         rule = ranks_stepped_with(schedule)
         if not len(here) or rule is None:
@@ -202,26 +243,17 @@ class ActionFaults(ActionIndex):
             yield words.missing(schedule, position, action._replace(stage=stage), lacking)
 
     def misplaced_shards(self) -> Iterator[ScheduleError]:
-        """Passes of an output layer that is not sharded, or on other stages than a rank's first."""
+        """Yield passes of an output layer that is not sharded, or not on a rank's first stage."""
         here = self.positions(VOCABULARY_KINDS)
         first = first_stages(self.schedule.placement)
         wrong = here[(self.schedule.vocabulary == 0) | (first[self.rank[here]] != self.stage[here])]
         for position in wrong.tolist():
             action = words.named(self.schedule, position)
-            reason = (
-                "is a pass of a sharded output layer, and the schedule's vocabulary is 0; set it "
-                "to 1 or 2"
-            )
-            if self.schedule.vocabulary:
-                stage = int(first[self.rank[position]])
-                reason = (
-                    f"is not on the rank's first stage, {stage}, which stands for its shard of the "
-                    f"output layer; write stage {stage}"
-                )
-            yield ScheduleError(f"{action} {reason}", (words.text(self.schedule, position),))
+            text = "; ".join(misplaced_shard_text(self.schedule, position))
+            yield ScheduleError(f"{action} {text}", (words.text(self.schedule, position),))
 
     def half_done_shards(self) -> Iterator[ScheduleError]:
-        """Microbatches that begin on the last stage, or on a shard, without both passes on all."""
+        """Yield microbatches that begin on the last stage or a shard and lack a pass on a shard."""
         schedule = self.schedule
         if not schedule.vocabulary:
             return
@@ -239,7 +271,7 @@ class ActionFaults(ActionIndex):
                     yield words.fault(schedule, int(begun[index[spot]]), reason, other)
 
     def mixed_copies(self) -> Iterator[ScheduleError]:
-        """Copies of what is a checkpoint for some microbatches only."""
+        """Yield copies of activations that are a checkpoint for some microbatches only."""
         here = self.positions(COPY_KINDS)
         places = self.schedule.places_of(self.schedule.actions[here])
         share = recompute_share(self.schedule)[places]
@@ -251,7 +283,7 @@ class ActionFaults(ActionIndex):
             yield words.fault(self.schedule, position, reason)
 
     def late(self) -> Iterator[ScheduleError]:
-        """Actions in front of one of their own rank that they need, or overlapped with it."""
+        """Yield actions in front of one of their own rank that they need, or overlapped with it."""
         waits = waits_for(self.schedule)
         begin = group_bounds(self.schedule.actions)[0]
         consumer, producer = waits.consumer, waits.producer
@@ -264,7 +296,7 @@ class ActionFaults(ActionIndex):
             yield words.late(self.schedule, one, other, bool(begin[one] == begin[other]))
 
     def crossed(self) -> Iterator[ScheduleError]:
-        """Neighbouring sends of a directed pair of ranks that are received the other way round."""
+        """Yield neighboring sends from one rank to another that are received in reverse order."""
         sends, receives = self.transfers
         link = self.rank[sends] * self.schedule.ranks + self.rank[receives]
         order = np.lexsort((sends, link))

@@ -23,7 +23,7 @@ FEWEST = 2
 
 
 def shortest_cycle(tail: Numbers, head: Numbers, costs: NDArray[np.bool_]) -> list[int]:
-    """The cycle of the fewest edges that cost anything, as indices of edges.
+    """Return the cycle of the fewest edges that cost anything, as indices of edges.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def shortest_cycle(tail: Numbers, head: Numbers, costs: NDArray[np.bool_]) -> li
 
 
 def _unsettled(tail: Numbers, head: Numbers, size: int) -> NDArray[np.bool_]:
-    """Whether nodes wait for ever."""
+    """Return whether each node waits for ever."""
     waiting = np.bincount(tail, minlength=size)
     begin = np.concatenate([[0], np.cumsum(np.bincount(head, minlength=size))])
     follower = tail[np.argsort(head, kind="stable")]
@@ -83,11 +83,11 @@ class _Graph:
         self.costs = costs.tolist()
 
     def edges(self, node: int) -> range:
-        """The edges from a node."""
+        """Return the edges from a node."""
         return range(self.begin[node], self.begin[node + 1])
 
     def cost(self, path: list[int]) -> int:
-        """How many edges of a path cost something."""
+        """Return the number of edges of a path that cost something."""
         return sum(self.costs[edge] for edge in path)
 
     def starts(self) -> list[int]:
@@ -105,7 +105,7 @@ class _Graph:
         return [node, *(other for other in self.stands[:room] if other != node)]
 
     def through(self, start: int, most: int) -> list[int]:
-        """The cheapest cycle through a node that costs less than `most`, empty when there is none.
+        """Return the cheapest cycle through a node that costs less than `most`, empty for none.
 
         Of several, one that goes on along edges of no cost as far as they lead: to where a rank
         stands, behind which all else on its stream waits.

@@ -1,4 +1,4 @@
-"""Who waits for whom in a p2p mode, and the shortest cycle of it.
+"""Waits among actions in a p2p mode, and the shortest cycle of them.
 
 What actions of one rank need of each other stands in front of them, as
 :mod:`debubble.engine.explain.action_faults` has seen, and so do copies and collectives, which
@@ -36,7 +36,7 @@ _VERBS = (*Verb, None)
 
 
 def deadlock(schedule: Schedule, mode: P2PMode) -> ScheduleError:
-    """The error for actions that wait for each other: the shortest cycle of them.
+    """Return the error for actions that wait for each other: the shortest cycle of them.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def deadlock(schedule: Schedule, mode: P2PMode) -> ScheduleError:
 
 
 def cycle_of(schedule: Schedule, mode: P2PMode) -> list[Link]:
-    """The shortest cycle of actions that wait for each other, empty where there is none."""
+    """Return the shortest cycle of actions that wait for each other, empty where there is none."""
     tail, head, verb = _Edges(schedule, mode).arrays()
     edges = shortest_cycle(tail, head, verb == _VERBS.index(Verb.WAITS))
     count = len(schedule)
@@ -58,7 +58,7 @@ def cycle_of(schedule: Schedule, mode: P2PMode) -> list[Link]:
 
 
 def _links(path: list[tuple[int, Verb | None, int]], count: int) -> list[Link]:
-    """A cycle of edges as links between actions, from the first that waits for another rank.
+    """Return a cycle of edges as links between actions, from the first that waits for another rank.
 
     Where several actions run together, the path goes through a node of them all, which is said of
     the action it came from. Of several turns in a row only the last is said.
@@ -135,13 +135,13 @@ class _Edges:
         self._parts.append((tail, head, np.full(len(tail), _VERBS.index(verb))))
 
     def _groups(self, members: Numbers) -> None:
-        """The members of a group start together."""
+        """Add waits of the members of a group, which start together."""
         group = 2 * self.count + self.begin[members]
         self._add(members, group)
         self._add(group, self.own[members], Verb.TOGETHER)
 
     def _results(self, consumer: Numbers, producer: Numbers) -> None:
-        """What is computed waits for results of other ranks, or for their receives."""
+        """Add waits of compute actions for results of other ranks, or for their receives."""
         far = self.compute[consumer] & ~self.steps[consumer]
         received = self.other_end[producer] >= 0
         far &= received | (self.rank[consumer] != self.rank[producer])
@@ -152,7 +152,7 @@ class _Edges:
         self._add(self.own[consumer], producer, Verb.WAITS)
 
     def _turns(self) -> None:
-        """A rank computes one thing after the other, and gets to its transfers in between."""
+        """Add waits for turns: a rank computes one action at a time, with transfers in between."""
         issued = self.compute | np.isin(self.kind, TRANSFER_KINDS)
         if not self.meets:
             issued &= ~_RECEIVES[self.kind]
@@ -161,7 +161,7 @@ class _Edges:
         self._add(self.own[here[ahead >= 0]], ahead[ahead >= 0], Verb.RUNS_AFTER)
 
     def _steps(self, steps: Numbers) -> None:
-        """A step waits for the same step of other ranks: all, or the one before."""
+        """Add waits of a step for the same step of other ranks: all, or the one before."""
         rank = self.rank[steps]
         number = np.arange(len(steps)) - np.searchsorted(rank, rank)
         if self.stepped_with is Of.EVERY_RANK:
@@ -174,7 +174,7 @@ class _Edges:
             self._add(self.own[steps[later]], steps[earlier], Verb.WAITS)
 
     def _blocked(self, ends: Numbers) -> None:
-        """What a rank computes comes after all transfers since it computed last."""
+        """Add waits of compute actions for all transfers since the compute action before."""
         computing = np.append(np.flatnonzero(self.compute), -1)
         following = computing[np.searchsorted(computing[:-1], ends)]
         held_up = (following >= 0) & (self.rank[following] == self.rank[ends])
@@ -184,7 +184,7 @@ class _Edges:
         self._add(3 * self.count + following, ends, Verb.RUNS_AFTER)
 
     def _queues(self, ends: Numbers) -> None:
-        """An end of a transfer comes after the one before it on its queue."""
+        """Add waits of an end of a transfer for the one before it on its queue."""
         queue = self.rank[ends]
         if self.spec.by_peer:
             queue = queue * self.schedule.ranks + self.rank[self.other_end[ends]]

@@ -1,4 +1,4 @@
-"""What is said of actions that cannot run: one phrase for one cause."""
+"""Messages about actions that cannot run: one phrase for each cause."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from debubble.core.schedule import Schedule
 
 
 class Verb(Enum):
-    """How an action waits for another."""
+    """Ways in which an action waits for another."""
 
     WAITS = "waits for"
     RUNS_AFTER = "runs after"
@@ -23,11 +23,11 @@ class Verb(Enum):
 
 
 ORDER = (Verb.RUNS_AFTER, Verb.QUEUED)
-"""Waits for one's turn: what a rank has put in front."""
+"""Waits for actions that stand in front on the same rank."""
 
 
 class Link(NamedTuple):
-    """An action that waits for another: their positions, and how."""
+    """A wait of one action for another: their positions, and its kind."""
 
     waiting: int
     verb: Verb
@@ -35,17 +35,17 @@ class Link(NamedTuple):
 
 
 def text(schedule: Schedule, position: int) -> str:
-    """The action at a position."""
+    """Return the text of the action at a position."""
     return code_text(int(schedule.actions[position]), schedule.slices)
 
 
 def named(schedule: Schedule, position: int) -> str:
-    """The action at a position, and its rank."""
+    """Return the text of the action at a position, with its rank."""
     return f"{text(schedule, position)} (rank {schedule.rank_of(position)})"
 
 
 def fault(schedule: Schedule, position: int, reason: str, *others: str) -> ScheduleError:
-    """The error for an action that cannot be there as it is; `others` are involved, too."""
+    """Return the error for an action that cannot be there as it is; `others` are involved, too."""
     rank = schedule.rank_of(position)
     own = text(schedule, position)
     where = f"rank {rank}, action {position - int(schedule.offsets[rank])}: {own}"
@@ -53,7 +53,7 @@ def fault(schedule: Schedule, position: int, reason: str, *others: str) -> Sched
 
 
 def home_of(schedule: Schedule, action: Action) -> int:
-    """The rank that runs an action of a stage and microbatch."""
+    """Return the rank that runs an action of a stage and microbatch."""
     copy = int(schedule.copies_of(np.array(action.microbatch)))
     return schedule.placement.table[copy][action.stage]
 
@@ -61,7 +61,7 @@ def home_of(schedule: Schedule, action: Action) -> int:
 def missing(
     schedule: Schedule, position: int, wanted: Action, rank: int | None = None
 ) -> ScheduleError:
-    """The error for an action that waits for one that is not there, on its home or a given rank."""
+    """Return the error for a wait for an action that is not on its home, or on a given rank."""
     other = schedule.text(wanted)
     rank = home_of(schedule, wanted) if rank is None else rank
     return ScheduleError(
@@ -72,7 +72,7 @@ def missing(
 
 
 def late(schedule: Schedule, position: int, wanted: int, together: bool) -> ScheduleError:
-    """The error for an action in front of, or overlapped with, one of its rank that it needs."""
+    """Return the error for an action before, or overlapped with, one of its rank that it needs."""
     chain = named(schedule, position), named(schedule, wanted)
     stands = "runs together with it" if together else "comes after it"
     behind = Link(wanted, Verb.TOGETHER if together else Verb.RUNS_AFTER, position)
@@ -83,7 +83,7 @@ def late(schedule: Schedule, position: int, wanted: int, together: bool) -> Sche
 
 
 def deadlock(schedule: Schedule, cycle: Sequence[Link]) -> ScheduleError:
-    """The error for actions that wait for each other."""
+    """Return the error for actions that wait for each other."""
     story = ", ".join(
         f"{named(schedule, link.waiting)} {link.verb.value} {named(schedule, link.wanted)}"
         for link in cycle
@@ -97,7 +97,7 @@ def deadlock(schedule: Schedule, cycle: Sequence[Link]) -> ScheduleError:
 
 
 def _move(schedule: Schedule, link: Link) -> str:
-    """What ends the wait of an action for its turn."""
+    """Return the change that ends the wait of an action for its turn."""
     here, ahead = text(schedule, link.waiting), text(schedule, link.wanted)
     if link.verb is Verb.TOGETHER:
         return f"run {here} before {ahead}, not together with it"

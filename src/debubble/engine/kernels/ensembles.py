@@ -24,7 +24,7 @@ _ALL = 0xFFFFFFFF
 
 
 def mixed(x: Any) -> Any:
-    """A word of 32 bits mixed so that every bit depends on all of those of another one."""
+    """Return a mixed word of 32 bits, each of which depends on all bits of the given one."""
     x ^= x >> 16
     x = x * _FIRST & _ALL
     x ^= x >> 15
@@ -33,7 +33,7 @@ def mixed(x: Any) -> Any:
 
 
 def quantile_index(key: int, word: int) -> int:
-    """The quantile that a sample has of what varies."""
+    """Return the index of a sample's quantile, from a hash of its key and word."""
     index: int = mixed(key ^ word) >> _DROPPED
     return index
 

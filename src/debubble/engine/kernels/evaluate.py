@@ -34,7 +34,7 @@ LANES = 8
 def evaluate_lanes(
     first: Array, second: Array, lag: Array, cost: Array, costs: Array, end: Array, last: Array
 ) -> None:
-    """The same for LANES cost vectors at once: ``costs[c, k]``, ``end[n, k]``."""
+    """Evaluate LANES cost vectors at once: ``costs[c, k]``, ``end[n, k]``."""
     for k in range(LANES):
         end[0, k] = 0.0
         last[k] = 0.0

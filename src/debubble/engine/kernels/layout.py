@@ -53,7 +53,7 @@ Maybe: TypeAlias = Any
 
 
 class Sizes(NamedTuple):
-    """Numbers of everything."""
+    """Sizes of a schedule."""
 
     ranks: int
     stages: int
@@ -137,7 +137,7 @@ class Turns(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What is done, and the nodes of results that go to a neighboring stage.
+    """Actions that are done, and the nodes of results that go to a neighboring stage.
 
     ``node[s·U + u]`` is the node whose end the next stage's forward waits for, and
     ``node[(S + s)·U + u]`` the previous stage's backward; 0 is not yet there, and −(r + 1) not yet

@@ -94,7 +94,7 @@ def defer_receives(
     queue: Array,
     deferred: Array,
 ) -> None:
-    """The programs with every receive right before the action, or group of them, it is for.
+    """Write the programs with every receive right before the action, or group of them, it is for.
 
     Before it sends to a rank with a higher number, a rank posts all that it has put off of what
     that rank sends it. So of any two ranks that send to each other one receives first.

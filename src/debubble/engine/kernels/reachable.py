@@ -1,4 +1,4 @@
-"""Which nodes of a graph come to an end, and which wait for ever."""
+"""Search for the nodes of a graph that come to an end; the others wait for ever."""
 
 from __future__ import annotations
 

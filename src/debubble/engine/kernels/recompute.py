@@ -6,7 +6,7 @@ from debubble.core.actions import KIND_MASK, STAGE_SHIFT
 from debubble.engine.jit import Array, kernel
 
 REACH = 512
-"""How many actions back a place is looked for: bounds the work, and covers every warm-up."""
+"""Actions back to which a place is looked for: bounds the work, and covers every warm-up."""
 
 
 @kernel(writes=("place", "refused"))

@@ -1,10 +1,12 @@
-"""Decide when a rank holds the whole weights of which of its stages, and see that it does."""
+"""Times at which a rank holds the whole weights of its stages: chosen, and checked."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
 from debubble.core.kinds import KINDS, SHARDING_KINDS, WEIGHT_KINDS, WORK_KINDS, Of, Per, kind_bits
-from debubble.engine.jit import Array, kernel
+from debubble.engine.jit import Array, helper, kernel
 
 NEVER = 1 << 62
 
@@ -13,12 +15,12 @@ REDUCE = next(int(kind) for kind in SHARDING_KINDS if KINDS[kind].per is Per.STA
 GATHER = next(int(kind) for spec in KINDS for need in spec.needs if need.of is Of.LATEST
               for kind in need.kinds)  # fmt: skip
 GATHERED = SHARDING & ~(1 << REDUCE)
-"""What replicas do with gathered weights: get and drop them."""
+"""Kinds that gather or drop the weights of a stage."""
 
 
 @kernel(writes=("following",))
 def find_uses(chain: Array, stage: Array, seen: Array, following: Array) -> None:
-    """Index of the next use of the same stage in the same chain of uses, NEVER for none.
+    """Find the next use of the same stage in the same chain for every use, NEVER for none.
 
     ``chain`` numbers the stretches between which nothing is held; ``seen`` has a −1 per stage.
     """
@@ -30,106 +32,156 @@ def find_uses(chain: Array, stage: Array, seen: Array, following: Array) -> None
         seen[stage[index]] = index
 
 
-@kernel(writes=("where", "what"))
-def hold_weights(
-    chain: Array,
-    stage: Array,
-    joined: Array,
-    following: Array,
-    most: int,
-    ahead: bool,
-    held: Array,
-    soonest: Array,
-    members: Array,
-    where: Array,
-    what: Array,
-) -> int:
-    """Gather weights before they are used and drop them for others; returns how many events.
+class Uses(NamedTuple):
+    """Uses of weights by work, in program order.
 
-    Event e comes before use ``where[e] >> 1`` or, where the lowest bit is 1, behind it; it is a
+    ``chain`` numbers the stretches between which nothing is held, ``joined`` marks uses that run
+    together with the one before, and ``following`` is that of :func:`find_uses`.
+    """
+
+    chain: Array
+    stage: Array
+    joined: Array
+    following: Array
+
+
+class Weights(NamedTuple):
+    """State of the weights of one chain.
+
+    Per stage, ``held`` is 1 where they are gathered, else 0, and ``soonest`` is their next use.
+    ``members`` has the stages of the chain in the order of their first uses.
+    """
+
+    held: Array
+    soonest: Array
+    members: Array
+
+
+class Events(NamedTuple):
+    """Gatherings and drops of weights, in the order in which they happen.
+
+    Event e comes before use ``where[e] >> 1`` or, where the lowest bit is 1, after it; it is a
     gathering of stage ``what[e] >> 1`` where the lowest bit of that is 0, else a drop.
+    """
+
+    where: Array
+    what: Array
+
+
+@kernel(writes=("events",))
+def hold_weights(uses: Uses, most: int, ahead: bool, weights: Weights, events: Events) -> int:
+    """Gather weights before they are used and drop them for others; return the number of events.
 
     With ``ahead`` a rank holds those ``most`` stages that it needs next, and fetches one as soon
     as there is room; without, it fetches a stage for its use and drops the one that is needed
-    last. ``joined`` marks uses that run together with the one before. Per stage, ``held`` is 0,
-    ``soonest`` anything, and ``members`` room for the stages of a chain.
+    last. At the start ``weights.held`` is 0, and the other arrays of ``weights`` are room.
     """
-    events = 0
-    index = 0
-    while index < len(stage):
-        if index == 0 or chain[index] != chain[index - 1]:
-            # The stages of this chain in the order of their first uses, and when those are.
-            size = 0
-            stop = index
-            while stop < len(stage) and chain[stop] == chain[index]:
-                stop += 1
-            for use in range(index, stop):
-                if held[stage[use]] != 2:
-                    held[stage[use]] = 2
-                    soonest[stage[use]] = use
-                    members[size] = stage[use]
-                    size += 1
-            for member in range(size):
-                held[members[member]] = 0
+    count = 0
+    size = 0
+    active = 0
+    stop = 0
+    begin = 0
+    while begin < len(uses.stage):
+        if begin == stop:
+            stop, size = open_chain(begin, uses, weights)
             active = 0
             if ahead:
-                while active < size and active < most:
-                    held[members[active]] = 1
-                    where[events] = index << 1
-                    what[events] = members[active] << 1
-                    events += 1
-                    active += 1
-        last = index
-        while last + 1 < stop and joined[last + 1]:
+                active = min(size, most)
+                for member in range(active):
+                    count = gather(weights.members[member], begin << 1, count, weights, events)
+        last = begin
+        while last + 1 < stop and uses.joined[last + 1]:
             last += 1
-        for use in range(index, last + 1):
-            if held[stage[use]] == 1:
+        for use in range(begin, last + 1):
+            if weights.held[uses.stage[use]] == 1:
                 continue
             if active == most:
-                farthest = -1
-                for member in range(size):
-                    other = members[member]
-                    busy = soonest[other] >= index and soonest[other] <= last
-                    if held[other] == 1 and not busy:
-                        if farthest < 0 or soonest[other] > soonest[farthest]:
-                            farthest = other
-                held[farthest] = 0
+                idle = farthest_idle(begin, last, size, weights)
+                count = drop(idle, begin << 1, count, weights, events)
                 active -= 1
-                where[events] = index << 1
-                what[events] = farthest << 1 | 1
-                events += 1
-            held[stage[use]] = 1
+            count = gather(uses.stage[use], begin << 1, count, weights, events)
             active += 1
-            where[events] = index << 1
-            what[events] = stage[use] << 1
-            events += 1
-        for use in range(index, last + 1):
-            soonest[stage[use]] = following[use]
-        for use in range(index, last + 1):
-            here = stage[use]
-            if held[here] != 1:
+        for use in range(begin, last + 1):
+            weights.soonest[uses.stage[use]] = uses.following[use]
+        for use in range(begin, last + 1):
+            stage = uses.stage[use]
+            if weights.held[stage] != 1:
                 continue
+            done = weights.soonest[stage] == NEVER
             nearest = -1
-            if ahead and (active == most or soonest[here] == NEVER):
-                for member in range(size):
-                    other = members[member]
-                    if held[other] == 0 and soonest[other] < soonest[here]:
-                        if nearest < 0 or soonest[other] < soonest[nearest]:
-                            nearest = other
-            if nearest >= 0 or soonest[here] == NEVER:
-                held[here] = 0
+            if ahead and (active == most or done):
+                nearest = nearest_absent(weights.soonest[stage], size, weights)
+            if nearest >= 0 or done:
+                count = drop(stage, last << 1 | 1, count, weights, events)
                 active -= 1
-                where[events] = last << 1 | 1
-                what[events] = here << 1 | 1
-                events += 1
             if nearest >= 0:
-                held[nearest] = 1
+                count = gather(nearest, last << 1 | 1, count, weights, events)
                 active += 1
-                where[events] = last << 1 | 1
-                what[events] = nearest << 1
-                events += 1
-        index = last + 1
-    return events
+        begin = last + 1
+    return count
+
+
+@helper
+def open_chain(begin: int, uses: Uses, weights: Weights) -> tuple[int, int]:
+    """List the stages of the chain that begins at a use; return its end and their number."""
+    listed = 2
+    size = 0
+    stop = begin
+    while stop < len(uses.stage) and uses.chain[stop] == uses.chain[begin]:
+        stage = uses.stage[stop]
+        if weights.held[stage] != listed:
+            weights.held[stage] = listed
+            weights.soonest[stage] = stop
+            weights.members[size] = stage
+            size += 1
+        stop += 1
+    for member in range(size):
+        weights.held[weights.members[member]] = 0
+    return stop, size
+
+
+@helper
+def gather(stage: int, where: int, count: int, weights: Weights, events: Events) -> int:
+    """Write the gathering of a stage as event number `count`; return the new count."""
+    weights.held[stage] = 1
+    events.where[count] = where
+    events.what[count] = stage << 1
+    return count + 1
+
+
+@helper
+def drop(stage: int, where: int, count: int, weights: Weights, events: Events) -> int:
+    """Write the drop of a stage as event number `count`; return the new count."""
+    weights.held[stage] = 0
+    events.where[count] = where
+    events.what[count] = stage << 1 | 1
+    return count + 1
+
+
+@helper
+def farthest_idle(begin: int, last: int, size: int, weights: Weights) -> int:
+    """Return the held stage that is needed last, of those that no use of the group needs."""
+    found = -1
+    for member in range(size):
+        stage = weights.members[member]
+        soonest = weights.soonest[stage]
+        if weights.held[stage] == 1 and not begin <= soonest <= last:
+            if found < 0 or soonest > weights.soonest[found]:
+                found = stage
+    return found
+
+
+@helper
+def nearest_absent(before: int, size: int, weights: Weights) -> int:
+    """Return the stage not held that is needed first, before a given use; −1 for none."""
+    found = -1
+    for member in range(size):
+        stage = weights.members[member]
+        soonest = weights.soonest[stage]
+        if weights.held[stage] == 0 and soonest < before:
+            if found < 0 or soonest < weights.soonest[found]:
+                found = stage
+    return found
 
 
 @kernel(writes=("where",))
@@ -142,9 +194,9 @@ def delay_gathers(
     seen: Array,
     where: Array,
 ) -> None:
-    """Put gatherings off until their stage is among the next few that the rank uses.
+    """Delay gatherings until their stage is among the next few that the rank uses.
 
-    ``where`` and ``what`` are those of :func:`hold_weights`, ``home`` has the rank of every use,
+    ``where`` and ``what`` are those of :class:`Events`, ``home`` has the rank of every use,
     and ``distance`` how many different stages ahead each rank gathers. ``seen`` has a zero per
     stage.
     """
@@ -177,6 +229,21 @@ def delay_gathers(
             where[event] = here << 1
 
 
+class Seen(NamedTuple):
+    """State of the weights and gradients of the rank looked at, whose mark is its number plus one.
+
+    Per stage, ``sharded`` is the mark where its weights are gathered at all, and ``held`` is the
+    mark where they are there, minus the mark where they were gathered and not yet used. Per stage
+    and iteration, ``made`` and ``reduced`` are the mark where there are gradients, or reductions.
+    Other numbers are those of earlier ranks.
+    """
+
+    sharded: Array
+    held: Array
+    made: Array
+    reduced: Array
+
+
 @kernel()
 def sharding_holds(
     actions: Array,
@@ -185,32 +252,24 @@ def sharding_holds(
     stages: int,
     units: int,
     iterations: int,
-    asked: bool,
-    sharded: Array,
-    held: Array,
-    made: Array,
-    reduced: Array,
+    required: bool,
+    seen: Seen,
 ) -> bool:
-    """Whether gradients are reduced once, when complete, and weights are there when used.
+    """Return whether gradients are reduced once, when complete, and weights are there when used.
 
     Weights are gathered only where the rank does not hold them, used before they are dropped, and
     dropped only where it does.
 
-    For compute that is complete and in place. ``holds[rank·S + stage]`` says which rank has which
-    stage. Reductions have to be there when they are `asked` for, or when there is any. The other
-    arrays are zero, with an entry per stage, or per stage and iteration: they become one more than
-    the rank that has seen to it last. ``held`` becomes its negative for weights that are gathered
-    and not yet used.
+    For compute that is complete and in place. ``holds[rank·S + stage]`` is whether a rank has a
+    stage. Reductions have to be there when they are `required`, or when there is any. The arrays
+    of `seen` are zero.
     """
     period = units // iterations
     reductions = 0
     missing = 0
     for rank in range(len(offsets) - 1):
         mark = rank + 1
-        for position in range(offsets[rank], offsets[rank + 1]):
-            stage = (actions[position] >> STAGE_SHIFT) & STAGE_MASK
-            if GATHERED >> (actions[position] & KIND_MASK) & 1 != 0 and stage < stages:
-                sharded[stage] = mark
+        mark_sharded(actions, offsets[rank], offsets[rank + 1], stages, mark, seen)
         joined = False
         unused = 0
         for position in range(offsets[rank], offsets[rank + 1]):
@@ -225,35 +284,60 @@ def sharding_holds(
                 if not holds[rank * stages + stage]:
                     return False
                 if kind == REDUCE:
-                    key = stage * iterations + unit
-                    if unit >= iterations or made[key] != mark or reduced[key] == mark:
+                    if unit >= iterations or not reduces(stage * iterations + unit, mark, seen):
                         return False
-                    reduced[key] = mark
                     reductions += 1
                     missing -= 1
+                elif not moves_weights(kind, stage, mark, seen):
+                    return False
                 elif kind == GATHER:
-                    if held[stage] == mark or held[stage] == -mark:
-                        return False
-                    held[stage] = -mark
                     unused += 1
-                else:
-                    if held[stage] != mark:
-                        return False
-                    held[stage] = 0
             elif WORK >> kind & 1 != 0:
-                if sharded[stage] == mark and held[stage] != mark:
-                    if held[stage] != -mark:
+                if seen.sharded[stage] == mark and seen.held[stage] != mark:
+                    if seen.held[stage] != -mark:
                         return False
-                    held[stage] = mark
+                    seen.held[stage] = mark
                     unused -= 1
                 if WEIGHTS >> kind & 1 != 0:
                     key = stage * iterations + unit // period
-                    if reduced[key] == mark:
+                    if seen.reduced[key] == mark:
                         return False
-                    if made[key] != mark:
-                        made[key] = mark
+                    if seen.made[key] != mark:
+                        seen.made[key] = mark
                         missing += 1
             joined = pair % 2 == 1
         if unused > 0:
             return False
-    return missing == 0 or not (asked or reductions > 0)
+    return missing == 0 or not (required or reductions > 0)
+
+
+@helper
+def mark_sharded(actions: Array, begin: int, stop: int, stages: int, mark: int, seen: Seen) -> None:
+    """Mark the stages whose weights a program gathers or drops."""
+    for position in range(begin, stop):
+        stage = (actions[position] >> STAGE_SHIFT) & STAGE_MASK
+        if GATHERED >> (actions[position] & KIND_MASK) & 1 != 0 and stage < stages:
+            seen.sharded[stage] = mark
+
+
+@helper
+def reduces(key: int, mark: int, seen: Seen) -> bool:
+    """Reduce gradients; return whether there are some and they were not reduced before."""
+    if seen.made[key] != mark or seen.reduced[key] == mark:
+        return False
+    seen.reduced[key] = mark
+    return True
+
+
+@helper
+def moves_weights(kind: int, stage: int, mark: int, seen: Seen) -> bool:
+    """Gather or drop weights; return whether they were not there, or were there and used."""
+    if kind == GATHER:
+        if seen.held[stage] == mark or seen.held[stage] == -mark:
+            return False
+        seen.held[stage] = -mark
+        return True
+    if seen.held[stage] != mark:
+        return False
+    seen.held[stage] = 0
+    return True

@@ -156,7 +156,7 @@ def write_programs(
     lowered: Array,
     lowered_offsets: Array,
 ) -> None:
-    """Programs with a send behind every producer and the receives before their slots."""
+    """Write programs with a send after every producer and the receives before their slots."""
     for index in range(len(order)):
         incoming[slot[index]] += 1
     here = 0

@@ -41,7 +41,7 @@ def scan_actions(
     """Say which kinds there are, the first action that does not exist, and the first misplaced.
 
     A loop without branches gathers what the actions of a rank have in common, which almost always
-    tells that nothing is wrong; where one integer has not a bit for every place, it takes a second
+    shows that nothing is wrong; where one integer has not a bit for every place, it takes a second
     loop. Only where that does not tell, or where it takes divisions to know the copy of a
     microbatch, the last loop looks for the action.
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from debubble.engine.jit import Array, helper, kernel
-from debubble.optimize.anneal._moves import (
-    Actions,
-    Cooling,
-    draw_blocks,
-    draw_limit,
-    next_random,
-    random_below,
-)
 from debubble.optimize.anneal._times import (
-    Move,
+    BlockMove,
+    OrderState,
     Part,
-    State,
     find_makespan,
     find_tails,
     find_topological_order,
     longest_path,
     propagate_heads,
     propagate_tails,
+)
+from debubble.optimize.anneal.moves import (
+    ActionArrays,
+    Cooling,
+    draw_blocks,
+    draw_limit,
+    next_random,
+    random_below,
 )
 
 TRIES = 64
@@ -32,19 +32,24 @@ COUNTERS = 4
 
 @kernel(writes=("state", "best", "counters"), allocates=False)
 def anneal(
-    cooling: Cooling, actions: Actions, state: State, best: Array, counters: Array, halt: Array
+    cooling: Cooling,
+    actions: ActionArrays,
+    state: OrderState,
+    best: Array,
+    counters: Array,
+    halt: Array,
 ) -> None:
     """Try exchanges of neighboring blocks of actions on one rank.
 
-    Times are propagated from the actions whose ends change. Where the last action of a move ends as
-    before, what follows it on the rank may be kept later than it is: an order is never slower than
-    it is taken for. Exact times made the orders of five problems, twelve seeds each, 0 to 0.6 %
-    slower.
+    Times are propagated from the actions whose ends change. If the last action of a move ends as
+    before, its successors on the rank may keep times that are too late: an order is never slower
+    than it is taken for. With exact times the orders of five problems, twelve seeds each, were 0 to
+    0.6 % slower.
 
     Parameters
     ----------
     cooling, actions
-        Moves and temperatures, and what is fixed.
+        Moves and temperatures, and the arrays of the actions.
     state
         Its `order` is the order at the beginning, and after the call; all else is scratch.
     best
@@ -76,7 +81,7 @@ def anneal(
         random, begin, end = draw_blocks(random, middle)
         begin = max(begin, actions.offsets[rank])
         end = min(end, actions.offsets[rank + 1])
-        move = Move(rank, begin, middle, end)
+        move = BlockMove(rank, begin, middle, end)
         if not _keeps_chains(move, actions, state) or not _fits(move, actions, state):
             continue
         part = Part(state.at[state.order[begin]], state.at[state.order[end - 1]])
@@ -108,11 +113,11 @@ def _copy(source: Array, target: Array) -> None:
 
 @helper
 def _draw_action(
-    random: int, makespan: float, tiny: float, actions: Actions, state: State
+    random: int, makespan: float, tiny: float, actions: ActionArrays, state: OrderState
 ) -> tuple[int, int]:
     """Draw an action on the critical path that starts when its rank's previous action ends.
 
-    Others cannot help at once. Where none is found soon, the last that was drawn has to do.
+    Others cannot help at once. If none is found soon, the last one drawn is returned.
     """
     x = 0
     for _ in range(TRIES):
@@ -129,7 +134,7 @@ def _draw_action(
 
 
 @helper
-def _keeps_chains(move: Move, actions: Actions, state: State) -> bool:
+def _keeps_chains(move: BlockMove, actions: ActionArrays, state: OrderState) -> bool:
     """Return whether a move leaves fixed places, chains, inputs and mates in their order."""
     rank, begin, middle, end = move
     if end > actions.fixed_from[rank] and begin < actions.fixed_to[rank]:
@@ -145,7 +150,7 @@ def _keeps_chains(move: Move, actions: Actions, state: State) -> bool:
 
 
 @helper
-def _fits(move: Move, actions: Actions, state: State) -> bool:
+def _fits(move: BlockMove, actions: ActionArrays, state: OrderState) -> bool:
     """Return whether the rank's memory is enough between both ends of a move; beyond it was."""
     limit = actions.memory[move.rank]
     held = state.before[move.begin]
@@ -163,11 +168,11 @@ def _fits(move: Move, actions: Actions, state: State) -> bool:
 
 
 @helper
-def _sort_part(move: Move, part: Part, actions: Actions, state: State) -> bool:
+def _sort_part(move: BlockMove, part: Part, actions: ActionArrays, state: OrderState) -> bool:
     """Write the topological order of a part after a move to `fresh`; False for a deadlock.
 
-    What follows from the delayed block goes behind all else, each in the order that it has. The
-    move is a deadlock where the other block is among what follows. Marks are 0 before and after.
+    Actions that depend on the delayed block go after all others, each group in its own order.
+    The move is a deadlock if the other block depends on it. Marks are 0 before and after.
     """
     rank, begin, middle, _ = move
     marked, line = state.marked, state.line
@@ -207,7 +212,7 @@ def _sort_part(move: Move, part: Part, actions: Actions, state: State) -> bool:
 
 
 @helper
-def _exchange(move: Move, part: Part, actions: Actions, state: State) -> None:
+def _exchange(move: BlockMove, part: Part, actions: ActionArrays, state: OrderState) -> None:
     """Take over the new topological order of a part, and let both blocks change places."""
     order, fresh = state.order, state.fresh
     for k in range(part.high - part.low + 1):

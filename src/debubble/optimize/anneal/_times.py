@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from debubble.engine.jit import Array, helper
-from debubble.optimize.anneal._moves import Actions
+from debubble.optimize.anneal.moves import ActionArrays
 
 
-class State(NamedTuple):
-    """An order and what is known about it, one entry per action.
+class OrderState(NamedTuple):
+    """An order with its times and memory, one entry per action.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class State(NamedTuple):
     marked: Array
 
 
-class Move(NamedTuple):
-    """Actions at places begin … middle − 1 of a rank go behind those at middle … end − 1."""
+class BlockMove(NamedTuple):
+    """A move of a rank's actions at places begin … middle − 1 after those at middle … end − 1."""
 
     rank: int
     begin: int
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 
 @helper
-def find_makespan(actions: Actions, state: State) -> float:
+def find_makespan(actions: ActionArrays, state: OrderState) -> float:
     """Return the end of the last action of all ranks."""
     makespan = 0.0
     for r in range(len(actions.memory)):
@@ -64,7 +64,7 @@ def find_makespan(actions: Actions, state: State) -> float:
 
 
 @helper
-def find_topological_order(actions: Actions, state: State) -> None:
+def find_topological_order(actions: ActionArrays, state: OrderState) -> None:
     """Run the order, which fills all of the state but `tail`: ranks go on in turn.
 
     Meanwhile `fresh` has the place at which every rank goes on.
@@ -107,7 +107,7 @@ def find_topological_order(actions: Actions, state: State) -> None:
 
 
 @helper
-def find_tails(actions: Actions, state: State) -> None:
+def find_tails(actions: ActionArrays, state: OrderState) -> None:
     """Set the longest path from the start of every action, last ones first."""
     for i in range(len(state.line) - 1, -1, -1):
         x = state.line[i]
@@ -115,7 +115,7 @@ def find_tails(actions: Actions, state: State) -> None:
 
 
 @helper
-def _tail(x: int, actions: Actions, state: State) -> float:
+def _tail(x: int, actions: ActionArrays, state: OrderState) -> float:
     """Return the longest path from the start of an action, by the tails of what follows it."""
     after = 0.0
     z = actions.succ[x]
@@ -131,8 +131,10 @@ def _tail(x: int, actions: Actions, state: State) -> float:
 
 
 @helper
-def _new_neighbors(y: int, move: Move, actions: Actions, state: State) -> tuple[int, int]:
-    """Return the places, before a move, of what is next to an action after it."""
+def _new_neighbors(
+    y: int, move: BlockMove, actions: ActionArrays, state: OrderState
+) -> tuple[int, int]:
+    """Return the places, before a move, of the neighbors of an action after it."""
     rank, begin, middle, end = move
     j = state.place[y]
     previous = j - 1
@@ -150,10 +152,12 @@ def _new_neighbors(y: int, move: Move, actions: Actions, state: State) -> tuple[
 
 
 @helper
-def longest_path(move: Move, part: Part, limit: float, actions: Actions, state: State) -> float:
+def longest_path(
+    move: BlockMove, part: Part, limit: float, actions: ActionArrays, state: OrderState
+) -> float:
     """Return the longest path through a part after a move, or one that is longer than a limit.
 
-    New ends of the part go to `trial`. Beyond the part ends before it and tails behind it hold.
+    New ends of the part go to `trial`. Ends before the part and tails after it stay valid.
     """
     low, high = part
     head, tail, at, trial = state.head, state.tail, state.at, state.trial
@@ -191,7 +195,7 @@ def longest_path(move: Move, part: Part, limit: float, actions: Actions, state: 
 
 
 @helper
-def propagate_heads(part: Part, actions: Actions, state: State) -> None:
+def propagate_heads(part: Part, actions: ActionArrays, state: OrderState) -> None:
     """Compute ends of a part anew, and those that follow from one that changed."""
     at, head = state.at, state.head
     far = part.high
@@ -219,7 +223,7 @@ def propagate_heads(part: Part, actions: Actions, state: State) -> None:
 
 
 @helper
-def propagate_tails(part: Part, actions: Actions, state: State) -> None:
+def propagate_tails(part: Part, actions: ActionArrays, state: OrderState) -> None:
     """Compute tails of a part anew, and those ahead that a changed one follows from."""
     near = part.low
     i = part.high

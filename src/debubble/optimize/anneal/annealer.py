@@ -11,10 +11,10 @@ Where stages recompute, R and its backward are one action, or two: then R moves 
 its own forward and its own backward.
 
 All actions stand in one topological order. A move concerns the part of it from its first action to
-its last: what follows from the delayed block moves behind the rest, and if the other block is among
-that, the move would be a deadlock. New ends within that part, together with the known longest paths
+its last: successors of the delayed block move after the rest, and if the other block is among them,
+the move would be a deadlock. New ends within that part, together with the known longest paths
 from every later action to the end, give the length of the longest path through the part; if that is
-too long the move is refused without looking at anything else, and that is what happens to most.
+too long the move is refused without looking at anything else; most moves end so.
 After a move that is accepted, times are propagated as far as they change.
 
 Rounds of annealing at different temperatures follow each other, each from the best order so far: a
@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
 from debubble.optimize.anneal._kernel import COUNTERS, anneal
-from debubble.optimize.anneal._moves import Actions, Cooling
-from debubble.optimize.anneal._times import State
+from debubble.optimize.anneal._times import OrderState
+from debubble.optimize.anneal.moves import ActionArrays, Cooling
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.programs.backward import fused_ones, separate, with_fused
 from debubble.optimize.stop import Stop
@@ -57,7 +57,7 @@ WORK_PER_ROUND = 400_000_000
 MOST_MOVES = 1_000_000
 FEWEST_MOVES = 50_000
 MOST_DOUBLINGS = 4
-"""How often rounds become twice as long: they cannot be broken off within a piece."""
+"""Most doublings of the length of rounds, which cannot be interrupted within a piece."""
 
 
 def random_state(seed: int) -> int:
@@ -79,7 +79,7 @@ class Annealer:
     fixed
         Places in every rank's program, from and to, that must stay as they are.
     ahead
-        Whether R may run ahead of its backward; the order then has all of them.
+        True if R may run ahead of its backward; the order then has all of them.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ def refine(
     stop
         Ends the search: when asked at once, by its time between the pieces of a round.
     rounds
-        How many rounds at most, infinite for as many as the time allows. After every cycle of
-        temperatures rounds become twice as long, up to a limit.
+        Most rounds, infinite for as many as the time allows. After every cycle of temperatures
+        rounds become twice as long, up to a limit.
     stop_at
-        Where there is nothing left to gain: a lower bound.
+        Lower bound, at which there is nothing left to gain.
     found
         Called with every better order.
     """
@@ -169,18 +169,18 @@ def refine(
     return annealer.programs
 
 
-def empty_state(order: NDArray[np.int64]) -> State:
+def empty_state(order: NDArray[np.int64]) -> OrderState:
     """Return the state of an order of which nothing else is known."""
     whole, times = np.zeros((5, len(order)), dtype=np.int64), np.zeros((4, len(order)))
     place, line, at, fresh, marked = whole
     before, head, tail, trial = times
-    return State(order, place, before, line, at, head, tail, fresh, trial, marked)
+    return OrderState(order, place, before, line, at, head, tail, fresh, trial, marked)
 
 
-def actions_of(problem: Problem, fused: NDArray[np.bool_], ahead: bool = False) -> Actions:
+def actions_of(problem: Problem, fused: NDArray[np.bool_], ahead: bool = False) -> ActionArrays:
     """Return the actions of a problem, with no place that is fixed.
 
-    Where backwards are `fused` I stands for B, and W, on a chain of its own, does nothing. Every R
+    If backwards are `fused`, I stands for B, and W, on a chain of its own, does nothing. Every R
     is an action of its own if it may run `ahead`; where it is in its rank's order, no path that it
     is on is longer by what it needs.
     """
@@ -228,10 +228,10 @@ def actions_of(problem: Problem, fused: NDArray[np.bool_], ahead: bool = False) 
     return _with_ranks(problem, appended)
 
 
-def _with_ranks(problem: Problem, columns: Iterable[NDArray[Any]]) -> Actions:
+def _with_ranks(problem: Problem, columns: Iterable[NDArray[Any]]) -> ActionArrays:
     """Return actions with the places and limits of their ranks."""
     rank, *others = (column.ravel() for column in columns)
     memory = problem.limits_with_slack
     offsets = np.cumsum(np.append(0, np.bincount(rank, minlength=problem.ranks)))
     none_fixed = offsets[1:]
-    return Actions._make([offsets, rank, *others, memory, none_fixed, none_fixed])
+    return ActionArrays._make([offsets, rank, *others, memory, none_fixed, none_fixed])

@@ -6,7 +6,7 @@ are done every R becomes an action of its own. First each moves into a wait that
 memory for what it brings back, in the best order so far and in published ones; then the fastest of
 these is annealed, R and all.
 
-What the others found is where this begins, so that it can only get better.
+The search begins with the results of the others, so that it can only improve them.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def move_actions(
     programs
         Programs to begin with.
     evaluate
-        The time that programs take; None where they cannot run or do not fit.
+        Function that returns the time of programs; None if they cannot run or do not fit.
     moves
         Number of moves that are tried.
     rng
@@ -69,7 +69,7 @@ def move_actions(
     found
         Called with programs that are faster than all before.
     heat
-        Temperature to begin with, which falls to nothing; 0 to keep only what is faster.
+        Temperature to begin with, which falls to nothing; 0 to keep only faster programs.
     """
     order = list(programs)
     time = best = evaluate(order) or 0.0

@@ -26,7 +26,7 @@ SMALL_ROUNDS, ROUNDS, POLISH_ROUNDS = 4, 6, 2
 """Rounds of annealing without a time limit: before the exact solver, else, and at the end."""
 
 RELAXED_TURNS, RELAXED_ROUNDS, RELAXED_STATES = 3, 4, 300_000
-"""From what the strongest rank does best: how often with how many rounds, and states to look at
+"""For the strongest rank's best order: number of starts, rounds of each, and states to examine
 until that is found."""
 
 
@@ -41,7 +41,7 @@ def anneal(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def anneal_relaxed(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Anneal from an order in which the strongest rank does what is best for it alone."""
+    """Anneal from an order that is best for the strongest rank alone."""
     easy = relaxed(problem)
     effort = stop.work.effort
     left = StateBudget(RELAXED_STATES * effort)
@@ -52,7 +52,7 @@ def anneal_relaxed(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def anneal_again(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Anneal what the strategies before have come to."""
+    """Anneal the best result of the strategies before."""
     if problem.can_run_ahead:
         # The other half is for recomputes that run ahead.
         stop = Stop(stop.left / 2, stop)

@@ -52,13 +52,13 @@ def next_states(
 ) -> int:  # fmt: skip
     """Run one more action of a chain in every state, with any W and R before it that may be of use.
 
-    What cannot end before `target` is left out. Results under way arrive at multiples of `grid`,
-    sooner than they do. `counts` is scratch space.
+    States that cannot end before `target` are left out. Results under way arrive at multiples of
+    `grid`, sooner than they do. `counts` is scratch space.
 
     Returns
     -------
     int
-        Number of new states. What does not fit into `found` is not written.
+        Number of new states. States that do not fit into `found` are not written.
     """
     times, tails, waits = kept.times, kept.tails, kept.waits
     chains, classes = len(times), len(kept.class_time)
@@ -130,7 +130,7 @@ def shortage(state: Array, c: int, kept: Relaxation) -> float:
 def limit_counts(
     state: Array, c: int, wait: int, short: float, kept: Relaxation, counts: Counts
 ) -> None:
-    """Find how many W and R may be of use before an action of a chain; begin with the fewest.
+    """Compute the useful numbers of W and R before an action of a chain; begin with the fewest.
 
     More than fill the time `wait` or free the memory that is short are of none.
     """
@@ -194,7 +194,7 @@ def write_state(
 
 @helper
 def hand_on(row: Array, c: int, end: int, grid: int, kept: Relaxation) -> None:
-    """Take the action of chain `c` from what is under way to it, and send its result on."""
+    """Take the input of an action of chain `c` from those under way, and send its result on."""
     delays, waits = kept.delays, kept.waits
     b = row[c]
     if waits[c] > 0:
@@ -209,7 +209,7 @@ def hand_on(row: Array, c: int, end: int, grid: int, kept: Relaxation) -> None:
 
 @helper
 def round_up(row: Array, target: int, kept: Relaxation) -> None:
-    """Round times up to what they come to, so that more states are alike.
+    """Round times up to the earliest possible starts, so that more states are alike.
 
     Nothing starts before its rank is free, nor before its head.
     """

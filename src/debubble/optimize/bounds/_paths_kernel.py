@@ -1,4 +1,4 @@
-"""The loops behind :mod:`debubble.optimize.bounds.paths`."""
+"""Loops over longest paths, for :mod:`debubble.optimize.bounds.paths`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from debubble.engine.jit import Array, helper, kernel
 
 
 class Delays(NamedTuple):
-    """Times of a problem, and what its actions wait for besides their inputs; by stage."""
+    """Times of a problem, and the waits of its actions other than for inputs; by stage."""
 
     stages: int
     microbatches: int
     kinds: int
     one_by_one: bool
-    """Whether the sends of a chain do not overlap."""
+    """True if the sends of a chain do not overlap."""
     holding: bool
-    """Whether the next action of a chain does not overlap its send, either."""
+    """True if the next action of a chain does not overlap its send, either."""
     times: Array
     """Of every kind and stage, at ``kind·S + stage``."""
     link: Array
@@ -29,9 +29,9 @@ class Delays(NamedTuple):
     last: Array
     """The last stage of the same rank."""
     spare: Array
-    """Microbatches that fit into the memory besides the one at hand."""
+    """Microbatches that fit into the memory in addition to the current one."""
     lag: Array
-    """Time from the end of the last stage's I to when its memory is free."""
+    """Time from the end of the last stage's I until its memory is free."""
 
 
 class PathArrays(NamedTuple):
@@ -57,7 +57,7 @@ def longest_paths(delays: Delays, found: PathArrays) -> None:
 
 @helper
 def find_forward_heads(b: int, delays: Delays, found: PathArrays) -> None:
-    """Find when forwards of a microbatch, and their sends, can start at the earliest."""
+    """Compute the earliest starts of the forwards of a microbatch and of their sends."""
     S, m, times, link, spare = (
         delays.stages, delays.microbatches, delays.times, delays.link, delays.spare,
     )  # fmt: skip
@@ -84,7 +84,7 @@ def find_forward_heads(b: int, delays: Delays, found: PathArrays) -> None:
 
 @helper
 def find_backward_heads(b: int, delays: Delays, found: PathArrays) -> None:
-    """Find when I, its sends and W of a microbatch can start at the earliest."""
+    """Compute the earliest starts of I, its sends and W of a microbatch."""
     S, m, times, link = delays.stages, delays.microbatches, delays.times, delays.link
     heads, leaves = found.heads, found.leaves
     for s in range(S - 1, -1, -1):
@@ -110,7 +110,7 @@ def find_backward_heads(b: int, delays: Delays, found: PathArrays) -> None:
 
 @helper
 def find_backward_tails(b: int, delays: Delays, found: PathArrays) -> None:
-    """Find what follows I, its sends and W of a microbatch at least."""
+    """Compute the least time after I, its sends and W of a microbatch."""
     S, m, times, link, spare = (
         delays.stages, delays.microbatches, delays.times, delays.link, delays.spare,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def find_backward_tails(b: int, delays: Delays, found: PathArrays) -> None:
 
 @helper
 def find_forward_tails(b: int, delays: Delays, found: PathArrays) -> None:
-    """Find what follows forwards of a microbatch, and their sends, at least."""
+    """Compute the least time after the forwards of a microbatch and after their sends."""
     S, m, times, link = delays.stages, delays.microbatches, delays.times, delays.link
     tails, follows = found.tails, found.follows
     for s in range(S - 1, -1, -1):
@@ -166,7 +166,7 @@ def find_forward_tails(b: int, delays: Delays, found: PathArrays) -> None:
 
 @kernel(writes=("left",))
 def preemptive(by_head: Array, heads: Array, left: Array, tails: Array) -> float:
-    """Run what is there by the largest tail; tails fall, `by_head` sorts by head.
+    """Run available jobs by the largest tail; tails fall, `by_head` sorts by head.
 
     `left`, the times, is used up. There is at least one action.
     """

@@ -10,7 +10,7 @@ ends no later, so that no order is faster than the fastest one here. That holds 
 transfers, none of which is faster than its delays. W only needs its I, which is on its rank; those
 of equal time and memory are interchangeable, and which one runs is left open. That relaxes more.
 
-**Recomputes.** An R of an exact rank is work that runs behind its forward and before its backward,
+**Recomputes.** An R of an exact rank is work that runs after its forward and before its backward,
 in microbatch order, and may be far ahead of that; it holds its memory from its start on. On ranks
 that are not exact nothing is left of R but at the turn, where the last stage's backward follows its
 forward.
@@ -18,15 +18,15 @@ forward.
 **Is there an order that ends before a target?** Sort the F and I (or B) of an order by their
 starts. On a rank, and on the way of a microbatch, starts never fall. So every order is a sequence
 of actions, each run as soon as its rank, its input, its memory and the start before it allow, and
-what is run like this is at no time behind the order. A *state* is what a beginning of a sequence
-leaves: how far every chain is, how many W and R have run, when each rank is free, the last start,
-and when results under way arrive.
+such a run is at no time later than the order. A *state* describes the beginning of a sequence: the
+actions of every chain that have run, the numbers of W and R that have run, the time at which each
+rank is free, the last start, and the arrivals of results under way.
 
 * Of two states whose chains are equally far, R among them, one is no worse if as many W have run or
   more, and all times are as early or earlier: whatever follows the other one can follow it, no
   later. The other one is dropped.
 * W run right before an action that waits, for memory or for its input. One that runs before an
-  action which waits for neither can run behind it instead: the action starts earlier, nothing else
+  action which waits for neither can run after it instead: the action starts earlier, nothing else
   changes. So it is enough to try the numbers of W of which each either starts before the action's
   input is there, or frees memory that the action needs. The same is true of R, which never frees
   any, but for the one that the action needs itself: one that runs later holds no more memory. Of
@@ -73,19 +73,19 @@ MOST_CELLS = 4_000_000
 """States of one level times their columns; with more a target counts as one that can be met."""
 
 MOST_STORED = 20_000_000
-"""The same of all levels together where an order is to be found."""
+"""States of all levels together, times their columns, if an order is to be found."""
 
 COLUMNS, LEVEL_WORK = 32, 20
-"""Columns of what counts as one state, and what a level takes besides its states."""
+"""Columns that count as one state, and the work of a level on top of its states."""
 
 GRIDS = (2.0, 0.5)
-"""Steps of grids, relative to what a rank works for one microbatch, coarsest first."""
+"""Steps of grids, relative to a rank's work for one microbatch, coarsest first."""
 
 FIRST_STEPS, COARSE_STEPS = 64, 8
 """Targets between the bound that is known and the makespan to beat, to begin with; on a grid."""
 
 PRECISION, COARSE_PRECISION = 2e-4, 5e-3
-"""How exactly the largest target is sought, relative to it; on a grid."""
+"""Tolerance of the largest target, relative to it; and that on a grid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +103,12 @@ class ExactRanks:
     waits
         Column of a state in which the inputs under way begin; 0 where nothing is waited for.
     class_of, needs
-        Class of its W, or of the R behind a forward, and of the R before a backward; −1 for none.
+        Class of its W, or of the R after a forward, and of the R before a backward; −1 for none.
         Those of R come first, one for every stage.
     taken, changes
-        Memory that is taken at the start, and what is left of that at the end.
+        Memory that is taken at the start, and its remainder after the end.
     heads, tails
-        Earliest start, and what follows the end; shape ``(chains, microbatches)``.
+        Earliest start, and least time after the end; shape ``(chains, microbatches)``.
     limits
         Memory of every exact rank.
     class_rank, class_time, class_free
@@ -139,7 +139,7 @@ class ExactRanks:
 
 
 def relax_others(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> ExactRanks:
-    """Return the relaxation of a problem to some of its ranks, with times times a factor."""
+    """Return the relaxation of a problem to some of its ranks, with times scaled by a factor."""
     stages, m = problem.stages, problem.microbatches
     way = [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
     lags = [*problem.forward_link, *problem.backward_link[::-1]]
@@ -209,7 +209,7 @@ def _whole(times: NDArray[np.float64], factor: float) -> Whole:
 
 
 class StateBudget:
-    """States that may still be looked at, and how many times their columns at once."""
+    """Number of states that may still be examined, and the limit of cells at once."""
 
     def __init__(self, states: float, cells: int = MOST_CELLS) -> None:
         self.left = states

@@ -1,4 +1,4 @@
-r"""Bounds that know how long copies to the host take: one rank is modeled exactly, with its copies.
+r"""Bounds with the time of copies to the host: one rank is modeled exactly, with its copies.
 
 Elsewhere an activation that may be copied is gone when its forward ends, and there again when its
 backward begins (:mod:`debubble.optimize.programs.offload`). A copy takes time, though, on a stream
@@ -55,7 +55,7 @@ from debubble.optimize.programs.offload import relax_copies
 from debubble.optimize.stop import Stop
 
 PRECISION = 2e-3
-"""How exactly the largest target is sought, relative to it."""
+"""Tolerance of the largest target, relative to it."""
 
 FIRST_STEPS = 8
 """Targets between the bound that is known and the makespan to beat, to begin with."""
@@ -67,7 +67,7 @@ MOST_UNITS, FEWER_UNITS = 20_000, 2_000
 """Whole numbers that the makespan is spread over at most, and where times have to be rounded."""
 
 WHOLE = 1e-9
-"""How far from a whole number a time may be that counts as one, relative to it."""
+"""Largest distance from a whole number at which a time counts as whole, relative to it."""
 
 
 def may_help(problem: Problem, rank: int) -> bool:
@@ -96,7 +96,7 @@ def copied_bound(
     low, best
         A bound that is known, and a makespan that is reached: nothing above it is sought.
     work
-        How much the solver may do, in its own unit of about a second.
+        Limit of the solver's work, in its own unit of about a second.
     stop
         Ends the search early.
     """
@@ -146,7 +146,7 @@ class RankModel(IntervalModel):
     copies
         Time of a copy of every stage, shape ``(stages,)``.
     whole
-        Whether no time is rounded, so that what never waits is known.
+        True if no time is rounded; then the actions that never wait are known.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class RankModel(IntervalModel):
             self._add_reasons(rank)
 
     def _add_heads_and_tails(self, kept: ExactRanks) -> None:
-        """Start and end in time; microbatches are numbered by their first forwards."""
+        """Add heads and tails to the model; microbatches are numbered by their first forwards."""
         for c, b in product(range(len(self.way)), range(self.problem.microbatches)):
             key = (*self.way[c], b)
             self.model.add(self.start[key] >= int(kept.heads[c, b if c == 0 else 0]))
@@ -180,7 +180,7 @@ class RankModel(IntervalModel):
                 self.model.add(self.end(*key) <= self.horizon)
 
     def _add_reasons(self, rank: int) -> None:
-        """Let what waits for no other rank, and no RELOAD, start when an action or OFFLOAD ends."""
+        """Start actions that wait for no other rank or RELOAD when an action or OFFLOAD ends."""
         homes = self.problem.homes
         for key in self.passes(rank):
             row, stage, b = key

@@ -1,12 +1,12 @@
-r"""Bounds of long runs: two ranks modeled exactly, with what one of them still needs as a tail.
+r"""Bounds of long runs: two ranks modeled exactly, with the remaining time of one as a tail.
 
 Two ranks far apart make a stronger relaxation than one
-(:mod:`debubble.optimize.bounds.exact_rank`): what one of them puts off stays in the memory of the
-other. But their states are too many in a long run, because states far behind are dropped late: that
-the work which is left cannot end before the target says little where waiting takes more time than
-is idle by work alone.
+(:mod:`debubble.optimize.bounds.exact_rank`): work that one of them puts off stays in the memory of
+the other. But their states are too many in a long run, because states far too late are dropped
+late: the test that the remaining work cannot end before the target is weak where waiting takes more
+time than is idle by work alone.
 
-**What still follows.** Let c be a forward of stage s, and r an exact rank whose first stage is s or
+**Remaining time.** Let c be a forward of stage s, and r an exact rank whose first stage is s or
 later. For a number n of microbatches let X(n) be the least time from the start of r's first forward
 to the end of all, of r alone modeled exactly and nothing before its first forward. Then in every
 order of m microbatches
@@ -16,7 +16,7 @@ order of m microbatches
 *Proof.* Take away all microbatches before b. What is left is an order of m − b microbatches, whose
 ranks hold no more memory and wait for no more than before. F of b at the first stage of r starts no
 sooner than F(b, s) and the way between the two, and as every chain is in microbatch order no later
-microbatch is there any sooner. So everything that is left on r starts behind it, which is an order
+microbatch is there any sooner. So everything that is left on r starts after it, which is an order
 of the relaxation that X(m − b) bounds: that one has no heads, and its tails are the same, as they
 only depend on how many microbatches follow. ∎
 
@@ -28,8 +28,8 @@ search for the next ones, with s the first stage of r itself. X never falls, as 
 microbatches are an order as well.
 
 Whole numbers are the same relaxation as in :mod:`debubble.optimize.bounds.exact_rank`: starts there
-are at no time behind those of an order whose times are multiplied and not rounded, of which X, from
-times that are rounded down, is a bound, too.
+are at no time later than those of an order whose times are multiplied and not rounded, of which X,
+from times that are rounded down, is a bound, too.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
 FINENESS = 1 / 60
-"""How exactly X is sought, relative to the work of a rank for one microbatch, and less is lost."""
+"""Tolerance of X, relative to the work of a rank for one microbatch; the loss is smaller."""
 
 LARGEST_STEP = 1.0
-"""How far behind the bound that is known a target is at most, relative to the same."""
+"""Largest distance of a target below the known bound, relative to the same work."""
 
 MOST_OF_ONE = 100_000
 """States that are looked at for one target of X."""
@@ -73,7 +73,7 @@ def far_bound(
     factor = min(factor_for(all_times(problem), best), factor_of(problem, strongest, best))
     rests = follow(problem, strongest, factor, stop)
     kept = with_rests(problem, relax_others(problem, ranks, factor), ranks, rests, factor)
-    # Arrivals differ by little else than what the forwards take that come one behind the other.
+    # Arrivals differ by little else than what the forwards take that come one after the other.
     grid = max(1, int(kept.times[0]))
     bound = int(low * factor * (1 + TOLERANCE))
     highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
@@ -114,7 +114,7 @@ def follow(problem: Problem, rank: int, factor: float, stop: Stop) -> Whole:
 def with_rests(
     problem: Problem, kept: ExactRanks, ranks: Sequence[int], rests: Whole, factor: float
 ) -> ExactRanks:
-    """Return the relaxation with what the first of its ranks still needs as tails of forwards."""
+    """Return the relaxation with the remaining time of its first rank as tails of forwards."""
     goal = int(np.flatnonzero(problem.homes == ranks[0])[0])
     ways = np.append(0.0, np.cumsum(problem.pass_times[0, :-1] + problem.forward_link[1:]))
     tails = kept.tails.copy()

@@ -46,7 +46,7 @@ transfers of a rank do: each queue runs one transfer after the other, and is one
 them, and in ``"blocking"``, where links carry one transfer at a time as well, the sends of a chain
 follow each other: paths that run through them see what a slow link delays.
 
-**Rendezvous.** In the mode ``"blocking"`` the engine puts a send right behind its producer, and no
+**Rendezvous.** In the mode ``"blocking"`` the engine puts a send right after its producer, and no
 rank computes before all transfers of the group it has reached are over. So no transfer runs while
 either of its ranks computes. Two sends of one rank are in different groups, since the later one's
 producer stands between them; a rank leaves the earlier group first. Hence a rank with all it
@@ -82,7 +82,7 @@ class Paths(NamedTuple):
         Earliest start of every action but R, and least time from its end to the end of all; shape
         ``(kinds, stages, microbatches)``.
     leaves, follows
-        The same of the transfer of every result of F and of I or B, shape ``(2, stages,
+        Heads and tails of the transfer of every result of F and of I or B, shape ``(2, stages,
         microbatches)``; the last stage's F and the first stage's backward send nothing.
     """
 
@@ -93,7 +93,7 @@ class Paths(NamedTuple):
 
 
 def spare_microbatches(problem: Problem) -> NDArray[np.int64]:
-    """Return how many microbatches fit on every stage besides one, shape ``(stages,)``."""
+    """Return numbers of microbatches that fit on stages on top of one, shape ``(stages,)``."""
     room = (problem.limits_with_slack - problem.microbatch_stored)[problem.homes] - problem.taken[
         1, last_stages(problem)
     ]
@@ -103,7 +103,7 @@ def spare_microbatches(problem: Problem) -> NDArray[np.int64]:
 
 
 def memory_lag(problem: Problem) -> NDArray[np.float64]:
-    """Time from the end of I at each rank's last stage to the first free, shape ``(ranks,)``."""
+    """Return the time from I's end at each rank's last stage to the first free, ``(ranks,)``."""
     lag = np.full(problem.ranks, np.inf)
     weight = np.zeros(problem.stages) if problem.fused else problem.table.duration[SPLIT_KINDS[-1]]
     kept_all = problem.freed[1] <= 0
@@ -139,15 +139,15 @@ def longest_paths(problem: Problem) -> Paths:
 
 
 def transfer_times(problem: Problem) -> NDArray[np.float64]:
-    """Time to send each stage's F and I or B on, 0 where it stays; shape ``(2, stages)``."""
+    """Return times to send each stage's F and I or B, 0 where it stays; shape ``(2, stages)``."""
     return np.array([np.roll(problem.forward_link, -1), np.roll(problem.backward_link, 1)])
 
 
 def machines(problem: Problem) -> list[NDArray[np.int64]]:
     """Return sets of rows of actions and transfers that run one at a time.
 
-    Row ``k · S + s`` is the k-th kind of stage s; rows behind all kinds are the transfers of F and
-    of I or B, and behind these the R of every stage that has one.
+    Row ``k · S + s`` is the k-th kind of stage s. The rows after all kinds are the transfers of F
+    and of I or B, and the last rows the R of every stage that has one.
     """
     homes, mode = problem.homes, problem.mode
     passes = len(problem.kinds) * problem.stages
@@ -185,7 +185,7 @@ def machines(problem: Problem) -> list[NDArray[np.int64]]:
 
 
 class Proof(NamedTuple):
-    """A bound, and in words why no order is faster."""
+    """A bound with its reason in words."""
 
     bound: float
     why: str
@@ -275,7 +275,7 @@ def one_rank(
     Parameters
     ----------
     heads, times, tails
-        Earliest starts, times, and what follows each end; shape ``(n,)``.
+        Earliest starts, times, and least time after each end; shape ``(n,)``.
     """
     urgent_first = np.argsort(-tails, kind="stable")
     heads, times, tails = heads[urgent_first], times[urgent_first], tails[urgent_first]

@@ -1,11 +1,11 @@
 """A schedule of all ranks by the fastest one of a single rank.
 
-Where one rank is modeled exactly (:mod:`debubble.optimize.bounds.exact_rank`) its fastest order
-says when its actions start, and by that when those of the others would, if nothing was in their
-way: as late as the next action of the exact rank allows, and behind its last one as soon as they
-can. Waiting in between is then before a microbatch goes on to other ranks, where it takes no memory
-of theirs. Every rank runs its forwards and backwards by these times, each W where it fits into a
-gap or frees memory that is needed, and puts off a forward for which there is no room.
+If one rank is modeled exactly (:mod:`debubble.optimize.bounds.exact_rank`), its fastest order gives
+the starts of its actions, and from these the starts of the other ranks' actions if nothing delayed
+them: as late as the next action of the exact rank allows, and after its last one as soon as
+possible. Waiting in between is then before a microbatch goes on to other ranks, where it takes no
+memory of theirs. Every rank runs its forwards and backwards by these times, each W where it fits
+into a gap or frees memory that is needed, and puts off a forward for which there is no room.
 
 Orders like this know nothing of the other ranks' work, and are slow as they are. They differ from
 those that grow action by action, so that annealing comes from them to other places.

@@ -30,7 +30,7 @@ STATES = 1_000_000
 """States of the strongest rank that are looked at, times the effort; about two seconds."""
 
 OTHER_STATES, SEVERAL_STATES = 200_000, 1_000_000
-"""The same of all other ranks together, and of all sets of several."""
+"""States of all other ranks together, and of all sets of several ranks, times the effort."""
 
 ONE_RANK_SHARE, RANKS_SHARE = 0.2, 0.4
 """Shares of the time limit for bounds by one rank, and by several."""
@@ -39,7 +39,7 @@ LONG, LONG_EFFORT = 4, 2.0
 """Microbatches of a long run for each rank, and the effort from which its two ranks are exact."""
 
 FAR_STATES, FAR_CELLS = 2_000_000, 12_000_000
-"""States of these two, times the effort, and how many times their columns at once."""
+"""States of these two ranks, times the effort, and states times columns at once."""
 
 FAR_SHARE = 0.7
 """Their share of the time for several ranks."""
@@ -53,7 +53,7 @@ REASON_SECONDS = 1.0
 
 
 def bound_by_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Raise the bound by what single ranks can do, strongest first."""
+    """Raise the bound by single ranks modeled exactly, strongest first."""
     easy, until = relaxed(problem), Stop(ONE_RANK_SHARE * stop.left, stop)
     first, *others = single_ranks(easy)
     _keep(easy, [first], incumbent, STATES, until)
@@ -61,7 +61,7 @@ def bound_by_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> Non
 
 
 def bound_by_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Raise the bound by what two, three and more of the strongest ranks can do together."""
+    """Raise the bound by two, three and more of the strongest ranks, modeled together."""
     easy, until = relaxed(problem), Stop(RANKS_SHARE * stop.left, stop)
     far = is_long(problem) and stop.work.effort >= LONG_EFFORT
     near = Stop((1 - FAR_SHARE) * until.left, until) if far else until
@@ -71,7 +71,7 @@ def bound_by_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -
 
 
 def bound_by_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Raise the bound by what single ranks can do that copy activations to the host.
+    """Raise the bound by single ranks modeled with their copies of activations to the host.
 
     First the one that has stage 0, whose forwards never wait, then the strongest without copies.
     """
@@ -139,10 +139,10 @@ def far_ranks(problem: Problem) -> tuple[int, int]:
 
 
 def strongest(problem: Problem) -> list[int]:
-    """Return ranks by how long they are busy, with what comes before, and have memory taken.
+    """Return ranks by the sum of their busy time, the time before it, and memory over time.
 
-    The sum of both: what is bound by its work alone does not tell ranks with equal work apart, and
-    where activations stay the longest there is least room to put it off.
+    Work alone does not distinguish ranks with equal work. Where activations stay the longest there
+    is the least room to put work off.
     """
     heads, tails, *_ = longest_paths(problem)
     first = np.full(problem.ranks, np.inf)
@@ -189,7 +189,7 @@ def explain_bound(problem: Problem, low: float, bound: float) -> str:
     Returns
     -------
     str
-        Empty where there is no such rank, or it takes too long to tell.
+        The reason in words; empty if there is no such rank, or finding it takes too long.
     """
     easy, stop = relaxed(problem), Stop(REASON_SECONDS)
     for ranks in single_ranks(easy):
@@ -202,7 +202,7 @@ def explain_bound(problem: Problem, low: float, bound: float) -> str:
 
 
 def explain_ranks(problem: Problem, ranks: Sequence[int], bound: float) -> str:
-    """Explain why the ranks that are exact cannot be faster."""
+    """Explain why the exact ranks cannot be faster."""
     heads, tails, *_ = longest_paths(problem)
     rank = ranks[0]
     stages = np.flatnonzero(problem.homes == rank)

@@ -7,7 +7,7 @@ and when copies begin is sought together with when everything else does.
 Each action starts when the one before it on its rank is over, its input is there, and the OFFLOAD
 is over that it waits for, if any. So every start needs a *reason*, the end of something that it
 waits for or follows; without, the order would not run as it was planned. The reason of an OFFLOAD
-is its forward or another copy, that of a RELOAD any end on its rank, behind which it is issued.
+is its forward or another copy, that of a RELOAD any end on its rank, after which it is issued.
 
 Chains run in microbatch order. That is no loss in a problem without copies, but here it is one: a
 microbatch that waits on the host until the end makes room for all others with two copies. So what
@@ -45,7 +45,7 @@ class CopyModel(IntervalModel):
     Parameters
     ----------
     problem
-        What to solve, with stages whose activations may be copied and none that recompute.
+        Problem with stages whose activations may be copied and none that recompute.
     known
         A schedule within memory; its makespan is the horizon, and the solver starts from it.
     bound
@@ -108,7 +108,7 @@ class CopyModel(IntervalModel):
             self.add_reasons(key, before, [other for other in copies if other != key])
 
     def _inputs(self, key: Key) -> list[Any]:
-        """Return when the result arrives that an action waits for."""
+        """Return the arrival time of the result that an action waits for."""
         if key[:2] not in self.lags:
             return []
         other, lag = self.lags[key[:2]]
@@ -157,7 +157,7 @@ class CopyModel(IntervalModel):
             for key, at in copies.items()
             if key[0] == OUT and self.time(key)
         }
-        # A wait, and then a copy, is issued behind what is over when it begins.
+        # A wait, and then a copy, is issued after the last action that is over when it begins.
         placed = [(at, 2, at, kinds[key[0]], *key[1:]) for key, at in copies.items()]
         free = 0
         for end, at, key in passes:
@@ -169,7 +169,7 @@ class CopyModel(IntervalModel):
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
     def _there(self, key: Key, begin: Mapping[Key, int]) -> int:
-        """Return when everything is there that an action computes with."""
+        """Return the time at which all inputs of an action are there."""
         times = [0]
         if key[:2] in self.lags:
             other, lag = self.lags[key[:2]]

@@ -19,7 +19,7 @@ from debubble.optimize.programs.backward import separate
 def programs_by_start(
     problem: Problem, starts: NDArray[Any], times: NDArray[np.float64]
 ) -> list[Program]:
-    """Return programs that run actions by their starts; what takes no time goes first.
+    """Return programs that run actions by their starts; actions that take no time go first.
 
     With or without R, as there are times for them.
     """
@@ -39,7 +39,7 @@ def programs_by_start(
 def starts_by_number(
     problem: Problem, known: Sequence[Program], timeline: Timeline, apart: bool
 ) -> NDArray[np.float64]:
-    """Start times of all actions of a simulated order, I and W for every backward that is fused.
+    """Return starts of all actions of a simulated order, I and W for every fused backward.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def starts_by_number(
     known, timeline
         The order, and the simulation of its schedule.
     apart
-        Whether every R is an action of its own, rather than the beginning of its backward.
+        True if every R is an action of its own, rather than the beginning of its backward.
     """
     packed = timeline.schedule.actions
     redone = among(kinds_of(packed), RECOMPUTE_KINDS)

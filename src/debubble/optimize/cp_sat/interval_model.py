@@ -45,7 +45,7 @@ class IntervalModel:
         Ranks that are modeled.
     units
         Time of every action in whole numbers, shape ``(kinds, stages, microbatches)`` with rows for
-        R, OFFLOAD and RELOAD behind those of the problem.
+        R, OFFLOAD and RELOAD after those of the problem.
     horizon
         Last time at which anything starts.
     """
@@ -139,7 +139,7 @@ class IntervalModel:
             self.model.add(self.start[*self.way[c], b] >= ready + int(delays[c, b]))
 
     def add_memory(self, rank: int, unit: float) -> None:
-        """Limit the memory of a rank, in whole units; what is held is rounded down."""
+        """Limit the memory of a rank, in whole units; held memory is rounded down."""
         problem, lengths = self.problem, microbatch_lengths(self.problem)
         limit = problem.limits_with_slack[rank]
         if limit >= problem.microbatch_memory[rank] * lengths.sum():
@@ -190,9 +190,10 @@ def copy_units(times: NDArray[np.float64], copies: NDArray[np.float64]) -> NDArr
 
 
 def held_parts(problem: Problem, stage: int) -> Iterator[tuple[int, int, float, bool | None]]:
-    """Yield parts of a stage's memory: from the start of which kind to the end of which, how much.
+    """Yield parts of a stage's memory: first kind, last kind, amount, and condition.
 
-    The last says whether that is so where its activation is copied, or stays; None for both.
+    A part is held from the start of the first kind to the end of the last. The condition is true
+    if this holds for copied activations, false for those that stay, and None for both.
     """
     moved = 0.0
     if problem.offload and problem.offload[stage]:
@@ -209,7 +210,7 @@ def held_parts(problem: Problem, stage: int) -> Iterator[tuple[int, int, float, 
 
 
 def _taken_and_freed(problem: Problem, stage: int) -> Iterator[tuple[int, int, float]]:
-    """Yield what a kind takes at its start and another frees at its end; what is first stays."""
+    """Yield the memory that a kind takes at its start and another frees at its end."""
     back = problem.taken_by_recompute[stage] if problem.recompute_time[stage] > 0 else 0.0
     taken = [(0, problem.taken[0, stage]), (AGAIN, back), (1, problem.taken[1, stage] - back)]
     freed = [(k, problem.freed[k, stage]) for k in range(1, len(problem.kinds))]

@@ -5,7 +5,7 @@ others nothing is left but the time a microbatch takes on its way through them, 
 length. Every order of the whole problem is an order here, in all modes of transfers, so that none
 is faster than the fastest one here. The ranks of the first and of the last stage say the most
 together: the one has nothing to do until gradients come back, the other nothing until forwards
-arrive. With all ranks modeled nothing is relaxed but what a mode asks of transfers.
+arrive. With all ranks modeled nothing is relaxed but the constraints on transfers.
 
 **Equal ones.** Microbatches of one length are interchangeable: among them, give the b-th start of
 every chain to the b-th one, and no action ends later, as in :mod:`debubble.optimize.bounds.paths`.
@@ -103,7 +103,7 @@ class LengthsModel(IntervalModel):
     def _delays(self, links: Grids) -> tuple[Whole, Whole]:
         """Return delays for :meth:`add_delays`, and the time from each last end to the end of all.
 
-        Microbatches pass the stages one after the other; what is not modeled is a delay.
+        Microbatches pass the stages one after the other; ranks that are not modeled are delays.
         """
         S, ahead = self.problem.stages, set(self.way)
         gap, rest = np.zeros((2, self.problem.microbatches))
@@ -128,8 +128,8 @@ class LengthsModel(IntervalModel):
     def makespan_below(self, target: float, work: float, stop: Stop) -> float | None:
         """Return a makespan below a target that a schedule has, or the target if none does.
 
-        None where that is open after some `work`, the solver's own unit of about a second;
-        :attr:`spent` says how much of it was needed.
+        None if that is open after some `work`, the solver's own unit of about a second;
+        :attr:`spent` is the part of it that was needed.
         """
         from ortools.sat.python import cp_model
 

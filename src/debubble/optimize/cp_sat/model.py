@@ -6,7 +6,7 @@ denominator nothing is lost. Memory is rounded in favor of fitting, for the same
 that comes back is simulated with the true times and measured against the true limits.
 
 Where a fused backward is faster than its parts and both are allowed, every backward may be either:
-fused, its I takes the time of B, and its W none, right behind. The W of those that are split keep
+fused, its I takes the time of B, and its W none, right after. The W of those that are split keep
 microbatch order among themselves; that of a fused one may come before an older one.
 
 Where stages recompute, every R is an action of its own that may run well ahead of its backward, and
@@ -78,13 +78,13 @@ class ExactModel:
     Parameters
     ----------
     problem
-        What to solve.
+        Problem to solve.
     known
         An order that fits; its makespan is the horizon, and the solver starts from it.
     bound
         A proven lower bound.
     ahead
-        Whether R may run ahead of the backward.
+        True if R may run ahead of the backward.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class ExactModel:
                 self._add_pair(one, other)
 
     def _keeps_order(self, kind: int, stage: int) -> bool:
-        """Return whether a chain runs in microbatch order, whatever is fused."""
+        """Return whether a chain runs in microbatch order for any fused backwards."""
         return kind != 2 or not self.fusable[stage]
 
     def _add_pair(self, one: tuple[int, int], other: tuple[int, int]) -> None:
@@ -251,7 +251,7 @@ class ExactModel:
                 add(self.start[0, stage, older + int(spare[stage]) + 1] >= freed)
 
     def _add_transfers(self) -> None:
-        """Add transfers that take time, and keep apart what cannot run while they do."""
+        """Add transfers that take time, and keep actions and transfers from overlapping them."""
         problem = self.problem
         S, behind = problem.stages, len(problem.kinds) * problem.stages
         for (kind, stage), time in np.ndenumerate(transfer_times(problem).astype(int)):
@@ -367,7 +367,7 @@ class ExactModel:
 
 
 def around_recomputes(problem: Problem) -> list[tuple[int, int]]:
-    """Return who waits for whom around a stage's R, by the table.
+    """Return the pairs of kinds around a stage's R that wait for each other, by the table.
 
     Kinds are numbered as in the problem, R is :data:`AGAIN`.
     """

@@ -57,14 +57,14 @@ def all_times(problem: Problem) -> NDArray[np.float64]:
 
 
 def fused_times(problem: Problem) -> NDArray[np.float64]:
-    """Time of a fused backward of every stage, R before it included."""
+    """Return times of a fused backward of every stage, with the R before it."""
     return np.asarray(problem.table.duration[FUSED_KIND] + problem.recompute_time)
 
 
 def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:
     """Return memory actions take at their start, and the change when they are over.
 
-    What is there between them is rounded down, so that nothing that fits is refused.
+    Memory held between them is rounded down, so that no order that fits is refused.
 
     Returns
     -------

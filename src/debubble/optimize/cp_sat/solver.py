@@ -8,7 +8,7 @@ from typing import Any
 def run_solver(
     solver: Any, model: Any, work: float, seconds: float, workers: int, seed: int
 ) -> Any:
-    """Run a solver on a model; its status.
+    """Run a solver on a model and return its status.
 
     `work` is the solver's own unit, about a second. Ctrl-C is not the solver's: searches hear it.
     """

@@ -32,7 +32,7 @@ MOVES, MOVED_SHARE, MOST_MOVING = 8000, 0.2, 5.0
 much effort they take at most."""
 
 MEETING_SHARE = 0.2
-"""Share of it with transfers for which ranks meet: what the solver knows of them is not all."""
+"""Share of it with transfers for which ranks meet, which the solver models only in part."""
 
 COPIES_WORK = 5.0
 """Work of the solver that knows of copies, in its own unit of about a second."""
@@ -103,7 +103,7 @@ def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> Non
 
 
 def move_in_simulator(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Move single actions where the engine alone knows what transfers cost."""
+    """Move single actions if only the engine models the costs of transfers."""
     move_actions(
         incumbent.programs, partial(makespan_in_engine, problem),
         round(MOVES * min(stop.work.effort, MOST_MOVING)), np.random.default_rng(stop.work.seed),

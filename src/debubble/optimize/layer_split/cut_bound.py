@@ -24,7 +24,7 @@ X is below every cut's makespan.
 **Several stages on a rank.** The least number of layers before a rank's first stage bounds w(q)
 from below, and with X the work that each rank has time for by (1). For all ranks together that must
 be at least m · T(L). And n layers take at least what the n smallest of the model do, so that (1)
-says how many a rank has at most; together they must be L. Of equal layers that is a division.
+limits the layers of a rank; together they must be L. For equal layers that is a division.
 
 The smallest X that is not refused is the bound, found by bisection.
 
@@ -73,7 +73,7 @@ def bound_of_cuts(cutting: Cutting, ways: Ways | None = None) -> float:
     cutting
         The cuts.
     ways
-        What every stage may do; by default what it does in the cutting's root.
+        Choices open to every stage; by default those of the cutting's root.
     """
     ways = ways or [(way,) for way in choice_of(cutting.root)]
     return _Bound.of(cutting, ways).value()
@@ -84,7 +84,7 @@ class _Bound:
     """Layers, ends and ranks as the bound needs them."""
 
     root: Problem
-    """The problem; here and in `ends` every stage keeps what it stores."""
+    """The problem; here and in `ends` every stage keeps its activations."""
     ends: Problem
     """The problem of the stages without layers."""
     forward: NDArray[np.float64]
@@ -96,9 +96,9 @@ class _Bound:
     again: NDArray[np.float64]
     """R of every layer, shape ``(layers,)``."""
     held: NDArray[np.float64]
-    """What the forward of every layer leaves at least, shape ``(layers,)``."""
+    """Least activation memory after the forward of every layer, shape ``(layers,)``."""
     held_ends: tuple[float, float]
-    """The same of the first and last stage without their layers."""
+    """Least activation memory of the first and last stage without their layers."""
     must: NDArray[np.bool_]
     """True if every stage of each rank has to recompute, shape ``(ranks,)``."""
     before: NDArray[np.int64]
@@ -248,7 +248,7 @@ class _Bound:
 def _with_quick_gradients(root: Problem) -> Problem:
     """Return the problem without transfers of gradients where the first layers need none.
 
-    Which stages get gradients is open before these are cut.
+    Before layers are cut it is open which stages get gradients.
     """
     assert root.layers is not None
     frozen = root.layers.frozen
@@ -278,7 +278,7 @@ def _times(
 
 
 def _held(table: CostTable, ways: Sequence[int], most: float) -> NDArray[np.float64]:
-    """Return what a forward leaves at least; copies move a share of `most` at most."""
+    """Return the least memory after a forward; copies move a share of `most` at most."""
     found = []
     for way in ways:
         held = table.checkpoint if way & RECOMPUTE else table.activation

@@ -1,7 +1,7 @@
 """All cuts of a model's layers into the stages of one placement: memory, and where to begin.
 
-With equal layers of which stages keep everything, how many fit on a rank is a division, and which
-memory is enough for some cut is known exactly. Else a cut is improved, one layer after the other,
+With equal layers of which stages keep everything, the number that fits on a rank is a division, and
+the least memory for some cut is known exactly. Else a cut is improved, one layer after the other,
 until no neighbor is better; where there are few cuts all of them are looked at.
 """
 
@@ -118,7 +118,7 @@ class Cutting:
         return np.array([work, work + times[Kind.R]])
 
     def most_layers(self, microbatches: float | NDArray[np.float64] = 1.0) -> NDArray[np.int64]:
-        """Return how many layers fit on every rank for some microbatches, shape ``(ranks,)``."""
+        """Return the number of layers that fit on every rank, shape ``(ranks,)``."""
         roof = self.root.limits / microbatches * (1 + TOLERANCE / 2)
         one = self._mean[1]
         room = np.full(self.root.ranks, float(self.count))
@@ -237,13 +237,13 @@ class Cutting:
         return np.eye(self.root.ranks)[self.root.homes]
 
     def _footprint(self, recompute: bool, offload: bool) -> NDArray[np.float64]:
-        """Return what forwards of every layer leave, and backwards take; shape ``(2, count)``."""
+        """Return layers' memory after forward and during backward, shape ``(2, count)``."""
         recomputed, away = np.full(self.count, recompute), np.full(self.count, offload)
         table = ease_costs(self.alone, recomputed, away) if offload else self.alone
         return np.array(table.footprint(recomputed | away))
 
     def work(self, cuts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Time of every stage for one microbatch under some cuts, shape ``(cuts, stages)``."""
+        """Return the time of every stage for one microbatch, shape ``(cuts, stages)``."""
         border = np.cumsum(np.pad(cuts, ((0, 0), (1, 0))), axis=1)
         sums = np.pad(np.cumsum(self._work, axis=1), ((0, 0), (1, 0)))
         way = self.root.recomputed.astype(int)
@@ -253,7 +253,7 @@ class Cutting:
     def balanced(self, most: NDArray[np.int64], late: bool) -> Cut:
         """Return a cut with work as equal as `most` layers allow, first on ranks, then on stages.
 
-        What is left over goes to late or early ranks and stages. Layers count as the average.
+        The remainder goes to late or early ranks and stages. Layers count as the average.
         """
         root = self.root
         work, one = self.ends.times.sum(axis=0), self._mean[0]
@@ -323,8 +323,8 @@ class Cutting:
     ) -> Cut:
         """Return a cut that no neighbor improves.
 
-        Better is first what needs less memory above the limits, then what is done sooner by the
-        busiest rank, then what is more equal on all stages.
+        Cuts compare by memory above the limits, then by the busiest rank's time, then by the
+        balance of all stages.
         """
 
         def values(cuts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Models as layers, equal or each with costs of its own, and what a cut into stages costs.
+"""Models as layers, equal or each with costs of its own, and the costs of a cut into stages.
 
 Embedding, head and further predictions come on top of the first and last stage. What no layer is
 part of, transfers and the ends, stays as it is. Of equal layers costs say what a stage of an even
@@ -45,7 +45,7 @@ class Layers:
     """The layers of a model that is cut into stages."""
 
     count: int
-    """How many there are."""
+    """Number of layers."""
     costs: Costs
     """Costs of an even cut, and of all that no layer is part of."""
     each: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Layers:
         return None if share is None else Freeze.of(np.array(share), self.count)
 
     def _shares(self) -> dict[str, NDArray[np.float64]]:
-        """Return shares that layers have of their own, with what frozen weights need not keep."""
+        """Return the layers' own shares, without the memory that frozen weights do not keep."""
         found = {name: np.array(self.each[name]) for name in SHARES if name in self.each}
         if self.frozen:
             usual: Any = self.each.get("kept_for_weight", self.costs.kept_for_weight)
@@ -140,7 +140,7 @@ class Layers:
         return found
 
     def _freeze(self, found: dict[str, NDArray[np.float64]], frozen: Freeze) -> None:
-        """Take from the costs of layers what frozen weights save."""
+        """Subtract the savings of frozen weights from the costs of layers."""
         half = found["B"] / 2 if "B" in found else np.zeros(self.count)
         I, W = found.get("I", half), found.get("W", half)
         times = np.zeros((len(Kind), self.count))
@@ -163,7 +163,7 @@ def make_layers(given: Given, costs: Costs) -> Layers:
     Raises
     ------
     ParameterError
-        When layers are none, or costs say nothing about a layer.
+        When there are no layers, or a layer has no costs.
     """
     if isinstance(given, Mapping):
         each = _checked(given)
@@ -197,7 +197,7 @@ def make_layers(given: Given, costs: Costs) -> Layers:
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    """Return costs of every layer as tuples of one length, without what the ends do."""
+    """Return costs of every layer as tuples of one length, without those of the ends."""
     found: dict[str, tuple[float, ...]] = {}
     for name, value in given.items():
         if name not in (*OF_LAYERS, *PARTS):

@@ -1,4 +1,4 @@
-"""Variants by cuts: how many layers every stage has, and what the stages do.
+"""Variants by cuts: the layers of every stage, and the stages' choices.
 
 Over one cut the variants are those of :mod:`debubble.optimize.stage_choices.space`, where what
 stages do is open; they are explored for a cut when it is the best. The order found for one cut is
@@ -58,7 +58,7 @@ class Cuts:
     problems
         The uncut problems in which all stages do the same, as far as they are free and it fits.
     ways
-        What every stage may do.
+        Choices open to every stage.
     """
 
     shares: Sequence[float] = (1.0, 0.5, 0.5)
@@ -86,7 +86,7 @@ class Cuts:
         return problem.variant
 
     def again(self, known: CacheEntry) -> Problem:
-        """Return the cut of an earlier result, and what its stages do."""
+        """Return the cut of an earlier result, and the choices of its stages."""
         return self._over(known.cut).again(known)
 
     def bound(self, search: Variants) -> float:

@@ -23,10 +23,10 @@ from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import has_solver
 
 ANNEALED, PROVEN = 0.3, 0.5
-"""Shares of the time limit for annealing, and of what is left then for bounds by two ranks."""
+"""Shares of the time limit for annealing, and of the remaining time for bounds by two ranks."""
 
 TURNS = 3
-"""How often an order is annealed and arranged anew, at most."""
+"""Most times an order is annealed and arranged anew."""
 
 PART_WORK, WHOLE_WORK = 20.0, 20.0
 """Work of the solver for two ranks of every placement, and for all ranks."""
@@ -36,7 +36,7 @@ MOST_ACTIONS = 200
 
 
 class Assigned(NamedTuple):
-    """An order of a problem with lengths, and what found it."""
+    """An order of a problem with lengths, and the strategy that found it."""
 
     problem: Problem
     schedule: Schedule
@@ -97,7 +97,7 @@ class LengthsSearch:
     Parameters
     ----------
     request
-        What is sought.
+        Request of the search.
     best, bound
         The order to begin with, and a time that none beats.
     """
@@ -111,9 +111,9 @@ class LengthsSearch:
         return self.best.makespan <= self.bound * (1 + TOLERANCE)
 
     def run(self, stop: Stop) -> None:
-        """Anneal the best order, raise the bound, and solve what is small.
+        """Anneal the best order, raise the bound, and solve small problems.
 
-        `stop` ends this early; its work says how much to do.
+        `stop` ends this early; its work limits the search.
         """
         if self.best.problem.offload:
             return

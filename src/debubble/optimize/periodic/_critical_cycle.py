@@ -6,14 +6,14 @@ from math import inf
 from typing import NamedTuple
 
 from debubble.engine.jit import Array, helper
-from debubble.optimize.anneal._moves import Actions
+from debubble.optimize.anneal.moves import ActionArrays
 
 MOST_STEPS = 1000
 """Improvements of the critical cycle of one order, at most: more are errors of rounding."""
 
 
-class State(NamedTuple):
-    """An order that repeats and what is known about it, one entry per action.
+class CycleState(NamedTuple):
+    """An order that repeats, with its starts and critical cycle, one entry per action.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class State(NamedTuple):
     start
         Start of every action in repetition 0.
     by_input
-        Whether an action waits for its input; else for its rank.
+        True if an action waits for its input, false if for its rank.
     critical
         The actions of the critical cycle that wait for their rank.
     mark, stack, queue, queued, block, trial, ratio
@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 
 @helper
-def previous(x: int, actions: Actions, state: State) -> int:
+def previous(x: int, actions: ActionArrays, state: CycleState) -> int:
     """Return the action ahead of another on its rank, which may be of the repetition before."""
     rank = actions.rank[x]
     if state.place[x] > actions.offsets[rank]:
@@ -54,10 +54,10 @@ def previous(x: int, actions: Actions, state: State) -> int:
 
 
 @helper
-def find_critical_cycle(tiny: float, actions: Actions, state: State) -> tuple[float, int]:
+def find_critical_cycle(tiny: float, actions: ActionArrays, state: CycleState) -> tuple[float, int]:
     """Return the least period of an order, and an action on the cycle that takes it.
 
-    This is Howard's algorithm. Of what every action waits for, its rank or its input, one is looked
+    This is Howard's algorithm. Of every action's waits, for its rank or its input, one is looked
     at, `by_input` or not. By that every action leads back to a cycle; as long as a choice leads to
     a slower cycle, or to a later start with the same one, it is taken. Starts are those of the
     slowest cycle in the end. The period is infinite for a deadlock.
@@ -74,8 +74,8 @@ def find_critical_cycle(tiny: float, actions: Actions, state: State) -> tuple[fl
 
 
 @helper
-def _follow_choices(actions: Actions, state: State) -> tuple[float, int]:
-    """Find the cycle behind every action, its time per repetition `ratio`, and starts by it.
+def _follow_choices(actions: ActionArrays, state: CycleState) -> tuple[float, int]:
+    """Find the cycle that every action waits for, its time per repetition, `ratio`, and starts.
 
     Return the longest ratio and an action of that cycle; infinite where a cycle spans none.
     """
@@ -114,8 +114,8 @@ def _follow_choices(actions: Actions, state: State) -> tuple[float, int]:
 
 
 @helper
-def _start_after(y: int, z: int, period: float, actions: Actions, state: State) -> float:
-    """Return when an action can start by the one that it waits for, its input or its rank's."""
+def _start_after(y: int, z: int, period: float, actions: ActionArrays, state: CycleState) -> float:
+    """Return the start of an action by the one that it waits for, its input or its rank's."""
     start: float = state.start[z]
     if state.by_input[y] != 0:
         return float(start + actions.lag[y] - period * (state.ahead[z] - state.ahead[y]))
@@ -126,7 +126,7 @@ def _start_after(y: int, z: int, period: float, actions: Actions, state: State) 
 
 
 @helper
-def _time_of_cycle(x: int, actions: Actions, state: State) -> float:
+def _time_of_cycle(x: int, actions: ActionArrays, state: CycleState) -> float:
     """Return the time of the cycle through an action per repetition; infinite for a deadlock."""
     y = x
     time = 0.0
@@ -147,8 +147,8 @@ def _time_of_cycle(x: int, actions: Actions, state: State) -> float:
 
 
 @helper
-def _choose_slower_cycles(tiny: float, actions: Actions, state: State) -> bool:
-    """Let actions wait for what leads to a slower cycle; return whether there was any."""
+def _choose_slower_cycles(tiny: float, actions: ActionArrays, state: CycleState) -> bool:
+    """Let actions wait for those that lead to a slower cycle; return whether there was any."""
     slower = False
     for y in range(len(state.order)):
         if actions.pred[y] >= 0:
@@ -162,8 +162,10 @@ def _choose_slower_cycles(tiny: float, actions: Actions, state: State) -> bool:
 
 
 @helper
-def _choose_later_starts(period: float, tiny: float, actions: Actions, state: State) -> bool:
-    """Let actions wait for what lets them start later; return whether there was any."""
+def _choose_later_starts(
+    period: float, tiny: float, actions: ActionArrays, state: CycleState
+) -> bool:
+    """Let actions wait for those that delay them more; return whether there was any."""
     later = False
     for y in range(len(state.order)):
         if actions.pred[y] < 0:

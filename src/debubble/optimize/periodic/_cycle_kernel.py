@@ -6,29 +6,29 @@ from math import floor, inf
 from typing import NamedTuple
 
 from debubble.engine.jit import Array, helper, kernel
-from debubble.optimize.anneal._moves import (
-    Actions,
+from debubble.optimize.anneal.moves import (
+    ActionArrays,
     Cooling,
     draw_blocks,
     draw_limit,
     next_random,
     random_below,
 )
-from debubble.optimize.periodic._critical_cycle import State, find_critical_cycle, previous
+from debubble.optimize.periodic._critical_cycle import CycleState, find_critical_cycle, previous
 
 ANYWHERE = 5
 """One move in so many is somewhere, all others on the critical cycle."""
 
 
 class Best(NamedTuple):
-    """The order with the least period so far, as in a :class:`State`."""
+    """The order with the least period so far, as in a :class:`CycleState`."""
 
     order: Array
     ahead: Array
 
 
-class Move(NamedTuple):
-    """Actions at places begin … middle − 1 go behind those at middle … end − 1.
+class CycleMove(NamedTuple):
+    """A move of the actions at places begin … middle − 1 after those at middle … end − 1.
 
     Places are counted from the rank's `first` action, whose place is `length` here: those below
     are of the repetition before, and those from 2 · `length` on of the next one.
@@ -43,7 +43,12 @@ class Move(NamedTuple):
 
 @kernel(writes=("state", "best", "counters"), allocates=False)
 def anneal_cycle(
-    cooling: Cooling, actions: Actions, state: State, best: Best, counters: Array, halt: Array
+    cooling: Cooling,
+    actions: ActionArrays,
+    state: CycleState,
+    best: Best,
+    counters: Array,
+    halt: Array,
 ) -> None:
     """Try exchanges of neighboring blocks of actions on one rank.
 
@@ -55,7 +60,7 @@ def anneal_cycle(
     cooling
         Moves and temperatures.
     actions
-        Those of one group; `lag` is counted from the start of what an action needs, not its end.
+        Those of one group; `lag` is counted from the start of the needed action, not its end.
     state
         Its `order` and `ahead` are those at the beginning, and after the call; all else is scratch.
     best
@@ -108,8 +113,8 @@ def anneal_cycle(
 
 
 @helper
-def _list_critical(root: int, actions: Actions, state: State) -> int:
-    """List the actions of the cycle through `root` that wait for their rank; return how many."""
+def _list_critical(root: int, actions: ActionArrays, state: CycleState) -> int:
+    """List the actions of the cycle through `root` that wait for their rank; return the number."""
     count = 0
     x = root
     while True:
@@ -124,7 +129,9 @@ def _list_critical(root: int, actions: Actions, state: State) -> int:
 
 
 @helper
-def _draw_move(random: int, count: int, actions: Actions, state: State) -> tuple[int, Move]:
+def _draw_move(
+    random: int, count: int, actions: ActionArrays, state: CycleState
+) -> tuple[int, CycleMove]:
     """Draw a move whose second block begins on the critical cycle, or sometimes anywhere."""
     random = next_random(random)
     draw = random >> 17
@@ -138,11 +145,11 @@ def _draw_move(random: int, count: int, actions: Actions, state: State) -> tuple
     length = actions.offsets[rank + 1] - first
     middle = state.place[x] - first + length
     random, begin, end = draw_blocks(random, middle)
-    return random, Move(first, length, begin, middle, end)
+    return random, CycleMove(first, length, begin, middle, end)
 
 
 @helper
-def _keeps_chains(move: Move, actions: Actions, state: State) -> bool:
+def _keeps_chains(move: CycleMove, actions: ActionArrays, state: CycleState) -> bool:
     """Return whether a move leaves chains, and inputs of the same group, in their order."""
     first, length, begin, middle, end = move
     for i in range(begin, middle):
@@ -158,8 +165,8 @@ def _keeps_chains(move: Move, actions: Actions, state: State) -> bool:
 
 
 @helper
-def _exchange(move: Move, state: State) -> None:
-    """Let both blocks of a move change places; `block` has what was there."""
+def _exchange(move: CycleMove, state: CycleState) -> None:
+    """Let both blocks of a move change places; `block` has the previous actions."""
     first, length, begin, middle, end = move
     for i in range(begin, end):
         state.block[i - begin] = state.order[first + i % length]
@@ -172,17 +179,17 @@ def _exchange(move: Move, state: State) -> None:
 
 
 @helper
-def _exchange_back(move: Move, state: State) -> None:
+def _exchange_back(move: CycleMove, state: CycleState) -> None:
     """Undo a move: its blocks change places once more."""
     between = move.begin + move.end - move.middle
-    _exchange(Move(move.first, move.length, move.begin, between, move.end), state)
+    _exchange(CycleMove(move.first, move.length, move.begin, between, move.end), state)
 
 
 @helper
-def _fits(move: Move, actions: Actions, state: State) -> bool:
+def _fits(move: CycleMove, actions: ActionArrays, state: CycleState) -> bool:
     """Return whether a rank's order fits into its memory.
 
-    At the beginning of a repetition it holds what later groups have taken and not freed.
+    At the beginning of a repetition it holds the memory of later groups that is not yet freed.
     """
     limit = actions.memory[actions.rank[state.order[move.first]]]
     held = 0.0
@@ -200,7 +207,9 @@ def _fits(move: Move, actions: Actions, state: State) -> bool:
 
 
 @helper
-def _can_repeat(move: Move, limit: float, tiny: float, actions: Actions, state: State) -> bool:
+def _can_repeat(
+    move: CycleMove, limit: float, tiny: float, actions: ActionArrays, state: CycleState
+) -> bool:
     """Return whether the order after a move can repeat every `limit`; then take over its starts.
 
     Starts that can repeat every period can every `limit`, which is no less, as no action waits for
@@ -216,7 +225,7 @@ def _can_repeat(move: Move, limit: float, tiny: float, actions: Actions, state: 
     valid = True
     for i in (begin, between, end):
         y = state.order[first + (i - 1) % length]
-        # The joints behind this one are not there yet.
+        # The joints after this one are not there yet.
         loose = state.order[first + (between - 1) % length] if i == begin else -1
         free = state.order[first + (end - 1) % length] if i < end else -1
         valid = valid and _delay(y, limit, tiny, loose, free, actions, state)
@@ -227,7 +236,7 @@ def _can_repeat(move: Move, limit: float, tiny: float, actions: Actions, state: 
 
 
 @helper
-def _cut_at_zero(period: float, tiny: float, actions: Actions, state: State) -> None:
+def _cut_at_zero(period: float, tiny: float, actions: ActionArrays, state: CycleState) -> None:
     """Count repetitions so that all starts are between 0 and the period, each rank's in order."""
     order, block = state.order, state.block
     for rank in range(len(actions.memory)):
@@ -252,12 +261,18 @@ def _cut_at_zero(period: float, tiny: float, actions: Actions, state: State) -> 
 
 @helper
 def _delay(
-    source: int, period: float, tiny: float, loose: int, free: int, actions: Actions, state: State
+    source: int,
+    period: float,
+    tiny: float,
+    loose: int,
+    free: int,
+    actions: ActionArrays,
+    state: CycleState,
 ) -> bool:
     """Delay all that follows from `source` through the next action of its rank, in `trial`.
 
-    What stands behind the actions `loose` and `free` does not wait for them. False, with starts
-    that mean nothing, where that would delay the source itself: then the period is too short.
+    The next actions after `loose` and `free` do not wait for them. Return False, with meaningless
+    starts, if that would delay the source itself: then the period is too short.
     """
     queue, queued, start = state.queue, state.queued, state.trial
     n = len(start)
@@ -292,9 +307,9 @@ def _delay(
 
 @helper
 def _follower(
-    x: int, way: int, period: float, loose: int, free: int, actions: Actions, state: State
+    x: int, way: int, period: float, loose: int, free: int, actions: ActionArrays, state: CycleState
 ) -> tuple[int, float]:
-    """Return what waits for an action on its rank (way 0) or for its result, and until when.
+    """Return the action that waits for another on its rank (way 0) or for its result, and the time.
 
     −1 where there is none; see :func:`_delay`.
     """

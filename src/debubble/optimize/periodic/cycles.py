@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
-from debubble.optimize.anneal._moves import Actions, Cooling
 from debubble.optimize.anneal.annealer import TEMPERATURES, actions_of, random_state
-from debubble.optimize.periodic._critical_cycle import State
+from debubble.optimize.anneal.moves import ActionArrays, Cooling
+from debubble.optimize.periodic._critical_cycle import CycleState
 from debubble.optimize.periodic._cycle_kernel import Best, anneal_cycle
 from debubble.optimize.periodic.pattern import Pattern
 from debubble.optimize.periodic.unroll import Places
@@ -127,17 +127,17 @@ def _run(
     return replace(cycle, **best._asdict(), period=float(counters[0])), state.start
 
 
-def empty_state(order: NDArray[np.int64], ahead: NDArray[np.int64]) -> State:
+def empty_state(order: NDArray[np.int64], ahead: NDArray[np.int64]) -> CycleState:
     """Return the state of an order of which nothing else is known."""
     place, by_input, critical, mark, stack, queue, queued, block = np.zeros((8, len(order)), "i8")
     start, trial, ratio = np.zeros((3, len(order)))
-    return State(
+    return CycleState(
         order, ahead, place, start, by_input, critical, mark, stack, queue, queued, block, trial,
         ratio,
     )  # fmt: skip
 
 
-def _actions(problem: Problem, width: int) -> Actions:
+def _actions(problem: Problem, width: int) -> ActionArrays:
     """Return the actions of one period, with lags from start to start."""
     one = problem.shortened(width)
     actions = actions_of(one, np.zeros((one.stages, width), dtype=bool))

@@ -1,6 +1,6 @@
 """Repeating patterns: the steady state of many microbatches, found on a few.
 
-A pattern says when the actions of `width` consecutive microbatches start, and repeats after a
+A pattern gives the starts of the actions of `width` consecutive microbatches, and repeats after a
 `period`: action k of microbatch b starts at σ(k, b mod width) + ⌊b / width⌋ · period. This is
 modulo scheduling, or software pipelining. On its rank an action has a *phase* within the period,
 counted from the rank's first forward, and a *lap*, the number of whole periods since:
@@ -42,7 +42,7 @@ LOOSEST = 1.3
 """Period that is tried after the smallest, relative to it; between the two it is bisected."""
 
 RESOLUTION = 128
-"""Parts of the smallest period: how exactly the period is sought."""
+"""Parts of the smallest period: the resolution of the search for the period."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Pattern:
     step
         True time of one grid step.
     tight
-        Whether the busiest rank never waits, so that no pattern is faster.
+        True if the busiest rank never waits, so that no pattern is faster.
     """
 
     period: int
@@ -154,7 +154,7 @@ class PatternModel:
                 add(start + self.period >= self._end((kind, s, self.width - 1)))
 
     def _add_memory(self, rank: int, stages: list[int]) -> None:
-        """Limit memory whenever some is taken: what has started before, less what was freed."""
+        """Limit memory whenever some is taken: the sum of earlier starts, less freed memory."""
         grid = self.grid
         if not np.isfinite(grid.limits[rank]):
             return
@@ -191,7 +191,7 @@ class PatternModel:
         return first
 
     def solve(self, work: float, seconds: float, seed: int, known: Pattern | None = None) -> Any:
-        """Return a pattern; False where there is none, None where the time did not say.
+        """Return a pattern; False if there is none, None if the time was too short.
 
         Parameters
         ----------

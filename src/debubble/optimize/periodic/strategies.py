@@ -35,13 +35,13 @@ PATTERN_WORK = 0.02
 """Solver work per period that is tried, per stage and microbatch."""
 
 MOST_ENDS = 6
-"""How often the ends of a pattern are repaired, each time from the pattern, up to the effort."""
+"""Most repairs of the ends of a pattern, each time from the pattern, up to the effort."""
 
 LARGEST_PATTERN = 256
 """Stages times microbatches of a pattern beyond which there is no more work for it."""
 
 LONGEST_WORK = 10.0
-"""How many times as much there is at most when there is a time limit."""
+"""Largest factor of that work under a time limit."""
 
 CYCLE_WIDTHS = (1, 2, 3, 4)
 """Microbatches per period of orders that are annealed for it."""
@@ -94,7 +94,7 @@ def _offer_pattern(
 
 
 def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Anneal an order of few microbatches, then repeat what repeats in it."""
+    """Anneal an order of few microbatches, then repeat its repeatable part."""
     if _is_too_short(problem, stop):
         return
     m, few = problem.microbatches, 2 * problem.ranks + FEW_MORE
@@ -141,7 +141,7 @@ def _offer_cycles(
     moves
         Moves of a round of annealing.
     seed
-        Of the annealing.
+        Seed of the annealing.
     """
     until = Stop(CYCLE_SHARE * stop.left, stop)
     found: dict[int, Cycle] = {}
@@ -159,7 +159,7 @@ def _offer_cycles(
 
 
 def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Anneal what repeats in the best order for its period."""
+    """Anneal the repeatable part of the best order for its period."""
     if _is_too_short(problem, stop):
         return
     order = separate(problem, incumbent.programs)

@@ -5,10 +5,9 @@ for any number of microbatches. So the ends are repaired on few microbatches, wi
 in the middle of every rank's program left as it is. For many microbatches that period is repeated:
 what comes before it and what comes after it stay as they are.
 
-Orders that were found in another way repeat, too, without anybody having asked for it: where a rank
-has run so many actions of each of its chains, and later k more of all of them, it is in the same
-state, and what it did in between can be repeated. Cuts of all ranks at about the same time belong
-together.
+Orders that were found in another way repeat, too, by chance: if a rank has run so many actions of
+each of its chains, and later k more of all of them, it is in the same state, and its actions in
+between can be repeated. Cuts of all ranks at about the same time belong together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Backwards in two parts, in one, or in whichever is faster."""
+"""Backwards in two parts, in one, or in the faster way."""
 
 from __future__ import annotations
 

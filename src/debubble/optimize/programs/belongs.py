@@ -18,7 +18,7 @@ from debubble.optimize.problem import Problem
 def outside(problem: Problem, schedule: Schedule) -> str:
     """Explain why a schedule does not belong to a problem; empty where it does.
 
-    Says nothing about memory, or whether the order can run: the engine does.
+    Memory, and whether the order can run, are left to the engine.
     """
     if schedule.placement.table != problem.placement.table:
         return "its stages are on other ranks"

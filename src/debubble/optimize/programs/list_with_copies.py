@@ -7,7 +7,7 @@ when the action before it ends, its input arrives, or an OFFLOAD ends, which it 
 action or a copy ends: a RELOAD of what is among the next backwards, else an OFFLOAD of what is
 chosen to be copied.
 
-What is free are the rules: which microbatches are copied on every rank, how many backwards ahead
+The rules are open: which microbatches are copied on every rank, how many backwards ahead
 they come back, how many microbatches a rank has in flight at most, and before which forward it
 runs a W. They are changed at random, a few at a time, and changes stay that are hardly slower.
 
@@ -32,18 +32,17 @@ OFFLOAD, RELOAD = COPY_KINDS
 (WAIT,) = WAIT_KINDS
 
 SHARES = ((1, 1), (1, 2), (2, 3), (1, 3), (3, 4), (0, 1))
-"""Which of how many microbatches are copied to begin with."""
+"""First shares of copied microbatches."""
 
 MOST_AHEAD = 2
 """Backwards ahead of its own at which an activation comes back, at most."""
 
 WORSE, CHANCE = 0.003, 0.3
-"""How much slower a change may be that stays all the same, relative to the makespan, and how often
-that is."""
+"""Largest loss of a change that is kept, relative to the makespan, and the chance of keeping it."""
 
 
 @dataclass(frozen=True)
-class Rules:
+class CopyRules:
     """Rules of a pass; all lists have one entry for every rank, or rank and microbatch."""
 
     copied: list[list[bool]]
@@ -73,7 +72,7 @@ class Rank:
 class Pass:
     """One pass over a problem by some rules; :attr:`makespan` is infinite where it gets stuck."""
 
-    def __init__(self, problem: Problem, rules: Rules) -> None:
+    def __init__(self, problem: Problem, rules: CopyRules) -> None:
         self.problem, self.rules, S = problem, rules, problem.stages
         self.ranks = [Rank() for _ in range(S)]
         self.events: list[tuple[float, int, int, Kind | None, int, int]] = []
@@ -119,7 +118,7 @@ class Pass:
         heapq.heappush(self.events, (time, turn, len(self.events), kind, s, b))
 
     def _arrive(self, s: int, b: int, fresh: dict[int, int]) -> None:
-        """Take a result from a neighbor: a gradient for what ran forward here, else input."""
+        """Take a result from a neighbor: a gradient if the forward ran here, else an input."""
         rank = self.ranks[s]
         if b in rank.in_flight:
             rank.gradients.add(b)
@@ -199,7 +198,7 @@ class Pass:
             self._start(self.problem.kinds[2], s, rank.weights.pop(0), now)
 
     def _has_room(self, s: int, ended: bool, fresh: int | None) -> bool:
-        """Return whether a forward may start, and leaves room for what comes back next."""
+        """Return whether a forward may start, and leaves room for the next RELOAD."""
         rank, rules = self.ranks[s], self.rules
         if not rank.arrived or len(rank.in_flight) >= rules.in_flight[s]:
             return False
@@ -216,7 +215,7 @@ class Pass:
         self._later(rank.free, 0, kind, s, b)
 
     def programs(self) -> list[Program]:
-        """Return programs with every copy, and wait, behind what is over when it begins."""
+        """Return programs with every copy and wait after the last action that ended before it."""
         found: list[Program] = [np.zeros(0, dtype=np.int64)] * self.problem.ranks
         for s, rank in enumerate(self.ranks):
             parts = [pack(kind, s, b) for _, _, kind, b in sorted(rank.placed)]
@@ -238,7 +237,7 @@ def orders_with_copies(problem: Problem, passes: int, stop: Stop) -> Iterator[li
     problem
         With one stage on every rank, and activations that may be copied.
     passes
-        How many sets of rules are tried.
+        Number of sets of rules that are tried.
     stop
         Ends the search early.
     """
@@ -262,7 +261,7 @@ def orders_with_copies(problem: Problem, passes: int, stop: Stop) -> Iterator[li
             yield found.programs()
 
 
-def random_rules(problem: Problem, random: Random) -> Rules:
+def random_rules(problem: Problem, random: Random) -> CopyRules:
     """Return rules that are the same for all microbatches of a rank."""
     S, m = problem.stages, problem.microbatches
     copied = []
@@ -271,14 +270,14 @@ def random_rules(problem: Problem, random: Random) -> Rules:
         phase = random.randrange(whole)
         copied.append([(b + phase) * part // whole != (b + phase + 1) * part // whole
                        for b in range(m)])  # fmt: skip
-    return Rules(
+    return CopyRules(
         copied, [random.randint(0, MOST_AHEAD) for _ in range(S)],
         [random.randint(1, min(m, 2 * S)) for _ in range(S)],
         [[random.random() < 0.25] * m for _ in range(S)],
     )  # fmt: skip
 
 
-def change_rules(problem: Problem, rules: Rules, random: Random) -> Rules:
+def change_rules(problem: Problem, rules: CopyRules, random: Random) -> CopyRules:
     """Return rules with up to three changes."""
     m = problem.microbatches
     for _ in range(random.randint(1, 3)):

@@ -3,9 +3,9 @@
 The searches treat offloaded activations as recomputed at no cost, a relaxation: gone when their
 forward ends, there again when their backward begins. No schedule with copies is faster or holds
 less, so that bounds for this problem hold; what copies take is known to one bound
-(:mod:`debubble.optimize.bounds.exact_rank_copies`). An order that is found gets an OFFLOAD behind
+(:mod:`debubble.optimize.bounds.exact_rank_copies`). An order that is found gets an OFFLOAD after
 each of these forwards and a RELOAD some actions before the backward, with or without waits for the
-memory, and the engine says how long it takes and what every rank holds while copies are under way.
+memory. The engine then computes its time, and the memory of every rank with copies under way.
 Orders for limits that are lower by some copies leave room for those. Where a solver is there, it
 also seeks orders with their copies (:mod:`debubble.optimize.cp_sat.copy_model`).
 """
@@ -44,7 +44,7 @@ def check_offload(offload: Offload, costs: Costs) -> None:
     Raises
     ------
     ParameterError
-        When the choice is no choice, or the costs do not say how long copies take.
+        When the choice does not exist, or the costs have no time for copies.
     """
     if is_none(offload):
         return
@@ -54,7 +54,7 @@ def check_offload(offload: Offload, costs: Costs) -> None:
 
 
 def relax_copies(problem: Problem) -> Problem:
-    """Return the problem in which what is offloaded is recomputed in no time instead."""
+    """Return the problem in which offloaded activations are recomputed in no time instead."""
     if not problem.offload:
         return problem
     away, recomputed = np.array(problem.offload), problem.recomputed
@@ -82,7 +82,7 @@ def with_room_for_copies(problem: Problem) -> Iterator[Problem]:
 
 
 def without_copies(programs: Sequence[Program]) -> list[Program]:
-    """Return an order without its OFFLOAD and RELOAD, and without what waits for them."""
+    """Return an order without its OFFLOAD and RELOAD, and without waits for them."""
     return [program[~among(kinds_of(program), OFFLOAD_KINDS)] for program in programs]
 
 

@@ -1,4 +1,4 @@
-"""Published schedules: orders to begin a search with, and what its result is compared with."""
+"""Published schedules: starts of a search, and comparisons for its result."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def published_orders(problem: Problem) -> Iterator[tuple[str, list[Program]]]:
     """Yield registered schedules for the same placement, halves of pairs one after the other.
 
-    Where the costs say how fast copies to the host are, those that were made for copies are among
-    them, without these.
+    If the costs have a speed of copies to the host, schedules made for copies are included, without
+    their copies.
     """
     place, limits = problem.placement, problem.limits
     memory = limits.tolist() if np.isfinite(limits).all() else None
@@ -85,7 +85,7 @@ def compare_with_published(
     """Compare a schedule with published ones of the same model on the same costs.
 
     Those that train by another rule, cut sequences, or move activations elsewhere solve another
-    problem and are left out, but for those that use the host where `copies` says so. The others
+    problem and are left out, but for those that use the host if `copies` is true. The others
     recompute the same stages; where the choice is free, all of them or none, whichever fits and is
     faster. Where layers are cut, published schedules are on even cuts, and the found one is as it
     was simulated. A note counts those for which `stop` leaves no time.
@@ -155,5 +155,5 @@ def _made(
 
 
 def _more_kinds(schedule: Schedule) -> set[int]:
-    """Return kinds of a schedule besides forwards and backwards."""
+    """Return kinds of a schedule other than forwards and backwards."""
     return set(np.unique(kinds_of(schedule.actions)).tolist()) - set(PASS_KINDS)

@@ -22,13 +22,13 @@ from debubble.optimize.problem import Problem
 from debubble.optimize.programs.offload import Offload, is_none
 
 KEEP, RECOMPUTE, OFFLOAD = 0, 1, 2
-"""What a stage does with its activations; the last two may come together."""
+"""Choices for the activations of a stage; the last two may come together."""
 
 Choice: TypeAlias = tuple[int, ...]
-"""What each stage does."""
+"""The choice of each stage."""
 
 Ways: TypeAlias = Sequence[tuple[int, ...]]
-"""What each stage may do, the plainest first."""
+"""The open choices of each stage, the plainest first."""
 
 Recompute: TypeAlias = Stages | None
 """``"none"``, ``"full"``, ``"free"``, or the stages that recompute."""
@@ -90,14 +90,14 @@ def with_way_out(
 
 
 def choice_of(problem: Problem) -> Choice:
-    """Return choice that a problem makes for its stages."""
+    """Return the choice that a problem makes for its stages."""
     nothing = (False,) * problem.stages
     both = zip(problem.recompute or nothing, problem.offload or nothing, strict=True)
     return tuple(RECOMPUTE * a + OFFLOAD * b for a, b in both)
 
 
 def choice_in(schedule: Schedule) -> Choice:
-    """Return choice that a schedule makes for its stages."""
+    """Return the choice that a schedule makes for its stages."""
     kinds, stages = kinds_of(schedule.actions), stages_of(schedule.actions)
     chosen = np.zeros(schedule.stages, dtype=np.int64)
     for some, flag in ((RECOMPUTE_KINDS, RECOMPUTE), (COPY_KINDS, OFFLOAD)):

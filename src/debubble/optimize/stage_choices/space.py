@@ -58,7 +58,7 @@ LOOK_EFFORT = 0.1
 """Effort of list scheduling for one look."""
 
 DEEP = 2
-"""Choices besides the same for all stages that are improved by all strategies."""
+"""Mixed choices, not alike for all stages, that are improved by all strategies."""
 
 NODES = 64
 """Branch-and-bound nodes to bound per placement, for small problems."""
@@ -77,7 +77,7 @@ RANK_STEPS = 8
 
 
 def relaxation(problem: Problem, decided: Sequence[int | None], ways: Ways) -> Problem:
-    """Return a relaxation of all choices that agree with what is decided; None is open."""
+    """Return a relaxation of all choices that agree with the decided ones; None is open."""
     duration = problem.table.duration.copy()
     spared = [
         way is None and not all(some & RECOMPUTE for some in open_to)
@@ -106,17 +106,17 @@ def bound_of_all(
     Parameters
     ----------
     problem
-        Placement, times and limits; what its stages do does not matter.
+        Placement, times and limits; the choices of its stages do not matter.
     ways
-        What every stage may do.
+        Choices open to every stage.
     best
         Makespan that is already reached: choices that cannot be faster are left out.
     known
         Bounds that were proven for single choices.
     nodes
-        How many partial decisions are looked at.
+        Number of partial decisions that are examined.
     stop
-        Ends the search early; what is left then is a bound as well.
+        Ends the search early; the lowest bound that is left then still holds.
     """
     number, stop = count(), stop or Stop()
     rank_by_rank = np.argsort(problem.homes, kind="stable").tolist()
@@ -151,7 +151,7 @@ def bound_of_all(
 def most_free(ways: Ways) -> Choice:
     """Return the choice that has all schedules of every other; empty where there is none.
 
-    What may be copied may also stay, but a stage that may recompute does, or does not.
+    Activations that may be copied may also stay, but recompute is decided for a whole stage.
     """
     if any(len({way & RECOMPUTE for way in open_to}) > 1 for open_to in ways):
         return ()
@@ -195,14 +195,14 @@ def _needed(
 
 
 class Choices:
-    """The variants over one placement that differ in what their stages do, a :class:`Space`.
+    """The variants over one placement that differ in their stages' choices, a :class:`Space`.
 
     Parameters
     ----------
     problems
         Those in which all stages do the same, as far as they are free.
     ways
-        What every stage may do.
+        Choices open to every stage.
     """
 
     shares: Sequence[float] = ()
@@ -228,7 +228,7 @@ class Choices:
         return uniform.index(chosen) if chosen in uniform else problem.variant
 
     def again(self, known: CacheEntry) -> Problem:
-        """Return the variant of an earlier result; what is not free is as requested."""
+        """Return the variant of an earlier result; fixed choices are as requested."""
         return self.root if self.complete else with_choice(self.root, known.chosen)
 
     def bound(self, search: Variants) -> float:

@@ -1,4 +1,4 @@
-"""The answer to what was request, as plain data, with the flags of every framework."""
+"""The answer to a planning request, as plain data, with the flags of every framework."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def runs_nothing(text: str) -> bool:
 
 
 def _held_there(plan: Evaluated, framework: str) -> str:
-    """Return a comment on the fullest rank where a framework keeps other things than counted."""
+    """Return a comment on the fullest rank if the framework's memory differs from the plan's."""
     request, runtime = plan.request, find_framework(framework).runtime
     if runtime.name == request.training.runtime.name:
         return ""

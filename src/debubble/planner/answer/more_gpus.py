@@ -10,10 +10,10 @@ from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import groups
 
 DOUBLINGS = 10
-"""How often the GPUs are doubled in search of enough."""
+"""Most doublings of the GPUs in search of enough."""
 
 SMALLEST = {"microbatch_size": 1, "recompute": "full", "schedules": ("1f1b",)}
-"""What needs least memory, where it is open."""
+"""Options that need the least memory, used where they are open."""
 
 
 def with_gpus(request: PlanRequest, gpus: int) -> PlanRequest:
@@ -34,7 +34,7 @@ def one_more_node(
 def enough_gpus(request: PlanRequest, progress: Progress | None = None) -> Evaluated | None:
     """Return a plan that fits on more GPUs, out of doublings of those of the request.
 
-    Only what needs least memory is tried, so that fewer GPUs may do.
+    Only the options that need the least memory are tried, so that fewer GPUs may do.
     """
     fixed = request.fixed
     free = {name: value for name, value in SMALLEST.items() if getattr(fixed, name) is None}

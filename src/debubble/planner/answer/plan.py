@@ -1,4 +1,4 @@
-"""Plans for training a model on a number of GPUs: ``debubble.plan`` and what it returns."""
+"""Plans for training a model on a number of GPUs: ``debubble.plan`` and its result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from debubble.planner.search.found import Found
 from debubble.planner.search.groups import candidates
 
 Searching: TypeAlias = Callable[[], AbstractContextManager[Progress | None]]
-"""Makes, for every search, a context with what is called with what it has found so far."""
+"""Maker of a context for every search; the context gives the callback for results so far."""
 
 WIDTH = 100
 """Columns of a plan's text."""
@@ -39,14 +39,14 @@ class Plan:
     """The best plan that a search found, and its alternatives.
 
     Attributes below are those of the best plan. Where none fits, they raise a
-    :class:`~debubble.ParameterError` that says what would; `fits`, text and data say so, too.
+    :class:`~debubble.ParameterError` with the nearest that works; see also `fits`.
 
     Parameters
     ----------
     found
-        What the search found.
+        Results of the search.
     why
-        Answers to why it is not another one.
+        Answers to "why not …?", one for each condition.
     """
 
     found: Found
@@ -54,12 +54,12 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """There is a plan within the memory."""
+        """True if a plan stays within the memory."""
         return bool(self.found.plans)
 
     @property
     def best(self) -> Evaluated:
-        """The best plan as it was evaluated."""
+        """The best plan with its step time and memory."""
         if not self.found.plans:
             raise ParameterError(report.nothing(self.found))
         return self.found.plans[0]
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
-        """The order of actions on every pipeline rank."""
+        """The schedule of every pipeline rank."""
         return self.timeline.schedule
 
     @property
@@ -115,7 +115,7 @@ class Plan:
         return data.plan_flags(self.best, framework)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``debubble plan --json`` prints."""
+        """Return the plan as plain data, as ``debubble plan --json`` prints it."""
         return data.data(self.found) | {"why": [why_data(one) for one in self.why]}
 
     def __str__(self) -> str:
@@ -141,14 +141,14 @@ def plan(
     """Plan the training of a model on a number of GPUs, as ``debubble plan`` does.
 
     Chooses tensor, context, expert, data and pipeline degrees, microbatch size, schedule, layer
-    split, recompute and ZeRO, within the memory of every GPU. What is given stays fixed.
+    split, recompute and ZeRO, within the memory of every GPU. Given values stay fixed.
 
     Parameters
     ----------
     model
         Name of a model, its ``config.json``, or a YAML file.
     gpu, gpus
-        Name such as ``"h100"``, or a YAML file; and how many.
+        Name such as ``"h100"``, or a YAML file; and the number of GPUs.
     batch, seq
         Sequences per optimizer step; tokens per sequence, 4096 unless given.
     tp, cp, ep, dp, pp
@@ -162,11 +162,11 @@ def plan(
     recompute
         ``"none"``, ``"selective"``, ``"full"``, or ``"full:3"`` for the first 3 layers of a stage.
     zero
-        What replicas split: optimizer states (1), gradients (2), weights (3).
+        Level of ZeRO: replicas split optimizer states (1), gradients (2), weights (3).
     precision
         ``"bf16"``, ``"fp16"`` or ``"fp8"``.
     framework
-        Only what this framework can run, with what it keeps in memory.
+        Framework that has to run the plan; its memory is counted.
     memory
         Bytes of one GPU, or such as ``"72GB"``; all that it has unless given.
     imbalance
@@ -178,7 +178,7 @@ def plan(
     top
         Number of plans.
     optimize, time_limit
-        Number of plans for which faster orders are searched; seconds for each of them, a fixed
+        Number of plans for which faster schedules are searched; seconds for each of them, a fixed
         amount of work unless given.
 
     Returns
@@ -215,7 +215,8 @@ def plan_for(
 ) -> Plan:  # fmt: skip
     """Return the plan for values of options, checked one by one, by name.
 
-    `note` is called with the number of a plan, from 1, and what has become of its order.
+    `note` is called with the number of a plan, from 1, and the outcome of the search for a
+    faster schedule.
     """
     request, top, how_many = request_of(values), values.get("top", 5), values.get("optimize")
     check_request(request)
@@ -246,10 +247,10 @@ def plan_for(
 
 
 def with_measured_steps(request: PlanRequest, path: str, text: str | None = None) -> PlanRequest:
-    """Return a request with what was measured; logs and profiles are of the only plan that is left.
+    """Return a request with measured efficiencies; logs and profiles are of the only plan left.
 
     `path` is a file of :func:`~debubble.planner.cost.calibration_files.calibrate_from`, whose
-    ending tells its format, and `text` its content, where it is not to be read.
+    ending gives its format. `text` is its content, if the file is not to be read.
     """
     model, cluster, training = request.model, request.cluster, request.training
     left = list(islice(candidates(model, cluster, training, request.fixed), SOME))
@@ -261,11 +262,11 @@ def with_measured_steps(request: PlanRequest, path: str, text: str | None = None
 
 
 SOME = 10_000
-"""Candidates that are compared to find the options that are open."""
+"""Number of candidates that are compared to find the open options."""
 
 
 def open_options(left: Sequence[Candidate]) -> tuple[str, ...]:
-    """Return the options in which candidates differ, so that none of them is what ran."""
+    """Return the options in which candidates differ; they leave open which candidate ran."""
     names = (*DEGREES, "microbatch_size", "schedule", "recompute", "zero")
     values = [vars(one) | vars(one.degrees) for one in left]
     differ = (name for name in names if len({each[name] for each in values}) > 1)

@@ -1,4 +1,4 @@
-"""The answer to what was request, as text."""
+"""The answer to a planning request, as text."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _sentences(found: Found) -> list[str]:
 def _too_fast(request: PlanRequest, fast: Speed) -> list[str]:
     """Return a warning if a plan computes faster than the best known product.
 
-    Modelled kernels are slower than that; an efficiency from a wrong measurement is not.
+    Modeled kernels are slower than that; an efficiency from a wrong measurement is not.
     """
     gpu, eight = request.cluster.gpu, request.training.precision == "fp8"
     best, mfu = gpu.gemm8 if eight else gpu.gemm, fast.mfu["causal"]
@@ -207,7 +207,7 @@ def columns(found: Found, *, verdicts: bool) -> list[Column]:
 
 
 def nothing(found: Found) -> str:
-    """Return why no plan was found, and what would do."""
+    """Return the reason why no plan was found, and the nearest that works."""
     request = found.request
     if found.interrupted:
         return (
@@ -238,7 +238,7 @@ def short(plan: Evaluated) -> str:
 
 
 def _buys(found: Found) -> list[str]:
-    """Return the gain of more memory, by the nearest faster plan, and of more GPUs."""
+    """Return the gains from more memory (the nearest faster plan) and from more GPUs."""
     lines = []
     if faster := _faster(found):
         plan = min(faster, key=lambda plan: max(plan.peaks))

@@ -31,7 +31,7 @@ def why_not(
     asked_for: str, request: PlanRequest, best: Evaluated | None,
     again: Callable[[PlanRequest], Found],
 ) -> Why:  # fmt: skip
-    """Return the best plan under one more condition, and what it loses by to the best without it.
+    """Return the best plan under one more condition, and the causes that make it slower.
 
     `asked_for` is the condition in words, `request` has it, and `again` searches.
     """

@@ -56,7 +56,7 @@ COLUMNS = {
     "recompute": "recompute", "zero": "zero", "schedule": "schedule", "precision": "precision",
     "step_s": "seconds",
 }  # fmt: skip
-"""Columns of how a step ran, and the keys of :data:`STEP_KEYS` that they are."""
+"""Columns of a step's options, each with its key of :data:`STEP_KEYS`."""
 SHAPES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk")
 """Columns of the model that ran."""
 
@@ -72,23 +72,23 @@ def calibrate_from(
     path
         * ``.yaml`` or ``.json`` with ``steps``, a list of mappings such as ``{tp: 4, pp: 4,
           chunks: 5, cp: 2, gpus: 64, batch: 128, microbatch_size: 1, seconds: 14.66}``; ``log`` may
-          hold a line of Megatron in place of ``seconds``. What a step leaves out is the command's.
+          hold a line of Megatron in place of ``seconds``. Missing keys are the command's.
         * The same endings with ``times``: a cost file such as ``debubble profile`` writes, of one
           GPU of the candidate, or ``debubble trace``, of all stages of it.
         * ``.csv`` with the columns :data:`COLUMNS`; a row with the columns :data:`SHAPES` is of
           the model that they describe, any other of the command's.
         * Anything else is a log of Megatron with lines "elapsed time per iteration (ms): 14660.0".
     factors
-        What counts where the file says nothing.
+        Efficiencies that count where the file has none.
     candidate, missing
-        How logs and profiles were run, or the options that are missing; not needed for the others.
+        The run of a log or profile, or the options that are missing; not needed for others.
     text
-        The file's text, where it is not to be read.
+        The file's text, if the file is not to be read.
 
     Raises
     ------
     FormatError, ParameterError
-        With what is wrong in the file, or missing besides it.
+        When the file is wrong, or options are missing; the message names the fault.
     """
     if text is None:
         text = read_text(path, MAX_BYTES)
@@ -223,7 +223,7 @@ def _from_step(
 def measured_run(
     given: Mapping[str, Any], where: str, model: Model, cluster: Cluster, training: Training
 ) -> tuple[Cluster, Training, Candidate]:
-    """Return how a step ran, from its keys or options, with defaults for those left out.
+    """Return a step's run from its keys or options, with defaults for those left out.
 
     Degrees are 1 unless given, `dp` is what is left of the GPUs, and the schedule 1F1B,
     interleaved where there are chunks. A wrong value is refused with its key.

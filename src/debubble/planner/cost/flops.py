@@ -1,6 +1,6 @@
 """FLOPs of a transformer's parts: forward, backward for the input and for the weights apart.
 
-A multiplication and an addition are two FLOPs. A linear layer's I and W each cost what its F costs.
+A multiplication and an addition are two FLOPs. A linear layer's I and W each cost as much as its F.
 Core attention (queries times keys, scores times values) multiplies no weights: it has no W, and its
 I is twice its F, or 2.5 times where flash attention computes the scores once more (Zero Bubble,
 arXiv 2401.10241, table 1; FlashAttention, arXiv 2205.14135). The embedding's lookup costs none.
@@ -24,11 +24,11 @@ class LayerFlops:
     """Forward FLOPs per token."""
 
     linear: float
-    """Of weights that every token meets: projections, dense parts, shared experts."""
+    """FLOPs of weights that every token meets: projections, dense parts, shared experts."""
     experts: float
-    """Of the routed experts that one token goes to."""
+    """FLOPs of the routed experts that one token goes to."""
     core: float
-    """Of core attention, the causal half."""
+    """FLOPs of core attention, the causal half."""
 
     @property
     def F(self) -> float:

@@ -1,4 +1,4 @@
-"""Seconds of one decoder layer for one microbatch: F, I, W and R, by what they are spent on."""
+"""Seconds of one decoder layer for one microbatch: F, I, W and R, by cause."""
 
 from __future__ import annotations
 
@@ -43,11 +43,10 @@ class LayerTimes:
     F, I, W
         Forward, and the two halves of the backward, communication that nothing hides included.
     R
-        What recompute adds before the backward, 0 without; under ``"full:N"`` that of a layer which
-        is recomputed.
+        Recompute before the backward, 0 without; with ``"full:N"``, of a recomputed layer.
     parts
-        The same by cause: ``compute``, and communication that is exposed of ``tp``, ``cp``, ``ep``
-        and ``dp`` (weights that are gathered, gradients that are scattered).
+        These seconds by cause: ``compute``, and exposed communication of ``tp``, ``cp``, ``ep`` and
+        ``dp`` (gathered weights, scattered gradients).
     """
 
     F: float

@@ -1,8 +1,8 @@
 """Work of one GPU for one layer and microbatch, by module: products, attention, memory traffic.
 
-Modules are Megatron-LM's names for what can be computed again: ``core_attn``, ``mla_up_proj``,
-``layernorm``, ``mlp``, ``moe``, ``moe_act``, ``shared_experts``; besides them ``attention`` (other
-projections and rotations) and ``residual``.
+Modules are Megatron-LM's names for the parts that can be recomputed: ``core_attn``,
+``mla_up_proj``, ``layernorm``, ``mlp``, ``moe``, ``moe_act``, ``shared_experts``. Two more modules
+are ``attention`` (other projections and rotations) and ``residual``.
 """
 
 from __future__ import annotations

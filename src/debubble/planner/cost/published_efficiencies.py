@@ -21,8 +21,8 @@ DEFAULT = 0.86
 class Factor:
     """One efficiency: of a GPU, tensor-parallel degree, precision and software.
 
-    `source` names the step it is from, of so many `gpus` and `seconds`; `experts` says whether the
-    model has a mixture of experts, `measured` whether the user gave the step.
+    `source` names the step it is from, of so many `gpus` and `seconds`. `experts` is true for a
+    model with a mixture of experts, `measured` for a step that the user gave.
     """
 
     gpu: str
@@ -73,7 +73,7 @@ class Factors:
         return found.efficiency * here / there
 
     def error(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
-        """Return relative error of a step's time that 9 of 10 published steps stay within."""
+        """Return the relative error of step times that 9 of 10 published steps stay within."""
         found = self.nearest(gpu.name, tp, training, experts=experts)
         if experts:
             return ERRORS["experts"]

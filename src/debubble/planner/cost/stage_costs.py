@@ -28,7 +28,7 @@ def stage_costs(
 ) -> Costs:  # fmt: skip
     """Return costs in seconds and bytes of one microbatch on every stage.
 
-    What recompute adds is in I and in B; so is W where the runtime then keeps backwards whole. The
+    Recompute is part of I and of B; so is W where the runtime then keeps backwards whole. The
     embedding is in the first stage's numbers, head and multi-token prediction in the last one's.
     `memory` has costs in bytes.
     """

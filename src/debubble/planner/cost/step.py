@@ -26,7 +26,7 @@ class Step:
 def step_time(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> Step:
-    """Return seconds of one optimizer step, from the engine's timeline and what comes after it."""
+    """Return seconds of one optimizer step: the engine's timeline and the overheads after it."""
     degrees = candidate.degrees
     costs = stage_costs(model, cluster, training, candidate, factors)
     schedule = registry.make(

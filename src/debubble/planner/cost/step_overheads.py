@@ -1,4 +1,4 @@
-"""Overheads of a step besides its pipeline: gradient sums, optimizer, new weights."""
+"""Overheads of a step outside its pipeline: gradient sums, optimizer, new weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ GRADIENT_BYTES = 20
 """Bytes of an optimizer step per parameter for its fp32 gradient: read for the norm, read and
 written to clip it, read by Adam, and set to zero."""
 WEIGHT_BYTES = 14
-"""The same for weights: the fp32 weight read and written, read again and written in 16 bits."""
+"""Bytes of an optimizer step per parameter for weights: the fp32 weight is read and written, then
+read again and written in 16 bits."""
 SCALED_BYTES = 14
-"""What fp16 adds: gradients are copied to fp32, checked and divided by the loss's scale."""
+"""Bytes per parameter that fp16 adds: gradients are copied to fp32, checked and divided by the
+loss's scale."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,10 @@ class StepEnds:
     """Seconds of every rank that nothing hides."""
 
     gradients: tuple[float, ...]
-    """From the end of a rank's last action until its gradients are summed over the replicas."""
+    """Seconds from the end of a rank's last action until the replicas' gradients are summed."""
     optimizer: tuple[float, ...]
     weights: tuple[float, ...]
-    """Gathering the new weights, before the next step's first forward."""
+    """Seconds to gather the new weights, before the next step's first forward."""
 
 
 def step_ends(
@@ -40,7 +42,7 @@ def step_ends(
 ) -> StepEnds:  # fmt: skip
     """Return the overheads of a step on every rank.
 
-    Gradients that are reduced during other work show what takes longer than the backward of the
+    Gradients that are reduced during other work show the time beyond the backward of the
     rank's last stage, and at least one layer's; those that every microbatch scatters, one layer's.
     Without overlap everything shows.
 

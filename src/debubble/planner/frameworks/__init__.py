@@ -1,1 +1,1 @@
-"""Frameworks that run plans: what they refuse, and the flags that make them run one."""
+"""Frameworks that run plans: their refusals, and the flags with which they run a plan."""

@@ -1,4 +1,4 @@
-"""Rules of any plan: what has to divide what."""
+"""Rules of any plan, mostly on divisibility."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from debubble.planner.frameworks.case import (
     DEGREES,
     ORDER,
     Case,
-    Problem,
+    Refusal,
     Rule,
     divisors,
     nearest_multiple,
@@ -18,7 +18,7 @@ from debubble.planner.plannable import first_cut, plannable, why_not
 from debubble.schedules import registry
 
 
-def gpus(case: Case) -> Problem | None:
+def gpus(case: Case) -> Refusal | None:
     """Check that the product of the degrees is the number of GPUs."""
     d = case.degrees
     if d.gpus == case.gpus:
@@ -26,11 +26,11 @@ def gpus(case: Case) -> Problem | None:
     text = f"tp {d.tp} × cp {d.cp} × dp {d.dp} × pp {d.pp} are {d.gpus} GPUs of {case.gpus}"
     model = d.tp * d.cp * d.pp
     if case.gpus % model == 0:
-        return Problem(text, {"dp": case.gpus // model})
-    return Problem(text, {"gpus": d.gpus})
+        return Refusal(text, {"dp": case.gpus // model})
+    return Refusal(text, {"gpus": d.gpus})
 
 
-def batch(case: Case) -> Problem | None:
+def batch(case: Case) -> Refusal | None:
     """Check that the batch is replicas × microbatches × microbatch size."""
     dp, size, count = case.degrees.dp, case.candidate.microbatch_size, case.candidate.microbatches
     total = case.training.batch
@@ -41,11 +41,11 @@ def batch(case: Case) -> Problem | None:
         f"of {total}"
     )
     if total % dp:
-        return Problem(text, {"batch": dp * size * count})
+        return Refusal(text, {"batch": dp * size * count})
     if total // dp % size == 0:
-        return Problem(text, {"microbatches": total // dp // size})
+        return Refusal(text, {"microbatches": total // dp // size})
     near = nearest_of(size, divisors(total // dp))
-    return Problem(text, {"microbatch_size": near, "microbatches": total // dp // near})
+    return Refusal(text, {"microbatch_size": near, "microbatches": total // dp // near})
 
 
 def tensor_degrees(case: Case, whole_groups: bool) -> tuple[int, ...]:
@@ -62,28 +62,28 @@ def tensor_degrees(case: Case, whole_groups: bool) -> tuple[int, ...]:
     )
 
 
-def heads(case: Case) -> Problem | None:
+def heads(case: Case) -> Refusal | None:
     """Check that tensor parallelism splits attention by heads."""
     counts = sorted({one.heads for one in case.model.attentions})
     tp = case.degrees.tp
     if not any(count % tp for count in counts):
         return None
     near = nearest_of(tp, tensor_degrees(case, whole_groups=False))
-    return Problem(f"tp {tp} does not divide {counts[0]} heads", {"tp": near})
+    return Refusal(f"tp {tp} does not divide {counts[0]} heads", {"tp": near})
 
 
-def kv_heads(case: Case) -> Problem | None:
+def kv_heads(case: Case) -> Refusal | None:
     """Check that heads of keys and values are split, or each is repeated equally often."""
     tp = case.degrees.tp
     for count in sorted({one.kv_heads for one in case.model.attentions}):
         if count % tp and tp % count:
             near = nearest_of(tp, tensor_degrees(case, whole_groups=False))
             text = f"tp {tp} neither divides {count} heads of keys and values nor is a multiple"
-            return Problem(text, {"tp": near})
+            return Refusal(text, {"tp": near})
     return None
 
 
-def sequence(case: Case) -> Problem | None:
+def sequence(case: Case) -> Refusal | None:
     """Check that a sequence is cut into two pieces per context-parallel rank."""
     cp, length = case.degrees.cp, case.training.sequence
     if cp == 1 or length % (2 * cp) == 0:
@@ -92,19 +92,19 @@ def sequence(case: Case) -> Problem | None:
     allowed = tuple(one for one in divisors(length) if one == 1 or length % (2 * one) == 0)
     near = nearest_of(cp, allowed)
     if near == 1:
-        return Problem(text, {"sequence": nearest_multiple(length, 2 * cp)})
-    return Problem(text, {"cp": near})
+        return Refusal(text, {"sequence": nearest_multiple(length, 2 * cp)})
+    return Refusal(text, {"cp": near})
 
 
-def experts(case: Case) -> Problem | None:
+def experts(case: Case) -> Refusal | None:
     """Check that expert parallelism gives every rank the same number of experts."""
     ep, count = case.degrees.ep, case.experts
     if ep == 1 or (count and count % ep == 0):
         return None
     if not count:
-        return Problem(f"ep {ep}, and the model has no experts", {"ep": 1})
+        return Refusal(f"ep {ep}, and the model has no experts", {"ep": 1})
     near = nearest_of(ep, expert_degrees(case))
-    return Problem(f"ep {ep} does not divide {count} experts", {"ep": near})
+    return Refusal(f"ep {ep} does not divide {count} experts", {"ep": near})
 
 
 def expert_degrees(case: Case) -> tuple[int, ...]:
@@ -113,32 +113,32 @@ def expert_degrees(case: Case) -> tuple[int, ...]:
     return divisors(gcd(d.tp * d.cp * d.dp, case.experts or 1))
 
 
-def expert_ranks(case: Case) -> Problem | None:
+def expert_ranks(case: Case) -> Refusal | None:
     """Check that expert-parallel groups are made of whole ranks of a stage."""
     d = case.degrees
     ranks = d.tp * d.cp * d.dp
     if ranks % d.ep == 0:
         return None
     text = f"ep {d.ep} does not divide tp × cp × dp = {ranks} ranks of a pipeline stage"
-    return Problem(text, {"ep": nearest_of(d.ep, expert_degrees(case))})
+    return Refusal(text, {"ep": nearest_of(d.ep, expert_degrees(case))})
 
 
-def layers(case: Case) -> Problem | None:
-    """Check that stages have all layers, and no stage is without anything to do."""
+def layers(case: Case) -> Refusal | None:
+    """Check that stages have all layers, and that no stage is empty."""
     cut, count = case.candidate.layers, len(case.model.layers)
     near = {"layers": first_cut(count, len(cut), case.model.mtp)}
     if sum(cut) != count or min(cut) < 0:
-        return Problem(f"stages of {'/'.join(map(str, cut))} layers are not {count}", near)
+        return Refusal(f"stages of {'/'.join(map(str, cut))} layers are not {count}", near)
     return None
 
 
-def sizes(case: Case) -> Problem | None:
-    """Check that a schedule has an order for these ranks, chunks and microbatches."""
+def sizes(case: Case) -> Refusal | None:
+    """Check that a schedule exists for these ranks, chunks and microbatches."""
     own, d = case.candidate, case.degrees
     entry = registry.find(own.schedule)
     if entry.chunks is not None and d.chunks != entry.chunks:
         text = f"'{entry.name}' has chunks = {entry.chunks}, not {d.chunks}"
-        return Problem(text, {"chunks": entry.chunks})
+        return Refusal(text, {"chunks": entry.chunks})
     values = entry.case(ranks=d.pp, chunks=d.chunks, microbatches=own.microbatches)
     for constraint in entry.constraints:
         if not constraint.holds(values):
@@ -146,11 +146,11 @@ def sizes(case: Case) -> Problem | None:
                 near = registry.nearest(entry, values, name)
                 if near is not None:
                     key = "pp" if name == "ranks" else name
-                    return Problem(f"'{entry.name}' needs {constraint.text}", {key: near})
+                    return Refusal(f"'{entry.name}' needs {constraint.text}", {key: near})
     return None
 
 
-def kind_of_schedule(case: Case) -> Problem | None:
+def kind_of_schedule(case: Case) -> Refusal | None:
     """Check that a plan trains one copy of the model step by step on whole microbatches."""
     own = registry.find(case.candidate.schedule)
     reason = why_not(own.name)
@@ -158,15 +158,15 @@ def kind_of_schedule(case: Case) -> Problem | None:
         return None
     near = "1f1b" if case.degrees.chunks == 1 else "interleaved-1f1b"
     assert near in plannable()
-    return Problem(f"'{own.name}' is not for plans: {reason}", {"schedule": near})
+    return Refusal(f"'{own.name}' is not for plans: {reason}", {"schedule": near})
 
 
-def rounds(case: Case) -> Problem | None:
+def rounds(case: Case) -> Refusal | None:
     """Check that several chunks come with several ranks."""
     d = case.degrees
     if d.pp > 1 or d.chunks == 1:
         return None
-    return Problem(
+    return Refusal(
         f"{d.chunks} chunks on pp 1 are one stage in pieces", {"chunks": 1, "schedule": "1f1b"}
     )
 

@@ -1,4 +1,4 @@
-"""Cases that rules look at, the problems that they find, and the nearest values that work."""
+"""Cases that rules check, the refusals that they return, and the nearest values that work."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from debubble.planner.plannable import placement_of
 from debubble.schedules.registry import find
 
 DEGREES, ORDER, STATE = "degrees", "order", "state"
-"""What a rule looks at besides model and training: tp, cp, ep, dp and pp with the number of GPUs;
-schedule, stages and microbatches, too; or recompute and ZeRO, too."""
+"""Scopes of rules, each with model and training. Degrees: tp, cp, ep, dp and pp with the number of
+GPUs; order: also schedule, stages and microbatches; state: also recompute and ZeRO."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A candidate with the request that it is for, as rules look at it."""
+    """A candidate and its request: the input of every rule."""
 
     model: Model
     gpus: int
@@ -51,7 +51,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Refusal:
     """A broken rule: the wrong value with its limit, and the nearest that works.
 
     `changes` are the nearest values with which the rule holds, by name: a degree, or a field of
@@ -78,21 +78,21 @@ class Rule:
     Parameters
     ----------
     name
-        By which problems are told apart.
+        Key of the rule, unique in its framework.
     option
         The framework's option that is refused, or its function that refuses.
     scope
-        What the rule looks at, see :data:`DEGREES`.
+        Part of a case that the rule depends on, see :data:`DEGREES`.
     check
-        Returns what is wrong with a case, None where nothing is.
+        Function that returns the refusal of a case, or None.
     of_order
-        Whether it refuses an order that may run elsewhere on PyTorch.
+        True if it refuses a schedule that may run elsewhere on PyTorch.
     """
 
     name: str
     option: str
     scope: str
-    check: Callable[[Case], Problem | None]
+    check: Callable[[Case], Refusal | None]
     of_order: bool = False
 
 

@@ -1,8 +1,8 @@
-"""Text to paste: what makes a framework run a plan, or why it cannot.
+"""Text to paste: flags with which a framework runs a plan, or the reason why it cannot.
 
-Flags come one per line, as an array of a shell script takes them; what starts with ``#`` is for
-people. A refusal comes with the nearest plan that the framework runs, and that of an order with the
-way to run it elsewhere.
+Flags come one per line, as an array of a shell script takes them; lines with ``#`` are comments. A
+refusal comes with the nearest plan that the framework runs. The refusal of a schedule comes with
+the way to run it elsewhere.
 """
 
 from __future__ import annotations

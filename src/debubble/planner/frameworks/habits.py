@@ -1,4 +1,4 @@
-"""Habits of the software that runs a plan: what it keeps in memory, and how its kernels differ."""
+"""Habits of the software that runs a plan: tensors in memory, and differences of kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Habits:
     Parameters
     ----------
     name
-        By which efficiencies of kernels are looked up.
+        Key of the runtime in the tables of kernel efficiencies.
     title
-        For people.
+        Name for display.
     engine
-        Its name in :data:`debubble.core.runtimes.RUNTIMES`, whose rules change what actions do.
+        Its name in :data:`debubble.core.runtimes.RUNTIMES`, whose rules change the actions.
     fsdp
-        Whether weights, gradients and optimizer states are in fp32, split over replicas all or
+        True if weights, gradients and optimizer states are in fp32, split over replicas all or
         none (PyTorch's FSDP2). Weights of a pipeline then stay gathered during the step.
     vocabulary_multiple
         Embedding and head are padded to a multiple of this times the tensor-parallel degree.
@@ -29,19 +29,19 @@ class Habits:
         Numbers in each of the two buckets (gradients, weights) through which replicas exchange what
         they split, apart from a whole fp32 copy of bf16 gradients; 0 without buckets.
     receive_buffers
-        Whether there is a buffer for the input and for the gradient of every microbatch and stage
+        True if there is a buffer for the input and for the gradient of every microbatch and stage
         during the whole step; otherwise from arrival until use.
     sent_until
-        How long a sent tensor stays: to the end of the ``"step"``, of the rank's ``"next"`` action,
+        End of a sent tensor's life: the end of the ``"step"``, of the rank's ``"next"`` action,
         or of the action that ``"made"`` it.
     keeps_outputs
-        Whether a stage's output stays until its backward.
+        True if a stage's output stays until its backward.
     narrow_inputs
-        Whether the inputs of products in 8 or 4 bits are stored so, and not cast once more.
+        True if the inputs of products in 8 or 4 bits are stored so, and not cast once more.
     gathered_inputs
-        Whether a tensor-parallel rank stores the inputs of linear layers as gathered, not its part.
+        True if a tensor-parallel rank stores the inputs of linear layers as gathered, not its part.
     portable_attention
-        Whether attention is FlashAttention-2's kernel, not cuDNN's.
+        True if attention is FlashAttention-2's kernel, not cuDNN's.
     selective
         Modules that ``"selective"`` recompute computes again; empty for those that Megatron-Core
         recommends for the model.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from debubble.planner.frameworks.any_rules import ANY_RULES
-from debubble.planner.frameworks.case import Case, Problem, Rule
+from debubble.planner.frameworks.case import Case, Refusal, Rule
 from debubble.planner.frameworks.table import Framework, find_framework
 
 
@@ -20,7 +20,7 @@ def _rules(framework: Framework | None, scope: str | None) -> tuple[Rule, ...]:
     return tuple(rule for rule in (*ANY_RULES, *own) if scope in (None, rule.scope))
 
 
-def broken(case: Case, framework: str | None = None) -> dict[Rule, Problem]:
-    """Return what is wrong with a case by the rules of a framework, or by those of any plan."""
+def broken(case: Case, framework: str | None = None) -> dict[Rule, Refusal]:
+    """Return the refusals of a case by the rules of a framework, or by those of any plan."""
     checked = {rule: rule.check(case) for rule in rules_of(framework)}
     return {rule: problem for rule, problem in checked.items() if problem is not None}

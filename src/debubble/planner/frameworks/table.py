@@ -25,13 +25,13 @@ class Framework:
     Parameters
     ----------
     name, title
-        Its name as an option, and for people.
+        Its name as an option, and for display.
     rules
-        What it refuses, besides the rules of any plan.
+        Rules of the framework, in addition to those of any plan.
     lines
-        Writes what makes it run a case that breaks no rule: lines to paste, or comments with ``#``.
+        Writer of the lines to paste for a case that breaks no rule; comments start with ``#``.
     runtime
-        What it keeps in memory.
+        Habits of the framework: the tensors that it keeps in memory.
     """
 
     name: str

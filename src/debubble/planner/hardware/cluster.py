@@ -1,4 +1,4 @@
-"""Clusters: a GPU, how many of them, and what joins them; from short names or YAML files."""
+"""Clusters: GPUs, their number, and their links; from short names or YAML files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find_gpu(name_or_path: str) -> Gpu:
     """Return a GPU by its short name, or from a YAML file that ends in .yaml, .yml or .json.
 
     A file has keys of :class:`~debubble.planner.hardware.gpus.Gpu` in FLOP/s, bytes and bytes per
-    second, ``memory: 80GB``, too; with ``base: h100`` it names only what differs from that GPU::
+    second, ``memory: 80GB``, too; with ``base: h100`` it has only the differences from that GPU::
 
         base: h100
         name: h100-slow-network

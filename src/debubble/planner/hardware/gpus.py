@@ -6,9 +6,9 @@ benchmarks); rates of attention kernels are cuDNN's on DeepSeek-V3's shape (arXi
 Table 9) and FlashAttention-2's (arXiv 2307.08691; 35 % of H100's peak, arXiv 2407.08608).
 Everything is decimal and, for links, one direction of one GPU.
 
-Memory is what a process has of it: a card of "80 GB" has 80 GiB, less what the driver and error
-correction keep. NVIDIA's are the capacities that PyTorch reports ("has a total capacity of 79.15
-GiB"; of B300 and GB300 the data sheet's). AMD's are the data sheets', as Primus counts them.
+Memory is the part that a process can use: a card of "80 GB" has 80 GiB, less the share of driver
+and error correction. NVIDIA's are the capacities that PyTorch reports ("has a total capacity of
+79.15 GiB"; of B300 and GB300 the data sheet's). AMD's are the data sheets', as Primus counts them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Gpu:
     reduce, gather, exchange
         Share of `link` that large all-reduces in the whole node, all-gathers and all-to-alls reach.
     source
-        Where the numbers are from, when not from the table.
+        Source of the numbers, if not the table.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Seconds of one kernel by its shape: matrix products, attention, and what memory limits.
+"""Seconds of one kernel by its shape: matrix products, attention, and memory-bound kernels.
 
 A product is cut into tiles that run in waves over the multiprocessors; filling and draining them
 takes time, and a part of the time in which results are written is not hidden. The constants
@@ -22,7 +22,7 @@ VISIBLE = 0.4
 LAUNCH = 4e-6
 """Seconds to start a kernel."""
 REFERENCE = 1.02
-"""Full speed over the best measured: what a square product of 8192 loses to the above."""
+"""Full speed over the best measured: the loss of a square product of 8192 by the above."""
 ALIGNMENT, MISALIGNED = 8, 0.69
 """Elements to which dimensions are aligned for tensor cores, and the speed that is left where they
 are not: 273 of 398 TFLOP/s for a feed-forward width of 10922 instead of 10944 on H100."""
@@ -32,7 +32,7 @@ MEMORY = 0.85
 PRECISIONS = {
     "bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4",
 }  # fmt: skip
-"""Precisions of training, and what the layers' matrix products take as inputs."""
+"""Precisions of training, each with the precision of the inputs of layers' matrix products."""
 
 
 @lru_cache(maxsize=65536)

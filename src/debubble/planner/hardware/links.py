@@ -31,14 +31,14 @@ END_NETWORK = 0.22
 the all-reduce of 3.8 GB of fp16 gradients over 8 replicas adds 1.32 s on A100 with 25 GB/s each
 (arXiv 2205.05198, section 6.3: 530B, one replica and eight), with the wait for the last rank."""
 LATENCY_INSIDE, LATENCY_BETWEEN = 10e-6, 20e-6
-"""Seconds until a message between two ranks arrives, besides those of its bytes."""
+"""Seconds until a message between two ranks arrives, without those of its bytes."""
 
 Dimension = Literal["tp", "cp", "ep", "dp", "pp", "expert_dp", "shards"]
 
 
 @dataclass(frozen=True)
-class Group:
-    """Ranks that communicate: how many, and how many of them share a node."""
+class RankGroup:
+    """The size of a group of communicating ranks, and the number of them that share a node."""
 
     size: int
     inside: int
@@ -50,7 +50,7 @@ class Group:
 
 
 @lru_cache(maxsize=4096)
-def group_of(cluster: Cluster, degrees: Degrees, dimension: Dimension) -> Group:
+def group_of(cluster: Cluster, degrees: Degrees, dimension: Dimension) -> RankGroup:
     """Return the group of one dimension, ranks numbered tp first, then cp, dp and pp.
 
     ``ep`` counts over the ranks of tp, cp and dp; ``expert_dp`` are the copies of one expert, and
@@ -65,7 +65,7 @@ def group_of(cluster: Cluster, degrees: Degrees, dimension: Dimension) -> Group:
         "expert_dp": (degrees.expert_dp, degrees.ep),
         "pp": (degrees.pp, degrees.tp * degrees.cp * degrees.dp),
     }[dimension]
-    return Group(size, _inside(size, stride, cluster.gpu.node))
+    return RankGroup(size, _inside(size, stride, cluster.gpu.node))
 
 
 def _inside(size: int, stride: int, node: int) -> int:
@@ -74,12 +74,12 @@ def _inside(size: int, stride: int, node: int) -> int:
     return next(count for count in range(min(fit, size), 0, -1) if size % count == 0)
 
 
-def all_reduce(gpu: Gpu, group: Group, size: float) -> float:
+def all_reduce(gpu: Gpu, group: RankGroup, size: float) -> float:
     """Return seconds to sum `size` bytes that every rank has."""
     return _collective(gpu, group, 2 * size, gpu.reduce)
 
 
-def all_gather(gpu: Gpu, group: Group, size: float) -> float:
+def all_gather(gpu: Gpu, group: RankGroup, size: float) -> float:
     """Return seconds until every rank has all `size` bytes, of which each had its share."""
     return _collective(gpu, group, size, gpu.gather)
 
@@ -88,7 +88,7 @@ reduce_scatter = all_gather
 """Seconds to sum `size` bytes that every rank has, each keeping its share: as all-gather."""
 
 
-def dispatch(gpu: Gpu, group: Group, tokens: float, width: float, copies: int) -> float:
+def dispatch(gpu: Gpu, group: RankGroup, tokens: float, width: float, copies: int) -> float:
     """Return seconds in which a rank's tokens reach their experts, each rank and node once.
 
     A token of `width` bytes with several experts on one rank is sent there once, over the network
@@ -117,7 +117,7 @@ def send(gpu: Gpu, size: float, *, inside: bool) -> float:
     return (LATENCY_INSIDE if inside else LATENCY_BETWEEN) + size / rate
 
 
-def _collective(gpu: Gpu, group: Group, size: float, share: float) -> float:
+def _collective(gpu: Gpu, group: RankGroup, size: float, share: float) -> float:
     """Return seconds of a collective of `size` bytes, less one share, through every rank."""
     if group.size <= 1 or not size:
         return 0.0
@@ -143,7 +143,7 @@ def _inner(gpu: Gpu, ranks: int, share: float) -> float:
     return gpu.link * share
 
 
-def _started(wire: float, group: Group) -> float:
+def _started(wire: float, group: RankGroup) -> float:
     """Return seconds with the start of a collective on top of the bytes' own time."""
     if not wire:
         return 0.0

@@ -1,7 +1,7 @@
 """Bytes of activations, per layer or stage, microbatch and GPU.
 
-What a layer stores per token is in :mod:`debubble.planner.memory.layer_bytes`; here it is split
-over groups of ranks, left out where it is computed again, and summed over the layers of a stage.
+The bytes per token of a layer are in :mod:`debubble.planner.memory.layer_bytes`. Here they are
+split over groups of ranks, left out where they are recomputed, and summed over a stage's layers.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Activation:
     Parameters
     ----------
     stored
-        What the forward leaves, under the recompute that was chosen.
+        Activations after the forward, under the chosen recompute.
     kept_for_weight
-        What stays from I to W: inputs of linear layers, and their outputs' gradients.
+        Tensors that stay from I to W: inputs of linear layers, and their outputs' gradients.
     recompute_kept
-        What a forward leaves where the whole layer is computed again: its input.
+        A layer's input, which stays after a forward if the whole layer is recomputed.
     recomputed
-        What comes back on top of `stored` while a backward runs.
+        Recomputed activations on top of `stored` while a backward runs.
     recomputed_for_input
-        The same while a backward for the input alone runs, which frees less before that.
+        Recomputed activations while a backward for the input alone runs, which frees less before.
     boundary
-        What goes to the next stage, or comes back as its gradient.
+        Tensor that goes to the next stage, or its gradient.
     """
 
     stored: float
@@ -62,7 +62,7 @@ def recompute_modules(model: Model, training: Training, candidate: Candidate) ->
 
     Those that the candidate names; else core attention where its scores are stored, and where
     flash attention stores none, norms, the upward projections of latent attention, and the
-    experts' activation function: what is cheap to compute and large to keep (Megatron-Core,
+    experts' activation function: parts cheap to compute and large to keep (Megatron-Core,
     arXiv 2603.07685). With PyTorch's runtime torchtitan's :data:`EVERY_SECOND`.
     """
     if candidate.recompute != "selective":
@@ -79,7 +79,7 @@ def recompute_modules(model: Model, training: Training, candidate: Candidate) ->
 
 
 class _Key(NamedTuple):
-    """All of a candidate that activations depend on."""
+    """The fields of a candidate that activations depend on."""
 
     tp: int
     cp: int

@@ -66,7 +66,7 @@ def buffers(
 
 
 def _arrivals(timeline: Timeline, rank: int, moments: Moments) -> tuple[NDArray[np.int64], Mask]:
-    """Return the moment at which each action's input is there, and whether from another rank."""
+    """Return the moment when each action's input arrives, and a mask of those from other ranks."""
     schedule = timeline.schedule
     producer = primary_of(schedule)[moments.positions]
     known = producer >= 0

@@ -1,8 +1,8 @@
-"""Counts of microbatches in flight on every rank, from the order alone.
+"""Counts of microbatches in flight on every rank, from the schedule alone.
 
-A rank takes and frees activations in the order of its program, whatever its actions take. So what
-it holds when it holds most follows from numbers of microbatches, which are counted once for each
-order, and from the bytes of one microbatch, which differ from plan to plan.
+A rank takes and frees activations in the order of its program, independent of times. So its largest
+memory follows from numbers of microbatches, which are counted once for each schedule, and from the
+bytes of one microbatch, which differ from plan to plan.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from debubble.schedules import registry
 Counts = NDArray[np.int32]
 
 WHOLE = 1024
-"""Units of an activation, so that one unit more can be told from them."""
+"""Units of an activation, enough to distinguish one unit more."""
 
 LARGEST = 1 << 22
-"""Most numbers that are counted for one rank; larger orders are not counted."""
+"""Most numbers that are counted for one rank; larger schedules are not counted."""
 
 COMPARED = 256
 """Most moments of a rank of which all pairs are compared."""
@@ -33,7 +33,7 @@ COMPARED = 256
 
 @dataclass(frozen=True, eq=False)
 class InFlight:
-    """Microbatches in flight, at the moments of an order at which a rank may hold most.
+    """Microbatches in flight, at the moments of a schedule at which a rank may hold most.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class InFlight:
         Microbatches of each of the rank's stages that hold all of their activations; shape
         ``(moments, chunks)``.
     kept
-        The same for those that hold what their W needs.
+        Microbatches of each of the rank's stages that hold the part that W needs; same shape.
     stages
         Stages of every rank; shape ``(ranks, chunks)``.
     """
@@ -56,7 +56,7 @@ class InFlight:
     def peaks(self, stored: NDArray[np.float64], kept: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the largest activations of every rank, shape ``(ranks,)``, from one microbatch's.
 
-        What a stage keeps for W is at most what it stores.
+        The part that a stage keeps for W is at most the part that it stores.
         """
         here = self._stages
         held = (self.whole * stored[here] + self.kept * kept[here]).sum(axis=1)
@@ -64,7 +64,7 @@ class InFlight:
 
     @cached_property
     def _stages(self) -> NDArray[np.int64]:
-        """Stages of every moment's rank; shape ``(moments, chunks)``."""
+        """Stages of every moment's rank, shape ``(moments, chunks)``."""
         return self.stages[self.ranks]
 
     @cached_property
@@ -77,7 +77,7 @@ class InFlight:
 def in_flight(
     name: str, ranks: int, microbatches: int, chunks: int, runtime: str
 ) -> InFlight | None:
-    """Return the counts of an order; None where they depend on costs, or are too many."""
+    """Return the counts of a schedule; None if they depend on costs, or are too many."""
     if registry.find(name).uses_costs:
         return None
     schedule = registry.made_once(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
@@ -89,8 +89,8 @@ def in_flight(
 def counted(schedule: Schedule, runtime: str) -> InFlight:
     """Return the counts of a schedule of whole microbatches.
 
-    The engine says what actions take and free, of a microbatch that leaves :data:`WHOLE` units of
-    which W needs one.
+    The engine gives the memory that actions take and free, for a microbatch that leaves
+    :data:`WHOLE` units of which W needs one.
     """
     homes = schedule.placement.ranks_of_stages
     order = np.argsort(homes, kind="stable")

@@ -38,7 +38,7 @@ from debubble.planner.model.transformer import Attention, Experts, LatentAttenti
 RECOMPUTE_MODULES = (
     "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts",
 )  # fmt: skip
-"""What Megatron-LM's ``--recompute-modules`` can name."""
+"""Modules that Megatron-LM's ``--recompute-modules`` can name."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 At any moment a GPU holds weights, gradients and optimizer states
 (:mod:`debubble.planner.memory.state`), the activations of the microbatches in flight
-(:mod:`debubble.planner.memory.activations`, on the engine's own account of what is in flight), the
+(:mod:`debubble.planner.memory.activations`, by the engine's own count of those in flight), the
 buffers of transfers (:mod:`debubble.planner.memory.buffers`), the logits of the microbatch whose
 head runs, and a margin.
 
 Moments are those of a rank's own program: the start of an action, where it takes memory, and its
-end, where it frees some. What comes from another rank is there from the start of the action during
-which it arrives.
+end, where it frees some. Tensors from another rank count from the start of the action during which
+they arrive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.memory.activations import Activation, logits_bytes, stage_activations
 from debubble.planner.memory.buffers import buffers
 from debubble.planner.memory.memory_events import Backwards, Moments
-from debubble.planner.memory.state import State, head_state, stage_state
+from debubble.planner.memory.state import TrainingState, head_state, stage_state
 from debubble.planner.model.transformer import Model
 
 Floats = NDArray[np.float64]
@@ -39,14 +39,15 @@ MARGIN = 2e9
 library, workspaces of kernels."""
 
 FRAGMENTATION = 0.1
-"""Share of what comes and goes that lies unused between tensors, as other planners take it, too."""
+"""Share of dynamic memory that lies unused between tensors; other planners assume the same."""
 
 HELD_LOGITS = 1 / 3
 """Share of a microbatch's logits that stays between the head's forward and its backward: the fp32
 softmax, 4 of 12 bytes."""
 
 HELD_FUSED = 1 / 2
-"""The same with a fused loss: the logits in bf16, without their gradients."""
+"""Share of a microbatch's logits that stays with a fused loss: the logits in bf16, without their
+gradients."""
 
 
 class Moment(NamedTuple):
@@ -67,7 +68,7 @@ class RankMemory:
     rank, peak
         The rank, and the most that one of its GPUs holds at a time, margin included.
     weights, gradients, optimizer
-        What stays from step to step, and what replicas gather of it.
+        Bytes that stay from step to step, and the part that replicas gather.
     activations, buffers, logits, margin
         The other parts at the moment of the peak.
     at
@@ -90,7 +91,7 @@ class RankMemory:
 
     @property
     def fits(self) -> bool:
-        """Whether the GPU has as much memory."""
+        """True if the peak is within the GPU's memory."""
         return self.room >= 0
 
 
@@ -108,7 +109,7 @@ class MemoryCurve:
     activations, buffers, logits
         From each time to the next; shape ``(n,)``.
     state
-        What is there all the time.
+        Bytes that are there all the time.
     fixed
         The part of the margin that is there all the time.
     """
@@ -118,7 +119,7 @@ class MemoryCurve:
     activations: Floats
     buffers: Floats
     logits: Floats
-    state: State
+    state: TrainingState
     fixed: float
 
     @property
@@ -136,7 +137,7 @@ class MemoryCurve:
 def memory_of(
     model: Model, gpu: Gpu, training: Training, candidate: Candidate, timeline: Timeline
 ) -> tuple[RankMemory, ...]:
-    """Return the largest memory of every rank, in bytes per GPU, and what it consists of.
+    """Return the largest memory of every rank with its parts, in bytes per GPU.
 
     The timeline is one step of the candidate's schedule, simulated with any costs in time.
     """
@@ -201,7 +202,7 @@ def margin(training: Training) -> float:
 def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict[str, Any]:
     """Return the keywords of :class:`debubble.Costs` on memory, in bytes per stage.
 
-    What a stage keeps for W is at most what it stores there; :func:`memory_of` counts the rest.
+    The part that a stage keeps for W is at most the stored part; :func:`memory_of` counts the rest.
     """
     each = stage_activations(model, training, candidate)
     whole = whole_backwards(training, candidate)
@@ -218,13 +219,13 @@ def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict
 
 def rank_state(
     model: Model, training: Training, candidate: Candidate, schedule: Schedule, rank: int
-) -> State:
+) -> TrainingState:
     """Return weights, gradients and optimizer states of all stages of one rank.
 
     Bidirectional schedules have two copies of the model, schedules without a flush several versions
     of the weights. Where the vocabulary is sharded, every rank has its part of the head.
     """
-    state = State(0.0, 0.0, 0.0)
+    state = TrainingState(0.0, 0.0, 0.0)
     for row in schedule.placement.table:
         for stage, home in enumerate(row):
             if home == rank:

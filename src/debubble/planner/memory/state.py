@@ -13,7 +13,7 @@ split (ZeRO-3)         2 / D    4 / D       12 / D
 
 The optimizer's are an fp32 copy of the weights and Adam's two moments; gradients in bf16 take 2,
 moments in bf16 2 each. fp16 has fp16 gradients and one more fp32 copy of them with the optimizer:
-20 bytes, or 4 + 16 / D. What replicates weights is data parallelism and context parallelism
+20 bytes, or 4 + 16 / D. Weights are replicated by data parallelism and context parallelism
 together; experts have replicas of their own. With weights split (ZeRO-3; Rajbhandari et al., arXiv
 1910.02054), two layers at a time are gathered.
 
@@ -21,8 +21,8 @@ DeepSpeed's bf16 optimizer adds bf16 gradients up in a whole fp32 copy: 8 + 12 /
 
 Gradients that are split (ZeRO-2 and 3) are scattered after the backward of every microbatch, layer
 by layer: one layer's whole gradients are there while the next one's come. Only without that
-communication would they add up whole, and take as much as with ZeRO-1 (pytorch#126166 says so of
-FSDP2, and offers both).
+communication would they add up whole, and take as much as with ZeRO-1 (pytorch#126166 describes
+this for FSDP2, which offers both).
 
 PyTorch's FSDP2, as torchtitan uses it, keeps everything in fp32, 16 / D, and gathers bf16 weights;
 it splits all three or none, so that ZeRO-1 is ZeRO-2 there. In a pipeline weights stay gathered
@@ -54,11 +54,11 @@ def scatters(training: Training, candidate: Candidate) -> bool:
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """Bytes on one GPU that stay from step to step.
 
-    `gathered` is what replicas gather of weights that are split between them, and `summed` what
-    is not yet split of gradients; both are there during a step only, and parts of the others.
+    `gathered` are weights that replicas split and gather again, and `summed` are gradients that
+    are not split yet. Both are there during a step only, and are parts of the others.
     """
 
     weights: float
@@ -69,16 +69,16 @@ class State:
 
     @property
     def total(self) -> float:
-        """All of it, during a step."""
+        """All bytes during a step."""
         return self.weights + self.gradients + self.optimizer
 
     @property
     def between_steps(self) -> float:
-        """All that is there between two steps."""
+        """All bytes between two steps."""
         return self.total - self.gathered - self.summed
 
-    def __add__(self, other: State) -> State:
-        return State(*map(add, vars(self).values(), vars(other).values()))
+    def __add__(self, other: TrainingState) -> TrainingState:
+        return TrainingState(*map(add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class StageParameters:
 
 
 def padded_vocabulary(model: Model, training: Training, tp: int) -> int:
-    """Return size of the vocabulary as embedding and head have it.
+    """Return the padded size of the vocabulary in embedding and head.
 
     Megatron-LM pads it to a multiple of 128 times `tp`; others to a multiple of `tp` at most.
     """
@@ -172,12 +172,16 @@ def _parameters(
     return tuple(found)
 
 
-def stage_state(model: Model, training: Training, candidate: Candidate, stage: int) -> State:
+def stage_state(
+    model: Model, training: Training, candidate: Candidate, stage: int
+) -> TrainingState:
     """Return bytes of one stage's weights, gradients and optimizer states on one GPU."""
     return stage_states(model, training, candidate)[stage]
 
 
-def stage_states(model: Model, training: Training, candidate: Candidate) -> tuple[State, ...]:
+def stage_states(
+    model: Model, training: Training, candidate: Candidate
+) -> tuple[TrainingState, ...]:
     """Return the states of all stages; cached for candidates with the same layers."""
     return _states(model, training, candidate.degrees, candidate.layers, candidate.zero)
 
@@ -185,7 +189,7 @@ def stage_states(model: Model, training: Training, candidate: Candidate) -> tupl
 @lru_cache(maxsize=16384)
 def _states(
     model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], zero: int
-) -> tuple[State, ...]:
+) -> tuple[TrainingState, ...]:
     runtime = training.runtime
     gathers = degrees.dp * degrees.cp > 1 and zero >= (1 if runtime.fsdp else 3)
     stays = runtime.fsdp and degrees.pp > 1
@@ -201,12 +205,14 @@ def _states(
             two = _two_layers(model, degrees, model.layers[begin : begin + layers[stage]])
             gathered = 2 * (counts.total if stays else two) * gathers
             summed = 4 * counts.total if stays else scattered * two
-            state += State(gathered, summed, 0.0, gathered, summed)
+            state += TrainingState(gathered, summed, 0.0, gathered, summed)
         found.append(state)
     return tuple(found)
 
 
-def head_state(model: Model, training: Training, candidate: Candidate, share: float) -> State:
+def head_state(
+    model: Model, training: Training, candidate: Candidate, share: float
+) -> TrainingState:
     """Return bytes of a share of the head, as :func:`stage_state` counts it on the last stage."""
     tp, replicas = candidate.degrees.tp, candidate.degrees.dp * candidate.degrees.cp
     count = padded_vocabulary(model, training, tp) * model.hidden / tp
@@ -219,9 +225,9 @@ def _two_layers(model: Model, degrees: Degrees, layers: tuple[Layer, ...]) -> fl
     return min(GATHERED_LAYERS, len(layers)) * max(sizes, default=0.0)
 
 
-def _bytes(count: float, replicas: int, training: Training, zero: int) -> State:
+def _bytes(count: float, replicas: int, training: Training, zero: int) -> TrainingState:
     weights, gradients, optimizer = bytes_per_parameter(training, zero, replicas)
-    return State(count * weights, count * gradients, count * optimizer)
+    return TrainingState(count * weights, count * gradients, count * optimizer)
 
 
 def bytes_per_parameter(training: Training, zero: int, replicas: int) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Reading the keys of a model's description, each with its type, and what unknown keys mean."""
+"""Typed access to the keys of a model's description, and the meaning of unknown keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HARMLESS = {
         "swiglu_limit", "topk_group", "topk_method",
     ),
 }  # fmt: skip
-"""Keys of a ``config.json`` that set no shape and are ignored, by what they are about."""
+"""Keys of a ``config.json`` that set no shape and are ignored, by topic."""
 
 _IGNORED = frozenset(key for keys in HARMLESS.values() for key in keys)
 
@@ -57,14 +57,14 @@ def _is_short_text(value: Any) -> bool:
 
 
 class Keys:
-    """The keys of one model's description; it knows which of them were read.
+    """The keys of one model's description, and those of them that were read.
 
     Parameters
     ----------
     values
-        What the file says.
+        Values of the file by key.
     name
-        Of the model or file, for messages.
+        Name of the model or file, for messages.
     """
 
     def __init__(self, values: Mapping[str, Any], name: str) -> None:

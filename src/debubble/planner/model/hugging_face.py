@@ -74,7 +74,7 @@ def _attention(
     """Return attention by the keys that most families share.
 
     `head_dim` is the family's default; `bias` that of queries, keys and values where the family
-    fixes it, else ``attention_bias`` says it, for the output, too; `all_heads` whether every query
+    fixes it, else ``attention_bias`` decides, for the output, too. With `all_heads` every query
     has a key of its own unless given.
     """
     heads = keys.count("num_attention_heads")

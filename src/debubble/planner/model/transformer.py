@@ -183,7 +183,7 @@ class Model:
     Parameters
     ----------
     name
-        For display.
+        Name for display.
     hidden
         Width of the residual stream.
     layers
@@ -191,7 +191,7 @@ class Model:
     vocabulary
         Number of tokens, not padded.
     tied
-        Whether embedding and head are one matrix.
+        True if embedding and head are one matrix.
     norm
         ``"rms"`` (one number per channel) or ``"layer"`` (two).
     positions
@@ -200,7 +200,7 @@ class Model:
         Layers of multi-token prediction after the last one; each has a projection of twice the
         hidden size and three norms of its own and shares embedding and head.
     dropout
-        Whether masks of dropout are stored.
+        True if dropout masks are stored.
     """
 
     name: str

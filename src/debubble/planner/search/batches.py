@@ -8,10 +8,10 @@ from functools import cached_property
 
 from debubble.planner.candidate import Candidate
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.groups import Group, Setting, Split
+from debubble.planner.search.groups import CandidateGroup, Setting, Split
 
 USUAL_SCHEDULE = "1f1b"
-"""What is tried first: next to a plan that fits, most others need no simulation."""
+"""The schedule that is tried first: after one plan that fits, most others need no simulation."""
 
 
 @dataclass(frozen=True, order=True)
@@ -23,7 +23,7 @@ class Batch:
 
     bound: float
     number: int
-    group: Group = field(compare=False)
+    group: CandidateGroup = field(compare=False)
     setting: Setting = field(compare=False)
 
     @cached_property
@@ -39,13 +39,13 @@ class Batch:
                     yield self.group.candidate(schedule, split, self.setting)
 
     def _orders(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
-        """Yield orders that go with the setting, by schedule."""
+        """Yield schedules with their cuts that go with the setting."""
         for schedule, splits in self.group.orders.items():
             if self.setting in self.group.settings[schedule]:
                 yield schedule, splits
 
 
-def on_one_rank(request: PlanRequest, group: Group, setting: Setting) -> Candidate:
+def on_one_rank(request: PlanRequest, group: CandidateGroup, setting: Setting) -> Candidate:
     """Return a candidate with all layers on one stage, in the same groups otherwise."""
     alone = replace(group, degrees=replace(group.degrees, pp=1))
     return alone.candidate("1f1b", (1, (len(request.model.layers),)), setting)

@@ -1,4 +1,4 @@
-"""The best plans among all candidates, and what proves that none that was left out is better."""
+"""The best plans among all candidates, with the proof that no other is better."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from debubble.planner.search.found import (
     rank,
     rounded,
 )
-from debubble.planner.search.groups import FEWEST, Group, groups
+from debubble.planner.search.groups import FEWEST, CandidateGroup, groups
 from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
 from debubble.planner.search.within import Base, base_cut, base_of, fastest_within
 from debubble.schedules import registry
 
 Progress = Callable[[Found], None]
-"""Called, now and then, with what has been found so far."""
+"""Callback that gets the results so far, now and then."""
 
 
 def best_plans(
     request: PlanRequest, top: int = 10, progress: Progress | None = None, *,
     below: float = math.inf,
 ) -> Found:  # fmt: skip
-    """Return the fastest plans that fit and keep to what is fixed.
+    """Return the fastest plans that fit and meet the constraints.
 
     Every question about plans is this search, with another request.
     """
@@ -57,8 +57,8 @@ def best_plans(
 
 
 def search(
-    request: PlanRequest, groups: Iterable[Group], top: int = 10, progress: Progress | None = None,
-    splits: Allowed | None = None, *, below: float = math.inf,
+    request: PlanRequest, groups: Iterable[CandidateGroup], top: int = 10,
+    progress: Progress | None = None, splits: Allowed | None = None, *, below: float = math.inf,
 ) -> Found:  # fmt: skip
     """Return the fastest plans out of all candidates of `groups`, with steps below `below`.
 
@@ -67,11 +67,11 @@ def search(
     bound is above the slowest plan to be kept, no candidate that is left can be among the best.
     One schedule goes before all others, so that there is a good plan soon.
 
-    What is left is simulated once each. Those that may be among the best, as
-    :attr:`~debubble.planner.search.within.Base.floor` says, are then looked at in full, see
-    :mod:`debubble.planner.search.within`; where `splits` says which layer splits may be taken,
-    layers move between stages, too. So the best plan depends neither on `top` nor on what else is
-    searched.
+    The candidates that are left are simulated once each. Those that may be among the best by their
+    :attr:`~debubble.planner.search.within.Base.floor` are then evaluated in full, see
+    :mod:`debubble.planner.search.within`. If `splits` is given, layers move between stages, too: it
+    is the predicate of allowed layer splits. So the best plan depends neither on `top` nor on the
+    other candidates.
 
     Ctrl-C ends the search with the best so far, as does a `progress` that raises KeyboardInterrupt.
     """
@@ -124,7 +124,7 @@ class _Screen:
     alike: dict[Kin, float] = field(default_factory=dict)
     """Seconds of the best plan so far of those alike, of which only one is kept."""
     waiting: list[tuple[float, int, list[Base]]] = field(default_factory=list)
-    """Candidates that are to be looked at in full: the least floor, a number, and bases."""
+    """Queue of candidates to be evaluated in full: the least floor, a number, and bases."""
 
     @property
     def limit(self) -> float:
@@ -139,7 +139,7 @@ class _Screen:
             self._keep(plan)
 
     def look_at(self, given: Candidate) -> None:
-        """Simulate a candidate, unless a bound says that it is too slow or too large."""
+        """Simulate a candidate, unless a bound shows that it is too slow or too large."""
         base, reason = self._base(given)
         if base is None:
             self.found.leave_out(reason, simulated=reason == SLOWER)
@@ -298,7 +298,9 @@ def _soon(request: PlanRequest, batches: list[Batch], splits: Allowed | None) ->
     return None
 
 
-def _bounded(request: PlanRequest, group: Group, number: int, found: Found) -> Iterator[Batch]:
+def _bounded(
+    request: PlanRequest, group: CandidateGroup, number: int, found: Found
+) -> Iterator[Batch]:
     """Yield the batches of a group with their bounds, without those that have no room."""
     for setting in dict.fromkeys(one for each in group.settings.values() for one in each):
         alone = on_one_rank(request, group, setting)

@@ -82,8 +82,8 @@ def saves_memory(name: str) -> bool:
 def least_memory(request: PlanRequest, alone: Candidate, pp: int) -> float:
     """Return bytes below which the fullest of `pp` ranks does not get.
 
-    The average over ranks of what stays all the time and of one microbatch's activations, all of
-    which are there when its first backward starts; and the margin.
+    The sum of the margin and two averages over ranks: of static memory, and of one microbatch's
+    activations, all of which are there when its first backward starts.
     """
     state = stage_state(request.model, request.training, alone, 0)
     if recomputed_layers(alone.recompute) is not None:
@@ -95,9 +95,9 @@ def least_memory(request: PlanRequest, alone: Candidate, pp: int) -> float:
 def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float64] | None:
     """Return bytes below which no rank of a candidate stays; shape ``(pp,)``.
 
-    What stays all the time, and the activations of the microbatches in flight with what lies unused
-    between them: all but logits, buffers of transfers, and what comes back to be recomputed. Where
-    the order depends on costs, that is one microbatch; None for orders that are too long to count.
+    Static memory, and the activations of the microbatches in flight with fragmentation: all but
+    logits, buffers of transfers, and recomputed activations. If the schedule depends on costs, one
+    microbatch is counted. None for schedules that are too long to count.
     """
     degrees, training = candidate.degrees, request.training
     whole = whole_backwards(training, candidate)

@@ -37,7 +37,7 @@ class Speed:
 
 
 OPTIMIZED = "optimized"
-"""What orders are called that no published schedule has."""
+"""Name of a schedule that is not a published one."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Evaluated:
     Parameters
     ----------
     request
-        What it is for.
+        The planning request.
     candidate
-        How it runs.
+        Degrees, schedule, layers and other choices.
     step_time
         Seconds of one optimizer step.
     peaks
@@ -59,12 +59,11 @@ class Evaluated:
     bubble_ratio
         Idle share of the pipeline's rank-time.
     memory
-        What every rank's peak consists of.
+        Parts of every rank's peak.
     order
-        The order in which it runs, where its schedule makes it for costs and memory, or where it
-        was optimized.
+        The schedule itself, if it is made for costs and memory or was optimized.
     optimized
-        Whether that order is no published schedule's.
+        True if that is no published schedule.
     lower_bound
         Seconds below which no order of its stages within the memory brings a step; 0 until they are
         computed.
@@ -83,12 +82,12 @@ class Evaluated:
 
     @property
     def schedule(self) -> str:
-        """The name of its order."""
+        """The name of its schedule."""
         return OPTIMIZED if self.optimized else self.candidate.schedule
 
     @property
     def fits(self) -> bool:
-        """Every rank has room."""
+        """True if every rank has room."""
         return max(self.peaks) <= self.request.limit
 
     @property
@@ -104,7 +103,7 @@ class Evaluated:
 
     @property
     def efficiency_origin(self) -> str:
-        """The origin of its efficiency, for people."""
+        """The origin of its efficiency, for display."""
         return self.request.factors.origin(*self._run, experts=bool(self.request.model.experts))
 
     @property
@@ -156,7 +155,7 @@ def standing(
 def costs_of(request: PlanRequest, candidate: Candidate, *, memory: bool = True) -> Costs:
     """Return times in seconds and activations in bytes of every stage, as the engine takes them.
 
-    Without `memory` activations are left out where no order is made for them.
+    Without `memory`, activations are left out unless a schedule is made for them.
     """
     model, cluster, training = request.model, request.cluster, request.training
     if not memory and not registry.find(candidate.schedule).uses_costs:
@@ -174,11 +173,11 @@ def simulated(
 ) -> Timeline:
     """Return the pipeline of one step in the engine, in an order of its own or in its schedule's.
 
-    A schedule that has no order for these sizes, or none within the memory, is refused.
+    A schedule that does not exist for these sizes, or not within the memory, is refused.
     """
     costs = costs_of(request, candidate, memory=memory)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # orders made for other costs are compared on purpose
+        warnings.simplefilter("ignore")  # schedules made for other costs are compared on purpose
         return simulate(order or schedule_of(candidate, costs), costs)
 
 
@@ -200,7 +199,7 @@ def timed(
 def with_peaks(plan: Evaluated, timeline: Timeline) -> Evaluated:
     """Return a plan with the peak of every rank.
 
-    Where the activations alone are too large, that is all of it: less than the peaks really are.
+    If the activations alone are too large, only they are counted, less than the real peaks.
     """
     request, candidate = plan.request, plan.candidate
     held = standing(request, candidate, timeline.schedule.placement)
@@ -284,8 +283,8 @@ def _layer_causes(request: PlanRequest, candidate: Candidate) -> dict[str, float
 def tied(one: Evaluated, other: Evaluated) -> bool:
     """Return whether two plans may rank the other way round.
 
-    What they have in common is off by the same in both; what they differ in, cause by cause, may be
-    off by the error of the model.
+    Seconds that both have in common are off by the same in both. The differences, cause by cause,
+    may be off by the error of the model.
     """
     apart = sum(abs(one.causes[name] - other.causes[name]) for name in CAUSES)
     error = max(one.step_error, other.step_error)

@@ -1,4 +1,4 @@
-"""Orders for the best plans that are faster than published schedules."""
+"""Faster schedules than the published ones for the best plans."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def optimized(
     found: Found, count: int, time_limit: float | None = None,
     report: Callable[[int, str], None] = lambda number, text: None,  # noqa: ARG005 - no report
 ) -> None:  # fmt: skip
-    """Look for faster orders of the best `count` plans with a pipeline.
+    """Search for faster schedules for the best `count` plans with a pipeline.
 
     Each that is faster within the memory joins the plans in `found`, which are ranked anew; Ctrl-C
-    ends that with what there is. `time_limit` is in seconds for each plan, see
+    ends that with the plans so far. `time_limit` is in seconds for each plan, see
     :func:`debubble.optimize`; `report` is called with the number of a plan,
-    from 1, and what became of it.
+    from 1, and the outcome of its search.
     """
     for number, plan in enumerate(found.plans.copy(), 1):
         if count == 0 or found.interrupted:
@@ -62,9 +62,9 @@ def optimized(
 def faster_order(
     plan: Evaluated, time_limit: float | None = None
 ) -> tuple[Evaluated | None, float, bool]:
-    """Return a faster order of a plan's stages, a bound for any, and whether Ctrl-C was pressed.
+    """Return a faster schedule of a plan, a bound for any, and a flag for Ctrl-C.
 
-    The optimizer counts activations, with what lies unused between them; all else stays as in the
+    The optimizer counts activations, with fragmentation; all else stays as in the
     plan, for the bound as well. Where buffers and logits turn out larger in its order, it tries
     again with less, see :func:`~debubble.planner.search.within.within_limit`.
     """

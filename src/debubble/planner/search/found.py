@@ -31,7 +31,7 @@ class Found:
     Parameters
     ----------
     request
-        What is to be planned.
+        The planning request.
     top
         Most plans that are kept.
     plans
@@ -41,11 +41,11 @@ class Found:
     considered
         Number of candidates that were decided on.
     simulated
-        How many of them ran in the engine.
+        Number of candidates that ran in the engine.
     left_out
-        How many were left out, by reason.
+        Number of candidates that were left out, by reason.
     interrupted
-        Whether the search was stopped; then other candidates may be better.
+        True if the search was stopped; then other candidates may be better.
     below
         Seconds that a plan has to stay below to be kept.
     larger
@@ -107,7 +107,7 @@ def kept(plans: list[Evaluated], plan: Evaluated, top: int) -> list[Evaluated]:
 
 
 Kin: TypeAlias = tuple[Degrees, int, str]
-"""What plans share of which only the best is kept, so that the others are real alternatives."""
+"""Key that similar plans share. Only the best of them is kept, so that others are alternatives."""
 
 
 def kin(candidate: Candidate) -> Kin:
@@ -118,7 +118,7 @@ def kin(candidate: Candidate) -> Kin:
 def _alike(one: Evaluated, other: Evaluated) -> bool:
     """Return whether only the better of two plans is kept.
 
-    They are kin, or would be if their schedules, whose orders turn out the same, were one.
+    They are kin, or differ only in schedules that turn out the same.
     """
     a, b = kin(one.candidate), kin(other.candidate)
     return a[:2] == b[:2] and (

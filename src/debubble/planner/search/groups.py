@@ -1,13 +1,13 @@
 """Every candidate that batch, model and GPUs allow, group by group.
 
-A group is what shares degrees and microbatch size: the same shapes and links, the same bytes of
-weights. In it are the orders (schedule, chunks, layers of every stage) with the ways to keep state
-(recompute, ZeRO). Groups come with the smallest model-parallel size first, and say how many
-candidates they hold without making them, so that one can be left out as a whole and counted.
+The candidates of a group share degrees and microbatch size, and so shapes, links and bytes of
+weights. They differ in schedule, chunks and layers of every stage, and in the ways to keep state
+(recompute, ZeRO). Groups come with the smallest model-parallel size first. They count their
+candidates without making them, so that one can be left out as a whole.
 
-What a framework refuses is left out by the same rules as in
-:mod:`debubble.planner.frameworks.rules`, one representative for all candidates that a rule cannot
-tell apart.
+Candidates that a framework refuses are left out by the rules of
+:mod:`debubble.planner.frameworks.rules`, with one representative for all candidates that a rule
+cannot distinguish.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ Setting: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Group:
+class CandidateGroup:
     """Candidates with the same degrees and microbatch size.
 
     Parameters
     ----------
     degrees
-        Of all of them, with one chunk.
+        Degrees of all candidates, with one chunk.
     microbatch_size, microbatches
-        Of all of them.
+        Sequences per microbatch, and microbatches per step.
     orders
         By schedule, chunks and layers of every stage.
     settings
@@ -107,7 +107,7 @@ def candidates(
 
 def groups(
     model: Model, cluster: Cluster, training: Training, fixed: Fixed | None = None
-) -> Iterator[Group]:
+) -> Iterator[CandidateGroup]:
     """Yield all groups that hold a candidate, the smallest model-parallel size first."""
     choice = _Choice(model, cluster.gpus, cluster.gpu.node, training, fixed or Fixed())
     for degrees in choice.degrees():
@@ -117,7 +117,7 @@ def groups(
                 continue
             orders = choice.orders(degrees, whole // size)
             settings = {name: choice.settings(degrees, name) for name in orders}
-            found = Group(degrees, size, whole // size, orders, settings)
+            found = CandidateGroup(degrees, size, whole // size, orders, settings)
             if found.count:
                 yield found
 

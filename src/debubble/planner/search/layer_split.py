@@ -35,7 +35,8 @@ SIMULATIONS = 200
 """Most simulations for one plan."""
 
 MADE = 60
-"""The same where every cut has an order made for it, which takes as long as many simulations."""
+"""Most simulations for one plan if every cut needs its own schedule, which takes as long as many
+simulations."""
 
 ACTIONS = 2_000_000
 """Most simulated actions for one plan, about: large pipelines are simulated less often."""
@@ -49,9 +50,9 @@ class Loads(NamedTuple):
 
     layers: tuple[float, ...]
     first: float
-    """Of the embedding."""
+    """Seconds of the embedding."""
     last: float
-    """Of the head and multi-token prediction."""
+    """Seconds of the head and multi-token prediction."""
 
 
 def loads_of(request: PlanRequest, candidate: Candidate) -> Loads:
@@ -194,11 +195,11 @@ def with_balanced(request: PlanRequest, candidate: Candidate) -> Candidate:
 
 
 Allowed: TypeAlias = Callable[[Candidate], bool]
-"""Whether a framework, if any, runs a candidate."""
+"""Predicate that is true if the framework, if any, runs a candidate."""
 
 
 def runnable(request: PlanRequest) -> Allowed:
-    """Return whether the framework of a request runs a candidate; without one, whether any can."""
+    """Return whether the request's framework runs a candidate; without one, whether any can."""
     model, gpus, training = request.model, request.cluster.gpus, request.training
     framework = request.fixed.framework
     return lambda candidate: not broken(Case.of(model, gpus, training, candidate), framework)
@@ -211,8 +212,8 @@ def refined(
 
     From the better of its own cut and the balanced one, a layer moves from one stage to another
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes
-    it faster, but not below `floor` seconds. What cannot be faster by
-    :func:`~debubble.planner.search.bounds.pipeline_bound` is not simulated. Without a limit of
+    it faster, but not below `floor` seconds. Cuts that cannot be faster by
+    :func:`~debubble.planner.search.bounds.pipeline_bound` are not simulated. Without a limit of
     memory peaks are not computed. `room` is for orders that are made, see
     :func:`~debubble.planner.search.evaluate.schedule_of`.
     """
@@ -301,5 +302,5 @@ class _Moves:
 
 
 def _value(plan: Evaluated) -> tuple[float, float]:
-    """Return what is missing of the memory, then the time; less is better."""
+    """Return the missing memory, then the step time; less is better."""
     return max(max(plan.peaks) - plan.request.limit, 0.0), plan.step_time

@@ -1,12 +1,12 @@
 """The fastest way to run a candidate within a limit of memory.
 
 A candidate has a base: its even layer split or the balanced one, whichever has the lower bound, in
-an order that is made without a limit where its schedule makes one. From there a chain of variants
+a schedule that is made without a limit if it is made for costs. From there a chain of variants
 leads to less and less memory, each no faster than the one before: first layers move, and made
-orders get smaller, as long as the step stays as short; then, again and again, by a small share of
-the memory. The limit says only which variants fit. So **more memory never makes a step longer**:
-what fits into less is in the chain for more, too. Nor does anything depend on what else is
-searched, or on how many plans are shown.
+schedules get smaller, as long as the step stays as short; then, again and again, by a small share
+of the memory. The limit only decides which variants fit. So **more memory never makes a step
+longer**: a variant that fits into less is in the chain for more, too. Nothing depends on the other
+candidates of a search, or on the number of plans that are shown.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ STEP = 0.02
 """Share of its memory by which a variant is smaller than the one before, at least."""
 
 AS_FAST = 1e-3
-"""Share of a step by which a made order may be slower than the fastest if it holds less."""
+"""Share of a step by which a made schedule may be slower than the fastest if it holds less."""
 
 LARGER, SMALLER = (2.0, 1.5, 1.25), (1.0, 7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4)
-"""Shares of what an order holds in which others are made: the fastest, and one as fast in less."""
+"""Shares of a schedule's memory in which others are made: the fastest, and one as fast in less."""
 
 MOST_WAITS, MOST_TIME = 0.75, 0.05
-"""Shares of the base's waits and of its step that other layers and orders may save. That is more
-than they do where it matters, and says of most candidates that they cannot be the best."""
+"""Shares of the base's waits and of its step that other layers and schedules may save. That is more
+than they do where it matters, and rules out most candidates as the best."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Base:
     floor: float
     """Seconds that none of its variants within the limit is below."""
     without_limit: float
-    """The same with any memory."""
+    """Seconds that none of its variants with any memory is below."""
 
 
 def base_cut(
@@ -157,7 +157,7 @@ def _with_other_layers(plan: Evaluated, splits: Allowed | None) -> Iterator[Eval
 
 
 def _with_other_orders(plan: Evaluated, rooms: Sequence[float]) -> Iterator[Evaluated]:
-    """Yield variants in orders that hold less: first the smallest as fast, then slower ones.
+    """Yield variants in schedules that hold less: first the smallest as fast, then slower ones.
 
     `rooms` are bytes of activations that every rank may hold, some larger and some smaller.
     """
@@ -185,7 +185,7 @@ def _with_other_orders(plan: Evaluated, rooms: Sequence[float]) -> Iterator[Eval
 
 
 def _smaller(plan: Evaluated, limit: float, top: float) -> Evaluated | None:
-    """Return a plan in an order made for a limit, with at most `top` bytes on any rank."""
+    """Return a plan in a schedule made for a limit, with at most `top` bytes on any rank."""
     share = 1 + FRAGMENTATION
     held = plan.simulate().peak_activation
     room = np.minimum((limit - np.array(plan.peaks)) / share + held, top)
@@ -197,7 +197,7 @@ def _smaller(plan: Evaluated, limit: float, top: float) -> Evaluated | None:
 
 
 def _made(plan: Evaluated, room: NDArray[np.float64]) -> Evaluated | None:
-    """Return a plan in the order that its schedule makes for some bytes of activations."""
+    """Return a plan with its schedule made for some bytes of activations."""
     request, candidate = plan.request, plan.candidate
     try:
         order = schedule_of(candidate, costs_of(request, candidate), room.tolist())
@@ -207,7 +207,7 @@ def _made(plan: Evaluated, room: NDArray[np.float64]) -> Evaluated | None:
 
 
 TRIES = 4
-"""How often an order is made with less room, where buffers or logits are larger than before."""
+"""Most repeats of making a schedule with less room, if buffers or logits grow."""
 
 
 def within_limit(
@@ -215,10 +215,10 @@ def within_limit(
 ) -> Evaluated | None:
     """Return the plan that `make` makes with so much less room that all memory is in the limit.
 
-    An order decides over more than activations: buffers and logits may be larger in it, or be there
-    at another time. So what is judged is the whole, and what it is too large by is taken from the
+    A schedule decides over more than activations: buffers and logits may be larger in it, or be
+    there at another time. So the whole memory is judged, and its excess is taken from the
     room of every rank; `make` is given these bytes, of every rank or one number. The last of a few
-    tries is returned even if it is too large, and None where there is no order at all.
+    tries is returned even if it is too large, and None if there is no schedule at all.
     """
     less: NDArray[np.float64] = np.zeros(1)
     plan = None

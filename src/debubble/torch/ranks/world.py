@@ -60,7 +60,7 @@ class World:
     rank: int
     size: int
     device: str
-    """Where it computes, as torch names it."""
+    """Device of the rank, as torch names it."""
     table: ProgressTable
 
     def begin(self, job: int) -> None:

@@ -85,7 +85,7 @@ class Stepping(Pipeline):
         self.shares: dict[int, float] = {}
         """Share of this rank's microbatches or slices in the loss of the latest step."""
         self.whole: dict[int, str] = {}
-        """Why the backward of a stage is not split, by stage."""
+        """Reasons for which the backward of a stage is not split, by stage."""
         schedule, model = job.plan.schedule, job.data.model
         here = schedule.placement.stages_on(world.rank)
         own = {stage: model.stages[stage] for stage in here}

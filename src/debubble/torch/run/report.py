@@ -17,7 +17,7 @@ from debubble.torch.measure.recorded import RecordedSteps, computations
 from debubble.torch.run.verify import Verification
 
 DEVIATIONS = 3
-"""How many of the slowest actions a text names."""
+"""Slowest actions that a text names."""
 
 RUNTIMES = {"torch": "PyTorch's pipeline runtime", "debubble": "debubble's executor"}
 

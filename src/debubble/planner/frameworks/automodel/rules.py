@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from debubble.planner.frameworks.case import DEGREES, ORDER, STATE, Case, Problem, Rule
+from debubble.planner.frameworks.case import DEGREES, ORDER, STATE, Case, Refusal, Rule
 from debubble.planner.frameworks.torch import rules as shared
 
 
-def copies(case: Case) -> Problem | None:
+def copies(case: Case) -> Refusal | None:
     """Check that FSDP2 shards over something: replicas alone (ZeRO 0) are refused."""
     d = case.degrees
     if case.candidate.zero > 0 or d.dp == 1:
         return None
     text = f"dp_replicate_size {d.dp} has to be less than dp {d.dp} (ZeRO 0)"
-    return Problem(text, {"zero": 2})
+    return Refusal(text, {"zero": 2})
 
 
-def filled_pipeline(case: Case) -> Problem | None:
+def filled_pipeline(case: Case) -> Refusal | None:
     """Check that there are at least as many microbatches as ranks."""
     count, ranks = case.candidate.microbatches, case.degrees.pp
     if ranks == 1 or count >= ranks:
         return None
-    return Problem(f"{count} microbatches for pp {ranks}", {"microbatches": ranks})
+    return Refusal(f"{count} microbatches for pp {ranks}", {"microbatches": ranks})
 
 
 RULES = (

@@ -12,7 +12,7 @@ from debubble.planner.frameworks.megatron.rules import OVERLAP, OVERLAP_FLAG
 from debubble.planner.memory.activations import recompute_modules
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-"""What Megatron-FSDP calls the levels of ZeRO."""
+"""Megatron-FSDP's names of the levels of ZeRO."""
 
 
 PRECISIONS = {

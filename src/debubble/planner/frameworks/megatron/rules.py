@@ -9,7 +9,7 @@ from debubble.planner.frameworks.case import (
     ORDER,
     STATE,
     Case,
-    Problem,
+    Refusal,
     Rule,
     nearest_multiple,
 )
@@ -21,39 +21,39 @@ OVERLAP = "interleaved-overlap"
 OVERLAP_FLAG = "--overlap-moe-expert-parallel-comm"
 
 
-def schedule(case: Case) -> Problem | None:
+def schedule(case: Case) -> Refusal | None:
     """Check that a schedule is 1F1B or interleaved; Megatron-LM takes no other."""
     name, d = case.candidate.schedule, case.degrees
     if name in SCHEDULES:
         return None
     where = "" if in_loop(case.placement) else f" and no placement '{case.placement.name}'"
     near = "1f1b" if d.chunks == 1 else "interleaved-1f1b"
-    return Problem(f"no schedule '{name}'{where}; it has {', '.join(SCHEDULES)}",
+    return Refusal(f"no schedule '{name}'{where}; it has {', '.join(SCHEDULES)}",
                    {"schedule": near})  # fmt: skip
 
 
-def split_sequence(case: Case) -> Problem | None:
+def split_sequence(case: Case) -> Refusal | None:
     """Check that tensor-parallel ranks can share a context-parallel rank's tokens."""
     d, length = case.degrees, case.training.sequence
     if not case.training.sequence_parallel or d.tp == 1 or length % (d.cp * d.tp) == 0:
         return None
     text = f"a sequence of {length} tokens is no multiple of cp × tp = {d.cp * d.tp}"
-    return Problem(text, {"sequence": nearest_multiple(length, 2 * d.cp * d.tp)})
+    return Refusal(text, {"sequence": nearest_multiple(length, 2 * d.cp * d.tp)})
 
 
-def experts_and_tensors(case: Case) -> Problem | None:
+def experts_and_tensors(case: Case) -> Refusal | None:
     """Check that layers of experts take tensor parallelism with sequence parallelism alone."""
     tp = case.degrees.tp
     if not case.experts or tp == 1 or case.training.sequence_parallel:
         return None
-    return Problem(f"experts with tp {tp} without sequence parallelism",
+    return Refusal(f"experts with tp {tp} without sequence parallelism",
                    {"sequence_parallel": True})  # fmt: skip
 
 
-def interleaving(case: Case) -> Problem | None:
+def interleaving(case: Case) -> Refusal | None:
     """Check that microbatches come in groups of as many as ranks.
 
-    What is left over is none, or at least one for each rank.
+    The remainder is zero, or at least one microbatch for each rank.
     """
     own, ranks = case.candidate, case.degrees.pp
     if case.degrees.chunks == 1 or own.schedule not in SCHEDULES:
@@ -62,50 +62,50 @@ def interleaving(case: Case) -> Problem | None:
     if count >= ranks and count % ranks == 0:
         return None
     text = f"{count} microbatches are no multiple of pp {ranks}, in whose groups chunks take turns"
-    return Problem(text, {"microbatches": nearest_multiple(count, ranks)})
+    return Refusal(text, {"microbatches": nearest_multiple(count, ranks)})
 
 
-def overlap_experts(case: Case) -> Problem | None:
+def overlap_experts(case: Case) -> Refusal | None:
     """Check that there is an exchange between experts to overlap."""
     if case.candidate.schedule != OVERLAP or case.degrees.ep > 1:
         return None
     allowed = expert_degrees(case)[1:]
     text = f"'{OVERLAP}' ({OVERLAP_FLAG}) with ep 1 has nothing to overlap"
     if allowed:
-        return Problem(text, {"ep": allowed[0]})
-    return Problem(text, {"schedule": "interleaved-1f1b"})
+        return Refusal(text, {"ep": allowed[0]})
+    return Refusal(text, {"schedule": "interleaved-1f1b"})
 
 
-def overlap_recompute(case: Case) -> Problem | None:
+def overlap_recompute(case: Case) -> Refusal | None:
     """Check that overlapped passes have no full recompute."""
     if case.candidate.schedule != OVERLAP or not case.candidate.recompute.startswith("full"):
         return None
     text = f"'{OVERLAP}' ({OVERLAP_FLAG}) takes no full recompute"
-    return Problem(text, {"recompute": "selective"})
+    return Refusal(text, {"recompute": "selective"})
 
 
-def overlap_mtp(case: Case) -> Problem | None:
+def overlap_mtp(case: Case) -> Refusal | None:
     """Check that overlapped passes have at most one layer of multi-token prediction."""
     if case.candidate.schedule != OVERLAP or case.model.mtp <= 1:
         return None
     text = f"'{OVERLAP}' ({OVERLAP_FLAG}) takes one MTP layer, not {case.model.mtp}"
-    return Problem(text, {"mtp": 1})
+    return Refusal(text, {"mtp": 1})
 
 
-def overlap_sharding(case: Case) -> Problem | None:
+def overlap_sharding(case: Case) -> Refusal | None:
     """Check that overlapped passes of several chunks do not run on Megatron-FSDP."""
     if case.candidate.schedule != OVERLAP or case.candidate.zero < 2:
         return None
     text = f"'{OVERLAP}' does not run on Megatron-FSDP (ZeRO {case.candidate.zero})"
-    return Problem(text, {"zero": 1})
+    return Refusal(text, {"zero": 1})
 
 
-def small_moments(case: Case) -> Problem | None:
+def small_moments(case: Case) -> Refusal | None:
     """Check that moments in two bytes are kept by the distributed optimizer alone."""
     if case.training.moment_bytes == 4 or case.candidate.zero >= 1:
         return None
     text = f"moments of {case.training.moment_bytes} bytes without distributed optimizer (ZeRO 0)"
-    return Problem(text, {"zero": 1})
+    return Refusal(text, {"zero": 1})
 
 
 RULES = (

@@ -1,4 +1,4 @@
-"""Orders in PyTorch's pipelines: by PyTorch's name, or from a CSV."""
+"""Schedules in PyTorch's pipelines: by PyTorch's name, or from a CSV."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ NAMES = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B",
     "looped-bfs": "LoopedBFS", "interleaved-zb": "InterleavedZeroBubble", "dualpipe-v": "DualPipeV",
 }  # fmt: skip
-"""PyTorch's names of the orders that it makes as ours are; others come from a CSV."""
+"""PyTorch's names of the schedules that it makes like ours; others come from a CSV."""
 
 CSV = "order.csv"
-"""File of an order that PyTorch has no name for."""
+"""File of a schedule that PyTorch has no name for."""
 
 
 def own_name(case: Case) -> str | None:
-    """Return PyTorch's name of a schedule, None where the order has to come from a CSV."""
+    """Return PyTorch's name of a schedule, None if it has to come from a CSV."""
     own = case.candidate
     if own.schedule == "1f1b" and own.microbatches < case.degrees.pp:
         return None  # its 1F1B refuses fewer microbatches than stages
@@ -24,7 +24,7 @@ def own_name(case: Case) -> str | None:
 
 
 def csv_command(case: Case) -> str:
-    """Return the command that writes the order."""
+    """Return the command that writes the schedule."""
     own, d = case.candidate, case.degrees
     entry = find(own.schedule)
     words = f"-p {d.pp} -m {own.microbatches}"
@@ -34,7 +34,7 @@ def csv_command(case: Case) -> str:
 
 
 def elsewhere(case: Case) -> list[str]:
-    """Return comments on how to run an order on PyTorch that a framework does not have."""
+    """Return comments on running a schedule on PyTorch that the framework lacks."""
     return [
         f"# the order runs on PyTorch; {csv_command(case)} --no-torchtitan,",
         f"# then debubble.torch.Pipeline({CSV!r}, stages, loss_fn) in a training loop, or",

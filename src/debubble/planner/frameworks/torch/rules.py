@@ -1,4 +1,4 @@
-"""Checks of what torchtitan 0.3 and NeMo Automodel 0.7 both refuse."""
+"""Rules that torchtitan 0.3 and NeMo Automodel 0.7 share."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from debubble.planner.candidate import recomputed_layers
 from debubble.planner.frameworks.any_rules import tensor_degrees
 from debubble.planner.frameworks.case import (
     Case,
-    Problem,
+    Refusal,
     nearest_multiple,
     nearest_of,
 )
 from debubble.planner.plannable import first_cut
 
 
-def placement(case: Case) -> Problem | None:
-    """Check that stages are in a loop, or a V of two chunks; any order runs from a CSV."""
+def placement(case: Case) -> Refusal | None:
+    """Check that stages are in a loop, or a V of two chunks; any schedule runs from a CSV."""
     if in_loop(case.placement) or in_v(case.placement):
         return None
     name = case.candidate.schedule
     text = f"'{name}' places its stages as '{case.placement.name}', not in a loop or a V"
-    return Problem(text, {"schedule": "interleaved-1f1b"})
+    return Refusal(text, {"schedule": "interleaved-1f1b"})
 
 
-def kv_heads(case: Case) -> Problem | None:
+def kv_heads(case: Case) -> Refusal | None:
     """Check that heads of keys and values are split, never repeated."""
     tp = case.degrees.tp
     for count in sorted({one.kv_heads for one in case.model.attentions}):
         if count % tp:
             near = nearest_of(tp, tensor_degrees(case, whole_groups=True))
-            return Problem(f"tp {tp} does not divide {count} heads of keys and values",
+            return Refusal(f"tp {tp} does not divide {count} heads of keys and values",
                            {"tp": near})  # fmt: skip
     return None
 
 
-def split_sequence(case: Case) -> Problem | None:
+def split_sequence(case: Case) -> Refusal | None:
     """Check that tensor-parallel ranks share the tokens of context-parallel pieces."""
     d, training = case.degrees, case.training
     unit = (d.tp if training.sequence_parallel else 1) * (2 * d.cp if d.cp > 1 else 1)
     if training.sequence % unit == 0:
         return None
     text = f"a sequence of {training.sequence} tokens is no multiple of {unit} (tp, twice cp)"
-    return Problem(text, {"sequence": nearest_multiple(training.sequence, unit)})
+    return Refusal(text, {"sequence": nearest_multiple(training.sequence, unit)})
 
 
-def filled(case: Case) -> Problem | None:
+def filled(case: Case) -> Refusal | None:
     """Check that no stage is without a module: a layer, the embedding or the head."""
     cut = case.candidate.layers
     empty = [stage for stage, count in enumerate(cut[1:-1], 1) if count == 0]
@@ -52,20 +52,20 @@ def filled(case: Case) -> Problem | None:
         return None
     near = first_cut(len(case.model.layers), len(cut), case.model.mtp)
     if 0 in near[1:-1]:
-        return Problem(f"stage {empty[0]} has no modules", {"pp": 1, "chunks": 1,
+        return Refusal(f"stage {empty[0]} has no modules", {"pp": 1, "chunks": 1,
                        "schedule": "1f1b"})  # fmt: skip
-    return Problem(f"stage {empty[0]} has no modules", {"layers": near})
+    return Refusal(f"stage {empty[0]} has no modules", {"layers": near})
 
 
-def tied(case: Case) -> Problem | None:
+def tied(case: Case) -> Refusal | None:
     """Check that one matrix for embedding and head is on one pipeline rank."""
     if not case.model.tied or case.degrees.pp == 1:
         return None
     text = f"tied embeddings with pp {case.degrees.pp}"
-    return Problem(text, {"pp": 1, "chunks": 1, "schedule": "1f1b"})
+    return Refusal(text, {"pp": 1, "chunks": 1, "schedule": "1f1b"})
 
 
-def mtp(case: Case) -> Problem | None:
+def mtp(case: Case) -> Refusal | None:
     """Check that multi-token prediction is cut neither into stages nor over sequences."""
     d = case.degrees
     if not case.model.mtp or d.pp == d.cp == 1:
@@ -73,12 +73,12 @@ def mtp(case: Case) -> Problem | None:
     count = case.model.mtp
     layers = "layer" if count == 1 else "layers"
     text = f"{count} {layers} of multi-token prediction with pp {d.pp} and cp {d.cp}"
-    return Problem(text, {"mtp": 0})
+    return Refusal(text, {"mtp": 0})
 
 
-def whole_recompute(case: Case) -> Problem | None:
+def whole_recompute(case: Case) -> Refusal | None:
     """Check that all layers are recomputed, or none: classes take no number of layers."""
     recompute = case.candidate.recompute
     if recomputed_layers(recompute) is None:
         return None
-    return Problem(f"recompute {recompute}, of some layers of a stage", {"recompute": "full"})
+    return Refusal(f"recompute {recompute}, of some layers of a stage", {"recompute": "full"})

@@ -1,4 +1,4 @@
-"""Flags of torchtitan 0.3.0, and what they are called on its main branch since."""
+"""Flags of torchtitan 0.3.0, with their newer names on its main branch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
 
 RESHARD = {1: "never", 2: "never", 3: "always"}
-"""Whether weights are given away after a forward, by level of ZeRO."""
+"""torchtitan's policy of freeing gathered weights after a forward, by level of ZeRO."""
 
 
 def torchtitan_lines(case: Case) -> list[str]:
@@ -85,7 +85,7 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
 def even_weights(cut: Sequence[int]) -> tuple[int, int] | None:
     """Return the layers that embedding and head count for where torchtitan's own cut is this one.
 
-    It spreads layers and weights evenly, what is left over to the first stages, and takes the
+    It spreads layers and weights evenly, the remainder to the first stages, and takes the
     weights off the first and last. Its default is one layer each.
     """
     count, stages = sum(cut), len(cut)

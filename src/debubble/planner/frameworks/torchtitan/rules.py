@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from debubble.planner.frameworks.case import DEGREES, ORDER, STATE, Case, Problem, Rule
+from debubble.planner.frameworks.case import DEGREES, ORDER, STATE, Case, Refusal, Rule
 from debubble.planner.frameworks.torch import rules as shared
 
 
-def sharded_experts(case: Case) -> Problem | None:
+def sharded_experts(case: Case) -> Refusal | None:
     """Check that expert-parallel groups are ranks that shard weights, not copies (ZeRO 0)."""
     d = case.degrees
     if case.candidate.zero > 0 or (d.cp * d.tp) % d.ep == 0:
         return None
     text = f"ep {d.ep} does not divide cp × tp = {d.cp * d.tp}, and ZeRO 0 shards nothing over dp"
-    return Problem(text, {"zero": 2})
+    return Refusal(text, {"zero": 2})
 
 
-def precision(case: Case) -> Problem | None:
+def precision(case: Case) -> Refusal | None:
     """Check that parameters are in bfloat16 or float32."""
     if case.training.precision != "fp16":
         return None
-    return Problem("precision fp16", {"precision": "bf16"})
+    return Refusal("precision fp16", {"precision": "bf16"})
 
 
 RULES = (

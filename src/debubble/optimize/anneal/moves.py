@@ -18,7 +18,7 @@ LONGEST_BLOCK = 4
 """Neighboring actions of a rank that change places in one move, at most, on either side."""
 
 
-class Actions(NamedTuple):
+class ActionArrays(NamedTuple):
     """The actions to be ordered, one entry for each; −1 stands for no action.
 
     Parameters
