@@ -73,6 +73,15 @@ def test_large_work_is_compiled_at_once() -> None:
     assert compiled(tested) == 1
 
 
+def test_calls_with_a_key_of_types_give_the_same() -> None:
+    tested = fresh()
+    for kind in ("int64", "int32", "int64", "int32"):
+        values, out = np.arange(5, dtype=kind), np.zeros(5, dtype=kind)
+        assert tested.run(PATIENCE + 1, values, out, types=(kind,)) == 5
+        assert out.tolist() == [0, 2, 4, 6, 8]
+    assert compiled(tested) == 2
+
+
 def test_code_on_disk_is_loaded_at_once_for_the_arguments_that_it_is_for() -> None:
     run(fresh(), PATIENCE + 1)
     again = fresh()

@@ -45,7 +45,7 @@ def _compiled(
     schedule: Schedule, mode: P2PMode, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[object, ...]:
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "run", lambda _work, *args: sweep.compiled(*args))
+        patch.setattr(sweep, "run", lambda _work, *args, **_types: sweep.compiled(*args))
         return ARRAYS(compile_programs(schedule, mode))
 
 
@@ -53,7 +53,7 @@ def _interpreted(
     schedule: Schedule, mode: P2PMode, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[object, ...]:
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "run", lambda _work, *args: sweep.interpret(*args))
+        patch.setattr(sweep, "run", lambda _work, *args, **_types: sweep.interpret(*args))
         return ARRAYS(compile_programs(replace(schedule), mode))
 
 

@@ -94,6 +94,7 @@ def _compile(
         _group(len(schedule), sizes.places) if parts.grouped or parts.side else None,
         _transfers(schedule, mode) if parts.explicit else None,
         _side(schedule, mode, parts.kinds, shared, explain) if parts.side else None,
+        types=_types(schedule, parts, few),
     )
     used = int(frame.state[layout.DYNAMIC])
     if used > costs:
@@ -151,6 +152,14 @@ class _Parts(NamedTuple):
             bool(kinds & ~_TRANSFERS) or schedule.vocabulary > 0,
             bool(found.kinds & _STEPS) and schedule.sync != "local",
         )
+
+
+def _types(schedule: Schedule, parts: _Parts, few: bool) -> tuple[object, ...]:
+    """Return a key of all that types of the kernel's arguments depend on."""
+    # Indices of costs, and bits of results, have as many bits as these need.
+    parts_key = few, parts.grouped, parts.explicit, parts.side
+    given = schedule.actions, schedule.offsets, schedule.homes
+    return (*parts_key, *((array.dtype.num, array.flags.num) for array in given))
 
 
 def _sizes(schedule: Schedule) -> layout.Sizes:

@@ -88,6 +88,7 @@ class Kernel(Generic[R]):
         self._compiled: Callable[..., R] | None = None
         self._is_kept = True
         self._ready: set[tuple[object, ...]] = set()
+        self._entries: dict[tuple[object, ...], Callable[..., R]] = {}
         self._uncompiled: dict[tuple[object, ...], int] = {}
 
     @property
@@ -116,17 +117,26 @@ class Kernel(Generic[R]):
                 self._compiled = numba.njit(**options | {"cache": False})(function)
         return self._compiled
 
-    def run(self, work: int, *args: Any) -> R:
-        """Call the kernel; `work` is the number of loop iterations it is going to take."""
+    def run(self, work: int, *args: Any, types: tuple[object, ...] | None = None) -> R:
+        """Call the kernel; `work` is the number of loop iterations it is going to take.
+
+        Calls with equal `types` must have arguments of equal types, layouts of arrays included.
+        That spares looking at every array: of fifty it takes as long as the rest of a small call.
+        """
         global _interpreted
         if sys.modules.get("numba") is not None:
             small = work < INTERPRET_WHEN_LOADED
         else:
             _interpreted += work
             small = _interpreted < INTERPRET_BELOW
+        if types is not None and not small and types in self._entries:
+            return self._entries[types](*args)
         if small or not load_compiler() or not self._is_ready(work, args):
             return self.interpret(*args)
-        return self.compiled(*args)
+        result = self.compiled(*args)
+        if types is not None:
+            self._entries[types] = _entry(self.compiled, args)
+        return result
 
     def _is_ready(self, work: int, args: tuple[Any, ...]) -> bool:
         """Return whether to call machine code, which is there for such arguments or made here."""
@@ -186,6 +196,14 @@ def _on_disk(function: Any, args: tuple[Any, ...]) -> bool:
         return key in function._cache._cache_file._load_index()
     except (AttributeError, OSError):
         return True
+
+
+def _entry(function: Any, args: tuple[Any, ...]) -> Any:
+    """Return machine code that ran for such arguments, to be called without a look at them."""
+    try:
+        return function.get_overload(tuple(map(function.typeof_pyval, args)))
+    except (AttributeError, KeyError):
+        return function
 
 
 def _told_apart(args: tuple[Any, ...]) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ about what has run. Memory is in the unit of the workload's activations.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from debubble.core.actions import MICROBATCH_SHIFT, STAGE_SHIFT, Kind
 from debubble.engine.jit import Array, helper, kernel
@@ -151,77 +151,10 @@ def list_schedule(
     order
         Packed actions, rank by rank.
     """
-    wake, free, first, lost = progress.wake, progress.free, progress.first, progress.lost
-    memory, tiny, next_in = problem.memory, problem.tiny, progress.next_in
-    ranks = len(memory)
-    groups = (ranks + GROUP - 1) // GROUP
-    total = 3 * len(problem.rank_of) * problem.microbatches
     for which in range(len(scores) // SCORES):
         rules = read_policy(policies, which, problem)
         reset(rules, problem, progress)
-        fullest = 0.0
-        done = 0
-        hopeless = False
-        while done < total and not hopeless:
-            # The earliest decision, of the lowest rank of equal ones in a group.
-            rank = next_in[0]
-            for g in range(1, groups):
-                if wake[next_in[g]] < wake[rank]:
-                    rank = next_in[g]
-            now = wake[rank]
-            assert now < NEVER, "some rank can always go on"
-            clock = free[rank]
-            limit = memory[rank]
-
-            held, pending, soonest = find_starts(rank, clock, problem, progress)
-            kind, stage, start = choose(
-                rank, clock, soonest, held, pending, rules, problem, progress
-            )
-
-            consumer = -1
-            arrival = NEVER
-            if stage == NO_STAGE:
-                wake[rank] = NEVER
-            elif start > now + tiny:
-                wake[rank] = start
-            else:
-                if first[rank] >= NEVER:
-                    first[rank] = start
-                    if not by_stage_time:
-                        lost[rank] += start
-                else:
-                    lost[rank] += start - clock
-                if lost[rank] > give_up:
-                    hopeless = True
-                taken = 0.0
-                if kind == F:
-                    taken = held + problem.activation[stage]
-                elif kind == I and problem.more[stage] > 0.0:
-                    taken = held + problem.more[stage]
-                if taken > fullest * limit:
-                    fullest = taken / limit
-                consumer, arrival = run_action(rank, kind, stage, start, problem, progress, order)
-                done += 1
-
-            # Whoever gets a result decides when it arrives; `next_in` of both groups follows.
-            woken = -1
-            if consumer >= 0 and consumer != rank:
-                if arrival < free[consumer]:
-                    arrival = free[consumer]
-                if arrival < wake[consumer]:
-                    wake[consumer] = arrival
-                    woken = consumer
-            begin = rank // GROUP * GROUP
-            earliest = begin
-            soonest = wake[begin]
-            for r in range(begin + 1, min(begin + GROUP, ranks)):
-                if wake[r] < soonest:
-                    soonest = wake[r]
-                    earliest = r
-            next_in[rank // GROUP] = earliest
-            if woken >= 0 and arrival < wake[next_in[woken // GROUP]]:
-                next_in[woken // GROUP] = woken
-
+        done, fullest, hopeless = run_pass(rules, problem, give_up, by_stage_time, progress, order)
         makespan = stage_time = NEVER
         if not hopeless:
             makespan, stage_time = times_of(problem, progress)
@@ -230,6 +163,122 @@ def list_schedule(
         scores[SCORES * which + 1] = stage_time
         scores[SCORES * which + 2] = fullest
         scores[SCORES * which + 3] = done
+
+
+@helper
+def run_pass(
+    rules: Rules, problem: Problem, give_up: float, by_stage_time: bool, progress: Progress,
+    order: Array,
+) -> tuple[int, float, bool]:  # fmt: skip
+    """Place actions until all are placed, or the pass cannot stay below `give_up`.
+
+    Returns how many were placed, the largest share of a limit, and whether the pass was given up.
+    It is one long loop, with names bound before it: where this is interpreted, every call of a
+    function in a decision would take a tenth of its time.
+    """
+    wake, free, first, lost = progress.wake, progress.free, progress.first, progress.lost
+    memory, tiny, next_in = problem.memory, problem.tiny, progress.next_in
+    activation, more, rank_of = problem.activation, problem.more, problem.rank_of
+    forwards, inputs, weights = progress.forwards, progress.inputs, progress.weights
+    forward_in, input_in = progress.forward_in, progress.input_in
+    period, written = problem.period, progress.written
+    forward_key, input_key = progress.forward_key, progress.input_key
+    forward_due, input_due = progress.forward_due, progress.input_due
+    forward_time, input_time = problem.forward_time, problem.input_time
+    weight_time = problem.weight_time
+    link_forward, link_backward = problem.link_forward, problem.link_backward
+    looked_at = (
+        problem.stages_of, problem.offsets, memory, problem.demanding, problem.extra, activation,
+        more, problem.kept, forwards, inputs, weights, progress.caps, forward_in, input_in,
+        progress.forward_start, progress.input_start, forward_key, input_key,
+        problem.microbatches + 1, tiny, rules.patience,
+    )  # fmt: skip
+    ranks, last, stride = len(memory), len(rank_of) - 1, problem.microbatches + 1
+    groups = (ranks + GROUP - 1) // GROUP
+    total = 3 * len(rank_of) * problem.microbatches
+    fullest = 0.0
+    done = 0
+    hopeless = False
+    while done < total and not hopeless:
+        # The earliest decision, of the lowest rank of equal ones in a group.
+        rank = next_in[0]
+        for g in range(1, groups):
+            if wake[next_in[g]] < wake[rank]:
+                rank = next_in[g]
+        now = wake[rank]
+        assert now < NEVER, "some rank can always go on"
+        clock = free[rank]
+        kind, stage, start, held = choose(rank, clock, looked_at, rules, problem, progress)
+
+        woken = -1
+        if stage == NO_STAGE:
+            wake[rank] = NEVER
+        elif start > now + tiny:
+            wake[rank] = start
+        else:
+            if first[rank] >= NEVER:
+                first[rank] = start
+                if not by_stage_time:
+                    lost[rank] += start
+            else:
+                lost[rank] += start - clock
+            hopeless = lost[rank] > give_up
+            consumer = -1
+            arrival = NEVER
+            taken = 0.0
+            if kind == F:
+                taken = held + activation[stage]
+                b = forwards[stage]
+                forwards[stage] = b + 1
+                forward_key[stage] = (b + 1) * period + forward_due[stage]
+                finish = start + forward_time[stage]
+                if stage < last:
+                    consumer = rank_of[stage + 1]
+                    arrival = finish + link_forward[stage + 1]
+                    forward_in[(stage + 1) * stride + b] = arrival
+                else:
+                    input_in[stage * stride + b] = finish
+            elif kind == I:
+                if more[stage] > 0.0:
+                    taken = held + more[stage]
+                b = inputs[stage]
+                inputs[stage] = b + 1
+                input_key[stage] = (b + 1) * period + input_due[stage]
+                finish = start + input_time[stage]
+                if stage > 0:
+                    consumer = rank_of[stage - 1]
+                    arrival = finish + link_backward[stage - 1]
+                    input_in[(stage - 1) * stride + b] = arrival
+            else:
+                b = weights[stage]
+                weights[stage] = b + 1
+                finish = start + weight_time[stage]
+            if taken > fullest * memory[rank]:
+                fullest = taken / memory[rank]
+            order[written[rank]] = (b << MICROBATCH_SHIFT) | (stage << STAGE_SHIFT) | kind
+            written[rank] += 1
+            free[rank] = wake[rank] = finish
+            done += 1
+            # The rank that gets a result decides when it arrives.
+            if consumer >= 0 and consumer != rank:
+                if arrival < free[consumer]:
+                    arrival = free[consumer]
+                if arrival < wake[consumer]:
+                    wake[consumer] = arrival
+                    woken = consumer
+
+        # The first of the group to decide next; a rank that is woken may be in another group.
+        begin = rank // GROUP * GROUP
+        earliest = begin
+        soonest = wake[begin]
+        for r in range(begin + 1, min(begin + GROUP, ranks)):
+            if wake[r] < soonest:
+                soonest = wake[r]
+                earliest = r
+        next_in[rank // GROUP] = earliest
+        if woken >= 0 and arrival < wake[next_in[woken // GROUP]]:
+            next_in[woken // GROUP] = woken
+    return done, fullest, hopeless
 
 
 @helper
@@ -286,27 +335,55 @@ def reset(rules: Rules, problem: Problem, progress: Progress) -> None:
 
 
 @helper
-def find_starts(
-    rank: int, clock: float, problem: Problem, progress: Progress
-) -> tuple[float, int, float]:
-    """Find when the next forward and backward of each stage of a rank can start.
-
-    Returns what the rank holds, how many of its backwards for weights wait, and the soonest start.
-    """
-    stages_of, activation, more, kept = (
-        problem.stages_of, problem.activation, problem.more, problem.kept,
-    )  # fmt: skip
-    forwards, inputs, weights = progress.forwards, progress.inputs, progress.weights
-    input_in, input_start = progress.input_in, progress.input_start
+def backwards_fit(rank: int, stage: int, held: float, problem: Problem, progress: Progress) -> bool:
+    """Return whether backwards still fit one by one, oldest microbatch first, after a forward."""
+    activation, more, stages_of = problem.activation, problem.more, problem.stages_of
+    forwards, inputs = progress.forwards, progress.inputs
     begin, end = problem.offsets[rank], problem.offsets[rank + 1]
-    limit, demanding = problem.memory[rank], problem.demanding[rank]
-    stride = problem.microbatches + 1
+    for k in range(begin, end):
+        t = stages_of[k]
+        if more[t] == 0.0 or (forwards[t] == inputs[t] and t != stage):
+            continue
+        # Before the next backward of stage t, earlier stages have done theirs of as many
+        # microbatches, and later ones theirs of that microbatch.
+        peak = held + activation[stage] + more[t]
+        for i in range(begin, end):
+            u = stages_of[i]
+            if u < t:
+                peak -= activation[u] * (inputs[t] - inputs[u])
+            elif u > t and inputs[u] == inputs[t] and (forwards[u] > inputs[u] or u == stage):
+                peak -= activation[u]
+        if peak > problem.memory[rank]:
+            return False
+    return True
+
+
+@helper
+def choose(
+    rank: int, clock: float, looked_at: tuple[Any, ...], rules: Rules, problem: Problem,
+    progress: Progress,
+) -> tuple[int, int, float, float]:  # fmt: skip
+    """Choose what a rank does next: its kind, stage and start; and what the rank holds.
+
+    That is what is due first of what can start soonest, and a forward may be worth some patience.
+    A backward for weights goes first where it makes room or fills a gap that is long enough.
+    """
+    # Interpreted, a tuple is unpacked in a fraction of the time of as many reads of fields.
+    (
+        stages_of, offsets, memory, demands, extra, activation, more, kept, forwards, inputs,
+        weights, caps, forward_in, input_in, forward_start, input_start, forward_key, input_key,
+        stride, tiny, patience,
+    ) = looked_at  # fmt: skip
+    begin, end = offsets[rank], offsets[rank + 1]
+    limit, demanding = memory[rank], demands[rank]
+
+    # When the next forward and backward of each stage can start.
     passed = forwards[len(forwards) - 1]
     held = 0.0
     freeable = 0.0
     # Stays free: room for one microbatch at each stage once all that has passed the last stage is
     # done. With it a pass never gets stuck, see scheduler.py.
-    reserve = problem.extra[rank]
+    reserve = extra[rank]
     pending = 0
     soonest = NEVER
     for j in range(begin, end):
@@ -337,7 +414,6 @@ def find_starts(
                 input_start[s] = NEVER
             elif input_start[s] < soonest:
                 soonest = input_start[s]
-    caps, forward_in, forward_start = progress.caps, progress.forward_in, progress.forward_start
     for j in range(begin, end):
         s = stages_of[j]
         f = forwards[s]
@@ -357,48 +433,8 @@ def find_starts(
                 if start < soonest:
                     soonest = start
         forward_start[s] = start
-    return held, pending, soonest
 
-
-@helper
-def backwards_fit(rank: int, stage: int, held: float, problem: Problem, progress: Progress) -> bool:
-    """Return whether backwards still fit one by one, oldest microbatch first, after a forward."""
-    activation, more, stages_of = problem.activation, problem.more, problem.stages_of
-    forwards, inputs = progress.forwards, progress.inputs
-    begin, end = problem.offsets[rank], problem.offsets[rank + 1]
-    for k in range(begin, end):
-        t = stages_of[k]
-        if more[t] == 0.0 or (forwards[t] == inputs[t] and t != stage):
-            continue
-        # Before the next backward of stage t, earlier stages have done theirs of as many
-        # microbatches, and later ones theirs of that microbatch.
-        peak = held + activation[stage] + more[t]
-        for i in range(begin, end):
-            u = stages_of[i]
-            if u < t:
-                peak -= activation[u] * (inputs[t] - inputs[u])
-            elif u > t and inputs[u] == inputs[t] and (forwards[u] > inputs[u] or u == stage):
-                peak -= activation[u]
-        if peak > problem.memory[rank]:
-            return False
-    return True
-
-
-@helper
-def choose(
-    rank: int, clock: float, soonest: float, held: float, pending: int, rules: Rules,
-    problem: Problem, progress: Progress,
-) -> tuple[int, int, float]:  # fmt: skip
-    """Choose what a rank does next: its kind, stage and start.
-
-    That is what is due first of what can start soonest, and a forward may be worth some patience.
-    A backward for weights goes first where it makes room or fills a gap that is long enough.
-    """
-    stages_of, tiny = problem.stages_of, problem.tiny
-    soon, patient = soonest + tiny, soonest + rules.patience
-    input_key, input_start = progress.input_key, progress.input_start
-    forward_key, forward_start = progress.forward_key, progress.forward_start
-    begin, end = problem.offsets[rank], problem.offsets[rank + 1]
+    soon, patient = soonest + tiny, soonest + patience
     kind = W
     stage = NO_STAGE
     start = clock
@@ -419,15 +455,14 @@ def choose(
         stage = NO_STAGE
         start = clock
     if pending == 0:
-        return kind, stage, start
+        return kind, stage, start, held
 
-    room = problem.memory[rank] - held
+    room = limit - held
     crowded = stage != NO_STAGE and (
-        (kind == F and problem.activation[stage] > room)
-        or (kind == I and problem.more[stage] > 0.0 and problem.more[stage] > room)
+        (kind == F and activation[stage] > room)
+        or (kind == I and more[stage] > 0.0 and more[stage] > room)
     )
     if stage == NO_STAGE or start > clock + tiny or crowded:
-        weights, inputs = progress.weights, progress.inputs
         oldest = NO_STAGE
         urgent = NEVER
         for j in range(begin, end):
@@ -439,48 +474,8 @@ def choose(
                     oldest = s
         long_enough = start - clock >= rules.gap * problem.weight_time[oldest]
         if stage == NO_STAGE or long_enough or crowded:
-            return W, oldest, clock
-    return kind, stage, start
-
-
-@helper
-def run_action(
-    rank: int, kind: int, stage: int, start: float, problem: Problem, progress: Progress,
-    order: Array,
-) -> tuple[int, float]:  # fmt: skip
-    """Start an action; returns the rank that gets its result, −1 for none, and when that is."""
-    stride, last = problem.microbatches + 1, len(problem.rank_of) - 1
-    consumer = -1
-    arrival = NEVER
-    if kind == F:
-        b = progress.forwards[stage]
-        progress.forwards[stage] = b + 1
-        progress.forward_key[stage] = (b + 1) * problem.period + progress.forward_due[stage]
-        finish = start + problem.forward_time[stage]
-        if stage < last:
-            consumer = problem.rank_of[stage + 1]
-            arrival = finish + problem.link_forward[stage + 1]
-            progress.forward_in[(stage + 1) * stride + b] = arrival
-        else:
-            progress.input_in[stage * stride + b] = finish
-    elif kind == I:
-        b = progress.inputs[stage]
-        progress.inputs[stage] = b + 1
-        progress.input_key[stage] = (b + 1) * problem.period + progress.input_due[stage]
-        finish = start + problem.input_time[stage]
-        if stage > 0:
-            consumer = problem.rank_of[stage - 1]
-            arrival = finish + problem.link_backward[stage - 1]
-            progress.input_in[(stage - 1) * stride + b] = arrival
-    else:
-        b = progress.weights[stage]
-        progress.weights[stage] = b + 1
-        finish = start + problem.weight_time[stage]
-    order[progress.written[rank]] = (b << MICROBATCH_SHIFT) | (stage << STAGE_SHIFT) | kind
-    progress.written[rank] += 1
-    progress.free[rank] = finish
-    progress.wake[rank] = finish
-    return consumer, arrival
+            return W, oldest, clock, held
+    return kind, stage, start, held
 
 
 @helper

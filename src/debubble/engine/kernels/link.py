@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from debubble.core.actions import KIND_MASK
-from debubble.engine.jit import Array, helper
+from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
     CROSSED,
@@ -70,15 +70,15 @@ def run_transfer(item: Item, frame: Frame, transfers: Transfers) -> int:
     """Reach an end of a transfer, which must not overtake another; returns an outcome."""
     kinds, row, rules, ends = frame.program.kinds, item.row, frame.rules, transfers.ends
     here, rank = item.here, item.rank
-    frame.results.seen[item.cell] |= kinds[row + at.BIT]
+    frame.results.seen[unsigned(item.cell)] |= kinds[row + at.BIT]
     step = kinds[row + at.TOWARDS]
-    far = frame.program.rank_of[item.place + step]
+    far = frame.program.rank_of[unsigned(item.place + step)]
     sends = kinds[row + at.SENDS] != 0
     key = kinds[row + at.RESULT] * frame.sizes.cells + item.cell
     source, target = rank, far
     if sends:
         if len(frame.graph.sent) > 0:
-            frame.graph.sent[ends.made[key] - 1] = here + 1
+            frame.graph.sent[unsigned(ends.made[unsigned(key)] - 1)] = here + 1
     else:
         key += step * frame.sizes.units
         source, target = far, rank
@@ -91,17 +91,16 @@ def run_transfer(item: Item, frame: Frame, transfers: Transfers) -> int:
         if end < 0:
             ends.unmet[rank] += 1
         else:
-            meet(send_before, receive_before, link, frame, ends)
+            n = meet(send_before, receive_before, link, frame, ends)
             leave_one_less(far, frame, ends)
-            end_transfer(here, end, link, frame)
+            end_transfer(n, here, end, link, frame)
     elif rules.queued:
         count = post(item, end, link.time, far, frame, transfers.queues)
         run_ready(count, frame, transfers.queues)
     elif sends:
-        begin_send(item, link, frame)
-        end_transfer(here, end, link, frame)
+        end_transfer(begin_send(item, link, frame), here, end, link, frame)
     elif end >= 0:
-        frame.graph.node[here] = frame.graph.node[end]
+        frame.graph.node[unsigned(here)] = frame.graph.node[unsigned(end)]
     return DONE
 
 
@@ -113,10 +112,11 @@ def find_end(here: int, sends: bool, link: Link, frame: Frame, ends: Ends) -> tu
     comes later than this pair's where its receives are not in the order of its sends.
     """
     state, spot = frame.state, 2 * (link.source * frame.sizes.ranks + link.target)
-    send_before, receive_before = ends.last[spot] - 1, ends.last[spot + 1] - 1
-    end = ends.first[link.key] - 1
+    last, key = ends.last, unsigned(link.key)
+    send_before, receive_before = last[unsigned(spot)] - 1, last[unsigned(spot + 1)] - 1
+    end = ends.first[key] - 1
     if end < 0:
-        ends.first[link.key] = here + 1
+        ends.first[key] = here + 1
         state[at.OPEN_ENDS] += 1
     else:
         state[at.OPEN_ENDS] -= 1
@@ -125,8 +125,8 @@ def find_end(here: int, sends: bool, link: Link, frame: Frame, ends: Ends) -> tu
             send, receive = here, end
         if (send < send_before or receive < receive_before) and state[at.OVERTAKEN] == 0:
             state[at.OVERTAKEN] = here + 1
-        ends.last[spot] = send + 1
-        ends.last[spot + 1] = receive + 1
+        last[unsigned(spot)] = send + 1
+        last[unsigned(spot + 1)] = receive + 1
     return end, send_before, receive_before
 
 
@@ -163,8 +163,8 @@ def leave_group(rank: int, frame: Frame, ends: Ends) -> None:
 
 
 @helper
-def meet(send_before: int, receive_before: int, link: Link, frame: Frame, ends: Ends) -> None:
-    """Add the node of a blocking transfer, after all that it waits for.
+def meet(send_before: int, receive_before: int, link: Link, frame: Frame, ends: Ends) -> int:
+    """Add the node of a blocking transfer, after all that it waits for; returns it.
 
     That is both ranks, or the link's last transfer where it is in the same two groups.
     """
@@ -174,9 +174,8 @@ def meet(send_before: int, receive_before: int, link: Link, frame: Frame, ends: 
         and send_before >= ends.begins[link.source] - 1
         and receive_before >= ends.begins[link.target] - 1
     ):
-        add_node(frame.graph.node[send_before], 0, frame)
-    else:
-        add_node(last_node[link.source], last_node[link.target], frame)
+        return add_node(frame.graph.node[send_before], 0, frame)
+    return add_node(last_node[link.source], last_node[link.target], frame)
 
 
 @helper
@@ -188,23 +187,25 @@ def leave_one_less(far: int, frame: Frame, ends: Ends) -> None:
 
 
 @helper
-def begin_send(item: Item, link: Link, frame: Frame) -> None:
+def begin_send(item: Item, link: Link, frame: Frame) -> int:
     """Add the node of a transfer that waits for its sender alone, or for its link, too."""
-    before = 0
-    number = link.source * frame.sizes.ranks + link.target
+    graph, state, turns = frame.graph, frame.state, frame.turns
+    n: int = state[at.NODES]
+    state[at.NODES] = n + 1
+    graph.first[unsigned(n)] = turns.last_node[unsigned(item.rank)]
+    # The zero that is there is not written once more: most stores here miss the cache.
     if frame.rules.one_by_one:
-        before = frame.turns.link_node[number]
-    n = add_node(frame.turns.last_node[item.rank], before, frame)
-    if frame.rules.one_by_one:
-        frame.turns.link_node[number] = n
+        number = unsigned(link.source * frame.sizes.ranks + link.target)
+        graph.second[unsigned(n)] = turns.link_node[number]
+        turns.link_node[number] = n
+    return n
 
 
 @helper
-def end_transfer(here: int, end: int, link: Link, frame: Frame) -> None:
-    """Make the last node that of a transfer, for both its ends, and hand on its result."""
-    n = frame.state[at.NODES] - 1
-    frame.graph.cost[n] = link.time
-    frame.graph.node[here] = n
+def end_transfer(n: int, here: int, end: int, link: Link, frame: Frame) -> None:
+    """Give a node to a transfer, for both its ends, and hand on its result."""
+    frame.graph.cost[unsigned(n)] = link.time
+    frame.graph.node[unsigned(here)] = n
     if end >= 0:
-        frame.graph.node[end] = n
+        frame.graph.node[unsigned(end)] = n
     give(link.key, n, frame)

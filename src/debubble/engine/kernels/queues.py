@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from debubble.core.actions import KIND_MASK
-from debubble.engine.jit import Array, helper
+from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, STAGE_MASK, STAGE_SHIFT
+from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
-from debubble.engine.kernels.layout import Frame, Item, add_node, give, read_item
+from debubble.engine.kernels.layout import Frame, Item, add_node, give
 
 # Of an end that was posted, from posted[end * ROW] on: the other end and the end after it on its
 # queue, each and 1; the node, and 1, that was the last of its rank then; its cost index where it is
@@ -82,17 +82,19 @@ def run_ready(count: int, frame: Frame, queues: Queues) -> None:
     while count > 0:
         count -= 1
         send = queues.ready[count]
-        receive = posted[ROW * send + OTHER] - 1
-        if kinds[(actions[send] & KIND_MASK) * at.WIDTH + at.SENDS] == 0:
+        receive = posted[unsigned(ROW * send + OTHER)] - 1
+        if kinds[(actions[unsigned(send)] & KIND_MASK) * at.WIDTH + at.SENDS] == 0:
             send, receive = receive, send
         n = join_queues(send, receive, frame, queues)
-        frame.graph.node[send] = n
-        frame.graph.node[receive] = n
+        frame.graph.node[unsigned(send)] = n
+        frame.graph.node[unsigned(receive)] = n
         frame.state[at.QUEUED_ENDS] -= 2
-        item = read_item(send, 0, frame)
-        give(kinds[item.row + at.RESULT] * frame.sizes.cells + item.cell, n, frame)
+        action = actions[unsigned(send)]
+        key = kinds[(action & KIND_MASK) * at.WIDTH + at.RESULT] * frame.sizes.cells
+        key += ((action >> STAGE_SHIFT) & STAGE_MASK) * frame.sizes.units
+        give(key + (action >> MICROBATCH_SHIFT), n, frame)
         for end in (send, receive):
-            following = posted[ROW * end + BEHIND] - 1
+            following = posted[unsigned(ROW * end + BEHIND)] - 1
             if following >= 0:
                 posted[ROW * following + HEAD] = 1
                 count = add_ready(following, count, queues)
@@ -106,24 +108,24 @@ def join_queues(send: int, receive: int, frame: Frame, queues: Queues) -> int:
     posted it, where that is not the same as for the transfer in front of it.
     """
     rare, sizes, posted = frame.rare, frame.sizes, queues.posted
-    time = posted[ROW * send + TIME]
+    time = posted[unsigned(ROW * send + TIME)]
     source = rare.a[time - sizes.base]
     if sizes.lanes > 1:
         source = source % sizes.ranks
     target = rare.b[time - sizes.base]
     sending, receiving = queue_of(source, target, 0, queues), queue_of(target, source, 1, queues)
     sent_after, received_after = posted[ROW * send + AFTER], posted[ROW * receive + AFTER]
-    joined = queues.node[sending]
+    joined = queues.node[unsigned(sending)]
     rest = 0
     for choice in range(3):
         more = 0
         if choice == 0:
-            if queues.node[receiving] != joined:
-                more = queues.node[receiving]
+            if queues.node[unsigned(receiving)] != joined:
+                more = queues.node[unsigned(receiving)]
         elif choice == 1:
-            if queues.after[sending] != sent_after:
+            if queues.after[unsigned(sending)] != sent_after:
                 more = sent_after - 1
-        elif queues.after[receiving] != received_after:
+        elif queues.after[unsigned(receiving)] != received_after:
             more = received_after - 1
         if more == 0:
             continue
@@ -135,9 +137,9 @@ def join_queues(send: int, receive: int, frame: Frame, queues: Queues) -> int:
             joined = add_node(joined, rest, frame)
             rest = more
     n = add_node(joined, rest, frame)
-    frame.graph.cost[n] = time
-    queues.node[sending] = n
-    queues.node[receiving] = n
-    queues.after[sending] = sent_after
-    queues.after[receiving] = received_after
+    frame.graph.cost[unsigned(n)] = time
+    queues.node[unsigned(sending)] = n
+    queues.node[unsigned(receiving)] = n
+    queues.after[unsigned(sending)] = sent_after
+    queues.after[unsigned(receiving)] = received_after
     return n

@@ -140,8 +140,8 @@ def take_turn(
     while True:
         if transfers is not None:
             ends = transfers.ends
-            if ends.begins[rank] > 0 and here == ends.stops[rank]:
-                if ends.unmet[rank] > 0:
+            if ends.begins[unsigned(rank)] > 0 and here == ends.stops[unsigned(rank)]:
+                if ends.unmet[unsigned(rank)] > 0:
                     return WAITS, here
                 leave_group(rank, frame, ends)
         if here == stop:
