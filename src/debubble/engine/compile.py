@@ -226,7 +226,7 @@ def _frame(
             np.zeros(ranks, dtype=np.int64), _zeros(ranks), _zeros(1 << (ranks - 1).bit_length()),
             _zeros(ranks * ranks if spec.one_by_one else 0),
         ),
-        layout.Results(_zeros(2 * sizes.cells), np.zeros(sizes.cells, dtype=bits)),
+        layout.SweepOutput(_zeros(2 * sizes.cells), np.zeros(sizes.cells, dtype=bits)),
         layout.Steps(_zeros(ranks), _zeros(norms)),
         np.zeros(layout.STATES, dtype=np.int64),
     )  # fmt: skip

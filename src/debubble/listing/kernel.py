@@ -33,7 +33,7 @@ NO_STAGE = -1
 """In place of a stage: nothing can run."""
 
 
-class Problem(NamedTuple):
+class ListProblem(NamedTuple):
     """A workload as arrays over stages, then over ranks."""
 
     microbatches: int
@@ -52,11 +52,11 @@ class Problem(NamedTuple):
     """Transfer time into a stage from the one after; less than 0 where that one recomputes
     meanwhile."""
     activation: Array
-    """What a forward leaves."""
+    """Activations that a forward leaves."""
     more: Array
-    """What the backward takes in addition."""
+    """Memory that the backward takes in addition."""
     kept: Array
-    """What a backward for weights frees."""
+    """Memory that a backward for weights frees."""
     forward_at: Array
     input_at: Array
     """As `forward_at`, the earliest starts of a lone microbatch."""
@@ -69,9 +69,9 @@ class Problem(NamedTuple):
     memory: Array
     """Memory limit."""
     filled: Array
-    """What the forwards of one microbatch fill of it."""
+    """Memory that the forwards of one microbatch fill."""
     extra: Array
-    """What the backwards of one microbatch take in addition."""
+    """Memory that the backwards of one microbatch take in addition."""
     lifespans: Array
     """Sum of activation times lifespan over the stages."""
     work: Array
@@ -80,7 +80,7 @@ class Problem(NamedTuple):
     """Whether any backward takes memory."""
 
 
-class Progress(NamedTuple):
+class PassProgress(NamedTuple):
     """Scratch space of a pass: what has run, and when the rest can."""
 
     forward_in: Array
@@ -101,20 +101,20 @@ class Progress(NamedTuple):
     input_start: Array
     """As `forward_start`, when the next action of every stage of the rank at hand can start."""
     free: Array
-    """When every rank has done all that it has started."""
+    """Time at which every rank has done all that it has started."""
     first: Array
-    """When every rank starts."""
+    """Start of every rank."""
     lost: Array
     """Work of every rank and the time it was idle so far: no less than what the pass scores."""
     written: Array
-    """Where every rank's next action is written."""
+    """Index at which every rank's next action is written."""
     wake: Array
-    """When every rank decides next."""
+    """Time at which every rank decides next."""
     next_in: Array
     """The rank that decides next of every ``GROUP`` ranks."""
 
 
-class Rules(NamedTuple):
+class PolicyRules(NamedTuple):
     """A policy; turn, delay and patience as times."""
 
     slope: float
@@ -129,11 +129,11 @@ class Rules(NamedTuple):
 @kernel(writes=("scores", "order"), allocates=False)
 def list_schedule(
     policies: Array,
-    problem: Problem,
+    problem: ListProblem,
     give_up: float,
     tolerance: float,
     by_stage_time: bool,
-    progress: Progress,
+    progress: PassProgress,
     scores: Array,
     order: Array,
 ) -> None:
@@ -167,8 +167,8 @@ def list_schedule(
 
 @helper
 def run_pass(
-    rules: Rules, problem: Problem, give_up: float, by_stage_time: bool, progress: Progress,
-    order: Array,
+    rules: PolicyRules, problem: ListProblem, give_up: float, by_stage_time: bool,
+    progress: PassProgress, order: Array,
 ) -> tuple[int, float, bool]:  # fmt: skip
     """Place actions until all are placed, or the pass cannot stay below `give_up`.
 
@@ -282,10 +282,10 @@ def run_pass(
 
 
 @helper
-def read_policy(policies: Array, which: int, problem: Problem) -> Rules:
+def read_policy(policies: Array, which: int, problem: ListProblem) -> PolicyRules:
     """Read the numbers of a policy; three of them are in periods."""
     begin, period = PARAMETERS * which, problem.period
-    return Rules(
+    return PolicyRules(
         policies[begin],
         policies[begin + 1],
         policies[begin + 2] * period,
@@ -297,7 +297,7 @@ def read_policy(policies: Array, which: int, problem: Problem) -> Rules:
 
 
 @helper
-def reset(rules: Rules, problem: Problem, progress: Progress) -> None:
+def reset(rules: PolicyRules, problem: ListProblem, progress: PassProgress) -> None:
     """Begin a pass: nothing has run, and the first stage's forwards are there."""
     stages, ranks, microbatches = len(problem.rank_of), len(problem.memory), problem.microbatches
     last = stages - 1
@@ -335,7 +335,9 @@ def reset(rules: Rules, problem: Problem, progress: Progress) -> None:
 
 
 @helper
-def backwards_fit(rank: int, stage: int, held: float, problem: Problem, progress: Progress) -> bool:
+def backwards_fit(
+    rank: int, stage: int, held: float, problem: ListProblem, progress: PassProgress
+) -> bool:
     """Return whether backwards still fit one by one, oldest microbatch first, after a forward."""
     activation, more, stages_of = problem.activation, problem.more, problem.stages_of
     forwards, inputs = progress.forwards, progress.inputs
@@ -360,8 +362,8 @@ def backwards_fit(rank: int, stage: int, held: float, problem: Problem, progress
 
 @helper
 def choose(
-    rank: int, clock: float, looked_at: tuple[Any, ...], rules: Rules, problem: Problem,
-    progress: Progress,
+    rank: int, clock: float, looked_at: tuple[Any, ...], rules: PolicyRules, problem: ListProblem,
+    progress: PassProgress,
 ) -> tuple[int, int, float, float]:  # fmt: skip
     """Choose what a rank does next: its kind, stage and start; and what the rank holds.
 
@@ -479,7 +481,7 @@ def choose(
 
 
 @helper
-def times_of(problem: Problem, progress: Progress) -> tuple[float, float]:
+def times_of(problem: ListProblem, progress: PassProgress) -> tuple[float, float]:
     """Return makespan and largest stage time of a finished pass."""
     makespan = 0.0
     stage_time = 0.0

@@ -15,7 +15,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import timeline_of
-from debubble.listing.kernel import NEVER, SCORES, Problem, Progress, list_schedule
+from debubble.listing.kernel import NEVER, SCORES, ListProblem, PassProgress, list_schedule
 from debubble.listing.policies import Policy
 from debubble.listing.workload import TOLERANCE, Workload
 from debubble.lowering.recompute import RecomputeAt, add_recompute
@@ -27,7 +27,7 @@ ITERATIONS = 4
 """Loop iterations of the kernel for each action of an order: decisions, and looks at ranks."""
 
 
-class Candidate(NamedTuple):
+class ListCandidate(NamedTuple):
     """A result; `programs` is empty while policies are only compared."""
 
     key: tuple[float, float, float]
@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
     programs: list[Program]
 
 
-def key_of(candidate: Candidate) -> tuple[float, float, float]:
+def key_of(candidate: ListCandidate) -> tuple[float, float, float]:
     """Return the key of a candidate."""
     return candidate.key
 
@@ -82,7 +82,7 @@ class Passes:
         unlimited = np.full(ranks, np.inf)
         self.in_flight = np.divide(work.limits - extra, filled, where=filled > 0, out=unlimited)
         self._most = work.per_rank(stored + more).max()
-        self._problem = Problem(
+        self._problem = ListProblem(
             self.microbatches, self.period, 1e-9 * self.period,
             homes, F, I, W, work.forward_link, to_backward, stored, more, np.array(table.kept),
             forward_at, input_at, lifespan, self.offsets, np.argsort(homes, kind="stable"),
@@ -90,7 +90,7 @@ class Passes:
             work.per_rank(more) > 0,
         )  # fmt: skip
         cells = stages * (self.microbatches + 1)
-        self.scratch = Progress(
+        self.scratch = PassProgress(
             *_arrays("f8", cells, 2), *_arrays("i8", stages, 4), *_arrays("f8", stages, 6),
             *_arrays("f8", ranks, 3), *_arrays("i8", ranks), *_arrays("f8", ranks),
             *_arrays("i8", ranks),
@@ -116,7 +116,7 @@ class Passes:
         other.microbatches = microbatches
         return other
 
-    def problem(self) -> Problem:
+    def problem(self) -> ListProblem:
         """Return what the kernel takes, for the microbatches of this object."""
         # Beyond everything at once a limit means nothing, and infinity has no shares.
         most = 1e6 * self.microbatches * self._most
@@ -136,7 +136,7 @@ class Passes:
 
     def run(
         self, policies: Sequence[Policy], give_up: float = NEVER, tolerance: float = GIVE_UP
-    ) -> tuple[list[Candidate], int]:
+    ) -> tuple[list[ListCandidate], int]:
         """Return times of some policies, and how many actions were placed to find them."""
         scores = np.zeros(SCORES * len(policies))
         list_schedule.run(
@@ -147,14 +147,14 @@ class Passes:
         makespans, stage_times, shares, steps = scores.reshape(-1, SCORES).T.tolist()
         return list(map(self._candidate, makespans, stage_times, shares)), int(sum(steps))
 
-    def solved(self, policy: Policy) -> Candidate:
+    def solved(self, policy: Policy) -> ListCandidate:
         """Return the complete order one policy leads to."""
         (candidate,), _ = self.run([policy])
         ends = 3 * self.microbatches * self.offsets
         programs = [self.order[a:b].copy() for a, b in pairwise(ends.tolist())]
         return candidate._replace(programs=programs)
 
-    def measured(self, programs: Sequence[Program]) -> Candidate | None:
+    def measured(self, programs: Sequence[Program]) -> ListCandidate | None:
         """Return an order from elsewhere, simulated; None when it does not fit into the memory."""
         work = self.work
         order = Schedule.from_programs("order", work.placement, self.microbatches, programs)
@@ -169,17 +169,17 @@ class Passes:
         found = self._candidate(timeline.makespan, float(timeline.stage_time.max()), share)
         return found._replace(programs=list(programs))
 
-    def meets_bound(self, candidate: Candidate) -> bool:
+    def meets_bound(self, candidate: ListCandidate) -> bool:
         """Return whether nothing can be better, except where times are equal."""
         return candidate.time <= self.bound * (1 + TOLERANCE)
 
-    def _candidate(self, makespan: float, stage_time: float, share: float) -> Candidate:
+    def _candidate(self, makespan: float, stage_time: float, share: float) -> ListCandidate:
         times = (makespan, stage_time)
         if self.objective == "stage-time":
             times = (stage_time, makespan)
         scale = self.microbatches * self.period or 1.0
         key = (round(times[0] / scale, 9), round(times[1] / scale, 9), round(share, 6))
-        return Candidate(key, times[0], [])
+        return ListCandidate(key, times[0], [])
 
 
 def _arrays(dtype: str, size: int, count: int = 1) -> list[NDArray[Any]]:

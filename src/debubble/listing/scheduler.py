@@ -73,7 +73,7 @@ from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.listing.kernel import NEVER
-from debubble.listing.passes import GIVE_UP, Candidate, Passes, key_of
+from debubble.listing.passes import GIVE_UP, ListCandidate, Passes, key_of
 from debubble.listing.policies import Policy, few_policies, first_policies, variations
 from debubble.listing.workload import Workload
 
@@ -204,7 +204,7 @@ class _Question:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _remembered(question: _Question) -> Candidate:
+def _remembered(question: _Question) -> ListCandidate:
     """Return the read-only schedule of the best policy."""
     found = _search(question.passes, question.effort)
     for program in found.programs:
@@ -212,7 +212,7 @@ def _remembered(question: _Question) -> Candidate:
     return found
 
 
-def _search(passes: Passes, effort: float) -> Candidate:
+def _search(passes: Passes, effort: float) -> ListCandidate:
     """Try policies within the budget; the order of the best."""
     ranks = passes.work.ranks
     most = int(min(passes.in_flight.max(), passes.microbatches))
@@ -232,7 +232,7 @@ def _search(passes: Passes, effort: float) -> Candidate:
     return min(quick, _long_search(passes, trial, effort, LARGE_BUDGET), key=key_of)
 
 
-def _long_search(passes: Passes, trial: Passes, effort: float, least: int) -> Candidate:
+def _long_search(passes: Passes, trial: Passes, effort: float, least: int) -> ListCandidate:
     """Try known policies, then variations of the best of them, for as long as the budget lasts.
 
     Parameters

@@ -76,7 +76,7 @@ def maxtext_circular(
     ranks, microbatches, chunks
         Ranks p, microbatches m and chunks v (repeats, there).
     delay
-        Send beside the next iteration.
+        Send alongside the next iteration.
     """
     del delay  # moves no action; the time of lockstep depends on it
     return looped_bfs(ranks=ranks, microbatches=microbatches, chunks=chunks)

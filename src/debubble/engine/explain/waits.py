@@ -25,7 +25,7 @@ from debubble.core.schedule import Schedule
 from debubble.core.waits import computing_before, waits_for
 from debubble.engine.explain import words
 from debubble.engine.explain.cycle import shortest_cycle
-from debubble.engine.explain.words import ORDER, Link, Verb
+from debubble.engine.explain.words import ORDER, Verb, WaitStep
 from debubble.engine.modes import MODE, P2PMode
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -48,7 +48,7 @@ def deadlock(schedule: Schedule, mode: P2PMode) -> ScheduleError:
     return words.deadlock(schedule, cycle)
 
 
-def cycle_of(schedule: Schedule, mode: P2PMode) -> list[Link]:
+def cycle_of(schedule: Schedule, mode: P2PMode) -> list[WaitStep]:
     """Return the shortest cycle of actions that wait for each other, empty where there is none."""
     tail, head, verb = _Edges(schedule, mode).arrays()
     edges = shortest_cycle(tail, head, verb == _VERBS.index(Verb.WAITS))
@@ -57,13 +57,13 @@ def cycle_of(schedule: Schedule, mode: P2PMode) -> list[Link]:
     return _links(path, count) if path else []
 
 
-def _links(path: list[tuple[int, Verb | None, int]], count: int) -> list[Link]:
+def _links(path: list[tuple[int, Verb | None, int]], count: int) -> list[WaitStep]:
     """Return a cycle of edges as links between actions, from the first that waits for another rank.
 
     Where several actions run together, the path goes through a node of them all, which is said of
     the action it came from. Of several turns in a row only the last is said.
     """
-    links: list[Link] = []
+    links: list[WaitStep] = []
     came = next(tail for tail, _, _ in path if tail < count)
     while path[0][0] != came:
         path = [*path[1:], path[0]]
@@ -74,7 +74,7 @@ def _links(path: list[tuple[int, Verb | None, int]], count: int) -> list[Link]:
         if links and verb in ORDER and links[-1].verb is verb and links[-1].wanted == came:
             links[-1] = links[-1]._replace(wanted=head)
         else:
-            links.append(Link(came, verb, head))
+            links.append(WaitStep(came, verb, head))
     if links[0].verb in ORDER and links[0].verb is links[-1].verb:
         last = links.pop()
         links[0] = links[0]._replace(waiting=last.waiting)

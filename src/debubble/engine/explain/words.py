@@ -26,7 +26,7 @@ ORDER = (Verb.RUNS_AFTER, Verb.QUEUED)
 """Waits for actions that stand in front on the same rank."""
 
 
-class Link(NamedTuple):
+class WaitStep(NamedTuple):
     """A wait of one action for another: their positions, and its kind."""
 
     waiting: int
@@ -75,14 +75,14 @@ def late(schedule: Schedule, position: int, wanted: int, together: bool) -> Sche
     """Return the error for an action before, or overlapped with, one of its rank that it needs."""
     chain = named(schedule, position), named(schedule, wanted)
     stands = "runs together with it" if together else "comes after it"
-    behind = Link(wanted, Verb.TOGETHER if together else Verb.RUNS_AFTER, position)
+    behind = WaitStep(wanted, Verb.TOGETHER if together else Verb.RUNS_AFTER, position)
     return ScheduleError(
         f"a deadlock: {chain[0]} waits for {chain[1]}, which {stands}; {_move(schedule, behind)}",
         chain,
     )
 
 
-def deadlock(schedule: Schedule, cycle: Sequence[Link]) -> ScheduleError:
+def deadlock(schedule: Schedule, cycle: Sequence[WaitStep]) -> ScheduleError:
     """Return the error for actions that wait for each other."""
     story = ", ".join(
         f"{named(schedule, link.waiting)} {link.verb.value} {named(schedule, link.wanted)}"
@@ -96,7 +96,7 @@ def deadlock(schedule: Schedule, cycle: Sequence[Link]) -> ScheduleError:
     )
 
 
-def _move(schedule: Schedule, link: Link) -> str:
+def _move(schedule: Schedule, link: WaitStep) -> str:
     """Return the change that ends the wait of an action for its turn."""
     here, ahead = text(schedule, link.waiting), text(schedule, link.wanted)
     if link.verb is Verb.TOGETHER:

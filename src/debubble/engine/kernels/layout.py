@@ -136,7 +136,7 @@ class Turns(NamedTuple):
     link_node: Array
 
 
-class Results(NamedTuple):
+class SweepOutput(NamedTuple):
     """Actions that are done, and the nodes of results that go to a neighboring stage.
 
     ``node[s·U + u]`` is the node whose end the next stage's forward waits for, and
@@ -168,7 +168,7 @@ class Frame(NamedTuple):
     graph: Graph
     rare: Rare
     turns: Turns
-    results: Results
+    results: SweepOutput
     steps: Steps
     state: Array
 

@@ -18,7 +18,7 @@ from debubble.engine.kernels.layout import (
     Frame,
     Item,
     Maybe,
-    Results,
+    SweepOutput,
     add_node,
     compute,
     join,
@@ -271,7 +271,7 @@ def all_passes_done(frame: Frame, side: SideStreams) -> bool:
     That is both passes, of the last stage and of the shard of every rank.
     """
     sizes, kinds = frame.sizes, frame.program.kinds
-    results: Results = frame.results
+    results: SweepOutput = frame.results
     forward = backward = passes = 0
     for row in range(0, len(kinds), at.WIDTH):
         if kinds[row + at.SORT] == at.SHARD:
