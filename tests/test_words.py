@@ -29,6 +29,9 @@ LONGEST, MOST = 120, 14
 
 LONGEST_MODULE = 500
 
+TWO_MEANINGS = {"Problem"}
+"""Classes of one name: a problem that a check finds, and one that a search solves."""
+
 Text = tuple[str, str]
 """A docstring's place, and the docstring."""
 
@@ -70,7 +73,7 @@ def test_a_class_is_defined_once() -> None:
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 where[node.name].append(str(path.relative_to(SOURCE)))
-    assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}
+    assert {name for name, paths in where.items() if len(paths) > 1} <= TWO_MEANINGS
 
 
 def test_functions_and_modules_have_a_size_to_read() -> None:
