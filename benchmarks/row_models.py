@@ -40,7 +40,7 @@ def row_model(name: str, numbers: Mapping[str, int | None]) -> Model:
     layers, hidden, heads = (int(numbers[key] or 0) for key in ("layers", "hidden", "heads"))
     ffn, experts = int(numbers["ffn"] or 0), numbers.get("experts")
     if "next" in family:
-        raise ValueError("hybrid attention is not modelled")
+        raise ValueError("hybrid attention is not modeled")
     gated = _is(family, GATED)
     head_dim = next((d for key, d in HEAD_DIM.items() if family.startswith(key)), hidden // heads)
     attention: Attention | LatentAttention

@@ -165,7 +165,7 @@ def _precision(text: str) -> str:
     found = (name for name in ("nvfp4", "mxfp8", "fp8", "bf16", "fp16") if name in text)
     precision = next(found, None)
     if precision is None:
-        raise ValueError(f"precision {text!r} is not modelled")
+        raise ValueError(f"precision {text!r} is not modeled")
     return "mxfp8" if "fp8-mx" in text else precision
 
 

@@ -148,7 +148,7 @@ class FigureOptions:
         0, "Number of the first microbatch.", metavar="N", read=_read_first, endings=ALL
     )
     palette: Palette = _option(  # noqa: RUF009 - a field, as the others
-        COLOR, "color, grey, or own colours such as F=#4169e1,B=#90ee90.", metavar="COLORS",
+        COLOR, "color, grey, or own colors such as F=#4169e1,B=#90ee90.", metavar="COLORS",
         read=lambda wanted, _name: palette_of(wanted), endings=ALL,
     )  # fmt: skip
     range: tuple[float, float] | None = _option(
