@@ -102,7 +102,7 @@ def test_what_a_row_does_not_say_is_assumed_and_named() -> None:
         ({"layers": "5000"}, "5000 layers; at most"),
         ({"global_batch": "1000000"}, "more than 4,000,000 actions"),
         ({"micro_batch": "7"}, "no multiple"),
-        ({"precision": "int8"}, "'int8' is not modelled"),
+        ({"precision": "int8"}, "'int8' is not modeled"),
     ],
 )
 def test_rows_that_cannot_be_predicted_say_why(changes: dict[str, str], why: str) -> None:
