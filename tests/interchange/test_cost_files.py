@@ -163,7 +163,7 @@ REFUSED = {
     "times: 3": "times is 3; give a mapping",
     "times: {F: 1}\nexpected: [1]": "expected is a list; give a mapping",
     "times: {F: 1}\nmeasured: {1: 2}": "measured has a key that is no text; keys are text",
-    "times: {F: 1}\nlayers: {F: 1}": "layers.F is 1.0; give a list with one per layer",
+    "times: {F: 1}\nlayers: {F: 1}": "layers.F is 1; give a list with one per layer",
     "times: {F: 1}\nlayers: {F: [1, 2], B: [3]}": (
         "layers.B has 1 values and layers.F 2; both have one per layer"
     ),

@@ -67,7 +67,10 @@ def test_every_way_to_show_an_answer_has_the_same(asked: str, traces: Path, tmp_
     question = (traces, *ASKED[asked])
     data = json.loads(call(*question, "--json"))
     page, order, costs = (tmp_path / name for name in ("run.html", "order.json", "costs.yaml"))
-    files = ("--html", page, "--order-out", order, "--costs-out", costs)
+    files: tuple[object, ...] = ("--html", page, "--order-out", order)
+    if "--set" not in ASKED[asked]:
+        # Next to other times the measured ones are refused.
+        files += ("--costs-out", costs)
     plain = call(*question)
     assert json.loads(call(*question, "--json", *files)) == data
     assert call(*question, *files) == plain
