@@ -48,7 +48,7 @@ def verdicts(wheel: Path, cases: list[tuple[Case, str]]) -> list[dict[str, Any]]
 
 def text_of(case: Case) -> str:
     """Our flags."""
-    return flags(case.model, case.training, case.candidate, "megatron")
+    return flags(case, "megatron")
 
 
 TRAINING = [

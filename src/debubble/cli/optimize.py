@@ -19,10 +19,10 @@ from debubble.core.errors import ParameterError
 from debubble.interchange.files import is_file_name, write_text
 from debubble.interchange.jitter import read_jitter
 from debubble.interchange.layouts import cut_text
+from debubble.optimize import strategies
 from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
 from debubble.optimize.pareto import sweep_memory
 from debubble.optimize.search import optimize as search
-from debubble.optimize.strategies import has_solver
 
 SWEEP = "sweep"
 
@@ -97,7 +97,7 @@ def optimize(
             if inputs.source:
                 print(f"costs: {inputs.source}")
         sys.stdout.flush()
-        if getattr(result, "status", "") != "optimal" and not has_solver():
+        if getattr(result, "status", "") != "optimal" and not strategies.has_solver():
             note("without OR-Tools nothing is solved exactly and no patterns are sought; "
                  "'pip install ortools' may find faster orders and better bounds")  # fmt: skip
     if wrote is not None:

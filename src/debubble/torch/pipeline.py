@@ -248,7 +248,10 @@ class Pipeline:
         **sizes
             Of a schedule that is given by its name; as many microbatches as now, unless given.
 
-        Raises ParameterError when stages would be on other ranks.
+        Raises
+        ------
+        ParameterError
+            When stages would be on other ranks.
         """
         self._enter("use")
         if isinstance(schedule, str) and not is_file_name(schedule):
