@@ -244,7 +244,7 @@ def custom(rows: list[list[str]], vocabulary: int = 1) -> Schedule:
 @pytest.mark.parametrize(
     ("rows", "vocabulary", "message", "code"),
     [
-        (GOOD, 0, r"0S0 \(rank 0\) is a pass of an output layer that is not sharded; set vocabulary",
+        (GOOD, 0, r"0S0 \(rank 0\) is a pass of an output layer that is not sharded; set",
          "vocabulary"),
         ([GOOD[0], ["1F0", "1T0", "1B0"]], 1, "waits for 1S0, which no rank runs; add 1S0",
          "missing"),
