@@ -410,7 +410,7 @@ def test_slices_count_before_anything_is_made(ask):
     assert ask("/api/simulate", state | {"microbatches": data["nearest"]}).status_code == 200
     too_many = {"name": "seq1f1b", "options": {"slices": 1 << 20}}
     problems = ask("/api/simulate", STATE | {"schedules": [too_many]}).json()["problems"]
-    assert "slices of seq1f1b is 1,048,576; give 1 to 1,024" in problems[0]["message"]
+    assert "slices of seq1f1b is 1048576; give 1 to 1,024" in problems[0]["message"]
 
 
 MULTIPLIED = [

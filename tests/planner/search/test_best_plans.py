@@ -14,6 +14,7 @@ from debubble.core.errors import DebubbleError
 from debubble.planner.answer.report import text
 from debubble.planner.answer.why import why_data, why_not, why_text
 from debubble.planner.candidate import Candidate
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.rules import broken
 from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import Found, search
@@ -177,8 +178,8 @@ def test_a_framework_runs_refined_splits() -> None:
     )
     assert found.plans[0].step_time < even.plans[0].step_time
     for plan in found.plans:
-        model, cluster, training = asked.model, asked.cluster, asked.training
-        assert not broken(model, cluster, training, plan.candidate, "torchtitan")
+        case = Case.of(asked.model, asked.cluster.count, asked.training, plan.candidate)
+        assert not broken(case, "torchtitan")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, Training
+from debubble.planner.frameworks.case import Case
 from debubble.planner.frameworks.rules import broken
 from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.cluster import Cluster, find_gpu
@@ -56,7 +57,7 @@ def by_hand(
                         Degrees(tp, cp, ep, dp, pp, chunks), size, number, name,
                         first_cut(count, pp * chunks, model.mtp), recompute, zero,
                     )  # fmt: skip
-                    if not broken(model, cluster, training, one, framework):
+                    if not broken(Case.of(model, cluster.count, training, one), framework):
                         left.add(one)
     return left
 
