@@ -178,7 +178,7 @@ def test_a_framework_runs_refined_splits() -> None:
     )
     assert found.plans[0].step_time < even.plans[0].step_time
     for plan in found.plans:
-        case = Case.of(asked.model, asked.cluster.count, asked.training, plan.candidate)
+        case = Case.of(asked.model, asked.cluster.gpus, asked.training, plan.candidate)
         assert not broken(case, "torchtitan")
 
 

@@ -57,7 +57,7 @@ def by_hand(
                         Degrees(tp, cp, ep, dp, pp, chunks), size, number, name,
                         first_cut(count, pp * chunks, model.mtp), recompute, zero,
                     )  # fmt: skip
-                    if not broken(Case.of(model, cluster.count, training, one), framework):
+                    if not broken(Case.of(model, cluster.gpus, training, one), framework):
                         left.add(one)
     return left
 
