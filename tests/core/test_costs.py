@@ -279,6 +279,8 @@ def test_the_former_name_of_launch_works_on_and_warns() -> None:
     assert caught[0].filename == __file__
     with pytest.warns(DebubbleDeprecationWarning, match="use Costs.launch"):
         assert wanted.overhead == 0.5
+    with pytest.warns(DebubbleDeprecationWarning), pytest.raises(CostError, match="give it once"):
+        Costs(F=1, overhead=0.5, launch=0.25)  # type: ignore[call-arg]
 
 
 def test_launch_is_paid_once_by_every_action() -> None:

@@ -38,11 +38,18 @@ print(*mark_reachable.compiled.stats.cache_hits.values())
 """
 
 
-def python(code: str, cache: Path, **more: str) -> tuple[list[str], str]:
-    """Lines that a new process prints, and what it prints as errors."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "DEBUBBLE_BACKGROUND": "1", **more}
+def python(code: str, cache: Path) -> tuple[list[str], str]:
+    """Lines that a new process prints, and what it prints as errors.
+
+    Modules in its working directory would be taken for Python's own.
+    """
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "DEBUBBLE_BACKGROUND": "1"}
+    here = cache / "work"
+    here.mkdir()
+    for name in ("typing", "queue", "numba"):
+        (here / f"{name}.py").write_text(f"raise SystemExit('{name} of the working directory')")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-P", "-W", "error", "-c", code], cwd=here,
         capture_output=True, text=True, check=True, env=environment,
     )  # fmt: skip
     return done.stdout.splitlines(), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,12 +40,16 @@ def current_names(values: Mapping[str, Any], shown: str = "{}") -> dict[str, Any
 
 def taking_former_names(init: Callable[..., None]) -> Callable[..., None]:
     """Return the constructor of :class:`Costs` with former names among its keywords."""
+    fields = inspect.signature(init).parameters.keys() - {"self"}
 
     @functools.wraps(init)
     def wrapper(self: Any, *args: Any, **values: Any) -> None:
-        for old in RENAMED.keys() & values.keys():
-            # It counts where both are there: dataclasses.replace adds the value of every field.
-            values[current_name(old, "{}=")] = values.pop(old)
+        if former := RENAMED.keys() & values.keys():
+            if fields <= values.keys():
+                # dataclasses.replace adds the value of every field that it is not given.
+                for old in former:
+                    del values[RENAMED[old]]
+            values = current_names(values, "{}=")
         init(self, *args, **values)
 
     return wrapper

@@ -17,7 +17,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from queue import Empty, Queue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 SWITCH = "DEBUBBLE_BACKGROUND"
@@ -26,6 +26,7 @@ SWITCH = "DEBUBBLE_BACKGROUND"
 IDLE = 2.0
 """Seconds without a request after which the process ends."""
 
+_lock = Lock()
 _asked: set[tuple[object, ...]] = set()
 _process: subprocess.Popen[bytes] | None = None
 _failed = False
@@ -37,7 +38,7 @@ def compile_in_background(module: str, name: str, types: tuple[Any, ...]) -> boo
     Parameters
     ----------
     module, name
-        Where the kernel is.
+        Place of the kernel.
     types
         Numba's types of its arguments.
     """
@@ -45,17 +46,18 @@ def compile_in_background(module: str, name: str, types: tuple[Any, ...]) -> boo
     if _failed or os.environ.get(SWITCH) == "0" or not is_python():
         return False
     request = (module, name, types)
-    running = _is_running()
-    if not running and request in _asked:
-        # It has ended without making this.
-        _failed = True
-    elif request not in _asked:
-        _asked.add(request)
-        try:
-            _send(pickle.dumps(request), running)
-        except Exception:  # a system without processes raises anything
+    with _lock:
+        running = _is_running()
+        if not running and request in _asked:
+            # It has ended without making this.
             _failed = True
-    return not _failed
+        elif request not in _asked:
+            _asked.add(request)
+            try:
+                _send(pickle.dumps(request), running)
+            except Exception:  # a system without processes raises anything
+                _failed = True
+        return not _failed
 
 
 def is_python() -> bool:

@@ -139,22 +139,24 @@ class Kernel(Generic[R]):
         return result
 
     def _is_ready(self, work: int, args: tuple[Any, ...]) -> bool:
-        """Return whether to call machine code, which is there for such arguments or made here."""
-        types = _told_apart(args)
+        """Return whether to call machine code, which is there for such arguments or made here.
+
+        Otherwise this call is interpreted to its end.
+        """
+        types = _types_of(args)
         if types in self._ready:
             return True
-        # Looking at the disk takes as long as interpreting some hundred iterations.
-        known = types in self._uncompiled
-        if known or not self._is_on_disk(args):
-            total = self._uncompiled[types] = self._uncompiled.get(types, 0) + work
-            worth_asking = total > INTERPRET_UNASKED
-            if not (worth_asking and self._is_on_disk(args)):
-                limit = INTERPRET_UNCOMPILED * _size(self.py_func)
-                # A single call that is worth the compiler does not wait for the second process.
-                if worth_asking and work <= limit and self._is_being_compiled(args):
-                    return False
-                if total <= limit:
-                    return False
+        is_new = types not in self._uncompiled
+        total = self._uncompiled[types] = self._uncompiled.get(types, 0) + work
+        worth_asking = total > INTERPRET_UNASKED
+        # Looking at the disk takes as long as interpreting some hundred iterations: it is done
+        # at first, and again once a second process may have written there.
+        if not ((is_new or worth_asking) and self._is_on_disk(args)):
+            limit = INTERPRET_UNCOMPILED * _size(self.py_func)
+            # A single call that is worth the compiler does not wait for the second process.
+            waits = worth_asking and work <= limit and self._is_being_compiled(args)
+            if waits or total <= limit:
+                return False
         self._ready.add(types)
         return True
 
@@ -206,11 +208,11 @@ def _entry(function: Any, args: tuple[Any, ...]) -> Any:
         return function
 
 
-def _told_apart(args: tuple[Any, ...]) -> tuple[object, ...]:
+def _types_of(args: tuple[Any, ...]) -> tuple[object, ...]:
     """Return a key that differs wherever numba compiles once more, for the types kernels take."""
     return tuple([
         a.dtype.num if type(a) is np.ndarray
-        else _told_apart(a) if isinstance(a, tuple)
+        else _types_of(a) if isinstance(a, tuple)
         else a is None
         for a in args
     ])  # fmt: skip

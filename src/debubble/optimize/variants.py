@@ -108,7 +108,7 @@ class Variants:
         self._known: Known = {}
         self._proven = 0.0
         self._report = report
-        self._told = (math.inf, 0.0)
+        self._reported = (math.inf, 0.0)
         self._lock = threading.Lock()
         for space in spaces:
             for problem in space.first():
@@ -275,8 +275,8 @@ class Variants:
             return
         with self._lock:
             now = (self.best.makespan, self.bound)
-            if now != self._told:
-                self._told = now
+            if now != self._reported:
+                self._reported = now
                 self._report(*now, found_by)
 
 
