@@ -19,7 +19,7 @@ from roles import as_markdown
 from typer.testing import CliRunner
 
 import debubble as db
-from debubble.analysis.glance import MICROBATCHES, RANKS, Glance, glance
+from debubble.analysis.registry_table import MICROBATCHES, RANKS, Glance, glance
 from debubble.cli.app import COMMANDS
 from debubble.cli.app import app as program
 from debubble.cli.schedules import describe, example

@@ -9,7 +9,7 @@ from debubble.core.actions import Action
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import STEP_KINDS, Kind
 from debubble.engine.timeline import Timeline
-from debubble.view import words
+from debubble.view import captions
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
 
 WIDTH = 100
@@ -107,8 +107,8 @@ def _slots(times: NDArray[np.float64], slot: float) -> NDArray[np.int64]:
 def _name(bars: Bars, bar: int) -> str:
     kind = Kind(int(bars.kind[bar]))
     if kind in STEP_KINDS:
-        return words.letter(kind, 0)
+        return captions.letter(kind, 0)
     if bars.shades <= 2:
-        return words.letter(kind, int(bars.shade[bar])) + bars.label(bar)
+        return captions.letter(kind, int(bars.shade[bar])) + bars.label(bar)
     slices = bars.timeline.schedule.slices
     return Action(int(bars.stage[bar]), kind, int(bars.unit[bar])).text(slices)

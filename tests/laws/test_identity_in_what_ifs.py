@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 
 from debubble.core.errors import DebubbleError
-from debubble.diagnosis.carried import carried
 from debubble.diagnosis.changes import HOWS, KINDS, OWNERS, Change
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
 from debubble.diagnosis.report import what_if_text
+from debubble.diagnosis.times_under_schedule import under_schedule
 from debubble.diagnosis.what_if import SUGGESTED, WhatIf, predict, with_changes, with_schedule
 from tests.laws.executed import Job
 from tests.laws.jobs import RUNS, made, noisy, run_of, runnable, uneven
@@ -101,7 +101,7 @@ def test_every_schedule_that_ran_is_the_run(name: str) -> None:
 def test_what_an_own_schedule_carries_over_is_the_run(name: str) -> None:
     replay = run_of(name).replay
     times = replay.times + replay.gaps
-    theirs, delays = carried(replay.run, times, replay.under_way, replay.run.schedule)
+    theirs, delays = under_schedule(replay.run, times, replay.under_way, replay.run.schedule)
     counted = replay.run.counted
     assert theirs[:, counted] == pytest.approx(times[:, counted], rel=1e-12)
     assert (delays == replay.under_way).all()

@@ -12,7 +12,7 @@ import pytest
 from debubble.planner.plannable import plannable
 from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import best_plans
-from debubble.planner.search.found import Found
+from debubble.planner.search.search_result import Found
 from debubble.schedules import registry
 from tests.conftest import EXPLORES
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.analysis.glance import CHUNKS, MICROBATCHES, RANKS, glance
+from debubble.analysis.registry_table import CHUNKS, MICROBATCHES, RANKS, glance
 from debubble.cli.schedules import describe, explain, overview
 from debubble.core.units import number, percent
 from debubble.schedules.registry import Entry, find

@@ -16,7 +16,7 @@ from debubble.lowering.offload import add_offload
 from debubble.lowering.recompute import add_recompute
 from debubble.optimize import search
 from debubble.optimize.incumbent import Incumbent
-from debubble.optimize.programs.belongs import outside
+from debubble.optimize.programs.membership import outside
 from debubble.optimize.request import Budget, Outcome, Request
 from debubble.optimize.stage_choices.choices import OFFLOAD, RECOMPUTE, with_choice
 from debubble.optimize.stop import Stop

@@ -23,7 +23,7 @@ from debubble.planner.options import ASKED, PLAN_OPTIONS, ROWS
 if TYPE_CHECKING:
     from debubble.planner.answer.plan import Plan
     from debubble.planner.search.best_plans import Progress
-    from debubble.planner.search.found import Found
+    from debubble.planner.search.search_result import Found
 
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from debubble.analysis.glance import CHUNKS, MICROBATCHES, RANKS, glance
 from debubble.analysis.layout import PIPED, line_width, table, wrap
+from debubble.analysis.registry_table import CHUNKS, MICROBATCHES, RANKS, glance
 from debubble.analysis.tex import bibliography
 from debubble.cli import completion
 from debubble.cli.app import command

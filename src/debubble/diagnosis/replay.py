@@ -14,9 +14,9 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.cancellation import check_cancelled
-from debubble.diagnosis.carried import shares_in_groups
 from debubble.diagnosis.observed import Indices, Times
 from debubble.diagnosis.run import Run
+from debubble.diagnosis.times_under_schedule import shares_in_groups
 from debubble.diagnosis.transfers import MessageTimes
 from debubble.engine.action_times import shared_costs, with_action_times
 from debubble.engine.event_graph import EventGraph

@@ -16,12 +16,12 @@ from debubble.core.actions import ends_group
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
-from debubble.diagnosis.carried import carried
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.observed import Times
 from debubble.diagnosis.recut import recut
 from debubble.diagnosis.replay import Replay, in_blocks, lengths_of, walk
 from debubble.diagnosis.times import MILLISECONDS, costs_of
+from debubble.diagnosis.times_under_schedule import under_schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.schedules.registry import entries, find, make
 
@@ -75,9 +75,9 @@ class WhatIf:
 def predict(replay: Replay, schedule: Schedule, changes: Sequence[Change] = ()) -> float:
     """Return the time of a mean step of a run under a schedule with changes, in seconds.
 
-    Every step of every copy is replayed with its own times, see :mod:`debubble.diagnosis.carried`.
-    The time of a step is that of its slowest copy. With the schedule of the run
-    and no changes that is the replay of the run.
+    Every step of every copy is replayed with its own times, see :mod:`.times_under_schedule`. The
+    time of a step is that of its slowest copy. With the schedule of the run and no changes that is
+    the replay of the run.
     """
     return float(replay.run.slowest(_predicted(replay, schedule, changes)[0]).mean())
 
@@ -94,7 +94,7 @@ def _predicted(
         return replay.lengths(times, delays), _busiest(schedule, times)
     lengths, work = np.zeros((2, run.rows))
     for rows in in_blocks(np.arange(run.rows), 8 * max(len(schedule), len(run.schedule))):
-        theirs = carried(run, times[rows], delays[rows], schedule, slower)
+        theirs = under_schedule(run, times[rows], delays[rows], schedule, slower)
         lengths[rows] = lengths_of(run, rows, schedule, *theirs)
         work[rows] = _busiest(schedule, theirs[0])
     return lengths, work
@@ -231,7 +231,7 @@ def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Tim
         schedule, column = run.orders[number], run.column(number)
         mine = times[[row]][:, column], delays[[row]][:, column]
     else:
-        mine = carried(run, times[[row]], delays[[row]], schedule, slower)
+        mine = under_schedule(run, times[[row]], delays[[row]], schedule, slower)
     graph, shared = walk(schedule)
     vector = MILLISECONDS * np.concatenate([shared, *(values[0] for values in mine)])
     costs = schedule.made_for or Costs(time_unit="ms")

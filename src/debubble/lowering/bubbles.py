@@ -15,7 +15,7 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.kernels.recompute import fill_waits
 from debubble.engine.memory import ROUNDING, measure_memory, memory_limits
 from debubble.engine.timeline import Timeline, simulate
-from debubble.lowering.ways import Setting
+from debubble.lowering.best_lowering import Setting
 
 ROUNDS = 8
 """Maximum number of passes over the gaps: filling some moves others."""

@@ -16,11 +16,11 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.options import OptionSpec, Range, Word, quoted, read_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.modes import check_mode
+from debubble.lowering.best_lowering import Setting
 from debubble.lowering.offload import ways_to_offload
 from debubble.lowering.recompute import check_cap, place_of, ways_to_recompute
 from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding
 from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
-from debubble.lowering.ways import Setting
 
 if TYPE_CHECKING:
     from debubble.engine.graph import P2PMode
@@ -279,7 +279,7 @@ def lower(
     -------
     Schedule
         The same one where nothing is asked for; where a lowering leaves a choice, the best of all
-        combinations in this setting, see :meth:`debubble.lowering.ways.Setting.best`.
+        combinations in this setting, see :meth:`debubble.lowering.best_lowering.Setting.best`.
 
     Raises
     ------

@@ -36,9 +36,9 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.memory import memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.engine.validate import has
+from debubble.lowering.best_lowering import Setting
 from debubble.lowering.offload_waits import without_and_with_waits
 from debubble.lowering.recompute import Stages, chosen_stages
-from debubble.lowering.ways import Setting
 
 LEADS = (0, 1, 2, 3, 4, 6, 8)
 """Candidate distances, in actions, from a RELOAD to its backward."""

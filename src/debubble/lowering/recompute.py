@@ -43,8 +43,8 @@ from debubble.engine.cost_mismatch import remembering
 from debubble.engine.graph import P2PMode
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.transfers import first_transfer
+from debubble.lowering.best_lowering import Setting
 from debubble.lowering.bubbles import in_bubbles
-from debubble.lowering.ways import Setting
 
 RecomputeAt: TypeAlias = Literal["just-in-time", "bubbles", "with-backward"]
 RECOMPUTE_AT = ("just-in-time", "bubbles", "with-backward")

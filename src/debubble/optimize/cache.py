@@ -30,7 +30,7 @@ from debubble.core.kinds import OFFLOAD_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem
 from debubble.optimize.problem import Problem
-from debubble.optimize.programs.belongs import outside
+from debubble.optimize.programs.membership import outside
 from debubble.optimize.stage_choices.choices import choice_in, choice_of, with_choice
 
 KEPT = (*WORK_KINDS, *OFFLOAD_KINDS)

@@ -11,7 +11,7 @@ from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
 from debubble.optimize.layer_split.cutting import Cutting
 from debubble.optimize.problem import Problem
-from debubble.optimize.programs.belongs import outside
+from debubble.optimize.programs.membership import outside
 from debubble.optimize.programs.offload import with_copies_placed, without_copies
 from debubble.optimize.request import Request
 from debubble.optimize.result import Result

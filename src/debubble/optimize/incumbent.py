@@ -13,7 +13,7 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.bounds.paths import prove
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
-from debubble.optimize.programs.belongs import outside
+from debubble.optimize.programs.membership import outside
 from debubble.optimize.programs.offload import relax_copies, with_asked_copies, without_copies
 from debubble.optimize.stop import Stop
 

@@ -22,7 +22,7 @@ from debubble.engine.validate import has
 from debubble.listing import TOLERANCE
 from debubble.optimize.anneal.simulated_moves import move_actions
 from debubble.optimize.final_check import not_offloaded, problem_of
-from debubble.optimize.programs.belongs import outside
+from debubble.optimize.programs.membership import outside
 from debubble.optimize.request import Budget, Request
 from debubble.optimize.result import Result
 from debubble.optimize.stage_choices.choices import choice_in

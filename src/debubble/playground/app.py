@@ -23,7 +23,7 @@ from debubble.analysis.metrics import MODES
 from debubble.core.errors import DebubbleError
 from debubble.playground import limits, plans, traces, work
 from debubble.playground.controls import catalogue, choices, cost_controls, page_limits
-from debubble.playground.faster import faster
+from debubble.playground.faster_schedules import faster
 from debubble.playground.guard import Clients, Guard, client_of, refusal
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search, Searches

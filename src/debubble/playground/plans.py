@@ -27,9 +27,9 @@ from debubble.planner.request import PlanRequest
 from debubble.planner.request_check import check_request
 from debubble.planner.search.best_plans import search
 from debubble.planner.search.evaluate import Evaluated
-from debubble.planner.search.found import Found
 from debubble.planner.search.groups import ZEROS, CandidateGroup, groups
 from debubble.planner.search.layer_split import runnable
+from debubble.planner.search.search_result import Found
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError, about
 from debubble.playground.searches import Search

@@ -27,9 +27,9 @@ from debubble.playground.uploads import cost_lines
 from debubble.playground.uploads import items as read_items
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry
+from debubble.view.captions import MAX_NAME, printable
 from debubble.view.page import page
 from debubble.view.timeline_data import encode
-from debubble.view.words import MAX_NAME, printable
 
 PREDICTED, MEASURED = ", predicted", ", measured"
 """Ends of the labels of the two groups in the trace of a run."""

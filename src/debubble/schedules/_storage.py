@@ -18,10 +18,10 @@ from debubble.core.placement import Placement
 from debubble.core.runtimes import as_run
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import measure_memory, memory_limits
+from debubble.lowering.best_lowering import Setting
 from debubble.lowering.chain import lower, values_of
 from debubble.lowering.offload import COPIES, check_host, eased
 from debubble.lowering.recompute import Stages, add_recompute, chosen_stages, place_of
-from debubble.lowering.ways import Setting
 from debubble.schedules._entry import Entry
 
 

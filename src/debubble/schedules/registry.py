@@ -256,7 +256,7 @@ def make(
         )
     if not lowering:
         return _build(entry, case, sync)
-    from debubble.lowering.ways import Setting
+    from debubble.lowering.best_lowering import Setting
     from debubble.schedules._storage import stored_less
 
     setting = Setting(costs, memory, p2p_mode)

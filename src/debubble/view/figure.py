@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from debubble.analysis.results import shared_units
 from debubble.core.errors import ParameterError, check_type
 from debubble.engine.timeline import Timeline
-from debubble.view import words
+from debubble.view import captions
 from debubble.view.bars import Bars, RowLayout, bars_of, row_layout
 from debubble.view.colors import FAINT, INK
 from debubble.view.legend import add_legend, legend_entries, legend_height
@@ -114,11 +114,11 @@ def plot(timeline: Timeline, ax: Axes | None = None, **options: Any) -> Axes:
         add_panel(ax, panel)
         add_time_axis(ax, layout.time_label, size, width)
         if look.title is None:
-            name = f"{words.name(timeline)}: {words.setting_and_shades(timeline)}"
+            name = f"{captions.name(timeline)}: {captions.setting_and_shades(timeline)}"
             lines = clauses(name, size, width)
-            lines += clauses(words.result(timeline, look.time_unit), size, width)
+            lines += clauses(captions.result(timeline, look.time_unit), size, width)
         else:
-            lines = wrapped(words.printable(look.title, 300), size, width)
+            lines = wrapped(captions.printable(look.title, 300), size, width)
         if look.title != "":
             room = legend_height(layout.legend, size, width) * 72
             ax.set_title(
@@ -196,7 +196,7 @@ class _FigureLayout:
             for part, move, unit in zip(bars, moved, units, strict=True)
         ]
         self.legend = legend_entries(bars, look, moves, look.memory) if look.legend else []
-        unit = words.printable(look.time_unit or shared_units(timelines)[0], 24)
+        unit = captions.printable(look.time_unit or shared_units(timelines)[0], 24)
         self.time_label = f"time ({unit or 'unit of the costs'})"
         if look.normalise:
             self.time_label = "time / ideal (work of the busiest rank)"
@@ -218,18 +218,18 @@ class _FigureLayout:
         return max(min(comfortable, 5.9 / ranks, 7.6 / everything), min(0.084, 25 / everything))
 
     def _caption(self, timeline: Timeline, width: float) -> _Caption:
-        sizes, name = self.sizes, words.name(timeline)
+        sizes, name = self.sizes, captions.name(timeline)
         if self.look.title == "":
             return _Caption(name if len(self.panels) > 1 else "")
-        setting = words.setting_and_shades(timeline)
-        result = clauses(words.result(timeline, self.look.time_unit), sizes.text, width)
+        setting = captions.setting_and_shades(timeline)
+        result = clauses(captions.result(timeline, self.look.time_unit), sizes.text, width)
         if text_width(setting, sizes.text) <= width - text_width(name, sizes.name, bold=True) - 0.1:
             return _Caption(name, setting, tuple(result))
         return _Caption(name, "", (*clauses(setting, sizes.text, width), *result))
 
     def _notes(self, width: float) -> list[str]:
         """Return the lines at the foot."""
-        notes = words.conventions(self.timelines) if self.look.notes else []
+        notes = captions.conventions(self.timelines) if self.look.notes else []
         if self.look.notes and any(panel.moved is not None for panel in self.panels):
             notes.append(
                 "transfers: below the bars of a rank, what it sends above what it receives"
@@ -247,15 +247,15 @@ class _FigureLayout:
         # Half of the last number of the axis reaches beyond it.
         right = max(right, 0.04 + text_width("00.0", sizes.text) / 2)
         width, whole = self.width - left - right, self.width - 0.12 - left
-        captions = [self._caption(timeline, width) for timeline in self.timelines]
-        heading = wrapped(words.printable(look.title or "", 300), sizes.title, whole, bold=True)
+        above_panels = [self._caption(timeline, width) for timeline in self.timelines]
+        heading = wrapped(captions.printable(look.title or "", 300), sizes.title, whole, bold=True)
         notes = self._notes(whole)
 
         head = 0.06 + len(heading) * sizes.title * LINE / 72 + (0.06 if heading else 0.0)
         top = head + legend_height(self.legend, sizes.text, whole)
         foot = (2 * LINE * sizes.text + 6) / 72 + (len(notes) * sizes.small * LINE) / 72 + 0.1
         gap = 0.12
-        above = sum(caption.height(sizes) for caption in captions) + gap * (len(panels) - 1)
+        above = sum(caption.height(sizes) for caption in above_panels) + gap * (len(panels) - 1)
         everything = sum(panel.bars.ranks for panel in panels)
         total = look.height or top + foot + above + everything * self.row
         row = (total - top - foot - above) / everything
@@ -268,7 +268,7 @@ class _FigureLayout:
 
         drawing = Figure(figsize=(self.width, total), dpi=100, facecolor="white")
         y = total - top
-        for panel, caption in zip(panels, captions, strict=True):
+        for panel, caption in zip(panels, above_panels, strict=True):
             height = panel.bars.ranks * row
             y -= caption.height(sizes) + height
             box = (left / self.width, y / total, width / self.width, height / total)

@@ -77,8 +77,8 @@ def _picture(timelines: Sequence[Timeline], ending: str, dpi: float = 0, **optio
 def _text(
     timelines: Sequence[Timeline], title: str | None = None, width: int = 120, **options: Any
 ) -> bytes:
+    from debubble.view.captions import printable
     from debubble.view.terminal import draw
-    from debubble.view.words import printable
 
     options = {"color": False} | options
     parts = [draw(timeline, width=width, **options) for timeline in timelines]

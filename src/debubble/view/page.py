@@ -17,7 +17,7 @@ from debubble.analysis.results import result_columns
 from debubble.analysis.same_work import differences
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
-from debubble.view import component, provenance, words
+from debubble.view import captions, component, provenance
 from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER
 from debubble.view.options import FigureOptions
 from debubble.view.timeline_data import encode
@@ -65,8 +65,8 @@ def page(
         Fields of :class:`debubble.view.options.FigureOptions` that pages have.
     """
     timelines = list(timelines)
-    heading = title or " · ".join(dict.fromkeys(words.name(t) for t in timelines))
-    sentences = words.conventions(timelines)
+    heading = title or " · ".join(dict.fromkeys(captions.name(t) for t in timelines))
+    sentences = captions.conventions(timelines)
     if not table_html:
         sentences.append(f"overhead: {meanings()['overhead']}, ideal: {meanings()['ideal']}")
     lines = [f"<li>{html.escape(line)}</li>" for line in sentences]
@@ -98,7 +98,7 @@ def cell(timelines: Sequence[Timeline], **options: Any) -> str:
     shows an image and a sentence.
     """
     timelines = list(timelines)
-    heading = " · ".join(dict.fromkeys(words.name(t) for t in timelines))
+    heading = " · ".join(dict.fromkeys(captions.name(t) for t in timelines))
     drawing = _drawing(timelines, notes=True, **options)
     static = (
         f"{_image(drawing, html.escape(f'Timeline of {heading}'))}"
@@ -117,7 +117,7 @@ def table(timelines: Sequence[Timeline], limit: Limit | None = None) -> str:
     ranked = fastest > 0 and not differences(timelines)
     return html_table(
         result_columns(
-            [words.name(timeline) for timeline in timelines],
+            [captions.name(timeline) for timeline in timelines],
             timelines,
             ratios=[timeline.makespan / fastest for timeline in timelines] if ranked else None,
             limit=limit,

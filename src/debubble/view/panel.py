@@ -13,7 +13,7 @@ from debubble.core.kinds import OFFLOAD_KINDS, STEP_KINDS, Kind
 from debubble.core.units import number
 from debubble.engine.memory import ROUNDING, memory_limits
 from debubble.engine.timeline import Timeline
-from debubble.view import words
+from debubble.view import captions
 from debubble.view.artists import (
     STRIPE_SHARE,
     TONES,
@@ -282,7 +282,7 @@ def _add_memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
         return
     small = panel.sizes.small
     peaks = timeline.peak_activation.tolist()
-    written = words.memory_scale([timeline])
+    written = captions.memory_scale([timeline])
     for rank in range(0, ranks, rank_spacing(ranks, row, small)):
         peak = peaks[rank]
         # A column of many equal numbers says less than where they change.
@@ -303,7 +303,7 @@ def _add_memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
 
 def peak_head(timeline: Timeline) -> str:
     """Return the heading of the column of peaks, with their unit where it has a name."""
-    unit = words.memory_scale([timeline]).unit
+    unit = captions.memory_scale([timeline]).unit
     return f"peak [{unit}]" if unit else "peak"
 
 
@@ -311,7 +311,7 @@ def peaks_width(timeline: Timeline, sizes: TextSizes) -> float:
     """Return the inches right of the axes that the peaks take."""
     if timeline.schedule.ranks > _MOST_LABELLED:
         return 0.0
-    written = words.memory_scale([timeline])
+    written = captions.memory_scale([timeline])
     texts = [peak_head(timeline), *map(written.text, timeline.peak_activation.tolist())]
     return max(text_width(text, sizes.small) for text in texts) + 7 / 72
 

@@ -12,7 +12,7 @@ from debubble.planner.answer.report import columns, gigabytes, left_out, paragra
 from debubble.planner.answer.why import why_text
 from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.search.evaluate import Evaluated
-from debubble.planner.search.found import Found
+from debubble.planner.search.search_result import Found
 from debubble.view.colors import FAINT, INK, LIMIT
 from debubble.view.page import inline_svg, page
 

@@ -22,7 +22,7 @@ from debubble.core.kinds import STEP_KINDS, TRANSFER_KINDS
 from debubble.core.units import number
 from debubble.engine.timeline import Timeline
 from debubble.engine.validate import has
-from debubble.view import words
+from debubble.view import captions
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, Ints, bars_of
 from debubble.view.colors import NAMES, rgb, shade, text_color, xterm, xterm_rgb
 from debubble.view.transfers import TransferEnds, transfer_ends
@@ -118,7 +118,7 @@ def draw(
         axis = drawing.axis(first, min(part, columns - first))
         lines += [" " * (margin + 1) + line for line in axis]
     lines += drawing.legend(width) + textwrap.wrap(note, width)
-    for text in words.conventions([timeline]):
+    for text in captions.conventions([timeline]):
         lines += [drawing.faint(line) for line in textwrap.wrap(drawing.clean(text), width)]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -176,10 +176,10 @@ class _TextDrawing:
 
     def __post_init__(self) -> None:
         styles = self.bars.styles
-        self.time_unit = words.printable(self.time_unit, 12)
+        self.time_unit = captions.printable(self.time_unit, 12)
         self.edge, self.idle = "|." if self.ascii_only else "│·"
         self.afar = False
-        self.letters = np.array([words.letter(kind, index) for kind, index in styles] or [" "])
+        self.letters = np.array([captions.letter(kind, index) for kind, index in styles] or [" "])
 
     def rows(self, width: int) -> tuple[list[tuple[str, str]], str]:
         """Return the label and text of every line of all ranks, and a note on transfers."""
@@ -326,11 +326,11 @@ class _TextDrawing:
     def head(self, width: int) -> list[str]:
         """Return the lines with name, setting and result."""
         timeline = self.bars.timeline
-        name = self.clean(words.name(timeline))
-        title = textwrap.wrap(f"{name}: {words.setting(timeline)}", width)
+        name = self.clean(captions.name(timeline))
+        title = textwrap.wrap(f"{name}: {captions.setting(timeline)}", width)
         if self.color and title and title[0].startswith(name):
             title[0] = f"\x1b[1m{name}{_RESET}{title[0][len(name) :]}"
-        return title + wrap(words.result(timeline, self.time_unit), width)
+        return title + wrap(captions.result(timeline, self.time_unit), width)
 
     def axis(self, first: int, count: int) -> list[str]:
         """Return a line with ticks and one with their times, below `count` columns from `first`."""
@@ -367,7 +367,7 @@ class _TextDrawing:
         items.append(f"{self.idle} idle")
         if np.any(self.bars.steps[~timed]):
             items.append("| optimizer step")
-        note = words.shades_note(self.bars.timeline, letters=not self.color)
+        note = captions.shades_note(self.bars.timeline, letters=not self.color)
         items += textwrap.wrap(self.clean(note), width)
         if self.afar:
             items += textwrap.wrap(

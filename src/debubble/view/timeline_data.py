@@ -56,7 +56,7 @@ from debubble.core.kinds import (
 from debubble.core.schedule import Schedule, sizes
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
-from debubble.view import words
+from debubble.view import captions
 from debubble.view.bars import Ints, copies_and_shades
 from debubble.view.colors import COLOR, STACKED, STRIPES, Palette, text_color
 from debubble.view.transfers import links, queued
@@ -97,7 +97,7 @@ def encode(
     The memory limit, one number or one for each rank, is drawn as a line. Times have the unit of
     the costs by default; `numbers_from` is the number of the first microbatch.
     """
-    memory = words.memory_scale(timelines, limit)
+    memory = captions.memory_scale(timelines, limit)
     return {
         "format": FORMAT,
         "time_unit": time_unit or shared_units(timelines)[0],
@@ -180,8 +180,8 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
     }
     kept = {name: column for name, column in columns.items() if column.any()}
     return {
-        "name": words.name(timeline),
-        "setting": words.setting(timeline),
+        "name": captions.name(timeline),
+        "setting": captions.setting(timeline),
         **sizes(schedule, "ranks", "stages", "chunks", "microbatches", "slices", "iterations"),
         "copies": schedule.placement.copies,
         "makespan": timeline.makespan,
@@ -196,7 +196,7 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
         "shards": first_stages(schedule.placement).tolist() if schedule.vocabulary else [],
         "tracks": _tracks(schedule),
         "palette": _palette(timeline, palette),
-        "shades": words.shades_note(timeline),
+        "shades": captions.shades_note(timeline),
         "styles": styles,
         "columns": [[name, column.dtype.str[1:]] for name, column in kept.items()],
         "data": deflated(*map(_regrouped, kept.values())),

@@ -14,11 +14,11 @@ from debubble.core.units import counted
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers import (
+    debubble_trace,
     kineto,
     megatron_timers,
     ndtimeline,
     nsys,
-    own,
     primus,
     table,
     victarry,
@@ -60,7 +60,7 @@ class Reader(Protocol):
 
 
 READERS: tuple[Reader, ...] = (
-    own,
+    debubble_trace,
     kineto,
     ndtimeline,
     primus,

@@ -16,7 +16,7 @@ from debubble.optimize.anneal.strategies import ROUNDS, is_small
 from debubble.optimize.cp_sat.lengths_model import by_work, narrow, telling_ranks
 from debubble.optimize.lengths.assign import arrange, renumbered
 from debubble.optimize.problem import Problem, without_recomputes
-from debubble.optimize.programs.belongs import outside
+from debubble.optimize.programs.membership import outside
 from debubble.optimize.programs.offload import with_asked_copies, without_copies
 from debubble.optimize.request import Request
 from debubble.optimize.stop import Stop

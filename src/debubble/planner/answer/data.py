@@ -17,7 +17,7 @@ from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import (
     Evaluated,
 )
-from debubble.planner.search.found import Found
+from debubble.planner.search.search_result import Found
 
 
 def plan_data(plan: Evaluated) -> dict[str, Any]:

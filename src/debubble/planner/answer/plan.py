@@ -24,8 +24,8 @@ from debubble.planner.request import PlanRequest
 from debubble.planner.request_check import check_request
 from debubble.planner.search.best_plans import Progress, best_plans
 from debubble.planner.search.evaluate import Evaluated
-from debubble.planner.search.found import Found
 from debubble.planner.search.groups import candidates
+from debubble.planner.search.search_result import Found
 
 Searching: TypeAlias = Callable[[], AbstractContextManager[Progress | None]]
 """Maker of a context for every search; the context gives the callback for results so far."""
@@ -232,7 +232,9 @@ def plan_for(
 
     found = searched(request, top)
     if how_many:
-        from debubble.planner.search.faster import optimized  # the optimizer takes time to load
+        from debubble.planner.search.faster_schedules import (
+            optimized,  # the optimizer takes time to load
+        )
 
         optimized(found, how_many, values.get("time_limit"), note)
     if not found.interrupted:

@@ -22,7 +22,7 @@ from debubble.planner.search.evaluate import (
     Speed,
     tied,
 )
-from debubble.planner.search.found import Found, nearly_fits
+from debubble.planner.search.search_result import Found, nearly_fits
 
 GB = 1e9
 

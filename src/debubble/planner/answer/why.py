@@ -12,7 +12,7 @@ from debubble.planner.answer.report import degrees_text, difference, excess, gig
 from debubble.planner.request import PlanRequest
 from debubble.planner.request_check import check_request
 from debubble.planner.search.evaluate import Evaluated, tied
-from debubble.planner.search.found import Found
+from debubble.planner.search.search_result import Found
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from debubble.planner.request import PlanRequest
 from debubble.planner.search.batches import Batch, on_one_rank
 from debubble.planner.search.bounds import least_memory, least_peaks, least_time, pipeline_bound
 from debubble.planner.search.evaluate import Evaluated, finished
-from debubble.planner.search.found import (
+from debubble.planner.search.groups import FEWEST, CandidateGroup, groups
+from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
+from debubble.planner.search.search_result import (
     BOUND,
     IN_FLIGHT,
     NEAR,
@@ -34,9 +36,7 @@ from debubble.planner.search.found import (
     rank,
     rounded,
 )
-from debubble.planner.search.groups import FEWEST, CandidateGroup, groups
-from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
-from debubble.planner.search.within import Base, base_cut, base_of, fastest_within
+from debubble.planner.search.within_memory import Base, base_cut, base_of, fastest_within
 from debubble.schedules import registry
 
 Progress = Callable[[Found], None]
@@ -68,8 +68,8 @@ def search(
     One schedule goes before all others, so that there is a good plan soon.
 
     The candidates that are left are simulated once each. Those that may be among the best by their
-    :attr:`~debubble.planner.search.within.Base.floor` are then evaluated in full, see
-    :mod:`debubble.planner.search.within`. If `splits` is given, layers move between stages, too: it
+    :attr:`~debubble.planner.search.within_memory.Base.floor` are then evaluated in full, see
+    :mod:`.within_memory`. If `splits` is given, layers move between stages, too: it
     is the predicate of allowed layer splits. So the best plan depends neither on `top` nor on the
     other candidates.
 

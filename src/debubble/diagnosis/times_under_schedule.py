@@ -47,7 +47,7 @@ USUAL = Costs(F=1, I=1, W=1).resolve(Placement.linear(1)).duration[list(WORK_KIN
 """Default relative time of every kind of work, for kinds without measurements."""
 
 
-def carried(
+def under_schedule(
     run: Run, times: Times, delays: Times, schedule: Schedule, slower: Sequence[Change] = ()
 ) -> tuple[Times, Times]:
     """Return a run's times for the actions of a schedule, and delays of their inputs.

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.lowering.best_lowering import Setting
 from debubble.lowering.chain import lower
 from debubble.lowering.offload import ways_to_offload
 from debubble.lowering.recompute import ways_to_recompute
-from debubble.lowering.ways import Setting
 
 COSTS = db.Costs(F=2, I=3, W=1, p2p=2, host_bandwidth=0.1)
 

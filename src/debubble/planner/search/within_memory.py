@@ -30,7 +30,6 @@ from debubble.planner.search.evaluate import (
     timed,
     with_peaks,
 )
-from debubble.planner.search.found import ROUNDING, rank
 from debubble.planner.search.layer_split import (
     Allowed,
     forced_time,
@@ -38,6 +37,7 @@ from debubble.planner.search.layer_split import (
     split_bound,
     with_balanced,
 )
+from debubble.planner.search.search_result import ROUNDING, rank
 from debubble.schedules import registry
 
 STEP = 0.02

@@ -21,8 +21,8 @@ from debubble.planner.search.evaluate import (
     timed,
     with_peaks,
 )
-from debubble.planner.search.found import Found
-from debubble.planner.search.within import within_limit
+from debubble.planner.search.search_result import Found
+from debubble.planner.search.within_memory import within_limit
 
 
 def optimized(
@@ -66,7 +66,7 @@ def faster_order(
 
     The optimizer counts activations, with fragmentation; all else stays as in the
     plan, for the bound as well. Where buffers and logits turn out larger in its order, it tries
-    again with less, see :func:`~debubble.planner.search.within.within_limit`.
+    again with less, see :func:`~debubble.planner.search.within_memory.within_limit`.
     """
     results: list[Result] = []
 

@@ -12,10 +12,10 @@ from debubble.planner.answer.data import data
 from debubble.planner.answer.report import text
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.request import PlanRequest, plan_request
-from debubble.planner.search import faster
+from debubble.planner.search import faster_schedules
 from debubble.planner.search.best_plans import Found
 from debubble.planner.search.evaluate import simulated
-from debubble.planner.search.faster import faster_order, optimized
+from debubble.planner.search.faster_schedules import faster_order, optimized
 from tests.planner.cases import evaluate
 
 ASKED = plan_request("llama-3.1-8b", "h100", 8, 16, 4096)
@@ -83,7 +83,7 @@ def test_ctrl_c_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(faster, "faster_order", stop)
+    monkeypatch.setattr(faster_schedules, "faster_order", stop)
     optimized(found, 2)
     assert found.interrupted
     assert found.plans == plans
