@@ -13,7 +13,7 @@ from debubble.core.errors import FormatError
 from debubble.diagnosis.readers.folder import read
 from tests.diagnosis.readers import made, made_kineto, made_nsys
 from tests.diagnosis.readers.test_megatron_timers import log
-from tests.diagnosis.readers.test_own import save
+from tests.diagnosis.readers.test_debubble_trace import save
 
 CASES = 25
 VALUES = [
