@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.planner.candidate import PRECISIONS, Training
+from debubble.planner.candidate import PRECISIONS, Candidate, Training
+from debubble.planner.case import Case
 from debubble.planner.cost.published_efficiencies import Factors, shipped_factors
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.table import find_framework
@@ -52,11 +54,15 @@ class PlanRequest:
     model: Model
     cluster: Cluster
     training: Training
-    factors: Factors
+    factors: Factors = field(default_factory=Factors)
     """Efficiencies of kernels."""
-    limit: float
+    limit: float = math.inf
     """Memory of one GPU in bytes."""
     fixed: Fixed = Fixed()
+
+    def case(self, candidate: Candidate) -> Case:
+        """Return one of its candidates as a case."""
+        return Case(self.model, self.cluster, self.training, candidate, self.factors)
 
 
 def plan_request(

@@ -92,8 +92,7 @@ def plan(question: PlanForm, running: Search) -> dict[str, Any]:
             raise KeyboardInterrupt
 
     def searched(request: PlanRequest, count: int = 1, long: list[int] | None = None) -> Found:
-        every = groups(request.model, request.cluster, request.training, request.fixed)
-        short = _short(every, [] if long is None else long)
+        short = _short(groups(request), [] if long is None else long)
         splits = None if request.fixed.layers else runnable(request)
         return search(request, short, count, report, splits)
 

@@ -9,8 +9,9 @@ import pytest
 
 import debubble as db
 from debubble.cli import completion
-from debubble.planner.frameworks.case import ORDER, Case, Refusal, Rule
+from debubble.planner.case import Case
 from debubble.planner.frameworks.habits import Habits
+from debubble.planner.frameworks.rule import ORDER, Refusal, Rule
 from debubble.planner.frameworks.table import FRAMEWORKS, Framework
 from debubble.playground import plans
 

@@ -7,16 +7,12 @@ from typing import Any
 
 from debubble.planner.answer.report import gigabytes
 from debubble.planner.cost.flops import flops_per_token
-from debubble.planner.frameworks.case import Case
-from debubble.planner.frameworks.flags import flags
-from debubble.planner.frameworks.table import FRAMEWORKS, find_framework
+from debubble.planner.frameworks.table import FRAMEWORKS, find_framework, flags
 from debubble.planner.frameworks.torch.flags import CSV
 from debubble.planner.memory.peaks import RankMemory, memory_of
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.evaluate import (
-    Evaluated,
-)
+from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.search_result import Found
 
 
@@ -51,9 +47,7 @@ def plan_data(plan: Evaluated) -> dict[str, Any]:
 def plan_flags(plan: Evaluated, framework: str) -> str:
     """Return the text with which a framework runs a plan, and its memory there if that differs."""
     if not plan.optimized:
-        request, gpus = plan.request, plan.candidate.degrees.gpus
-        case = Case.of(request.model, gpus, request.training, plan.candidate)
-        text = flags(case, framework)
+        text = flags(plan.case, framework)
         return text if runs_nothing(text) else _held_there(plan, framework) + text
     return (
         f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with\n"
@@ -72,9 +66,8 @@ def _held_there(plan: Evaluated, framework: str) -> str:
     request, runtime = plan.request, find_framework(framework).runtime
     if runtime.name == request.training.runtime.name:
         return ""
-    training = replace(request.training, runtime=runtime)
-    timeline = plan.simulate()
-    ranks = memory_of(request.model, request.cluster.gpu, training, plan.candidate, timeline)
+    case = replace(plan.case, training=replace(request.training, runtime=runtime))
+    ranks = memory_of(case, plan.simulate())
     fullest = max(ranks, key=lambda rank: rank.peak)
     line = (
         f"# as {runtime.title} keeps it, rank {fullest.rank} is the fullest with "

@@ -43,8 +43,7 @@ def enough_gpus(request: PlanRequest, progress: Progress | None = None) -> Evalu
     small = replace(fixed, **free)  # type: ignore[arg-type]
     for doubling in range(1, DOUBLINGS + 1):
         more = with_gpus(request, request.cluster.gpus << doubling)
-        found = groups(more.model, more.cluster, more.training, small)
-        result = search(more, found, 1, progress)
+        result = search(more, groups(replace(more, fixed=small)), 1, progress)
         if result.plans:
             return result.plans[0]
         if result.interrupted:

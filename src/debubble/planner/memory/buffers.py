@@ -27,10 +27,8 @@ def buffers(
 
     From every moment of the rank on, as a runtime keeps them.
     """
-    schedule = timeline.schedule
-    size = boundary / schedule.slices
-    last = schedule.stages - 1
-    stages = moments.stages
+    schedule, stages = timeline.schedule, moments.stages
+    size, last = boundary / schedule.slices, schedule.stages - 1
     forward, backward = moments.handing(1), moments.handing(-1)
     takes_input, takes_gradient = forward & (stages > 0), backward & (stages < last)
     hands_output, hands_gradient = forward & (stages < last), backward & (stages > 0)

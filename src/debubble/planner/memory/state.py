@@ -37,20 +37,13 @@ from functools import lru_cache
 from itertools import accumulate
 from operator import add
 
-from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.candidate import Degrees, Training
+from debubble.planner.case import Case
 from debubble.planner.model.transformer import Experts, Layer, Model
 
 GATHERED_LAYERS = 2
 """Layers whose weights, or gradients, are there at a time where replicas split them: one, and the
 next."""
-
-
-def scatters(training: Training, candidate: Candidate) -> bool:
-    """Return whether the replicas scatter gradients after the backward of every microbatch.
-
-    PyTorch's pipelines add them up first where weights stay gathered.
-    """
-    return candidate.zero >= (3 if training.runtime.fsdp else 2)
 
 
 @dataclass(frozen=True)
@@ -135,16 +128,14 @@ def _sums(model: Model, tp: int, ep: int) -> tuple[tuple[float, ...], tuple[floa
     return tuple(accumulate(dense, initial=0.0)), tuple(accumulate(experts, initial=0.0))
 
 
-def stage_parameters(
-    model: Model, training: Training, candidate: Candidate, stage: int
-) -> StageParameters:
-    """Return parameters of one stage on one GPU, embedding and head included.
+def stage_parameters(case: Case) -> tuple[StageParameters, ...]:
+    """Return parameters of every stage on one GPU, embedding and head included.
 
     The first stage has the embedding; the last the final norm, the head and multi-token
     prediction. A head that is the embedding's matrix, and multi-token prediction, need a copy of
     the embedding where the last stage is not the first, too.
     """
-    return _parameters(model, training, candidate.degrees, candidate.layers)[stage]
+    return _parameters(case.model, case.training, case.degrees, case.candidate.layers)
 
 
 @lru_cache(maxsize=16384)
@@ -172,18 +163,10 @@ def _parameters(
     return tuple(found)
 
 
-def stage_state(
-    model: Model, training: Training, candidate: Candidate, stage: int
-) -> TrainingState:
-    """Return bytes of one stage's weights, gradients and optimizer states on one GPU."""
-    return stage_states(model, training, candidate)[stage]
-
-
-def stage_states(
-    model: Model, training: Training, candidate: Candidate
-) -> tuple[TrainingState, ...]:
-    """Return the states of all stages; cached for candidates with the same layers."""
-    return _states(model, training, candidate.degrees, candidate.layers, candidate.zero)
+def stage_states(case: Case) -> tuple[TrainingState, ...]:
+    """Return bytes of every stage's weights, gradients and optimizer states on one GPU."""
+    candidate = case.candidate
+    return _states(case.model, case.training, case.degrees, candidate.layers, candidate.zero)
 
 
 @lru_cache(maxsize=16384)
@@ -196,33 +179,28 @@ def _states(
     # What is scattered from buckets is in the margin.
     scatters = zero >= 2 and not (runtime.fsdp or runtime.bucket)
     scattered = training.gradient_bytes * scatters
-    found = []
-    for stage, counts in enumerate(_parameters(model, training, degrees, layers)):
+    found, begin = [], 0
+    for own, counts in zip(layers, _parameters(model, training, degrees, layers), strict=True):
         state = _bytes(counts.dense, degrees.dp * degrees.cp, training, zero)
         state += _bytes(counts.experts, degrees.expert_dp, training, zero)
         if gathers or scattered:
-            begin = sum(layers[:stage])
-            two = _two_layers(model, degrees, model.layers[begin : begin + layers[stage]])
+            # The most that is gathered at a time: twice the largest layer.
+            kinds = set(model.layers[begin : begin + own])
+            sizes = (sum(layer_parameters(model, one, degrees.tp, degrees.ep)) for one in kinds)
+            two = min(GATHERED_LAYERS, own) * max(sizes, default=0.0)
             gathered = 2 * (counts.total if stays else two) * gathers
             summed = 4 * counts.total if stays else scattered * two
             state += TrainingState(gathered, summed, 0.0, gathered, summed)
         found.append(state)
+        begin += own
     return tuple(found)
 
 
-def head_state(
-    model: Model, training: Training, candidate: Candidate, share: float
-) -> TrainingState:
-    """Return bytes of a share of the head, as :func:`stage_state` counts it on the last stage."""
-    tp, replicas = candidate.degrees.tp, candidate.degrees.dp * candidate.degrees.cp
-    count = padded_vocabulary(model, training, tp) * model.hidden / tp
-    return _bytes(share * count, replicas, training, candidate.zero)
-
-
-def _two_layers(model: Model, degrees: Degrees, layers: tuple[Layer, ...]) -> float:
-    """Return parameters of the most that is gathered at a time: twice the largest layer's."""
-    sizes = [sum(layer_parameters(model, layer, degrees.tp, degrees.ep)) for layer in set(layers)]
-    return min(GATHERED_LAYERS, len(layers)) * max(sizes, default=0.0)
+def head_state(case: Case, share: float) -> TrainingState:
+    """Return bytes of a share of the head, as :func:`stage_states` count it on the last stage."""
+    tp, replicas = case.degrees.tp, case.degrees.dp * case.degrees.cp
+    count = padded_vocabulary(case.model, case.training, tp) * case.model.hidden / tp
+    return _bytes(share * count, replicas, case.training, case.candidate.zero)
 
 
 def _bytes(count: float, replicas: int, training: Training, zero: int) -> TrainingState:

@@ -89,7 +89,7 @@ def _result(plan: Evaluated, room: Sequence[float], time_limit: float | None) ->
     """Return the optimizer's answer for the stages of a plan, with `room` bytes on every rank."""
     candidate = plan.candidate
     timeline = plan.simulate()
-    costs = costs_of(plan.request, candidate)
+    costs = costs_of(plan.case)
     # Of what comes and goes a share lies unused between tensors: as if GPUs were so much smaller.
     share = 1 / (1 + FRAGMENTATION)
     beside = [

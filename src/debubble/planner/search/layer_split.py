@@ -15,14 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
-from debubble.planner.candidate import Candidate, Training, recomputed_layers
-from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.candidate import Candidate, recomputed_layers
+from debubble.planner.case import Case
 from debubble.planner.cost.stage_costs import layer_sums
-from debubble.planner.frameworks.case import Case
-from debubble.planner.frameworks.rules import broken
-from debubble.planner.hardware.cluster import Cluster
+from debubble.planner.frameworks.table import broken
 from debubble.planner.memory.peaks import margin
-from debubble.planner.model.transformer import Model
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import homes_of, pipeline_bound
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
@@ -61,15 +58,12 @@ def loads_of(request: PlanRequest, candidate: Candidate) -> Loads:
     Without the layers that ``"full:N"`` recomputes, which are others in every cut.
     """
     some = recomputed_layers(candidate.recompute) is not None
-    one = candidate.without_order("none" if some else None)
-    return _loads(request.model, request.cluster, request.training, one, request.factors)
+    return _loads(request.case(candidate.without_order("none" if some else None)))
 
 
 @lru_cache(maxsize=1 << 14)
-def _loads(
-    model: Model, cluster: Cluster, training: Training, one: Candidate, factors: Factors
-) -> Loads:
-    sums, first, last = layer_sums(model, cluster, training, one, factors)
+def _loads(case: Case) -> Loads:
+    sums, first, last = layer_sums(case)
     layers = np.diff(sums[0] + sums[1] + sums[2])
     return Loads(tuple(layers.tolist()), *(sum(part.tolist()) for part in (first, last)))
 
@@ -200,9 +194,7 @@ Allowed: TypeAlias = Callable[[Candidate], bool]
 
 def runnable(request: PlanRequest) -> Allowed:
     """Return whether the request's framework runs a candidate; without one, whether any can."""
-    model, gpus, training = request.model, request.cluster.gpus, request.training
-    framework = request.fixed.framework
-    return lambda candidate: not broken(Case.of(model, gpus, training, candidate), framework)
+    return lambda candidate: not broken(request.case(candidate), request.fixed.framework)
 
 
 def refined(
@@ -286,7 +278,7 @@ class _Moves:
         try:
             order = None
             if self.room is not None:
-                costs = costs_of(self.request, candidate)
+                costs = costs_of(self.request.case(candidate))
                 order = schedule_of(candidate, costs, self.room)
             plan, timeline = timed(self.request, candidate, order, memory=self.limited)
             if plan.step_time < self.floor or (fits and plan.step_time >= self.best.step_time):

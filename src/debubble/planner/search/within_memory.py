@@ -200,7 +200,7 @@ def _made(plan: Evaluated, room: NDArray[np.float64]) -> Evaluated | None:
     """Return a plan with its schedule made for some bytes of activations."""
     request, candidate = plan.request, plan.candidate
     try:
-        order = schedule_of(candidate, costs_of(request, candidate), room.tolist())
+        order = schedule_of(candidate, costs_of(plan.case), room.tolist())
         return with_peaks(*timed(request, candidate, order))
     except DebubbleError:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.planner.frameworks.case import Case
+from debubble.planner.case import Case
 from debubble.schedules.registry import find
 
 NAMES = {
