@@ -14,8 +14,7 @@ from debubble.planner.request import Fixed, plan_request
 from debubble.planner.search.best_plans import search
 from debubble.planner.search.groups import groups
 from debubble.sweeps import spec_of
-from debubble.sweeps.commands import COMMANDS, simulate
-from debubble.sweeps.work import compute
+from debubble.sweeps.commands import COMMANDS, compute, simulate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

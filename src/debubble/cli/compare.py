@@ -26,10 +26,10 @@ from debubble.cli.options import (
     with_setup,
     writes,
 )
-from debubble.cli.output import check_writable, in_color, note, print_json, styled
+from debubble.cli.output import check_output, in_color, note, print_json, styled
 from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import Phases, phases
-from debubble.core.errors import FormatError, ParameterError
+from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange.files import is_file_name, write_text
 from debubble.interchange.named import made_for_each
@@ -55,8 +55,7 @@ def compare(
     """
     inputs = setup.read()
     check_picture(output, picture, ".tex")
-    if bibtex is not None:
-        _check_bibtex(bibtex)
+    check_output("--bibtex", bibtex, (".bib",), "a bibliography is written as .bib")
     with phases(2 * len(schedules)) as phase:
         items, skipped = _items(schedules, inputs, phase)
         named = [item for item in items if isinstance(item, str)]
@@ -118,13 +117,6 @@ def _items(
         return (replace(mine, pairs=()) if is_file_name(name) else mine).of(name).made
 
     return made_for_each(names, inputs.several.get("chunks") or [inputs.asked.chunks], make)
-
-
-def _check_bibtex(path: str) -> None:
-    """Refuse a file that could not be written in the end, before anything is computed."""
-    if not path.lower().endswith(".bib"):
-        raise FormatError(f"--bibtex '{path}': a bibliography is written as .bib")
-    check_writable(path)
 
 
 def _write_bibtex(names: Iterable[str], path: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, takes
-from debubble.cli.output import check_cost_file, check_writable, in_color, note, print_json, styled
+from debubble.cli.output import COST_FILES, check_output, in_color, note, print_json, styled
 from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import ParameterError
 from debubble.core.options import read_whole
@@ -78,7 +78,9 @@ def trace(
         raise ParameterError(
             "--costs-out writes the measured costs, which --set does not change; leave one out"
         )
-    _check_files(costs_out, order_out, html)
+    check_output("--order-out", order_out, (".csv", ".json"), "a schedule ends in .csv or .json")
+    check_output("--costs-out", costs_out, *COST_FILES)
+    check_output("--html", html, (".html",), "a page ends in .html")
     observed = read(path, format=format)
     if costs_only.has_only_costs(observed):
         needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if,
@@ -163,21 +165,6 @@ def _order(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
         if one.timeline is not None:
             return one.timeline.schedule
     return found.name.nearest or found.schedule
-
-
-def _check_files(costs_out: str | None, order_out: str | None, html: str | None) -> None:
-    """Refuse files that could not be written, before anything is read."""
-    if order_out is not None:
-        if not order_out.lower().endswith((".csv", ".json")):
-            raise ParameterError(f"--order-out '{order_out}': a schedule ends in .csv or .json")
-        check_writable(order_out)
-    if costs_out is not None:
-        check_cost_file("--costs-out", costs_out)
-        check_writable(costs_out)
-    if html is not None:
-        if not html.lower().endswith(".html"):
-            raise ParameterError(f"--html '{html}': a page ends in .html")
-        check_writable(html)
 
 
 def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:

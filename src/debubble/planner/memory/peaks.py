@@ -144,14 +144,14 @@ def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
     timeline = replace(timeline, table=Costs(**memory_costs(case)).table(schedule))
     head = logits_bytes(case) / schedule.slices
     for rank in range(schedule.ranks):
-        moments = Moments.of(timeline, rank)
+        moments = Moments(timeline, rank)
         backwards = moments.backwards(training.runtime.engine, case.whole_backwards)
         yield MemoryCurve(
             moments.times,
             moments.heads,
-            _activations(timeline, rank, moments, each, backwards),
-            buffers(timeline, rank, moments, each[0].boundary, training.runtime),
-            _logits(schedule, moments, head, HELD_FUSED if training.fused_loss else HELD_LOGITS),
+            _activations(moments, each, backwards),
+            buffers(moments, each[0].boundary, training.runtime),
+            _logits(moments, head, HELD_FUSED if training.fused_loss else HELD_LOGITS),
             rank_state(case, schedule, rank),
             margin(training),
         )
@@ -202,12 +202,9 @@ def rank_state(case: Case, schedule: Schedule, rank: int) -> TrainingState:
     return replace(state, weights=state.weights * versions) if versions > 1 else state
 
 
-def _activations(
-    timeline: Timeline, rank: int, moments: Moments, each: Sequence[Activation],
-    backwards: Backwards,
-) -> Floats:  # fmt: skip
+def _activations(moments: Moments, each: Sequence[Activation], backwards: Backwards) -> Floats:
     """Return activations in flight by the engine, and those of running backwards."""
-    schedule = timeline.schedule
+    timeline, schedule, rank = moments.timeline, moments.schedule, moments.rank
     changes: list[tuple[NDArray[np.int64], Floats]] = []
     if timeline.graph.has_copies:
         times, held = timeline.memory_curve(rank)
@@ -234,8 +231,9 @@ def _activations(
     return moments.held(*changes)
 
 
-def _logits(schedule: Schedule, moments: Moments, size: float, share: float) -> Floats:
+def _logits(moments: Moments, size: float, share: float) -> Floats:
     """Return logits where the head runs: all of them then, a share from forward to backward."""
+    schedule = moments.schedule
     last = moments.stages == schedule.stages - 1
     if schedule.vocabulary:
         size /= schedule.ranks
