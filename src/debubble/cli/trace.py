@@ -36,8 +36,7 @@ def trace(
         takes("CHANGE", "Replay with other times: stage3.F*=0.9, p2p=0; may be repeated.", "--set"),
     ] = None,
     schedule: Annotated[
-        Text,
-        takes("NAME", "Time of a step under another schedule, at the measured times."),
+        Text, takes("NAME", "Time of a step under another schedule, at the measured times.")
     ] = None,
     chunks: Annotated[
         Text, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")

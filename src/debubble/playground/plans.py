@@ -8,13 +8,7 @@ from typing import Any
 
 from debubble.core.errors import did_you_mean
 from debubble.planner.answer.plan import Plan, with_measured_steps
-from debubble.planner.answer.report import (
-    columns,
-    costs_yaml,
-    gigabytes,
-    left_out,
-    paragraphs,
-)
+from debubble.planner.answer.report import columns, costs_yaml, gigabytes, left_out, paragraphs
 from debubble.planner.answer.why import why_not, why_text
 from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
 from debubble.planner.frameworks.table import FRAMEWORKS

@@ -8,7 +8,7 @@ from typing import Any
 from debubble.planner.answer.report import gigabytes
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.frameworks.table import FRAMEWORKS, find_framework, flags
-from debubble.planner.frameworks.torch.flags import CSV
+from debubble.planner.frameworks.torch.flags import CSV, ON_PYTORCH
 from debubble.planner.memory.peaks import RankMemory, memory_of
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import PlanRequest
@@ -49,11 +49,8 @@ def plan_flags(plan: Evaluated, framework: str) -> str:
     if not plan.optimized:
         text = flags(plan.case, framework)
         return text if runs_nothing(text) else _held_there(plan, framework) + text
-    return (
-        f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with\n"
-        f"# debubble.torch.Pipeline({CSV!r}, stages, loss_fn) in a training loop, or\n"
-        f"# debubble.torch.titan.pipelining_fn({CSV!r}) in torchtitan\n"
-    )
+    first = f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with"
+    return "\n".join([first, *ON_PYTORCH, ""])
 
 
 def runs_nothing(text: str) -> bool:

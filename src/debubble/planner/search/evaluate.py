@@ -76,6 +76,11 @@ class Evaluated:
         return max(self.peaks) <= self.request.limit
 
     @property
+    def fullest(self) -> int:
+        """The rank with the largest peak."""
+        return self.peaks.index(max(self.peaks))
+
+    @property
     def case(self) -> Case:
         """The candidate with all that its times and bytes follow from."""
         return self.request.case(self.candidate)

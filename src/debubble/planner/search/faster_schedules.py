@@ -14,13 +14,7 @@ from debubble.core.errors import DebubbleError
 from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
 from debubble.planner.memory.peaks import FRAGMENTATION
-from debubble.planner.search.evaluate import (
-    Evaluated,
-    costs_of,
-    finished,
-    timed,
-    with_peaks,
-)
+from debubble.planner.search.evaluate import Evaluated, costs_of, finished, timed, with_peaks
 from debubble.planner.search.search_result import Found
 from debubble.planner.search.within_memory import within_limit
 

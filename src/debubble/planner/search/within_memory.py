@@ -23,13 +23,7 @@ from debubble.planner.candidate import Candidate
 from debubble.planner.memory.peaks import FRAGMENTATION
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import pipeline_bound, saves_memory
-from debubble.planner.search.evaluate import (
-    Evaluated,
-    costs_of,
-    schedule_of,
-    timed,
-    with_peaks,
-)
+from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.planner.search.layer_split import (
     Allowed,
     forced_time,

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from debubble.planner.case import Case
-from debubble.planner.frameworks.rule import (
-    DEGREES,
-    ORDER,
-    STATE,
-    Refusal,
-    Rule,
-)
+from debubble.planner.frameworks.rule import DEGREES, ORDER, STATE, Refusal, Rule
 from debubble.planner.frameworks.torch import rules as shared
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 from debubble.interchange.layouts import in_loop
 from debubble.planner.case import Case
 from debubble.planner.frameworks.any_rules import expert_degrees
-from debubble.planner.frameworks.rule import (
-    DEGREES,
-    ORDER,
-    STATE,
-    Refusal,
-    Rule,
-    nearest_multiple,
-)
+from debubble.planner.frameworks.rule import DEGREES, ORDER, STATE, Refusal, Rule, nearest_multiple
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "interleaved-overlap")
 """The schedules that Megatron-LM has."""
