@@ -17,7 +17,7 @@ from debubble.core.placement import Placement
 from debubble.core.units import read_number
 from debubble.interchange import syntax
 from debubble.interchange.cost_files import CostFile, parse_costs
-from debubble.interchange.text import read_text, shown
+from debubble.interchange.text import check_keys, read_text, shown
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.case import Case
 from debubble.planner.cost.calibrate import calibrated, with_measured
@@ -199,11 +199,7 @@ def _model_of(row: Mapping[str, str], where: str) -> Model | None:
 def _from_step(step: Any, where: str, request: PlanRequest) -> Factors:
     if not isinstance(step, Mapping):
         raise FormatError(f"{where}: {shown(step)}; give a mapping with tp, pp, … and seconds")
-    for key in step:
-        if key not in STEP_KEYS:
-            raise FormatError(
-                f"{where}: unknown key {shown(key)}; {did_you_mean(str(key), STEP_KEYS)}"
-            )
+    check_keys(step, where, STEP_KEYS)
     if "log" in step:
         seconds = log_seconds(str(step["log"]), where)
     elif isinstance(step.get("seconds"), int | float) and 0 < step["seconds"] < LONGEST:

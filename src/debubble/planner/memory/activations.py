@@ -7,8 +7,10 @@ split over groups of ranks, left out where they are recomputed, and summed over 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
@@ -91,29 +93,29 @@ def _stages(
     model: Model, training: Training, layers: tuple[int, ...], seen: Candidate
 ) -> tuple[Activation, ...]:
     most = recomputed_layers(seen.recompute)
-    again = sums = _sums(model, training, seen.recomputing("none") if most is not None else seen)
-    if most is not None:
+    ends = np.cumsum((0, *layers))
+    begin, end = ends[:-1], ends[1:]
+    if most is None:
+        again = sums = _sums(model, training, seen)
+        middle = end
+    else:
         again = _sums(model, training, seen.recomputing("full"))
-    found, begin = [], 0
-    for stage, count in enumerate(layers):
-        end = begin + count
-        middle = end if most is None else begin + min(most, count)
-        first = [row[middle] - row[begin] for row in again.totals]
-        behind = [row[end] - row[middle] for row in sums.totals]
-        recomputed = max(again.recomputed[begin:middle], default=0.0)
-        begin = end
-        if stage == len(layers) - 1:
-            behind = [own + more for own, more in zip(behind, sums.head, strict=False)]
-            recomputed = max(recomputed, sums.head.recomputed)
-        freed, left = (behind[0], behind[1]) if most is not None else (0.0, 0.0)
-        stored, kept, checkpoint = map(sum, zip(first, behind, strict=True))
-        if stage == 0:
-            stored += sums.embedding
-            checkpoint += sums.embedding
-        back = max(recomputed - freed, 0.0)
-        back_for_input = max(recomputed - max(freed - left, 0.0), 0.0)
-        found.append(Activation(stored, kept, checkpoint, back, back_for_input, sums.boundary))
-    return tuple(found)
+        sums = _sums(model, training, seen.recomputing("none"))
+        middle = np.minimum(begin + most, end)
+    behind = sums.totals[:, end] - sums.totals[:, middle]
+    behind[:, -1] += sums.head[:3]
+    stored, kept, checkpoint = again.totals[:, middle] - again.totals[:, begin] + behind
+    stored[0] += sums.embedding
+    checkpoint[0] += sums.embedding
+    pieces = zip(begin.tolist(), middle.tolist(), strict=True)
+    recomputed = np.array([max(again.recomputed[a:b], default=0.0) for a, b in pieces])
+    recomputed[-1] = max(recomputed[-1], sums.head.recomputed)
+    freed, left, _ = behind if most is not None else np.zeros_like(behind)
+    back = np.maximum(recomputed - freed, 0.0)
+    back_for_input = np.maximum(recomputed - np.maximum(freed - left, 0.0), 0.0)
+    boundary = np.full(len(layers), sums.boundary)
+    rows = np.stack([stored, kept, checkpoint, back, back_for_input, boundary], axis=1)
+    return tuple(Activation(*row) for row in rows.tolist())
 
 
 def logits_bytes(case: Case) -> float:
@@ -133,8 +135,8 @@ def logits_bytes(case: Case) -> float:
 class _Sums(NamedTuple):
     """Bytes of the first n layers, for every n, and of the ends."""
 
-    totals: tuple[tuple[float, ...], ...]
-    """Stored, kept for W, and kept where whole layers are computed again."""
+    totals: NDArray[np.float64]
+    """Stored, kept for W, and kept where whole layers are computed again, in rows."""
     recomputed: tuple[float, ...]
     """Of every layer."""
     embedding: float
@@ -146,7 +148,7 @@ class _Sums(NamedTuple):
 def _sums(model: Model, training: Training, seen: Candidate) -> _Sums:
     degrees = seen.degrees
     each = [layer_activation(model, layer, training, seen) for layer in model.layers]
-    totals = tuple(tuple(accumulate(row, initial=0.0)) for row in list(zip(*each, strict=True))[:3])
+    totals = np.cumsum([(0.0,) * 3, *(one[:3] for one in each)], axis=0).T
     tokens = training.sequence * seen.microbatch_size / degrees.cp
     stream = tokens / (degrees.tp if training.sequence_parallel else 1)
     inputs = 4 * stream * model.hidden  # of the final norm and of the head

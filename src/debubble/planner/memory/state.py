@@ -34,8 +34,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from operator import add
+
+import numpy as np
+from numpy.typing import NDArray
 
 from debubble.planner.candidate import Degrees, Training
 from debubble.planner.case import Case
@@ -121,11 +123,10 @@ def layer_parameters(model: Model, layer: Layer, tp: int, ep: int) -> tuple[floa
 
 
 @lru_cache(maxsize=1024)
-def _sums(model: Model, tp: int, ep: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _sums(model: Model, tp: int, ep: int) -> NDArray[np.float64]:
     """Return parameters of the first n layers on one GPU, for every n: those of experts apart."""
     each = [layer_parameters(model, layer, tp, ep) for layer in model.layers]
-    dense, experts = zip(*each, strict=True)
-    return tuple(accumulate(dense, initial=0.0)), tuple(accumulate(experts, initial=0.0))
+    return np.cumsum([(0.0, 0.0), *each], axis=0)
 
 
 def stage_parameters(case: Case) -> tuple[StageParameters, ...]:
@@ -142,25 +143,17 @@ def stage_parameters(case: Case) -> tuple[StageParameters, ...]:
 def _parameters(
     model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...]
 ) -> tuple[StageParameters, ...]:
-    sums = _sums(model, degrees.tp, degrees.ep)
+    found = np.diff(_sums(model, degrees.tp, degrees.ep)[np.cumsum((0, *layers))], axis=0)
     vocabulary = padded_vocabulary(model, training, degrees.tp) * model.hidden / degrees.tp
-    found, begin = [], 0
-    for stage, count in enumerate(layers):
-        first, last = stage == 0, stage == len(layers) - 1
-        dense, experts = (some[begin + count] - some[begin] for some in sums)
-        begin += count
-        if first:
-            dense += vocabulary + model.positions * model.hidden
-        if last:
-            dense += model.norm_parameters
-            if model.mtp:
-                own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
-                own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters
-                dense, experts = dense + model.mtp * own, experts + model.mtp * routed
-            copies = (not model.tied) + (not first and bool(model.tied or model.mtp))
-            dense += copies * vocabulary
-        found.append(StageParameters(dense, experts))
-    return tuple(found)
+    found[0, 0] += vocabulary + model.positions * model.hidden
+    found[-1, 0] += model.norm_parameters
+    if model.mtp:
+        own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
+        own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters
+        found[-1] += model.mtp * own, model.mtp * routed
+    copies = (not model.tied) + (len(layers) > 1 and bool(model.tied or model.mtp))
+    found[-1, 0] += copies * vocabulary
+    return tuple(StageParameters(*stage) for stage in found.tolist())
 
 
 def stage_states(case: Case) -> tuple[TrainingState, ...]:

@@ -70,15 +70,11 @@ def _loads(case: Case) -> Loads:
 
 def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:
     """Return the load of every rank for one microbatch; `homes` are the ranks of the stages."""
-    found = [0.0] * (max(homes) + 1)
-    sums = list(accumulate(loads.layers, initial=0.0))
-    begin = 0
-    for rank, count in zip(homes, cut, strict=True):
-        found[rank] += sums[begin + count] - sums[begin]
-        begin += count
+    sums = np.cumsum((0.0, *loads.layers))
+    found = np.bincount(homes, np.diff(sums[np.cumsum((0, *cut))]))
     found[homes[0]] += loads.first
     found[homes[-1]] += loads.last
-    return found
+    return [float(load) for load in found]
 
 
 @lru_cache(maxsize=1 << 14)
