@@ -63,7 +63,9 @@ def compare(
         if chunks is None and has_choice(named):
             chunks = inputs.size("chunks")
         if named:
-            _need_sizes(named[0], inputs)
+            for key, advice in HOW.items():
+                if inputs.size(key) is None and key not in inputs.several:
+                    raise ParameterError(f"'{named[0]}' needs {key}; {advice}")
         if not items:
             _leave(skipped)
         result = simulate_all(
@@ -90,7 +92,10 @@ def compare(
         table = {"cite": bibtex is not None, "source": inputs.source}
         result.save(output, **table if output.lower().endswith(".tex") else picture)
     if bibtex is not None:
-        _write_bibtex((row.schedule.name for row in result.rows), bibtex)
+        # Schedules of files have no entry.
+        known = [name for row in result.rows if (name := row.schedule.name) in registry.entries()]
+        write_text(bibtex, bibliography(known))
+        note(f"wrote {bibtex}")
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:
@@ -119,24 +124,11 @@ def _items(
     return made_for_each(names, inputs.several.get("chunks") or [inputs.asked.chunks], make)
 
 
-def _write_bibtex(names: Iterable[str], path: str) -> None:
-    """Write the entries of all registered schedules; those of files have none."""
-    known = registry.entries()
-    write_text(path, bibliography(name for name in names if name in known))
-    note(f"wrote {path}")
-
-
 def _leave(skipped: Iterable[tuple[str, str]]) -> NoReturn:
     """Exit with the reasons why there is nothing to compare."""
     for name, reason in skipped:
         note(f"debubble: {name}: {reason}")
     raise typer.Exit(BAD_INPUT)
-
-
-def _need_sizes(name: str, inputs: Inputs) -> None:
-    for key, advice in HOW.items():
-        if inputs.size(key) is None and key not in inputs.several:
-            raise ParameterError(f"'{name}' needs {key}; {advice}")
 
 
 app = command(

@@ -11,7 +11,6 @@ from debubble.analysis.layout import line_width
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, takes
 from debubble.cli.output import COST_FILES, check_output, in_color, note, print_json, styled
-from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import ParameterError
 from debubble.core.options import read_whole
 from debubble.core.schedule import Schedule
@@ -24,6 +23,7 @@ from debubble.diagnosis.readers.folder import read
 from debubble.diagnosis.report import report, what_if_text
 from debubble.diagnosis.what_if import WhatIf, with_changes, with_schedule
 from debubble.interchange.cost_files import save_costs
+from debubble.interchange.files import write_text
 
 FAILED = 1
 """Exit code where a condition of ``--fail-if`` holds."""
@@ -100,7 +100,10 @@ def trace(
         _order(found, answers).save(order_out)
         wrote.append(f"wrote {order_out}; try: debubble check {order_out}")
     if html is not None:
-        _save_page(found, answers, html)
+        # The page is drawn by matplotlib, which takes longer to load than most traces to read.
+        from debubble.view.trace_view import trace_page
+
+        write_text(html, trace_page(found, answers))
         wrote.append(f"wrote {html}")
     if as_json:
         more = {"what_if": [one.to_dict() for one in answers]} if answers else {}
@@ -164,17 +167,6 @@ def _order(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
         if one.timeline is not None:
             return one.timeline.schedule
     return found.name.nearest or found.schedule
-
-
-def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
-    """Write a page with the observed above the predicted step on one axis, and the findings."""
-    # The page is drawn by matplotlib, which takes longer to load than most traces to read.
-    from debubble.view.trace_view import trace_page
-
-    try:
-        write_atomically(path, trace_page(found, answers).encode())
-    except OSError as error:
-        raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
 app = command(

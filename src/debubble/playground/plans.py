@@ -20,7 +20,6 @@ from debubble.planner.plannable import plannable
 from debubble.planner.request import PlanRequest
 from debubble.planner.request_check import check_request
 from debubble.planner.search.best_plans import search
-from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import ZEROS, CandidateGroup, groups
 from debubble.planner.search.layer_split import runnable
 from debubble.planner.search.search_result import Found
@@ -167,11 +166,7 @@ def _answer(plan: Plan) -> dict[str, Any]:
         "front": picture,
         "flags": [[name, plan.flags(name)] for name in FRAMEWORKS],
         "timelines": encode([plan.timeline], limit=found.request.limit),
-        "other_tab": _for_comparison(plan.best),
+        # Costs, sizes and schedule, for the page that compares schedules.
+        "other_tab": upload(File(name="plan.yaml", text=costs_yaml(plan.best)))
+        | {"name": plan.candidate.schedule},
     }
-
-
-def _for_comparison(best: Evaluated) -> dict[str, Any]:
-    """Return costs, sizes and schedule of the best plan, for the page that compares schedules."""
-    file = File(name="plan.yaml", text=costs_yaml(best))
-    return upload(file) | {"name": best.candidate.schedule}

@@ -38,11 +38,6 @@ class Parameter:
     """The files that a value names. Their content is part of what a point is."""
 
 
-def files_of(parameter: OptionType | Parameter, value: Any) -> list[str]:
-    """Return the files that a value of a parameter names."""
-    return parameter.files(value) if isinstance(parameter, Parameter) else []
-
-
 def schedule_name(name: str, value: Any) -> str:
     """Return the name of a schedule; the registered one for an alias."""
     if not isinstance(value, str):

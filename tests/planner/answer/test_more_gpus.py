@@ -6,13 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from debubble.planner.answer.more_gpus import enough_gpus, one_more_node, with_gpus
-from debubble.planner.request import Fixed, plan_request
+from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
+from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import search
 from debubble.planner.search.groups import groups
 from tests.planner.cases import evaluate
 
 HELD = Fixed(schedules=("1f1b",), zero=1, cp=1, microbatch_size=1)
+
+
+def with_gpus(asked: PlanRequest, gpus: int) -> PlanRequest:
+    return replace(asked, cluster=replace(asked.cluster, gpus=gpus))
 
 
 def test_one_more_node_is_a_search_with_it() -> None:

@@ -63,13 +63,16 @@ def faster_order(
     again with less, see :func:`~debubble.planner.search.within_memory.within_limit`.
     """
     results: list[Result] = []
+    wide = replace(plan.request, limit=math.inf)
 
     def make(less: NDArray[np.float64]) -> Evaluated | None:
         if results and results[-1].status == "interrupted":
             return None
         room = np.broadcast_to(plan.request.limit - less, len(plan.peaks))
         results.append(_result(plan, room.tolist(), time_limit))
-        return _plan_of(plan, results[-1])
+        order = results[-1].schedule
+        whole = with_peaks(*timed(wide, plan.candidate, order))
+        return replace(whole, request=plan.request, order=order, optimized=True)
 
     found = within_limit(make, plan.request.limit)
     least = results[0].lower_bound + plan.causes["optimizer"] + plan.causes["weights"]
@@ -98,9 +101,3 @@ def _result(plan: Evaluated, room: Sequence[float], time_limit: float | None) ->
             memory=[share * one for one in room],
             placement=timeline.schedule.placement, time_limit=time_limit, published=False,
         )  # fmt: skip
-
-
-def _plan_of(plan: Evaluated, result: Result) -> Evaluated:
-    wide = replace(plan.request, limit=math.inf)
-    whole = with_peaks(*timed(wide, plan.candidate, result.schedule))
-    return replace(whole, request=plan.request, order=result.schedule, optimized=True)

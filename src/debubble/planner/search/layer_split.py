@@ -178,12 +178,6 @@ def split_bound(request: PlanRequest, candidate: Candidate) -> float:
     return least * candidate.microbatches
 
 
-def with_balanced(request: PlanRequest, candidate: Candidate) -> Candidate:
-    """Return the candidate with the cut whose busiest rank does least."""
-    cut = balanced(loads_of(request, candidate), homes_of(candidate))
-    return replace(candidate, layers=cut)
-
-
 Allowed: TypeAlias = Callable[[Candidate], bool]
 """Predicate that is true if the framework, if any, runs a candidate."""
 

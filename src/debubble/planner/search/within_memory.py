@@ -22,14 +22,15 @@ from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
 from debubble.planner.memory.peaks import FRAGMENTATION
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.bounds import pipeline_bound, saves_memory
+from debubble.planner.search.bounds import homes_of, pipeline_bound, saves_memory
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.planner.search.layer_split import (
     Allowed,
+    balanced,
     forced_time,
+    loads_of,
     refined,
     split_bound,
-    with_balanced,
 )
 from debubble.planner.search.search_result import ROUNDING, rank
 from debubble.schedules import registry
@@ -69,7 +70,8 @@ def base_cut(
     bound = pipeline_bound(request, given)
     if splits is None or given.degrees.pp == 1:
         return given, bound
-    other = with_balanced(request, given)
+    cut = balanced(loads_of(request, given), homes_of(given))
+    other = replace(given, layers=cut)
     if other.layers != given.layers:
         less = pipeline_bound(request, other)
         if less < bound and splits(other):
