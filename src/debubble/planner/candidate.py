@@ -10,6 +10,7 @@ from itertools import accumulate
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.schedules import registry
 
 RECOMPUTES = ("none", "selective", "full")
 """Ways to recompute every layer; ``"full:N"`` recomputes the first N layers of every stage."""
@@ -145,6 +146,11 @@ class Candidate:
                 f"layers names {len(self.layers)} stages; pp {self.degrees.pp} with chunks"
                 f" {self.degrees.chunks} has {self.degrees.stages}"
             )
+
+    @property
+    def uses_costs(self) -> bool:
+        """True if its schedule is made for costs and memory."""
+        return registry.find(self.schedule).uses_costs
 
     def recomputing(self, recompute: str) -> Candidate:
         """Return the candidate with another way to recompute."""

@@ -36,7 +36,6 @@ from debubble.planner.search.search_result import (
     rounded,
 )
 from debubble.planner.search.within_memory import Base, base_cut, base_of, fastest_within
-from debubble.schedules import registry
 
 Progress = Callable[[Found], None]
 """Callback that gets the results so far, now and then."""
@@ -206,7 +205,7 @@ class _Screen:
         peaks = least_peaks(self.request, candidate)
         near = self._forced(candidate, peaks) > limit
         if near and not self._may_be_near(candidate, peaks):
-            made = registry.find(candidate.schedule).uses_costs
+            made = candidate.uses_costs
             return None, NO_ORDER if made else IN_FLIGHT
         try:
             base = base_of(self.request, candidate, self.splits, limit)
@@ -243,7 +242,7 @@ class _Screen:
         """
         if peaks is None or float(peaks.max()) <= self.request.limit * (1 + ROUNDING):
             return 0.0
-        made = registry.find(candidate.schedule).uses_costs
+        made = candidate.uses_costs
         if made or self.splits is None or candidate.degrees.pp == 1:
             return math.inf
         return forced_time(self.request, candidate, peaks)
@@ -251,7 +250,7 @@ class _Screen:
     def _may_be_near(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> bool:
         """Return whether a candidate that does not fit may be kept as near."""
         near = self.found.near
-        if registry.find(candidate.schedule).uses_costs or peaks is None:
+        if candidate.uses_costs or peaks is None:
             return False
         if len(near) < self.found.top:
             return True

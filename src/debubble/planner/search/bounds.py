@@ -102,7 +102,7 @@ def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float6
     counts = in_flight(
         candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, runtime
     )
-    if counts is None and not registry.find(candidate.schedule).uses_costs:
+    if counts is None and not candidate.uses_costs:
         return None
     each = stage_activations(case)
     stored = np.array([one.stored for one in each])

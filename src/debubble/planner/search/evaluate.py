@@ -148,7 +148,7 @@ def costs_of(case: Case, *, memory: bool = True) -> Costs:
 
     Without `memory`, activations are left out unless a schedule is made for them.
     """
-    counted = memory or registry.find(case.candidate.schedule).uses_costs
+    counted = memory or case.candidate.uses_costs
     return stage_costs(case, **(memory_costs(case) if counted else {}))
 
 
@@ -170,7 +170,7 @@ def timed(
     """Return the step time of a candidate without its memory, in its own order or a given one."""
     case = request.case(candidate)
     timeline = simulated(case, order, memory=memory)
-    if registry.find(candidate.schedule).uses_costs:
+    if candidate.uses_costs:
         order = timeline.schedule
     seconds = step_of(case, timeline).seconds
     return Evaluated(request, candidate, seconds, (), order=order), timeline
