@@ -66,7 +66,7 @@ def test_help_completion_and_the_page_have_it() -> None:
     options = util.module_from_spec(spec)
     spec.loader.exec_module(options)
     assert "automodel or own can run" in options.ROWS["framework"].help
-    assert completion.frameworks("ow") == ["own"]
+    assert completion.BY_NAME["framework"]("ow") == ["own"]
     assert "own" in plans.inputs()["frameworks"]
 
 
