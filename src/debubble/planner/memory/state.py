@@ -50,27 +50,16 @@ next."""
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Bytes on one GPU that stay from step to step.
-
-    `gathered` are weights that replicas split and gather again, and `summed` are gradients that
-    are not split yet. Both are there during a step only, and are parts of the others.
-    """
+    """Bytes on one GPU, with what replicas gather, or have not split yet, during a step."""
 
     weights: float
     gradients: float
     optimizer: float
-    gathered: float = 0.0
-    summed: float = 0.0
 
     @property
     def total(self) -> float:
-        """All bytes during a step."""
+        """All bytes."""
         return self.weights + self.gradients + self.optimizer
-
-    @property
-    def between_steps(self) -> float:
-        """All bytes between two steps."""
-        return self.total - self.gathered - self.summed
 
     def __add__(self, other: TrainingState) -> TrainingState:
         return TrainingState(*map(add, vars(self).values(), vars(other).values()))
@@ -183,7 +172,7 @@ def _states(
             two = min(GATHERED_LAYERS, own) * max(sizes, default=0.0)
             gathered = 2 * (counts.total if stays else two) * gathers
             summed = 4 * counts.total if stays else scattered * two
-            state += TrainingState(gathered, summed, 0.0, gathered, summed)
+            state += TrainingState(gathered, summed, 0.0)
         found.append(state)
         begin += own
     return tuple(found)
