@@ -32,7 +32,8 @@ class Moments:
         """Actions that occupy the compute stream; shape ``(n,)``."""
         self.positions: Integers = working + first
         """Their positions in the schedule."""
-        self.kinds, self.stages = kinds_of(self.program), stages_of(self.program)
+        self.kinds: Integers = kinds_of(self.program)
+        self.stages: Integers = stages_of(self.program)
         closes = ends_group(self.program)
         self.groups: Integers = np.cumsum(closes) - closes
         """Group of each."""
@@ -43,8 +44,10 @@ class Moments:
         """Start of each group; shape ``(groups,)``."""
         self.times: Floats = np.stack([self.begins, timeline.end[heads]], axis=1).ravel()
         """Time of every moment; shape ``(2 * groups,)``."""
-        self.starts, self.stops = 2 * self.groups, 2 * self.groups + 1
-        """Moments at which each action starts and ends."""
+        self.starts: Integers = 2 * self.groups
+        """Moment at which each action starts."""
+        self.stops: Integers = self.starts + 1
+        """Moment at which each action ends."""
 
     def handing(self, direction: int) -> Mask:
         """Return the mask of actions that compute for the next stage (1) or the one before (−1)."""
