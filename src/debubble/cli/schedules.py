@@ -158,19 +158,25 @@ def example_case(entry: Entry) -> SimpleNamespace | None:
     return None
 
 
-def draw_example(entry: Entry, width: int = FIGURE_COLUMNS) -> str:
-    """Draw a small case with default costs; empty when the schedule needs more than sizes."""
+def example(entry: Entry) -> Timeline | None:
+    """Simulate a small case with default costs; None when the schedule needs more than sizes."""
     case = example_case(entry)
     if case is None:
-        return ""
+        return None
     try:
         schedule = registry.make(
             entry.name, ranks=case.ranks, microbatches=case.microbatches,
             chunks=None if entry.chunks else case.chunks,
         )  # fmt: skip
-        return draw(simulate(schedule), width=min(width, FIGURE_COLUMNS), color=False)
+        return simulate(schedule)
     except DebubbleError:
-        return ""
+        return None
+
+
+def draw_example(entry: Entry, width: int = FIGURE_COLUMNS) -> str:
+    """Draw a small case as text; empty when the schedule needs more than sizes."""
+    timeline = example(entry)
+    return "" if timeline is None else draw(timeline, width=min(width, FIGURE_COLUMNS), color=False)
 
 
 def _glance_texts(timeline: Timeline) -> list[tuple[str, str]]:
