@@ -136,35 +136,14 @@ _ANY = CostField("", "number", "no effect", "0", "any number")
 def check_value(spec: CostField, value: Any) -> Any:
     """Check the value of a cost, and return it as plain numbers, tuples and dictionaries.
 
-    Parameters
-    ----------
-    spec
-        The cost.
-    value
-        Anything.
-
-    Returns
-    -------
-    float, tuple or dict
-        One number; numbers of all stages or ranks; numbers by stage, by pair of stages and
-        for :data:`DEFAULT`.
-
-    Raises
-    ------
-    WrongValueError
-        When the cost cannot have this value.
+    That is one number; a number for each stage, rank or microbatch; or numbers by stage, by pair of
+    stages and for :data:`DEFAULT`. Raises WrongValueError where the cost cannot have the value.
     """
     return _CHECKS[spec.shape](spec, _plain(value))
 
 
 def check_number(value: Any, path: str) -> float:
-    """Check a number that is a cost.
-
-    Raises
-    ------
-    WrongValueError
-        When it is something else, negative, or too large.
-    """
+    """Check a number that is a cost; raises WrongValueError for anything else."""
     return _number(_ANY, value, path)
 
 

@@ -159,13 +159,7 @@ class CostTable:
         )  # fmt: skip
 
     def for_microbatches(self, microbatches: int) -> CostTable:
-        """Return the table with the length of every microbatch.
-
-        Raises
-        ------
-        CostError
-            When there is not one length for each.
-        """
+        """Return the table with the length of every microbatch; a CostError where one lacks it."""
         if self.costs.microbatch is None:
             return self
         found = numbers_of(self.costs.microbatch, "microbatch", "microbatch", microbatches)

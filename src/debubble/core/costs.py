@@ -380,13 +380,7 @@ class Costs:
         return replace(self, **changes)
 
     def table(self, schedule: Schedule) -> CostTable:
-        """Return costs of every (kind, stage) of a schedule, for every slice of a microbatch.
-
-        Raises
-        ------
-        CostError
-            When the costs do not fit the schedule.
-        """
+        """Return costs by (kind, stage) and slice of a schedule; a CostError if they do not fit."""
         table = CostTable.of(self, schedule.placement, schedule.slicing, schedule.vocabulary)
         table = as_run(table, recomputed_places(schedule, self))
         return table.for_microbatches(schedule.microbatches)

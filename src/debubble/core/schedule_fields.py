@@ -31,7 +31,7 @@ MAX_NUMBER = 1 << 53
 
 
 class FieldSizes(NamedTuple):
-    """FieldSizes of a schedule that the values of its fields are checked against."""
+    """Sizes of a schedule that the values of its fields are checked against."""
 
     ranks: int
     slices: int
@@ -68,13 +68,7 @@ def saved(check: Check, **more: Any) -> dict[str, Any]:
 
 
 def checked(name: str, spec: Saved, value: Any, sizes: FieldSizes) -> Any:
-    """Check a value given in Python, and return it as the field has it.
-
-    Raises
-    ------
-    ParameterError
-        When it cannot be one.
-    """
+    """Return a value given in Python as the field has it; a ParameterError if it cannot be."""
     try:
         return spec.check(name, value, sizes)
     except WrongValueError as error:

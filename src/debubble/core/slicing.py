@@ -43,10 +43,7 @@ WHOLE = Slicing()
 def check_cut(cut: Sequence[float], slices: int) -> tuple[float, ...]:
     """Return the shares of a cut as floats; empty stays empty and means equal slices.
 
-    Raises
-    ------
-    ParameterError
-        When there is not one positive share for every slice, or they do not add up to 1.
+    Raises ParameterError unless there is a positive share for every slice, and they add up to 1.
     """
     shares = tuple(float(share) for share in cut)
     if not shares:

@@ -90,19 +90,8 @@ def numbers_of(
 ) -> NDArray[np.float64]:
     """Return one number for each of `count` owners: stages, ranks or microbatches.
 
-    Parameters
-    ----------
-    value
-        One number, one for each, or a mapping.
-    name
-        Name of the cost, for messages.
-    instead
-        Advice for a list of another length; empty for that which fits any.
-
-    Raises
-    ------
-    CostError
-        When there is not a number for each.
+    `name` is the cost's; `instead` ends the message for a list of another length, where it is not
+    empty. Raises CostError when there is not a number for each.
     """
     if isinstance(value, float):
         return np.full(count, value)

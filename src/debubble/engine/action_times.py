@@ -31,21 +31,10 @@ def shared_costs(graph: EventGraph) -> int:
 def with_action_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
     """Return the graph with an entry of the cost vector for every action.
 
-    Parameters
-    ----------
-    graph
-        A compiled schedule with n actions.
-    delays
-        Whether the results that actions receive from other ranks have delays of their own, too.
-        That is possible where transfers keep no rank busy, in the p2p mode ``"overlapped"`` of a
-        schedule without sends and receives.
-
-    Returns
-    -------
-    EventGraph
-        With c entries that actions share (see :func:`shared_costs`), entry c + a is the time of
-        action a, where it computes; an overlapped pair takes the time of its second half. With
-        `delays`, entry c + n + a is the delay of what action a receives.
+    With c entries that actions share (see :func:`shared_costs`), entry c + a is the time of action
+    a of n, where it computes; an overlapped pair takes the time of its second half. With `delays`,
+    which needs the p2p mode ``"overlapped"`` and no sends and receives, entry c + n + a is the
+    delay of what action a receives from another rank.
 
     Examples
     --------
@@ -81,16 +70,8 @@ def with_times(
 ) -> tuple[EventGraph, Floats]:
     """Return a graph in which every node has a time of its own, and its cost vector.
 
-    Parameters
-    ----------
-    graph
-        A compiled schedule.
-    table
-        Its costs: of microbatches of different lengths, or of average ones; of messages that
-        differ by boundary, or of equal ones.
-    durations
-        Time of every action, shape ``(n,)``, in place of what the costs say; those of actions that
-        do not compute are not used, and an overlapped pair takes that of its second half.
+    `durations` are times of actions, shape ``(n,)``, in place of what the table says; those of
+    actions that do not compute are not used, and an overlapped pair takes that of its second half.
     """
     plain = graph.base or graph
     shared = plain.cost_vector(table)

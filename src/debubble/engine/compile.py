@@ -49,21 +49,10 @@ def compile_programs(
 ) -> EventGraph:
     """Lower the programs of a schedule to an event graph; the same schedule is lowered once.
 
-    Parameters
-    ----------
-    schedule, mode
-        Any schedule, and what its transfers do, see :mod:`debubble.engine.modes`. Where there are
-        no sends and receives, what goes to another rank takes link time, and in a mode that sends
-        one transfer at a time its turn on the link.
-    shared
-        How many neighbouring ranks share one link to the host.
-    explain
-        Whether an error has to say why; to find that out takes many times as long as to compile.
-
-    Raises
-    ------
-    ScheduleError
-        When the order cannot run.
+    Where there are no sends and receives, what goes to another rank takes link time, and in a mode
+    that sends one transfer at a time its turn on the link. `shared` neighboring ranks share one
+    link to the host. Without `explain` the ScheduleError for an order that cannot run does not say
+    why; to find that out takes many times as long as to compile.
     """
     # The arrays are kept, not the graph: it points back at the schedule, and a cycle of the two
     # would hold on to memory until the garbage collector happens to come by.

@@ -37,23 +37,11 @@ def compile_graph(
 ) -> EventGraph:
     """Lower a schedule to an event graph; the same schedule is lowered once.
 
-    Parameters
-    ----------
-    schedule
-        Any schedule. One without sends and receives gets some where it matters how ranks order
-        them; the graph then speaks about the actions of the schedule as given.
-    mode
-        What a transfer between ranks does, see :mod:`debubble.engine.modes`.
-    host_link_shared_by
-        How many neighbouring ranks share one link to the host.
-    explain
-        Whether an error has to say why; to find that out takes many times as long as to compile.
-
-    Returns
-    -------
-    EventGraph
-        The node of a send and of its receive is their transfer's: it starts when the transfer
-        does and takes link time.
+    A schedule without sends and receives gets some where it matters how ranks order them; the graph
+    then speaks about the actions of the schedule as given. The node of a send and of its receive is
+    their transfer's: it starts when the transfer does and takes link time. For the modes see
+    :mod:`debubble.engine.modes`, for the other parameters
+    :func:`debubble.engine.compile.compile_programs`.
 
     Raises
     ------

@@ -62,18 +62,12 @@ _interpreted = 0
 
 
 class Kernel(Generic[R]):
-    """A function over arrays that can run compiled or interpreted.
+    """A function over arrays, in the subset that numba compiles, compiled or interpreted.
 
-    Parameters
-    ----------
-    py_func
-        The function, in the subset of Python that numba compiles.
-    writes
-        Parameters that the function writes to, one-dimensional arrays or tuples of them; with dots
-        those of fields, ``"frame.graph"`` for instance.
-    allocates
-        Whether it makes arrays. Else compiled code need not count who uses an array, which takes
-        ten times as long as all else where tuples of arrays are handed to helpers.
+    `writes` are the parameters that it writes to, one-dimensional arrays or tuples of them; with
+    dots those of fields, ``"frame.graph"`` for instance. Unless it `allocates` arrays, compiled
+    code need not count who uses one, which takes ten times as long as all else where tuples of
+    arrays are handed to helpers.
     """
 
     def __init__(

@@ -71,13 +71,7 @@ _CONDITIONS = tuple(need.when for spec in KINDS for need in spec.needs if need.w
 
 
 def kind_columns(schedule: Schedule) -> NDArray[np.int64]:
-    """Return the needs of each kind as columns, see :mod:`debubble.engine.kernels.sweep`.
-
-    Returns
-    -------
-    NDArray[np.int64]
-        Column c of kind k is at ``k * WIDTH + c``.
-    """
+    """Return the needs of each kind as columns: column c of kind k is at ``k * WIDTH + c``."""
     return _columns_where(tuple(condition(schedule) for condition in _CONDITIONS))
 
 

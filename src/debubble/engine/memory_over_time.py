@@ -24,20 +24,10 @@ def changes(
 ) -> tuple[Floats, Floats]:
     """Return sorted times at which a rank's memory changes, and the changes.
 
-    Parameters
-    ----------
-    schedule, use
-        The schedule, and the memory that its actions add at their start and end.
-    begin, end
-        Start and end of every action, shape ``(n,)``, such that an action that follows another at
-        once begins at the very number at which that one ends.
-    rank
-        The rank.
-
-    Notes
-    -----
-    At equal times memory is freed before more is taken. Actions of no duration take and free at
-    one time, and follow the order of the program.
+    `begin` and `end` of every action, shape ``(n,)``, are such that an action that follows another
+    at once begins at the very number at which that one ends. At equal times memory is freed before
+    more is taken. Actions of no duration take and free at one time, and follow the order of the
+    program.
     """
     part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
     added, freed = use.deltas(schedule, rank)

@@ -37,18 +37,10 @@ def lengths_of(schedule: Schedule, lengths: Floats) -> Floats:
 def stretch(
     graph: EventGraph, table: CostTable, lengths: Floats, times: Floats, delays: Floats
 ) -> None:
-    """Set the times of nodes, and the delays before them, to those of their own microbatches.
+    """Set `times` of nodes, and `delays` before them, to those of their own microbatches.
 
-    Parameters
-    ----------
-    graph
-        A compiled schedule whose actions share costs.
-    table
-        Its costs, with lengths of microbatches.
-    lengths
-        Length of every microbatch, shape ``(microbatches,)``.
-    times, delays
-        By node, those of average microbatches; written to.
+    In the graph actions share costs; `lengths` are those of microbatches, shape
+    ``(microbatches,)``.
     """
     own = lengths_of(graph.schedule, lengths)
     _stretch_work(graph, table, own, times)
@@ -61,15 +53,7 @@ def stretch(
 
 
 def set_transfers(graph: EventGraph, table: CostTable, times: Floats, delays: Floats) -> None:
-    """Set the times of transfers, and the delays for them, to those of their own boundaries.
-
-    Parameters
-    ----------
-    graph, table
-        A compiled schedule, and its costs, with messages that differ by boundary.
-    times, delays
-        By node; written to.
-    """
+    """Set `times` of transfers, and `delays` for them, to those of their boundaries."""
     schedule = graph.schedule
     kinds, places = kinds_of(schedule.actions), schedule.places_of(schedule.actions)
     step = kind_columns(schedule).reshape(-1, layout.WIDTH)[:, layout.TOWARDS]

@@ -82,21 +82,9 @@ def insert_transfers(
 ) -> Schedule:
     """Return the schedule with a send and a receive for everything that moves between ranks.
 
-    Parameters
-    ----------
-    schedule
-        A schedule of compute actions, copies of activations, and collectives.
-    policy
-        Position of receives, see above.
-    explain
-        Whether the error for a schedule that cannot run has to say why.
-
-    Raises
-    ------
-    ParameterError
-        When there is no such policy.
-    ScheduleError
-        When the schedule has transfers already, or cannot run.
+    The schedule has compute actions, copies and collectives. Raises ScheduleError when it has
+    transfers already, or cannot run, for which `explain` says whether to say why; ParameterError
+    for an unknown policy.
     """
     if policy not in RECEIVE_POLICIES:
         raise ParameterError(
@@ -150,13 +138,7 @@ def _unit_times(schedule: Schedule, explain: bool) -> tuple[NDArray[np.int32], N
 
 
 def refuse_transfers(schedule: Schedule) -> None:
-    """Refuse a schedule whose transfers are actions already.
-
-    Raises
-    ------
-    ScheduleError
-        Names the first of them.
-    """
+    """Raise a ScheduleError that names the first transfer among the actions, if any."""
     position = first_transfer(schedule)
     if position is not None:
         raise ScheduleError(

@@ -19,19 +19,9 @@ from debubble.lowering.sharding import MAX_ACTIVE, add_sharding
 def pytorch_transfers(schedule: Schedule, *, deferred: bool) -> Schedule:
     """Return the schedule with the transfers of ``torch.distributed.pipelining``.
 
-    Parameters
-    ----------
-    schedule
-        A schedule without transfers that can run. Collectives take part in the rounds, as in
-        PyTorch; one without is placed as if it had those of fully sharded stages, which PyTorch
-        always writes and leaves out later.
-    deferred
-        Whether receives move right before what they are for, as with ``defer_pp_recv``.
-
-    Raises
-    ------
-    ScheduleError
-        When the schedule cannot run.
+    Collectives take part in the rounds, as in PyTorch; a schedule without is placed as if it had
+    those of fully sharded stages, which PyTorch always writes and leaves out later. With `deferred`
+    receives move right before what they are for, as with ``defer_pp_recv``.
     """
     compile_programs(schedule, "overlapped")
     if has(schedule, SHARDING_KINDS):

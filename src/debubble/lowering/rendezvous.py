@@ -11,26 +11,15 @@ from debubble.engine.explain.action_faults import ActionFaults, invalid_action
 
 
 def matched(schedule: Schedule, *, limit: int = 100) -> list[ScheduleError]:
-    """Yield faults of the pairs of sends and receives.
+    """Return faults of the pairs of sends and receives, at most `limit` of each sort.
 
     Every transfer is sent once, by the rank of its producer, and received once, by the rank of its
     consumer, which is another one; and every rank receives from another rank in the order in which
     that one sends. Transfers have no tags: where the order differs, data ends up in the wrong
     buffers and nothing reports it.
 
-    Parameters
-    ----------
-    schedule
-        Any schedule; one without transfers has no problems here.
-    limit
-        How many problems of each sort are listed.
-
-    Returns
-    -------
-    list of ScheduleError
-        One per problem, with the actions concerned in ``chain``; empty when all is well. Actions
-        that do not exist or are on the wrong rank come alone, and so do ends of what moves between
-        no ranks; else repeated ends come first, then missing ones, then wrong orders.
+    Actions that do not exist or are on the wrong rank come alone, and so do ends of what moves
+    between no ranks; else repeated ends come first, then missing ones, then wrong orders.
     """
     astray = invalid_action(schedule)
     if astray is not None:

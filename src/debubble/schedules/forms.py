@@ -63,17 +63,9 @@ def closed_forms(
 ) -> list[FormValue]:
     """Return the closed forms of a schedule that hold for these costs.
 
-    Parameters
-    ----------
-    schedule
-        A schedule made by :func:`debubble.make`, with or without lowerings.
-    costs
-        Costs of actions; forms hold for costs that are the same on all stages and, where the
-        schedule is computed from costs, that it was computed from.
-    transfer
-        Time of a transfer between ranks.
-    obstacles
-        Further properties that forms of times do not cover.
+    Forms hold for costs that are the same on all stages and, where the schedule is computed from
+    costs, that it was computed from. `transfer` is the time of a transfer between ranks, and
+    `obstacles` are further properties that forms of times do not cover.
     """
     found = _Forms.of(schedule, costs, transfer, obstacles)
     if found is None or found.always or found.unsure:

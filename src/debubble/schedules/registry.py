@@ -157,13 +157,7 @@ def schedules() -> list[Entry]:
 
 
 def find(name: str) -> Entry:
-    """Find a registered schedule by name or alias.
-
-    Raises
-    ------
-    ParameterError
-        When there is none; the message names the nearest.
-    """
+    """Find a registered schedule by name or alias; a ParameterError names the nearest."""
     _import_families()
     known = _ENTRIES
     wanted = str(name).strip().lower().replace("_", "-")

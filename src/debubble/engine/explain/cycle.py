@@ -23,20 +23,10 @@ FEWEST = 2
 
 
 def shortest_cycle(tail: Numbers, head: Numbers, costs: NDArray[np.bool_]) -> list[int]:
-    """Return the cycle of the fewest edges that cost anything, as indices of edges.
+    """Return the cycle of the fewest edges that cost anything, as indices of edges; empty for none.
 
-    Parameters
-    ----------
-    tail, head
-        Node ``tail[i]`` waits for ``head[i]``; no nodes wait for each other through edges that cost
-        nothing.
-    costs
-        Whether an edge counts.
-
-    Returns
-    -------
-    list of int
-        Edges, each beginning where the one before ends; empty when there is no cycle.
+    Node ``tail[i]`` waits for ``head[i]``, and each edge of the cycle begins where the one before
+    ends. No nodes wait for each other through edges for which `costs` is false.
     """
     size = int(max(tail.max(initial=-1), head.max(initial=-1))) + 1
     stuck = _unsettled(tail, head, size)

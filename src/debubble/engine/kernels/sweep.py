@@ -73,15 +73,11 @@ __all__ = [
 
 @kernel(writes=("frame.graph", "frame.rare", "frame.state"), allocates=False)
 def sweep(frame: Frame, group: Maybe, transfers: Maybe, side: Maybe) -> None:
-    """Fill the graph's arrays in topological order, or say in ``state`` what is wrong.
+    """Fill the graph's arrays in topological order, or say in ``state`` that it cannot be.
 
-    Parameters
-    ----------
-    frame
-        Sizes, rules and the program; all other arrays are zeros.
-    group, transfers, side
-        Zeros for overlapped groups, for sends and receives that are actions, and for side streams,
-        see :mod:`debubble.engine.compile`; None for schedules without.
+    All arrays but those of the program are zeros, see :mod:`debubble.engine.compile`: `group` for
+    overlapped groups, `transfers` for sends and receives that are actions, and `side` for side
+    streams are None for schedules without.
     """
     offsets, next_action, queue = frame.program.offsets, frame.turns.next_action, frame.turns.queue
     state = frame.state
