@@ -34,7 +34,7 @@ from debubble.core.kinds import KINDS, OFFLOAD_KINDS, STEP_KINDS, WAIT_KINDS, WO
 from debubble.core.schedule import Schedule
 from debubble.core.waits import ActionIndex
 from debubble.engine.explain.action_faults import LARGE, LONE, bad_groups, misplaced_shard_text
-from debubble.engine.kernels.sweep import MOST_MEMBERS
+from debubble.engine.kernels.groups import MOST_MEMBERS
 from debubble.engine.validate import outside_text
 
 MOST_UNITS = 1 << 36

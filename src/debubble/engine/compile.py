@@ -23,11 +23,12 @@ from debubble.core.kinds import (
 from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.event_graph import ARRAYS, EventGraph, link_times_of
 from debubble.engine.explain import explain as explain_refusal
-from debubble.engine.kernels import layout, sweep
-from debubble.engine.kernels.groups import Group
+from debubble.engine.kernels import layout
+from debubble.engine.kernels.groups import MOST_MEMBERS, Group
 from debubble.engine.kernels.link import Ends, Transfers
 from debubble.engine.kernels.queues import ROW, Queues
 from debubble.engine.kernels.side_streams import SHARDS, SideStreams
+from debubble.engine.kernels.sweep import sweep
 from debubble.engine.kind_columns import kind_columns
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
@@ -77,7 +78,7 @@ def _compile(
     graph = _zero_graph(schedule, mode, nodes, few)
     dynamic = np.zeros((3, costs), dtype=np.int32)
     frame = _frame(schedule, mode, parts, sizes, graph, dynamic)
-    sweep.sweep.run(
+    sweep.run(
         5 * len(schedule),
         frame,
         _group(len(schedule), sizes.places) if parts.grouped or parts.side else None,
@@ -88,10 +89,8 @@ def _compile(
     used = int(frame.state[layout.DYNAMIC])
     if used > costs:
         return _compile(schedule, mode, shared, explain, few=False)
-    outcome = int(frame.state[layout.OUTCOME])
-    if outcome == sweep.DONE and parts.kinds & _COPIES and _recomputed_in_part(schedule):
-        outcome = sweep.MIXED
-    if outcome != sweep.DONE:
+    mixed = parts.kinds & _COPIES and _recomputed_in_part(schedule)
+    if frame.state[layout.FAILURE] or mixed:
         if not explain:
             raise ScheduleError(f"'{schedule.name}' cannot run")
         raise explain_refusal(schedule, mode)
@@ -231,7 +230,7 @@ def _arrays(*sizes: int) -> tuple[NDArray[Any], ...]:
 
 def _group(count: int, places: int) -> Group:
     slots = min(1 << count.bit_length(), _GROUP_SLOTS)
-    row, place, wanted = _arrays(*[sweep.MOST_MEMBERS] * 3)
+    row, place, wanted = _arrays(*[MOST_MEMBERS] * 3)
     pair, key = np.zeros(places, dtype=np.int64), np.zeros(slots, dtype=np.int64)
     return Group(row, place, wanted, pair, _zeros(places), key, _zeros(slots))
 

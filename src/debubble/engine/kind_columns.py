@@ -92,13 +92,12 @@ def _columns_where(holds: tuple[bool, ...]) -> NDArray[np.int64]:
 def _row(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
     kind, own = spec.kind, needs[spec.kind]
     row = {layout.SORT: _sort(spec), layout.BIT: _BITS.get(kind, 0)}
-    row[layout.NEVER] = row[layout.BIT] | _bits(spec.instead_of)
     here = [need for need in own if need.of is Of.STAGE and not need.stage and not need.slice]
     required = [need for need in here if not need.optional]
     assert len(required) <= 1, f"{kind.name} needs several results of its own stage"
     before = _bits(kind for need in required for kind in need.kinds)
     row[layout.BEFORE] = before or layout.ALWAYS
-    row[layout.NOT] = row[layout.NEVER] | _bits(_users(kind, needs))
+    row[layout.NOT] = row[layout.BIT] | _bits((*spec.instead_of, *_users(kind, needs)))
     for need in own:
         if need.of is Of.STAGE and need.stage:
             row[layout.TOWARDS] = need.stage

@@ -216,26 +216,10 @@ def v_half() -> None:
 
     Parameters
     ----------
-    ranks, microbatches
-        Ranks p, at most 512, and microbatches m, any number.
-    costs
-        Costs of actions; the default is one unit of time for each F, I and W of a chunk.
     memory
         Limit for the activations on a rank, or one for each rank, in the unit of
         ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
         is the published memory, ⌊p/2⌋ + 1 with the largest activation of a chunk.
-    storage
-        Stages whose activations do not stay until their backward; an order without recomputes and
-        copies that knows what they free.
-    objective
-        ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action.
-    published
-        Take the fixed order whatever it costs.
-
-    Raises
-    ------
-    ParameterError
-        When the memory is too small, or the objective unknown.
     """
 
 

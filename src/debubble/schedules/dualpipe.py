@@ -260,8 +260,6 @@ def dualpipe_v(*, ranks: int, microbatches: int, split_drain: bool = True) -> It
 
     Parameters
     ----------
-    ranks, microbatches
-        Ranks p and microbatches m, at least 2p.
     split_drain
         Whether the last backwards run as I and W.
     """

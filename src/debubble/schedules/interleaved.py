@@ -166,8 +166,6 @@ def interleaved_1f1b(
 
     Parameters
     ----------
-    ranks, microbatches, chunks
-        Ranks p, microbatches m and chunks v.
     group_size
         Microbatches g that a chunk handles in a row, as many as ranks if not given.
     short_last_group

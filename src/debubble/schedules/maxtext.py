@@ -73,8 +73,6 @@ def maxtext_circular(
 
     Parameters
     ----------
-    ranks, microbatches, chunks
-        Ranks p, microbatches m and chunks v (repeats, there).
     delay
         Send alongside the next iteration.
     """

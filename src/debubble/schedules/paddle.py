@@ -96,8 +96,6 @@ def paddle_interleaved(
 
     Parameters
     ----------
-    ranks, microbatches, chunks
-        Ranks p, microbatches m, at least p, and chunks v.
     groups
         ``"one"`` is balanced memory for any number of microbatches, ``"larger-first"`` groups of p
         after a first one of p + m mod p; ``"paddle"`` takes the former below 2p, as PaddlePaddle

@@ -115,16 +115,9 @@ def seq1f1b_interleaved(
 
     Parameters
     ----------
-    ranks, microbatches, chunks
-        Ranks p, microbatches m and chunks v.
-    slices
-        Pieces that every microbatch's sequence is cut into.
     group_size
         Microbatches g that a chunk handles in a row, ⌈p/s⌉ if not given. What does not divide
         evenly is spread over the groups.
-    cut
-        ``"flops"`` shortens later slices until all take the same time; ``"tokens"`` makes all
-        equally long.
     """
     wanted = group_size or -(-ranks // slices)
     return _orders(ranks, microbatches, chunks, slices, wanted, min(chunks, 2))

@@ -209,8 +209,6 @@ def vocab_1(*, ranks: int, microbatches: int, costs: Costs | None = None) -> Ite
 
     Parameters
     ----------
-    ranks, microbatches
-        Any numbers.
     costs
         Costs of actions, for the times at which passes are put in; the default is one unit of time
         for each F, I and W. The head makes no difference.

@@ -119,26 +119,12 @@ def zb_auto() -> None:
 
     Parameters
     ----------
-    ranks, microbatches
-        Ranks p and microbatches m, any numbers.
-    costs
-        Costs of actions; the default is one unit of time for each F, I and W.
     memory
-        Limit for the activations on a rank, or one for each rank, in the unit of
-        ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
-        is p times the largest activation, what 1F1B and ZB-H1 hold; 2p makes ZB-2p. One activation
-        is the smallest that works.
-    storage
-        Stages whose activations do not stay until their backward; an order without recomputes and
-        copies that knows what they free.
+        As of v-half; the default is p times the largest activation, what 1F1B and ZB-H1
+        hold; 2p makes ZB-2p. One activation is the smallest that works.
     objective
         ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action,
         which the paper minimizes.
-
-    Raises
-    ------
-    ParameterError
-        When the memory is too small, or the objective unknown.
     """
 
 

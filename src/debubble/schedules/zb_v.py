@@ -119,25 +119,9 @@ def zb_v() -> None:
 
     Parameters
     ----------
-    ranks, microbatches
-        Ranks p and microbatches m, any numbers.
-    costs
-        Costs of actions; the default is one unit of time for each F, I and W of a chunk.
     memory
-        Limit for the activations on a rank, or one for each rank, in the unit of
-        ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
-        is the published memory, 2p times the largest activation of a chunk. The smallest that works
-        is what one microbatch leaves on both chunks of a rank.
-    storage
-        Stages whose activations do not stay until their backward; an order without recomputes and
-        copies that knows what they free.
-    objective
-        ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action.
+        As of v-half; the default is 2p times the largest activation of a chunk. The
+        smallest that works is what one microbatch leaves on both chunks of a rank.
     published
         Take the fixed order whatever it costs: PyTorch's ``ScheduleZBVZeroBubble``.
-
-    Raises
-    ------
-    ParameterError
-        When the memory is too small, or the objective unknown.
     """

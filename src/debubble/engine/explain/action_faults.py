@@ -37,7 +37,7 @@ from debubble.core.kinds import (
 from debubble.core.schedule import Schedule
 from debubble.core.waits import ActionIndex, unmet, waits_for
 from debubble.engine.explain import words
-from debubble.engine.kernels.sweep import MOST_MEMBERS
+from debubble.engine.kernels.groups import MOST_MEMBERS
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
 from debubble.engine.validate import invalid_actions, refuse_invalid

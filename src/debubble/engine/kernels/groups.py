@@ -8,8 +8,8 @@ from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_SHIFT
 from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
-    BAD_GROUP,
     DONE,
+    FAILED,
     Frame,
     Item,
     Maybe,
@@ -58,7 +58,7 @@ def run_group(
     begin, rank = item.here, item.rank
     members = members_of(begin, stop, frame.program)
     if members == 0:
-        return BAD_GROUP
+        return FAILED
     for index in range(members):
         member = read_item(begin + index, rank, frame)
         outcome, wanted = readiness(member, frame, transfers, side)
