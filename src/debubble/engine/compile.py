@@ -89,8 +89,8 @@ def _compile(
     used = int(frame.state[layout.DYNAMIC])
     if used > costs:
         return _compile(schedule, mode, shared, explain, few=False)
-    mixed = parts.kinds & _COPIES and _recomputed_in_part(schedule)
-    if frame.state[layout.FAILURE] or mixed:
+    copies = parts.kinds & _COPIES
+    if frame.state[layout.FAILURE] or (copies and _recomputed_in_part(schedule)):
         if not explain:
             raise ScheduleError(f"'{schedule.name}' cannot run")
         raise explain_refusal(schedule, mode)

@@ -14,11 +14,11 @@ WAITS, DONE, FAILED = -1, 0, 1
 """Outcomes: the rank has to come back to this action; it is done; the schedule cannot run, for a
 reason that :mod:`debubble.engine.explain` looks for."""
 
-# Indices into state: whether the schedule cannot run; how many nodes there are, the common start included, and how many
-# dynamic costs; how many (stage, microbatch) have all of their backward; 1 + the first action that
-# overtook another. The rest is for the sweep itself: ends of transfers whose other end was not
-# reached, ends that are queued, how many ranks have come to the next step over all of them and
-# which step that is, and how many turns were ever queued.
+# Indices into state: whether the schedule cannot run; how many nodes there are, the common start
+# included, and how many dynamic costs; how many (stage, microbatch) have all of their backward;
+# 1 + the first action that overtook another. The rest is for the sweep itself: ends of transfers
+# whose other end was not reached, ends that are queued, how many ranks have come to the next step
+# over all of them and which step that is, and how many turns were ever queued.
 (
     FAILURE, NODES, COMPLETED, DYNAMIC, OVERTAKEN, OPEN_ENDS, QUEUED_ENDS, ARRIVED, STEPS, TAIL,
     STATES,
