@@ -272,12 +272,16 @@ def _as_unsigned(number: int) -> Any:
     return np.uint64(number)
 
 
-def unsigned(number: int) -> int:
-    """Return a nonnegative number as an index: compiled code does not look at its sign."""
-    return number
+unsigned: Callable[[int], int] = abs
+"""A nonnegative number as an index: compiled code does not look at its sign.
+
+Interpreted it is the quickest function that changes nothing.
+"""
 
 
-setattr(unsigned, HELPER, _as_unsigned)
+def _compiled_form(used: object) -> Any:
+    """Return the function that compiled code calls instead of a helper; None for other things."""
+    return _as_unsigned if used is unsigned else getattr(used, HELPER, None)
 
 
 def _linked(
@@ -288,7 +292,7 @@ def _linked(
 
     scope = dict(function.__globals__)
     for name in function.__code__.co_names:
-        used = getattr(scope.get(name), HELPER, None)
+        used = _compiled_form(scope.get(name))
         if used is not None:
             if used not in found:
                 inner = _linked(used, found, **options)
@@ -309,7 +313,7 @@ def _size(function: Callable[..., Any]) -> int:
     while waiting:
         at = waiting.pop()
         for name in at.__code__.co_names:
-            used = getattr(at.__globals__.get(name), HELPER, None)
+            used = _compiled_form(at.__globals__.get(name))
             if used is not None and used not in found:
                 found[used] = None
                 waiting.append(used)
