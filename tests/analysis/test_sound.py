@@ -16,8 +16,8 @@ from debubble.analysis.sharding import inspect_sharding
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import COPY_KINDS, PAIR_SHIFT, Kind, kinds_of, pack
 from debubble.core.schedule import Schedule
+from debubble.engine.explain.action_faults import matched
 from debubble.engine.validate import invalid_actions
-from debubble.lowering.rendezvous import matched
 from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from tests.strategies import ENTRIES, made

@@ -34,13 +34,13 @@ from debubble.core.errors import ScheduleError, check_type
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.explain import explain
+from debubble.engine.explain.action_faults import matched
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import ROUNDING, Limit, MemoryUse, memory_limits
 from debubble.engine.modes import MODE, QUEUES, check_mode
 from debubble.engine.timeline import Timeline, memory_use
 from debubble.engine.transfers import without
 from debubble.engine.validate import has, scan
-from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
 

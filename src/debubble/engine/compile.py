@@ -96,23 +96,11 @@ def _compile(
         raise explain_refusal(schedule, mode)
     end = int(frame.state[layout.NODES])
     # A copy, because there was room for many more.
-    dynamic_kind, dynamic_a, dynamic_b = dynamic[:, :used].copy()
+    used_costs = dynamic[:, :used].copy()
     return EventGraph(
-        schedule,
-        mode,
-        graph.first[:end],
-        graph.second[:end],
-        graph.lag[:end],
-        graph.cost[:end],
-        graph.node,
-        graph.sent,
-        dynamic_kind,
-        dynamic_a,
-        dynamic_b,
-        int(frame.state[layout.COMPLETED]),
-        bool(frame.state[layout.OVERTAKEN]),
-        shared,
-    )
+        schedule, mode, *(array[:end] for array in graph[:4]), graph.node, graph.sent, *used_costs,
+        int(frame.state[layout.COMPLETED]), bool(frame.state[layout.OVERTAKEN]), shared,
+    )  # fmt: skip
 
 
 class _Parts(NamedTuple):

@@ -12,7 +12,7 @@ from debubble.core.costs import Costs
 from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import VOCABULARY_KINDS
 from debubble.core.schedule import Schedule
-from debubble.core.slicing_times import even_cut
+from debubble.core.slicing import even_cut
 
 DEFAULT = Costs()
 

@@ -20,7 +20,7 @@ from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.core.schedule import Schedule
-from debubble.engine import cost_mismatch, memory_over_time
+from debubble.engine import cost_mismatch
 from debubble.engine.action_table import ActionTable
 from debubble.engine.action_times import checked, with_times
 from debubble.engine.critical_path import CriticalAction, critical_actions, times_paid
@@ -28,7 +28,13 @@ from debubble.engine.ensembles import Spread, spread_of
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph
 from debubble.engine.jitter import Jitter, Times
 from debubble.engine.kernels import evaluate as walk
-from debubble.engine.memory import MemoryUse, measure_memory
+from debubble.engine.memory import (
+    MemoryUse,
+    changes,
+    changes_in_order,
+    measure_memory,
+    measure_over_time,
+)
 from debubble.engine.validate import has
 
 LACKING = "the order lacks backwards, so that its time is that of a part; debubble.check says which"
@@ -165,7 +171,7 @@ class Timeline:
         use = measure_memory(self.schedule, self.table)
         if not self.graph.has_copies:
             return use
-        return memory_over_time.measure_over_time(self.schedule, use, self._shown_begin, self.end)
+        return measure_over_time(self.schedule, use, self._shown_begin, self.end)
 
     @cached_property
     def _begin(self) -> NDArray[np.float64]:
@@ -191,9 +197,9 @@ class Timeline:
 
     def memory_curve(self, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return times at which a rank's memory changes, and the memory from each time on."""
-        change, begin = memory_over_time.changes_in_order, self.start
+        change, begin = changes_in_order, self.start
         if self.graph.has_copies:
-            change, begin = memory_over_time.changes, self._shown_begin
+            change, begin = changes, self._shown_begin
         times, deltas = change(self.schedule, self.memory, begin, self.end, rank)
         return times, self.table.static[rank] + np.cumsum(deltas)
 
@@ -202,31 +208,17 @@ class Timeline:
         """Largest delay of each action's end that keeps the makespan, shape ``(n,)``."""
         graph = self.graph
         latest = np.empty(len(graph.first))
-        walk.latest_ends.run(
-            len(latest),
-            graph.first,
-            graph.second,
-            graph.lag,
-            graph.cost,
-            self.costs,
-            self.makespan,
-            latest,
-        )
+        walk.latest_ends.run(len(latest), *graph.edges, self.costs, self.makespan, latest)
         return latest[graph.node] - self.end
 
     @cached_property
     def _critical_nodes(self) -> NDArray[np.int64]:
         graph = self.graph
         path = np.zeros(len(graph.first), dtype=np.int64)
+        last = len(path) - 1 - int(np.argmax(self.node_end[::-1]))
+        first, second, lag, _ = graph.edges
         length = walk.trace_back.run(
-            len(path),
-            graph.first,
-            graph.second,
-            graph.lag,
-            self.costs,
-            self.node_end,
-            len(path) - 1 - int(np.argmax(self.node_end[::-1])),
-            path,
+            len(path), first, second, lag, self.costs, self.node_end, last, path
         )
         return path[:length][::-1]
 
@@ -281,10 +273,7 @@ class Timeline:
         movable[graph.node[kinds & (pairs_of(actions) == 0)]] = True
         movable[0] = False
         late = np.empty(len(graph.first))
-        walk.delayed_ends.run(
-            len(late), graph.first, graph.second, graph.lag, graph.cost, self.costs, self.node_end,
-            movable, late,
-        )  # fmt: skip
+        walk.delayed_ends.run(len(late), *graph.edges, self.costs, self.node_end, movable, late)
         return replace(self, late=late)
 
     def jitter(self, times: Times | Jitter | None = None, **more: Any) -> Spread:

@@ -157,15 +157,9 @@ def consumers_of(schedule: Schedule) -> tuple[NDArray[np.int32], NDArray[np.int3
     home = schedule.ranks_of_actions.astype(np.int32)
     consumer = np.zeros(count, dtype=np.int32)
     transfers: int = kernels.find_transfers.run(
-        2 * count,
-        schedule.actions,
-        home,
-        schedule.stages,
-        schedule.units,
-        kind_columns(schedule),
-        np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
-        consumer,
-    )
+        2 * count, schedule.actions, home, schedule.stages, schedule.units, kind_columns(schedule),
+        np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32), consumer,
+    )  # fmt: skip
     return home, consumer, transfers
 
 

@@ -52,19 +52,12 @@ def scan(schedule: Schedule) -> Scan:
     if survey is None:
         state = np.empty(kernels.STATES, dtype=np.int64)
         placement = schedule.placement
+        sizes = schedule.units, schedule.microbatches, schedule.iterations
         kernels.scan_actions.run(
-            len(schedule),
-            schedule.actions,
-            schedule.offsets,
-            placement.ranks_of_stages,
-            placement.stages,
-            min(schedule.units, MOST),
-            min(schedule.microbatches, MOST),
-            min(schedule.iterations, MOST),
-            schedule.slices,
-            placement.copies,
-            state,
-        )
+            len(schedule), schedule.actions, schedule.offsets, placement.ranks_of_stages,
+            placement.stages, *(min(size, MOST) for size in sizes), schedule.slices,
+            placement.copies, state,
+        )  # fmt: skip
         outside, away, kinds, grouped = state.tolist()
         strays = InvalidActions(*(None if at < 0 else at for at in (outside, away)))
         survey = schedule.derived[Scan] = Scan(kinds, bool(grouped), strays)

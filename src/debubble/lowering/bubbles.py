@@ -127,20 +127,10 @@ def _filled(
     deltas = [timeline.memory.deltas(schedule, rank) for rank in range(schedule.ranks)]
     place = np.zeros(count, dtype=np.int64)
     moved = fill_waits.run(
-        20 * count,
-        schedule.actions,
-        schedule.offsets,
-        timeline.start,
-        timeline.end,
-        np.concatenate([added for added, _ in deltas]),
-        np.concatenate([freed for _, freed in deltas]),
-        limit,
-        share,
-        np.zeros(count),
-        np.zeros(count),
-        place,
-        refused,
-    )
+        20 * count, schedule.actions, schedule.offsets, timeline.start, timeline.end,
+        *(np.concatenate(column) for column in zip(*deltas, strict=True)), limit, share,
+        np.zeros(count), np.zeros(count), place, refused,
+    )  # fmt: skip
     if not moved:
         return None
     stays = place == np.arange(count)
