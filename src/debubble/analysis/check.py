@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis.metrics import amount_text, limit_text
 from debubble.analysis.optimizer_steps import inspect_steps
-from debubble.analysis.outputs import inspect_outputs, split_under_ddp
+from debubble.analysis.outputs import pytorch_warnings
 from debubble.analysis.problems import LISTED, Findings, Problem, Report, spot
 from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding, reduces
@@ -121,9 +121,7 @@ def check(
         found.problems.append(_stuck(error))
     warnings: list[Problem] = []
     if not found:
-        late = Findings()
-        inspect_outputs(schedule, late)
-        warnings = late.problems + (split_under_ddp(schedule) if reduces(schedule) else [])
+        warnings = pytorch_warnings(schedule, reduces(schedule))
     if not found and kinds & _TRANSFERS:
         if not one_mode:
             _deadlocks(schedule, bare, found)

@@ -156,8 +156,7 @@ def _forms(timeline: Timeline) -> tuple[list[FormValue], list[NearestForm]]:
     if takes_time or MODE[timeline.mode].holds_up:
         waits = f"transfers are p2p {timeline.mode}"
         obstacles.append(Obstacle(waits, "with transfers that overlap"))
-    arguments = schedule, costs, costs.transfer, obstacles
-    return closed_forms(*arguments), nearest_forms(*arguments)
+    return closed_forms(schedule, costs, obstacles), nearest_forms(schedule, costs, obstacles)
 
 
 def _recompute(schedule: Schedule) -> str | list[int] | None:

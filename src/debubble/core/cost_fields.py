@@ -121,6 +121,11 @@ def cost(
     return field(default=default, metadata={"cost": spec})
 
 
+def own_time(example: str, text: str, in_forms: InForms = "uniform", shape: Shape = "stage") -> Any:
+    """Return the field of a time that follows from others unless it is given, see :func:`cost`."""
+    return cost(None, shape, in_forms, example, text, timed=True)
+
+
 def cost_fields(cls: type) -> dict[str, CostField]:
     """Return the costs among the fields of a dataclass, by name."""
     return {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from debubble.core.cost_fields import CostField, check_value, cost, cost_fields
+from debubble.core.cost_fields import CostField, check_value, cost, cost_fields, own_time
 from debubble.core.cost_table import NO_KINDS, CostTable
 from debubble.core.embedding_and_head import TIMES, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, deprecated, did_you_mean
@@ -18,14 +18,11 @@ from debubble.core.placement import Placement
 from debubble.core.runtimes import RUNTIMES as ALL_RUNTIMES
 from debubble.core.runtimes import as_run, recomputed_places
 from debubble.core.slicing import WHOLE, Slicing
-from debubble.core.stage_values import Value
+from debubble.core.stage_values import PairTimes, Value
 from debubble.core.units import is_whole
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
-
-PairTimes: TypeAlias = float | Sequence[float] | Mapping[int | str | tuple[int, int], float]
-"""Time of every overlapped pair, by stage of the forward, or by (its stage, the backward's)."""
 
 BASES = ("action", "rank")
 COMPUTE_TIMES = (*TIMES, "O", "FF")
@@ -154,29 +151,18 @@ class Costs:
         here, or not there for every stage.
     """
 
-    F: Value | None = cost(None, "stage", "uniform", "1.0", "forward; 1 unless given", timed=True)
-    I: Value | None = cost(
-        None, "stage", "uniform", "1.0", "backward for the input; 1, or half of B, unless given",
-        timed=True,
+    F: Value | None = own_time("1.0", "forward; 1 unless given")
+    I: Value | None = own_time("1.0", "backward for the input; 1, or half of B, unless given")
+    W: Value | None = own_time("1.0", "backward for the weights; 1, or half of B, unless given")
+    B: Value | None = own_time("2.0", "full backward; I + W unless given")
+    R: Value | None = own_time("1.0", "recompute: the forward once more; F unless given", "read")
+    O: PairTimes | None = own_time(
+        "2.5", "overlapped pair of a forward and a backward; the sum of its parts unless given",
+        shape="pair",
     )  # fmt: skip
-    W: Value | None = cost(
-        None, "stage", "uniform", "1.0", "backward for the weights; 1, or half of B, unless given",
-        timed=True,
-    )  # fmt: skip
-    B: Value | None = cost(
-        None, "stage", "uniform", "2.0", "full backward; I + W unless given", timed=True
+    FF: Value | None = own_time(
+        "1.8", "overlapped pair of two forwards; the sum of its parts unless given"
     )
-    R: Value | None = cost(
-        None, "stage", "read", "1.0", "recompute: the forward once more; F unless given", timed=True
-    )
-    O: PairTimes | None = cost(
-        None, "pair", "uniform", "2.5", "overlapped pair of a forward and a backward; the sum of"
-        " its parts unless given", timed=True,
-    )  # fmt: skip
-    FF: Value | None = cost(
-        None, "stage", "uniform", "1.8", "overlapped pair of two forwards; the sum of its parts"
-        " unless given", timed=True,
-    )  # fmt: skip
     overlap_factor: float = cost(
         1.0, "number", "uniform", "0.9", "share of the sum of its parts that a pair takes where"
         " O, or FF, does not say; 1 unless given",
@@ -229,16 +215,15 @@ class Costs:
     host_link_shared_by: int = cost(
         1, "sharing", "read", "1", "2 where ranks 0 and 1, 2 and 3, … share one link to the host"
     )
-    embedding: Part | None = cost(
-        None, "part", "absent", "{F: 0.1, B: 0.2}", "what the first stage does on top", timed=True
+    embedding: Part | None = own_time(
+        "{F: 0.1, B: 0.2}", "what the first stage does on top", "absent", "part"
     )
-    head: Part | None = cost(
-        None, "part", "absent", "{F: 0.4, B: 0.8}", "what the last stage does on top", timed=True
+    head: Part | None = own_time(
+        "{F: 0.4, B: 0.8}", "what the last stage does on top", "absent", "part"
     )
-    mtp: Part | None = cost(
-        None, "part", "absent", "{F: 1.2, B: 2.4}", "multi-token prediction, on top of the last",
-        timed=True,
-    )  # fmt: skip
+    mtp: Part | None = own_time(
+        "{F: 1.2, B: 2.4}", "multi-token prediction, on top of the last", "absent", "part"
+    )
     activation: Value | None = cost(
         None, "stage", "uniform", "1.0", "what one microbatch leaves on a stage after its"
         " forward; ranks / stages unless given, so that one microbatch is 1 on every rank",
@@ -408,9 +393,9 @@ _DEFAULT: dict[str, Any] = {spec.name: spec.default for spec in fields(Costs)}
 _DEFAULTS = tuple((name, _DEFAULT[name]) for name in COST_FIELDS)
 """Costs and their defaults in the order of checks; default values are not checked."""
 
-_OWNED = {spec.cost for spec in KINDS if spec.cost} | set(NO_KINDS)
-_TIMED = {name for name, spec in COST_FIELDS.items() if spec.timed}
-assert _TIMED == _OWNED, f"not both a time and that of a kind or of NO_KINDS: {_TIMED ^ _OWNED}"
+assert {name for name, spec in COST_FIELDS.items() if spec.timed} == {
+    *NO_KINDS, *(spec.cost for spec in KINDS if spec.cost),
+}, "a time is that of a kind, or in NO_KINDS"  # fmt: skip
 
 
 def check_cost(name: str, value: Any) -> Any:

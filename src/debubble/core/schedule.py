@@ -139,7 +139,7 @@ class Schedule:
         metadata=saved(check.targets, write=list, rare=True, same=lambda s: s.copy_targets),
     )
     vocabulary: int = field(
-        default=0, metadata=saved(check.one_number(VOCABULARIES, VOCABULARY_ADVICE), rare=True)
+        default=0, metadata=saved(check.one_of(VOCABULARIES, VOCABULARY_ADVICE), rare=True)
     )
     made_for: Costs | None = field(
         default=None,

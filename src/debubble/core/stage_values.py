@@ -16,10 +16,13 @@ from debubble.core.placement import Placement
 from debubble.core.units import plural
 
 if TYPE_CHECKING:
-    from debubble.core.costs import Costs, PairTimes
+    from debubble.core.costs import Costs
 
 Value: TypeAlias = float | Sequence[float] | Mapping[Any, float]
 """One number, one per stage (or rank), or a mapping from stages and ``"default"`` to numbers."""
+
+PairTimes: TypeAlias = float | Sequence[float] | Mapping[int | str | tuple[int, int], float]
+"""Time of every overlapped pair, by stage of the forward, or by (its stage, the backward's)."""
 
 PerPlace: TypeAlias = float | NDArray[np.float64]
 """A cost of every (copy, stage): an array, or one number where all have the same."""

@@ -1,4 +1,4 @@
-"""Orders that were computed from costs, on other costs."""
+"""Caveats of times: orders that lack actions, or were computed for other costs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.kind_relations import PASS_KINDS
-from debubble.core.kinds import VOCABULARY_KINDS
+from debubble.core.kinds import VOCABULARY_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.slicing import even_cut
+from debubble.engine.validate import has
 
 DEFAULT = Costs()
 
@@ -23,6 +24,20 @@ WORDS = {
     "copies": "the places of copies were",
 }
 """Computed part of a schedule, of :data:`debubble.core.schedule.FROM_COSTS`, and its verb."""
+
+
+LACKING = "the order lacks backwards, so that its time is that of a part; debubble.check says which"
+UNREDUCED = (
+    "no REDUCE_GRAD, as in listings of older PyTorch: today's neither divides its gradients by the "
+    "number of microbatches nor reduces them"
+)
+
+
+def caveats_of(schedule: Schedule, table: CostTable, complete: bool) -> tuple[str, ...]:
+    """Return caveats of the times of a schedule, which may lack actions unless it is complete."""
+    unreduced = schedule.explicit_reduction and not has(schedule, (Kind.REDUCE_GRAD,))
+    notes = ("" if complete else LACKING, mismatch(schedule, table), UNREDUCED if unreduced else "")
+    return tuple(filter(None, notes))
 
 
 def mismatch(schedule: Schedule, table: CostTable) -> str:
@@ -47,11 +62,6 @@ def mismatch(schedule: Schedule, table: CostTable) -> str:
     return (
         f"{WORDS[off[0]]} computed for {what}, not for these; make {it} with costs=… to have it fit"
     )
-
-
-def uses_default_costs(schedule: Schedule) -> bool:
-    """Return whether a schedule was computed from default costs."""
-    return schedule.made_for == DEFAULT
 
 
 def remembering(schedule: Schedule, part: str, costs: Costs) -> Schedule:

@@ -17,7 +17,7 @@ from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
 from debubble.core.kind_relations import RECOMPUTE_KINDS
-from debubble.core.kinds import FORWARD_KINDS, Kind
+from debubble.core.kinds import FORWARD_KINDS
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.core.schedule import Schedule
 from debubble.engine import cost_mismatch
@@ -36,8 +36,6 @@ from debubble.engine.memory import (
     measure_over_time,
 )
 from debubble.engine.validate import has
-
-LACKING = "the order lacks backwards, so that its time is that of a part; debubble.check says which"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,14 +78,8 @@ class Timeline:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """Caveats of the times: the order lacks actions, or was computed for other costs."""
-        notes = [] if self.graph.complete or self.measured else [LACKING]
-        notes.append(cost_mismatch.mismatch(self.schedule, self.table))
-        if self.schedule.explicit_reduction and not has(self.schedule, (Kind.REDUCE_GRAD,)):
-            notes.append(
-                "no REDUCE_GRAD, as in listings of older PyTorch: today's neither divides its "
-                "gradients by the number of microbatches nor reduces them"
-            )
-        return tuple(filter(None, notes))
+        complete = self.graph.complete or self.measured
+        return cost_mismatch.caveats_of(self.schedule, self.table, complete)
 
     @property
     def mode(self) -> P2PMode:
@@ -360,7 +352,7 @@ def simulate(
     check_costs(costs)
     given = None if durations is None else checked(durations, len(schedule))
     timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs(), given)
-    if cost_mismatch.uses_default_costs(schedule) and timeline.notes:
+    if schedule.made_for == cost_mismatch.DEFAULT and timeline.notes:
         warnings.warn(f"{schedule.name}: {timeline.notes[-1]}", stacklevel=2)
     return timeline
 

@@ -79,7 +79,7 @@ def hold_weights(uses: Uses, most: int, ahead: bool, weights: Weights, events: E
             if ahead:
                 active = min(size, most)
                 for member in range(active):
-                    count = gather(weights.members[member], begin << 1, count, weights, events)
+                    count = move(weights.members[member], 1, begin << 1, count, weights, events)
         last = begin
         while last + 1 < stop and uses.joined[last + 1]:
             last += 1
@@ -88,9 +88,9 @@ def hold_weights(uses: Uses, most: int, ahead: bool, weights: Weights, events: E
                 continue
             if active == most:
                 idle = farthest_idle(begin, last, size, weights)
-                count = drop(idle, begin << 1, count, weights, events)
+                count = move(idle, 0, begin << 1, count, weights, events)
                 active -= 1
-            count = gather(uses.stage[use], begin << 1, count, weights, events)
+            count = move(uses.stage[use], 1, begin << 1, count, weights, events)
             active += 1
         for use in range(begin, last + 1):
             weights.soonest[uses.stage[use]] = uses.following[use]
@@ -103,10 +103,10 @@ def hold_weights(uses: Uses, most: int, ahead: bool, weights: Weights, events: E
             if ahead and (active == most or done):
                 nearest = nearest_absent(weights.soonest[stage], size, weights)
             if nearest >= 0 or done:
-                count = drop(stage, last << 1 | 1, count, weights, events)
+                count = move(stage, 0, last << 1 | 1, count, weights, events)
                 active -= 1
             if nearest >= 0:
-                count = gather(nearest, last << 1 | 1, count, weights, events)
+                count = move(nearest, 1, last << 1 | 1, count, weights, events)
                 active += 1
         begin = last + 1
     return count
@@ -132,20 +132,11 @@ def open_chain(begin: int, uses: Uses, weights: Weights) -> tuple[int, int]:
 
 
 @helper
-def gather(stage: int, where: int, count: int, weights: Weights, events: Events) -> int:
-    """Write the gathering of a stage as event number `count`; return the new count."""
-    weights.held[stage] = 1
+def move(stage: int, held: int, where: int, count: int, weights: Weights, events: Events) -> int:
+    """Write that a stage is gathered, or dropped for `held` 0; return the number of events."""
+    weights.held[stage] = held
     events.where[count] = where
-    events.what[count] = stage << 1
-    return count + 1
-
-
-@helper
-def drop(stage: int, where: int, count: int, weights: Weights, events: Events) -> int:
-    """Write the drop of a stage as event number `count`; return the new count."""
-    weights.held[stage] = 0
-    events.where[count] = where
-    events.what[count] = stage << 1 | 1
+    events.what[count] = stage << 1 | (1 - held)
     return count + 1
 
 
