@@ -27,7 +27,7 @@ from debubble.lowering.chain import LOWERINGS, lower
 from debubble.schedules.registry import make
 
 OPTIONS: tuple[OptionSpec, ...] = (
-    *CORE_OPTIONS, P2P_OPTION, *(row.option for row in LOWERINGS), *JITTER_OPTIONS,
+    *CORE_OPTIONS, P2P_OPTION, *LOWERINGS, *JITTER_OPTIONS,
 )  # fmt: skip
 """Every option of a question."""
 

@@ -121,9 +121,12 @@ def cost(
     return field(default=default, metadata={"cost": spec})
 
 
-def own_time(example: str, text: str, in_forms: InForms = "uniform", shape: Shape = "stage") -> Any:
-    """Return the field of a time that follows from others unless it is given, see :func:`cost`."""
-    return cost(None, shape, in_forms, example, text, timed=True)
+def timed(
+    example: str, text: str, in_forms: InForms = "uniform", shape: Shape = "stage",
+    default: float | None = None,
+) -> Any:  # fmt: skip
+    """Return the field of a time, see :func:`cost`; one without default follows from others."""
+    return cost(default, shape, in_forms, example, text, timed=True)
 
 
 def cost_fields(cls: type) -> dict[str, CostField]:

@@ -18,6 +18,9 @@ PARTS = {"embedding": FIRST, "head": LAST, "mtp": LAST}
 TIMES = {KINDS[kind].cost: kind for kind in TIMED_KINDS}
 """Kinds by the names of their times: F, I, W, B, R."""
 
+COMPUTE_TIMES = (*TIMES, "O", "FF")
+"""Costs that are times of computing: where none of them is given, ranks have a unit of each."""
+
 KEYS = (*TIMES, "activation")
 
 Part = Mapping[str, float]

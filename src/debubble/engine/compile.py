@@ -264,11 +264,8 @@ def _side(schedule: Schedule, mode: P2PMode, kinds: int, shared: int, explain: b
     copied = bool(kinds & _COPIES)
     # A rank may hold a stage of several copies of the model; the first stands for all.
     table = np.asarray(placement.table)
-    owner = np.arange(copies * stages).reshape(copies, stages)
-    for copy in range(copies - 1, 0, -1):
-        for earlier in range(copy):
-            same = table[copy] == table[earlier]
-            owner[copy, same] = np.minimum(owner[copy, same], owner[earlier, same])
+    first_copy = (table[:, None] == table[None]).argmax(axis=1)
+    owner = first_copy * stages + np.arange(stages)
     order = _shared_order(schedule, mode, shared, explain) if copied and shared > 1 else None
     places, cells = copies * stages, stages * schedule.units
     return SideStreams(

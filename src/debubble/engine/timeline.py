@@ -323,8 +323,7 @@ def simulate(
     costs
         Costs of actions; the default is one unit of time each for F, I and W.
     p2p_mode
-        ``"overlapped"``, ``"channel"``, ``"blocking"``, ``"pair"`` or ``"group"``, see
-        :func:`debubble.engine.graph.compile_graph`.
+        What a transfer between ranks does, see :mod:`debubble.engine.modes`.
     durations
         Time of every action in the schedule's order (rank 0's program, then rank 1's, …), shape
         ``(n,)``, in place of what `costs` say: measured ones, for instance. What actions take that

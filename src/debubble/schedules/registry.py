@@ -25,7 +25,7 @@ from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
-from debubble.core.schedule import FROM_COSTS, Schedule
+from debubble.core.schedule import Schedule
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.modes import check_mode
 from debubble.schedules._entry import (
@@ -34,7 +34,6 @@ from debubble.schedules._entry import (
     Constraint,
     Entry,
     Option,
-    Reading,
     check_constraints,
     check_count,
     described_parameters,
@@ -307,13 +306,8 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
     if "memory" in entry.parameters and case.memory is not None:
         # Plain numbers: files hold them, and formulas compare them with peaks.
         shown["memory"] = np.asarray(case.memory, dtype=np.float64).tolist()
-    reading = Reading(**vars(case))
-    fields = {
-        key: value(reading.of(key)) if callable(value) else value
-        for key, value in entry.fields.items()
-    }
-    ordered = ("order",) if entry.orders_by_costs(case) else ()
-    from_costs = (*ordered, *(key for key in FROM_COSTS if key in reading.readers))
+    fields = {key: made(case) if callable(made) else made for key, made in entry.fields.items()}
+    from_costs = entry.from_costs(case)
     return Schedule.from_programs(
         entry.name,
         placement,
