@@ -96,10 +96,11 @@ def _compile(
         raise explain_refusal(schedule, mode)
     end = int(frame.state[layout.NODES])
     # A copy, because there was room for many more.
-    used_costs = dynamic[:, :used].copy()
+    dynamic_kind, dynamic_a, dynamic_b = dynamic[:, :used].copy()
+    first, second, lag, cost = (array[:end] for array in graph[:4])
     return EventGraph(
-        schedule, mode, *(array[:end] for array in graph[:4]), graph.node, graph.sent, *used_costs,
-        int(frame.state[layout.COMPLETED]), bool(frame.state[layout.OVERTAKEN]), shared,
+        schedule, mode, first, second, lag, cost, graph.node, graph.sent, dynamic_kind, dynamic_a,
+        dynamic_b, int(frame.state[layout.COMPLETED]), bool(frame.state[layout.OVERTAKEN]), shared,
     )  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def _frame(
             kind_columns(schedule),
         ),
         graph,
-        layout.Rare(dynamic[0], dynamic[1], dynamic[2], _zeros(ranks * ranks)),
+        layout.Rare(*dynamic, _zeros(ranks * ranks)),
         layout.Turns(
             np.zeros(ranks, dtype=np.int64), _zeros(ranks), _zeros(1 << (ranks - 1).bit_length()),
             _zeros(ranks * ranks if spec.one_by_one else 0),

@@ -81,6 +81,7 @@ class Kernel(Generic[R]):
         self._writes = [(names.index(first), fields) for first, *fields in paths]
         self._compiled: Callable[..., R] | None = None
         self._is_kept = True
+        self._size = 0  # of the bytecode, helpers included; known once it is `compiled`
         self._ready: set[tuple[object, ...]] = set()
         self._entries: dict[tuple[object, ...], Callable[..., R]] = {}
         self._uncompiled: dict[tuple[object, ...], int] = {}
@@ -100,6 +101,7 @@ class Kernel(Generic[R]):
             # Without numba's runtime arrays are not counted, and cannot be made.
             options: Any = {} if self._allocates else {"_nrt": False}
             function = _linked(self.py_func, found, **options)
+            self._size = sum(len(used.__code__.co_code) for used in (self.py_func, *found))
             # Compiled code is kept on disk by this name, until the file of the kernel changes.
             # What comes from other files, helpers and numbers, has a say in the name.
             function.__qualname__ = f"{self.py_func.__qualname__}{_digest(self.py_func, found)}"
@@ -146,7 +148,7 @@ class Kernel(Generic[R]):
         # Looking at the disk takes as long as interpreting some hundred iterations: it is done
         # at first, and again once a second process may have written there.
         if not ((is_new or worth_asking) and self._is_on_disk(args)):
-            limit = INTERPRET_UNCOMPILED * _size(self.py_func)
+            limit = INTERPRET_UNCOMPILED * self._size
             # A single call that is worth the compiler does not wait for the second process.
             waits = worth_asking and work <= limit and self._is_being_compiled(args)
             if waits or total <= limit:
@@ -304,20 +306,6 @@ def _linked(
         function.__name__,
         function.__defaults__,
     )
-
-
-def _size(function: Callable[..., Any]) -> int:
-    """Return the length of the bytecode of a kernel and of every helper that it leads to."""
-    found: dict[Any, None] = {function: None}
-    waiting = [function]
-    while waiting:
-        at = waiting.pop()
-        for name in at.__code__.co_names:
-            used = _compiled_form(at.__globals__.get(name))
-            if used is not None and used not in found:
-                found[used] = None
-                waiting.append(used)
-    return sum(len(used.__code__.co_code) for used in found)
 
 
 def _digest(function: Callable[..., Any], helpers: Iterable[Callable[..., Any]]) -> str:

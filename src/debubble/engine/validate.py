@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.core.actions import KIND_MASK, Kind, code_text, unpack
+from debubble.core.actions import KIND_MASK, Kind, unpack
 from debubble.core.errors import ScheduleError
 from debubble.core.kinds import STEP_KINDS, kind_bits
 from debubble.core.schedule import Schedule
@@ -81,7 +81,7 @@ def refuse_outside(schedule: Schedule) -> None:
     """
     position = invalid_actions(schedule).outside
     if position is not None:
-        raise ScheduleError(f"{_where(schedule, position)} {outside_text(schedule, position)}")
+        raise ScheduleError(f"{spot_text(schedule, position)} {outside_text(schedule, position)}")
 
 
 def refuse_invalid(schedule: Schedule) -> None:
@@ -95,7 +95,7 @@ def refuse_invalid(schedule: Schedule) -> None:
         stage = unpack(int(schedule.actions[position])).stage
         homes = sorted({row[stage] for row in schedule.placement.table})
         raise ScheduleError(
-            f"{_where(schedule, position)} is on the wrong rank; stage {stage} lives on rank "
+            f"{spot_text(schedule, position)} is on the wrong rank; stage {stage} lives on rank "
             + " and ".join(map(str, homes))
         )
 
@@ -111,7 +111,8 @@ def outside_text(schedule: Schedule, position: int) -> str:
     return f"is out of range; stages go to {schedule.stages - 1}, {last}"
 
 
-def _where(schedule: Schedule, position: int) -> str:
+def spot_text(schedule: Schedule, position: int) -> str:
+    """Return the rank of the action at a position, its place in that program, and its text."""
     rank = schedule.rank_of(position)
-    text = code_text(int(schedule.actions[position]), schedule.slices)
-    return f"rank {rank}, action {position - int(schedule.offsets[rank])}: {text}"
+    place = position - int(schedule.offsets[rank])
+    return f"rank {rank}, action {place}: {schedule.text_at(position)}"

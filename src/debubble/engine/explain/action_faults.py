@@ -121,7 +121,7 @@ def invalid_action(schedule: Schedule) -> ScheduleError | None:
         refuse_invalid(schedule)
     except ScheduleError as error:
         position = next(at for at in invalid_actions(schedule) if at is not None)
-        return ScheduleError(str(error), (words.text(schedule, position),))
+        return ScheduleError(str(error), (schedule.text_at(position),))
     return None
 
 
@@ -152,7 +152,7 @@ class ActionFaults(ActionIndex):
     def bad_groups(self) -> Iterator[ScheduleError]:
         """Yield actions in groups that cannot be, see :func:`bad_groups`."""
         for position, partner in np.transpose(bad_groups(self)).tolist():
-            others = () if partner < 0 else (words.text(self.schedule, partner),)
+            others = () if partner < 0 else (self.schedule.text_at(partner),)
             yield words.fault(
                 self.schedule,
                 position,
@@ -179,7 +179,7 @@ class ActionFaults(ActionIndex):
                 _, one, two = np.intersect1d(self.cell[here], self.cell[there], return_indices=True)
                 for pair in zip(here[one].tolist(), there[two].tolist(), strict=True):
                     first, last = sorted(pair)
-                    beside = words.text(self.schedule, first)
+                    beside = self.schedule.text_at(first)
                     reason = f"runs beside {beside} of the same microbatch; remove one"
                     yield words.fault(self.schedule, last, reason, beside)
 
@@ -251,7 +251,7 @@ class ActionFaults(ActionIndex):
         for position in wrong.tolist():
             action = words.named(self.schedule, position)
             text = "; ".join(misplaced_shard_text(self.schedule, position))
-            yield ScheduleError(f"{action} {text}", (words.text(self.schedule, position),))
+            yield ScheduleError(f"{action} {text}", (self.schedule.text_at(position),))
 
     def half_done_shards(self) -> Iterator[ScheduleError]:
         """Yield microbatches that begin on the last stage or a shard and lack a pass on a shard."""
@@ -305,7 +305,7 @@ class ActionFaults(ActionIndex):
         swapped = (link[1:] == link[:-1]) & (receives[1:] < receives[:-1])
         for index in np.flatnonzero(swapped).tolist():
             ends = (sends[index], sends[index + 1], receives[index + 1], receives[index])
-            chain = tuple(words.text(self.schedule, int(end)) for end in ends)
+            chain = tuple(self.schedule.text_at(int(end)) for end in ends)
             yield ScheduleError(
                 f"rank {self.rank[ends[0]]} sends {chain[0]} before {chain[1]}, "
                 f"rank {self.rank[ends[2]]} receives {chain[2]} before {chain[3]}: "

@@ -10,15 +10,6 @@ What an action of each kind waits for comes as columns of the table of kinds, se
 :data:`debubble.engine.modes.MODES`. Every action exists and is on its rank, see
 :mod:`debubble.engine.validate`.
 
-* :mod:`debubble.engine.kernels.layout` has the arrays and numbers that all parts share,
-* this module the loop over the ranks' turns,
-* :mod:`debubble.engine.kernels.work` what computes: what it waits for, and what waits for it,
-* :mod:`debubble.engine.kernels.groups` overlapped groups,
-* :mod:`debubble.engine.kernels.steps` optimizer steps,
-* :mod:`debubble.engine.kernels.link` sends and receives that are actions, and
-  :mod:`debubble.engine.kernels.queues` those that ranks queue,
-* :mod:`debubble.engine.kernels.side_streams` copies, collectives and shards of the output layer.
-
 Compiled code is made for every combination of what schedules have (groups, transfers, side
 streams), without what belongs to the others: these parameters are None, and tests for that stand
 alone, so that numba leaves out the branch.
