@@ -13,13 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, first_gaps, late_need, spot
-from debubble.core.actions import (
-    COPY_KINDS,
-    VOCABULARY_KINDS,
-    WHOLE_STAGE_KINDS,
-    Action,
-    Kind,
-)
+from debubble.core.actions import COPY_KINDS, VOCABULARY_KINDS, WHOLE_STAGE_KINDS, Action, Kind
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kind_relations import (
     FORWARD_KIND,

@@ -7,19 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from debubble.core.actions import KIND_MASK
-from debubble.core.kinds import (
-    TRANSFER_KINDS,
-    kind_bits,
-)
+from debubble.core.kinds import TRANSFER_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
 from debubble.engine.event_graph import ARRAYS, LINK, SUM, EventGraph
 from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode, check_mode
 from debubble.engine.transfers import insert_transfers
-from debubble.engine.validate import (
-    refuse_invalid,
-    scan,
-)
+from debubble.engine.validate import refuse_invalid, scan
 
 __all__ = [
     "LINK", "MEETING", "P2P_MODES", "QUEUES", "SUM", "EventGraph", "P2PMode", "compile_graph",

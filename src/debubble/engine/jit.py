@@ -300,12 +300,7 @@ def _linked(
                 inner = _linked(used, found, **options)
                 found[used] = numba.njit(**options, **ONLY_CALLED_BY_KERNELS)(inner)
             scope[name] = found[used]
-    return types.FunctionType(
-        function.__code__,
-        scope,
-        function.__name__,
-        function.__defaults__,
-    )
+    return types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
 
 
 def _digest(function: Callable[..., Any], helpers: Iterable[Callable[..., Any]]) -> str:

@@ -13,14 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    COPY_KINDS,
-    STAGE_SHIFT,
-    Program,
-    among,
-    group_bounds,
-    kinds_of,
-)
+from debubble.core.actions import COPY_KINDS, STAGE_SHIFT, Program, among, group_bounds, kinds_of
 from debubble.core.cost_table import CostTable
 from debubble.core.kinds import WAIT_KINDS
 from debubble.core.schedule import Schedule

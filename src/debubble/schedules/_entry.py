@@ -8,7 +8,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
@@ -117,6 +117,13 @@ class ClosedForm:
             found = found * (case.v * case.s * case.unit)
         plain: float | list[float] = np.asarray(found).tolist()
         return plain
+
+
+makespan_is, stage_time_is, bubble_is, peak_is = (
+    partial(ClosedForm, quantity)
+    for quantity in ("makespan", "stage_time", "bubble_time", "peak_activation")
+)
+"""Closed forms of these quantities."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.engine.memory import ROUNDING
 from debubble.schedules._storage import Storage, Terms, named_by
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import ClosedForm, Constraint, peak_is, register
 
 
 @dataclass(frozen=True)
@@ -151,15 +151,13 @@ def _forms(
     return (
         *timed("makespan", longest),
         *timed("stage_time", longest if inside else work),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             f"{memory}, at most m",
             lambda k: 2 * min(block.memory(k.p), k.m) * k.unit,
             holds=lambda k: k.published and k.kept == k.unit,
             condition="published order, kept_for_weight = 1",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             f"{memory}, or the memory limit",
             lambda k: 2 * block.memory(k.p) * k.unit if k.memory is None else k.memory,
             accuracy="upper bound",

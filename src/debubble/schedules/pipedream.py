@@ -11,7 +11,7 @@ from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward
 from debubble.schedules.one_f_one_b import FILL_AND_WORK, ramp_peaks, warm_alternate_drain
-from debubble.schedules.registry import ClosedForm, Constraint, optimizer_step, register
+from debubble.schedules.registry import Constraint, makespan_is, optimizer_step, peak_is, register
 
 
 def never_drained(
@@ -38,9 +38,7 @@ def never_drained(
         yield program
 
 
-STEADY = ClosedForm(
-    "makespan", FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency, one iteration"
-)
+STEADY = makespan_is(FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency, one iteration")
 
 
 def stashed(k: Any) -> list[int]:
@@ -57,10 +55,7 @@ def stashed(k: Any) -> list[int]:
     chunks=1,
     weight_versions=stashed,
     sync="local",
-    forms=(
-        STEADY,
-        ClosedForm("peak_activation", "p − r", lambda k: ramp_peaks(k, least=0, pace=1)),
-    ),
+    forms=(STEADY, peak_is("p − r", lambda k: ramp_peaks(k, least=0, pace=1))),
 )
 def pipedream(*, ranks: int, microbatches: int, iterations: int | None = None) -> Iterator[Program]:
     """One 1F1B over all iterations that steps after every m microbatches; m = 1 in the paper.
@@ -102,10 +97,7 @@ def pipedream(*, ranks: int, microbatches: int, iterations: int | None = None) -
             lambda k: k.microbatches >= k.ranks,
         ),
     ),
-    forms=(
-        STEADY,
-        ClosedForm("peak_activation", "p − r", lambda k: ramp_peaks(k, least=0, pace=1)),
-    ),
+    forms=(STEADY, peak_is("p − r", lambda k: ramp_peaks(k, least=0, pace=1))),
 )
 def pipedream_2bw(
     *, ranks: int, microbatches: int, iterations: int | None = None
@@ -143,7 +135,7 @@ def pipedream_2bw(
             lambda k: k.microbatches > k.ranks,
         ),
     ),
-    forms=(STEADY, ClosedForm("peak_activation", "min(2(p − r) − 1, m)")),
+    forms=(STEADY, peak_is("min(2(p − r) − 1, m)")),
 )
 def eager_2bw(*, ranks: int, microbatches: int, iterations: int | None = None) -> Iterator[Program]:
     """PipeDream-2BW with up to 2(p − 1 − r) forwards of warm-up, to hide latency.
@@ -172,7 +164,7 @@ def eager_2bw(*, ranks: int, microbatches: int, iterations: int | None = None) -
     weight_versions=stashed,
     newest_weights=True,
     sync="local",
-    forms=(STEADY, ClosedForm("peak_activation", "min(p − r, m)")),
+    forms=(STEADY, peak_is("min(p − r, m)")),
 )
 def paci(*, ranks: int, microbatches: int, iterations: int | None = None) -> Iterator[Program]:
     """Yield the programs of pipedream, in the memory of 1F1B: no weights are kept for microbatches.

@@ -34,10 +34,14 @@ from debubble.schedules._entry import (
     Constraint,
     Entry,
     Option,
+    bubble_is,
     check_constraints,
     check_count,
     described_parameters,
+    makespan_is,
     nearest,
+    peak_is,
+    stage_time_is,
 )
 
 if TYPE_CHECKING:
@@ -45,9 +49,9 @@ if TYPE_CHECKING:
     from debubble.engine.modes import P2PMode
 
 __all__ = [
-    "LIMITS", "ClosedForm", "Constraint", "Entry", "Option", "check_constraints",
-    "check_count", "entries", "find", "make", "nearest", "optimizer_step",
-    "register", "schedules",
+    "LIMITS", "ClosedForm", "Constraint", "Entry", "Option", "bubble_is", "check_constraints",
+    "check_count", "entries", "find", "make", "makespan_is", "nearest", "optimizer_step",
+    "peak_is", "register", "schedules", "stage_time_is",
 ]  # fmt: skip
 
 COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory", "storage")

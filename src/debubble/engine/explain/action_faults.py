@@ -14,13 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    Action,
-    among,
-    group_bounds,
-    pairs_of,
-    unpack,
-)
+from debubble.core.actions import Action, among, group_bounds, pairs_of, unpack
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.core.kind_relations import ranks_stepped_with
