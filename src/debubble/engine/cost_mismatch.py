@@ -51,7 +51,9 @@ def mismatch(schedule: Schedule, table: CostTable) -> str:
         return ""
     parts = schedule.from_costs or ("order",)
     other = not _alike(schedule, made.table(schedule), table)
-    recut = "cut" in parts and not _same_cut(schedule, made, table.costs)
+    both = (made, table.costs) if "cut" in parts else ()
+    cuts = [even_cut(schedule.placement, schedule.slices, costs) for costs in both] or [(), ()]
+    recut = len(cuts[0]) != len(cuts[1]) or not _equal(*map(np.array, cuts))
     off = [name for name in parts if (recut if name == "cut" else other)]
     if not off:
         return ""
@@ -71,12 +73,6 @@ def remembering(schedule: Schedule, part: str, costs: Costs) -> Schedule:
         made_for=schedule.made_for or costs,
         from_costs=tuple(dict.fromkeys((*schedule.from_costs, part))),
     )
-
-
-def _same_cut(schedule: Schedule, *both: Costs) -> bool:
-    """Return whether two costs lead to the same cut into slices of equal work."""
-    cuts = [even_cut(schedule.placement, schedule.slices, costs) for costs in both]
-    return len(cuts[0]) == len(cuts[1]) and _equal(*map(np.asarray, cuts))
 
 
 def _alike(schedule: Schedule, made: CostTable, table: CostTable) -> bool:

@@ -79,19 +79,23 @@ class MemoryUse:
 
 _EFFECTS = tuple((spec.kind, spec.takes, spec.frees) for spec in KINDS if spec.takes or spec.frees)
 
-_AMOUNTS: dict[str, Callable[[CostTable, NDArray[np.bool_]], NDArray[np.float64] | float]] = {
+AMOUNTS: dict[str, Callable[[CostTable, NDArray[np.bool_]], Floats | float]] = {
+    # What a forward leaves, and what a recompute brings back of it.
     "stored": lambda table, whole: np.where(whole, table.checkpoint, table.activation),
     "recomputed": lambda table, _: table.activation - table.checkpoint,
     "activation": lambda table, _: table.activation,
+    # Its parts without and with use for the weights.
     "not_kept": lambda table, _: table.activation - table.kept,
     "kept": lambda table, _: table.kept,
     "moved": lambda table, whole: table.moved(whole),
     "shard": lambda table, _: table.shard,
+    # Keys and values of a slice, the gradients of all slices, and a slice's share of both.
     "kv": lambda table, _: table.kv,
     "kv_gradients": lambda table, _: _gradients_of_all_slices(table),
     "kv_with_gradients": lambda table, _: 2 * table.kv,
 }
-"""Each of :data:`debubble.core.kinds.QUANTITIES` on every place."""
+"""Quantities of memory that actions take and free, on every place, by their names in the table of
+kinds; from costs, and where all microbatches of a place are recomputed."""
 
 
 def _gradients_of_all_slices(table: CostTable) -> NDArray[np.float64]:
@@ -130,7 +134,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
             for row, names in ((at_start[kind], takes), (at_end[kind], frees)):
                 for name in names:
                     if slicing or not name.startswith("kv"):
-                        row += _AMOUNTS[name](table, whole)
+                        row += AMOUNTS[name](table, whole)
     np.negative(at_end, at_end)
     at_start[RECOMPUTED_F] = table.checkpoint + table.kv if slicing else table.checkpoint
     peak = np.zeros(schedule.ranks)

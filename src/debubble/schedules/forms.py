@@ -9,7 +9,7 @@ nearest simpler case, and the differences to that case are listed as obstacles.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -158,10 +158,12 @@ class _Forms:
         known = _with_offload(known, entry, schedule)
         copied = not entry.copies_activations and has(schedule, COPY_KINDS)
         unsure = entry.uses_costs and bool(copied or recompute_share(schedule).any())
-        unknown = {
-            part: _distinct(_obstacle(spec) for spec in foreign if part in _changed(spec, entry))
-            for part in ("times", "memory")
-        }
+        unknown: dict[str, list[Obstacle]] = {"times": [], "memory": []}
+        for spec in foreign:
+            obstacle = Obstacle(f"formulas know no {spec.name}", f"without {spec.name}")
+            for part in _changed(spec, entry):
+                unknown[part].append(_WORDS.get(spec.name, obstacle))
+        unknown = {part: list(dict.fromkeys(found)) for part, found in unknown.items()}
         unknown["times"] = [*obstacles, *unknown["times"]]
         return cls(entry, case, known, always, unsure, unknown)
 
@@ -190,15 +192,6 @@ _WORDS = {
     "static": Obstacle("ranks hold more than activations", "without that"),
 }
 """Words for costs that no formula has."""
-
-
-def _obstacle(spec: CostField) -> Obstacle:
-    name = spec.name
-    return _WORDS.get(name) or Obstacle(f"formulas know no {name}", f"without {name}")
-
-
-def _distinct(obstacles: Iterable[Obstacle]) -> list[Obstacle]:
-    return list(dict.fromkeys(obstacles))
 
 
 def form_case(schedule: Schedule, costs: Costs) -> SimpleNamespace:
