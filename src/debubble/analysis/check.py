@@ -143,25 +143,15 @@ def _inspect(
     """
     if kinds & _STEPS or schedule.iterations > 1:
         inspect_steps(schedule, found)
-    plain = swept and not kinds & ~_PLAIN
-    complete, error = False, None
-    if plain and not found and p2p_mode != "blocking":
-        try:
-            complete = compile_graph(schedule, p2p_mode).complete
-        except ScheduleError as stops:
-            error = stops
-    elif swept and not plain and not kinds & _SHARDS and not found:
-        complete = is_sound(schedule, bare)
+    if swept and not kinds & _SHARDS and not found and is_sound(schedule, bare):
         # What it is without sharding decides, and is compiled faster.
-        stands = complete and (bare is schedule or not _runs(bare, p2p_mode))
-        error = _error(schedule, p2p_mode) if stands else None
-    if complete:
-        return error
+        runs = bare is not schedule and _runs(bare, p2p_mode)
+        return None if runs else _error(schedule, p2p_mode)
     inspect_structure(schedule, found)
-    if not found and not plain:
+    if not found and (kinds & ~_PLAIN or not swept):
         _transfers(schedule, found)
         inspect_sharding(schedule, found)
-    return error if error or found else _error(schedule, p2p_mode)
+    return None if found else _error(schedule, p2p_mode)
 
 
 def without_sharding(schedule: Schedule) -> Schedule:
