@@ -8,24 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.options import OptionSpec, Range, Word, quoted, read_whole
 from debubble.core.schedule import Schedule
-from debubble.engine.modes import check_mode
+from debubble.engine.memory import Limit
+from debubble.engine.modes import P2PMode, check_mode
 from debubble.lowering.best_lowering import Setting
 from debubble.lowering.offload import ways_to_offload
 from debubble.lowering.recompute import check_cap, place_of, ways_to_recompute
 from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding
 from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
-
-if TYPE_CHECKING:
-    from debubble.engine.graph import P2PMode
-    from debubble.engine.memory import Limit
-
 
 NOTHING = "none"
 """The text of no such actions, for a grid of values."""

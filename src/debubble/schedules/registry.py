@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.engine.memory import beside_static, memory_limits
-from debubble.engine.modes import check_mode
+from debubble.engine.memory import Limit, beside_static, memory_limits
+from debubble.engine.modes import P2PMode, check_mode
 from debubble.schedules._entry import (
     OPTIONS,
     ClosedForm,
@@ -43,10 +43,6 @@ from debubble.schedules._entry import (
     peak_is,
     stage_time_is,
 )
-
-if TYPE_CHECKING:
-    from debubble.engine.memory import Limit
-    from debubble.engine.modes import P2PMode
 
 __all__ = [
     "LIMITS", "ClosedForm", "Constraint", "Entry", "Option", "bubble_is", "check_constraints",
