@@ -198,7 +198,7 @@ def _frame(
             kind_columns(schedule),
         ),
         graph,
-        layout.Rare(*dynamic, _zeros(ranks * ranks)),
+        layout.Rare(dynamic[0], dynamic[1], dynamic[2], _zeros(ranks * ranks)),
         layout.Turns(
             np.zeros(ranks, dtype=np.int64), _zeros(ranks), _zeros(1 << (ranks - 1).bit_length()),
             _zeros(ranks * ranks if spec.one_by_one else 0),
