@@ -308,10 +308,6 @@ def _link(spec: CostField, value: Any) -> Any:
     return tuple(found)
 
 
-def _one(spec: CostField, value: Any) -> float:
-    return _number(spec, value, spec.name)
-
-
 def _rate(spec: CostField, value: Any) -> float:
     if isinstance(value, float) and value == math.inf:
         return value
@@ -341,5 +337,6 @@ def _part(spec: CostField, value: Any) -> dict[str, float]:
 
 _CHECKS: dict[Shape, Callable[[CostField, Any], Any]] = {
     "stage": _spread, "rank": _spread, "pair": _pairs, "microbatch": _spread, "boundary": _spread,
-    "link": _link, "number": _one, "rate": _rate, "sharing": _sharing, "part": _part,
+    "link": _link, "rate": _rate, "sharing": _sharing, "part": _part,
+    "number": lambda spec, value: _number(spec, value, spec.name),
 }  # fmt: skip

@@ -7,6 +7,7 @@ either stands before it in the program of its rank, which is checked by bits, or
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -171,8 +172,5 @@ def _result(kinds: tuple[Kind, ...]) -> int:
     return next(i for i, (made_by, _) in enumerate(_RESULTS) if set(kinds) <= set(made_by))
 
 
-def _bits(kinds: object) -> int:
-    total = 0
-    for kind in kinds:  # type: ignore[attr-defined]
-        total |= _BITS[kind]
-    return total
+def _bits(kinds: Iterable[Kind]) -> int:
+    return sum({_BITS[kind] for kind in kinds})
