@@ -384,7 +384,6 @@ COST_NAMES = tuple(spec.name for spec in fields(Costs))
 """Names of all fields: costs, what they are for, and their units."""
 
 _DEFAULT: dict[str, Any] = {spec.name: spec.default for spec in fields(Costs)}
-"""Default values, which are not checked."""
 
 assert {name for name, spec in COST_FIELDS.items() if spec.timed} == {
     *NO_KINDS, *(spec.cost for spec in KINDS if spec.cost),
