@@ -50,7 +50,7 @@ from debubble.optimize.cp_sat.strategies import (
     solve_with_copies,
 )
 from debubble.optimize.incumbent import Incumbent
-from debubble.optimize.periodic.strategies import can_repeat, patterns, repeat, repeat_best
+from debubble.optimize.periodic.strategies import can_repeat, repeat, repeat_best
 from debubble.optimize.problem import Problem, without_recomputes
 from debubble.optimize.programs.backward import alternatives, fusable, separate
 from debubble.optimize.programs.list_scheduling import list_programs
@@ -291,10 +291,8 @@ STRATEGIES: list[Strategy] = [
     Strategy("solving with copies", solve_with_copies, _copies),
     # *copies 2, 20*: the bound is 9 % lower without it.
     Strategy("one exact rank with its copies", bound_by_copies, _copied),
-    # Best on 6 points, of little memory and even times.
-    Strategy("patterns", patterns, lambda p: not is_small(p) and has_solver(), parallel=True),
-    # Best on one point, of 128 microbatches on 16 ranks.
-    Strategy("repeating", repeat, can_repeat, parallel=True),
+    # Best on 7 points, of little memory and even times.
+    Strategy("repeating", repeat, lambda p: not is_small(p), parallel=True),
     # *uneven*: 0.7 % slower without it; best on 73 points.
     Strategy("annealing", anneal, _annealed_whole, parallel=True),
     # *wide*: 0.6 % slower without it.

@@ -45,7 +45,7 @@ from debubble.core.kind_relations import FUSED_KIND, SPLIT_KINDS
 from debubble.core.kinds import COPY_KINDS
 from debubble.engine.modes import MODE
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.exact_rank import ExactRanks, relax_others
+from debubble.optimize.bounds.exact_rank import Relaxation, relax_others
 from debubble.optimize.cp_sat.interval_model import OUT, IntervalModel, copy_units
 from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for, rounded_down
 from debubble.optimize.cp_sat.solver import run_solver
@@ -169,7 +169,7 @@ class RankModel(IntervalModel):
         if whole and not MODE[problem.mode].blocks and _parts_are_whole(problem, self.stages(rank)):
             self._add_reasons(rank)
 
-    def _add_heads_and_tails(self, kept: ExactRanks) -> None:
+    def _add_heads_and_tails(self, kept: Relaxation) -> None:
         """Add heads and tails to the model; microbatches are numbered by their first forwards."""
         for c, b in product(range(len(self.way)), range(self.problem.microbatches)):
             key = (*self.way[c], b)
