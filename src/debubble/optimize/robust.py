@@ -51,18 +51,9 @@ def optimize_robust(
 ) -> Result:
     """Find an order whose steps are fast under jitter: the least p95.
 
-    The orders that the search for the smallest makespan finds and compares with are held against
+    The orders that the `search` for the smallest makespan finds and compares with are held against
     each other on the same random numbers, and the best is changed action by action as long as that
     helps. The reported step times come from other random numbers.
-
-    Parameters
-    ----------
-    search
-        Finds the fastest schedule, with or without published ones to compare.
-    robust
-        Jitter of the times.
-    request, budget, published
-        Request, limits of the search, and true if published schedules are to be compared.
     """
     began = time.monotonic()
     jitter = robust if isinstance(robust, Jitter) else Jitter(robust)
@@ -166,9 +157,9 @@ def _improve(
     if has(schedule, COPY_KINDS):
         return
 
-    def evaluate(programs: list[Program]) -> float | None:
+    def evaluate(programs: list[Program]) -> float:
         timeline = judge.simulated(schedule.with_programs(programs))
-        return None if timeline is None else judge.score(timeline)
+        return np.inf if timeline is None else judge.score(timeline)
 
     def found(programs: list[Program]) -> None:
         best.schedule, best.name = schedule.with_programs(programs), f"{name}, changed for jitter"

@@ -24,7 +24,6 @@ import numpy as np
 from debubble.core.actions import Program, among, kinds_of, stages_of
 from debubble.core.kinds import GRADIENT_KINDS
 from debubble.listing import TOLERANCE
-from debubble.lowering.offload import COPIES
 from debubble.optimize.anneal.annealer import refine
 from debubble.optimize.anneal.early_recompute import can_recompute_early, recompute_early
 from debubble.optimize.anneal.strategies import (
@@ -58,9 +57,6 @@ from debubble.optimize.programs.list_with_copies import can_list, orders_with_co
 from debubble.optimize.programs.offload import with_room_for_copies
 from debubble.optimize.programs.published import own_orders, published_orders
 from debubble.optimize.stop import Stop
-
-TIGHT_ROUNDS = 1
-"""Rounds of annealing for each room that is left for copies under way."""
 
 PASSES, PASSED, PASSES_SHARE, MOST_PASSES = 4000, 1_600_000, 0.2, 10.0
 """Passes of the list scheduler that places copies, and actions of all passes, at most; their share
@@ -133,7 +129,7 @@ def improve(incumbent: Incumbent) -> None:
         if not parallel:
             for strategy in together:
                 incumbent.start = incumbent.programs
-                if incumbent.programs or strategy.run is anneal_with_room:
+                if incumbent.programs or strategy.run is list_copies:
                     run(strategy)
         elif incumbent.programs:
             incumbent.start = incumbent.programs
@@ -172,22 +168,6 @@ def list_scheduling(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             return
         effort = LATE_EFFORT if stop() else 1.0
         incumbent.offer(list_programs(tight, candidates, effort), "list scheduling")
-
-
-def anneal_with_room(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Anneal orders that leave more and more room for copies under way."""
-    del problem
-    for tight in with_room_for_copies(incumbent.problem):
-        if incumbent.done or stop():
-            return
-        share = Stop(stop.left / (1 + len(COPIES)), stop)
-        anneal_order(
-            tight,
-            list_programs(tight, ()),
-            incumbent,
-            share,
-            TIGHT_ROUNDS * min(stop.work.effort, 2.0),
-        )
 
 
 def list_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -273,8 +253,6 @@ STRATEGIES: list[Strategy] = [
     Strategy("published schedules", published, lambda _: True, quick=True),
     # Always finds a schedule; best on 18 points.
     Strategy("list scheduling", list_scheduling, lambda _: True, quick=True),
-    # No problem that was measured needs it; it is the one that leaves room for copies under way.
-    Strategy("annealing with room for copies", anneal_with_room, lambda p: bool(p.offload)),
     # *real*: the bound is 6.4 % lower without it, and the search takes seven times as long.
     Strategy("one exact rank", bound_by_one_rank, lambda _: True),
     # Best on 4 of 12 points with copies.

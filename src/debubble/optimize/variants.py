@@ -88,16 +88,9 @@ class Space(Protocol):
 
 
 class Variants:
-    """The incumbents of all variants that are looked at.
+    """The incumbents of all variants that are looked at, over spaces of one kind.
 
-    Parameters
-    ----------
-    spaces
-        One for every placement, all of one kind.
-    stop
-        Ends the search; its work is the limit of each variant.
-    report
-        Callback for every improvement.
+    The work of `stop` is the limit of each variant. `report` is called for every improvement.
     """
 
     def __init__(self, spaces: Sequence[Space], stop: Stop, report: Report | None = None) -> None:

@@ -82,12 +82,8 @@ def next_states(
     """Run one more action of a chain in every state, with any W and R before it that may be of use.
 
     States that cannot end before `target` are left out. Results under way arrive at multiples of
-    `grid`, sooner than they do. `counts` is scratch space.
-
-    Returns
-    -------
-    int
-        Number of new states. States that do not fit into `found` are not written.
+    `grid`, sooner than they do. `counts` is scratch space. Return the number of new states, of
+    which those that do not fit into `found` are not written.
     """
     times, tails, waits = kept.times, kept.tails, kept.waits
     chains, classes = len(times), len(kept.class_time)

@@ -248,18 +248,9 @@ def _levels(
 def exact_rank_bound(
     problem: Problem, ranks: Sequence[int], low: float, best: float, left: StateBudget, stop: Stop
 ) -> float:
-    """Return the largest target that is shown to be a bound.
+    """Return the largest target that some exact ranks do not meet.
 
-    Parameters
-    ----------
-    problem, ranks
-        The problem, and its ranks that are exact.
-    low, best
-        A bound that is known, and a makespan that is reached: nothing above it is sought.
-    left
-        States that may be looked at.
-    stop
-        Ends the search early.
+    It is sought between a bound `low` and a makespan `best`, as far as the states that are left go.
     """
     exact = factor_for(all_times(problem), best)
     ways = [(exact, 1)]

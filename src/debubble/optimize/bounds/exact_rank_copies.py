@@ -87,18 +87,8 @@ def copied_bound(
 ) -> tuple[float, float]:
     """Return the largest target that one rank with its copies does not meet, and the work spent.
 
-    Parameters
-    ----------
-    problem
-        With stages whose activations may be copied.
-    rank
-        The exact rank, for which :func:`may_help` holds.
-    low, best
-        A bound that is known, and a makespan that is reached: nothing above it is sought.
-    work
-        Limit of the solver's work, in its own unit of about a second.
-    stop
-        Ends the search early.
+    It is sought between a bound `low` and a makespan `best`. Work is in the solver's own unit of
+    about a second. :func:`may_help` holds for the rank.
     """
     table, used = problem.table, 0.0
     copies = np.array([table.copy(COPY_KINDS[0], s, None) for s in range(problem.stages)])
@@ -133,20 +123,10 @@ def copied_bound(
 
 
 class RankModel(IntervalModel):
-    """A rank with its copies; :meth:`met` decides a target.
+    """A rank with its copies; :meth:`met` decides a target in whole numbers.
 
-    Parameters
-    ----------
-    problem, rank
-        The problem, and the rank of it that is modeled.
-    factor
-        Factor of times, before they are rounded down.
-    target
-        The target, in whole numbers.
-    copies
-        Time of a copy of every stage, shape ``(stages,)``.
-    whole
-        True if no time is rounded; then the actions that never wait are known.
+    `copies` are times of a copy of every stage, shape ``(stages,)``. If times are `whole`, none is
+    rounded down, and the actions that never wait are known.
     """
 
     def __init__(

@@ -42,14 +42,8 @@ OFFLOAD, RELOAD = COPY_KINDS
 class CopyModel(IntervalModel):
     """A whole problem with its copies; :meth:`solve` runs the solver.
 
-    Parameters
-    ----------
-    problem
-        Problem with stages whose activations may be copied and none that recompute.
-    known
-        A schedule within memory; its makespan is the horizon, and the solver starts from it.
-    bound
-        A proven lower bound.
+    No stage recomputes. The makespan of a `known` schedule within memory is the horizon, and the
+    solver starts from it.
     """
 
     def __init__(self, problem: Problem, known: Schedule, bound: float) -> None:

@@ -35,19 +35,10 @@ Chain: TypeAlias = tuple[int, int]
 
 
 class IntervalModel:
-    """Variables and constraints of some ranks.
+    """Variables and constraints of some ranks; nothing starts after the horizon.
 
-    Parameters
-    ----------
-    problem
-        The problem; stages may recompute, and their activations may be copied.
-    ranks
-        Ranks that are modeled.
-    units
-        Time of every action in whole numbers, shape ``(kinds, stages, microbatches)`` with rows for
-        R, OFFLOAD and RELOAD after those of the problem.
-    horizon
-        Last time at which anything starts.
+    `units` are times of all actions in whole numbers, shape ``(kinds, stages, microbatches)`` with
+    rows for R, OFFLOAD and RELOAD after those of the problem.
     """
 
     def __init__(

@@ -60,16 +60,7 @@ CONFLICTS = 10_000
 class LengthsModel(IntervalModel):
     """Some ranks of a problem, all others as delays; :meth:`makespan_below` runs the solver.
 
-    Parameters
-    ----------
-    problem
-        With the length of every microbatch.
-    ranks
-        Ranks that are modeled.
-    best
-        A makespan that is reached: nothing above it is sought.
-    bound
-        A proven lower bound.
+    Nothing above the makespan `best` is sought, and `bound` is proven.
     """
 
     def __init__(

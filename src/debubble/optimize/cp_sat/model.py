@@ -75,16 +75,8 @@ class Solution:
 class ExactModel:
     """Variables, constraints and objective of a problem; :meth:`solve` runs the solver.
 
-    Parameters
-    ----------
-    problem
-        Problem to solve.
-    known
-        An order that fits; its makespan is the horizon, and the solver starts from it.
-    bound
-        A proven lower bound.
-    ahead
-        True if R may run ahead of the backward.
+    The makespan of a `known` order that fits is the horizon, and the solver starts from it. R may
+    run `ahead` of the backward, or is one action with it.
     """
 
     def __init__(

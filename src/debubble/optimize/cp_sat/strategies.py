@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from debubble.engine.modes import MEETING
-from debubble.optimize.anneal.simulated_moves import HOT, makespan_in_engine, move_actions
+from debubble.optimize.anneal.simulated_moves import HOT, move_actions
 from debubble.optimize.anneal.strategies import count_pairs, is_small
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.problem import Problem, without_recomputes
@@ -105,7 +104,7 @@ def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> Non
 def move_in_simulator(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Move single actions if only the engine models the costs of transfers."""
     move_actions(
-        incumbent.programs, partial(makespan_in_engine, problem),
+        incumbent.programs, lambda programs: problem.makespan(problem.schedule(programs)),
         round(MOVES * min(stop.work.effort, MOST_MOVING)), np.random.default_rng(stop.work.seed),
         stop, lambda programs: incumbent.offer(programs, "moving single actions"),
         heat=HOT * (float(problem.times.mean()) or 1.0),

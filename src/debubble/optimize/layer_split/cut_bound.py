@@ -66,14 +66,9 @@ ROUNDING = 1e-11
 
 
 def bound_of_cuts(cutting: Cutting, ways: Ways | None = None) -> float:
-    """Return a lower bound of the makespan under every cut.
+    """Return a lower bound of the makespan under every cut, and every choice open to the stages.
 
-    Parameters
-    ----------
-    cutting
-        The cuts.
-    ways
-        Choices open to every stage; by default those of the cutting's root.
+    By default stages do what those of the cutting's root do.
     """
     ways = ways or [(way,) for way in choice_of(cutting.root)]
     return _Bound.of(cutting, ways).value()

@@ -78,29 +78,15 @@ def fastest_assignment(
         if best is not None and stop():
             break
         for schedule in with_asked_copies(problem, renumbered(bare, assignment)):
-            try:
-                if not problem.fits(schedule):
-                    continue
-                makespan = problem.timeline(schedule).makespan
-            except DebubbleError:
-                # With blocking transfers an order that runs otherwise can be a deadlock.
-                continue
-            better = best is None or makespan < best.makespan * (1 - TOLERANCE)
-            if better and not outside(problem, schedule):
+            makespan = problem.makespan(schedule)
+            limit = np.inf if best is None else best.makespan * (1 - TOLERANCE)
+            if makespan < limit and not outside(problem, schedule):
                 best = Assigned(problem, schedule, makespan, name)
     return best
 
 
 class LengthsSearch:
-    """The best order and the bound, while these are improved.
-
-    Parameters
-    ----------
-    request
-        Request of the search.
-    best, bound
-        The order to begin with, and a time that none beats.
-    """
+    """The best order and the bound, while these are improved."""
 
     def __init__(self, request: Request, best: Assigned, bound: float) -> None:
         self.asked, self.best, self.bound = request, best, bound

@@ -104,17 +104,8 @@ def stretched(
 def repeatable(problem: Problem, programs: Sequence[Program], width: int) -> Iterator[Places]:
     """Yield parts of programs after which every rank is in the same state, `width` later.
 
-    Parameters
-    ----------
-    problem, programs
-        An order on few microbatches.
-    width
-        Microbatches by which both ends of a part differ.
-
-    Yields
-    ------
-    from, to
-        Places in every rank's program; those of one pair are about simultaneous.
+    A part is the places from and to in every rank's program; those of one pair are about
+    simultaneous.
     """
     timeline = problem.timeline(problem.schedule(programs))
     every_start = problem.starts(timeline)
