@@ -51,22 +51,15 @@ ROUNDS = 8
 
 
 class Space(Protocol):
-    """All variants over one placement.
-
-    Parameters
-    ----------
-    root
-        The placement with everything that all variants have in common.
-    shares
-        Shares of the effort, and of the time, for the variants that are improved, best first.
-        Empty for all of the effort and equal parts of the time.
-    complete
-        True if every variant that can be faster has an incumbent.
-    """
+    """All variants over one placement."""
 
     root: Problem
+    """The placement with everything that all variants have in common."""
     shares: Sequence[float]
+    """Shares of the effort, and of the time, for the variants that are improved, best first; empty
+    for all of the effort and equal parts of the time."""
     complete: bool
+    """True if every variant that can be faster has an incumbent."""
 
     def first(self) -> list[Problem]:
         """Return variants to begin with."""

@@ -264,7 +264,22 @@ def exact_rank_bound(
         if stop() or left.spent:
             break
         kept = relax_others(problem, ranks, factor)
-        low = _largest_target(kept, factor, grid, low, best, left, stop)
+        bound = int(low * factor * (1 + TOLERANCE))
+        highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
+        step = max(1, (highest - bound) // (FIRST_STEPS if grid == 1 else COARSE_STEPS))
+        grows = True
+        near = COARSE_PRECISION if grid > 1 else 0.0 if factor == round(factor) else PRECISION
+        while bound < highest and not stop() and not left.spent:
+            if not grows and highest - bound <= near * highest:
+                break
+            target = min(bound + step, highest)
+            if ends_before(kept, target, left, stop, grid) is False:
+                bound = target
+                step = 2 * step if grows else max(1, (highest - bound) // 2)
+            else:
+                highest, grows = target - 1, False
+                step = max(1, (highest - bound) // 2)
+        low = max(low, bound / factor)
     return low
 
 
@@ -272,31 +287,3 @@ def factor_of(problem: Problem, rank: int, best: float) -> float:
     """Return the factor that makes the times of one rank whole numbers."""
     own = problem.homes == rank
     return factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
-
-
-def _largest_target(
-    kept: Relaxation,
-    factor: float,
-    grid: int,
-    low: float,
-    best: float,
-    left: StateBudget,
-    stop: Stop,
-) -> float:
-    """Return the largest target that is shown to be a bound on one grid."""
-    bound = int(low * factor * (1 + TOLERANCE))
-    highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
-    step = max(1, (highest - bound) // (FIRST_STEPS if grid == 1 else COARSE_STEPS))
-    grows = True
-    near = COARSE_PRECISION if grid > 1 else 0.0 if factor == round(factor) else PRECISION
-    while bound < highest and not stop() and not left.spent:
-        if not grows and highest - bound <= near * highest:
-            break
-        target = min(bound + step, highest)
-        if ends_before(kept, target, left, stop, grid) is False:
-            bound = target
-            step = 2 * step if grows else max(1, (highest - bound) // 2)
-        else:
-            highest, grows = target - 1, False
-            step = max(1, (highest - bound) // 2)
-    return max(low, bound / factor)

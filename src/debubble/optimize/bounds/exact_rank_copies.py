@@ -48,7 +48,6 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.bounds.exact_rank import Relaxation, relax_others
 from debubble.optimize.cp_sat.interval_model import OUT, IntervalModel, copy_units
 from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for, rounded_down
-from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.programs.offload import relax_copies
@@ -105,7 +104,7 @@ def copied_bound(
             break
         target = min(bound + step, highest)
         model = RankModel(problem, rank, factor, target, copies, whole)
-        with stop.ending(model.solver.stop_search):
+        with stop.ending(model.stop):
             if stop():
                 break
             met = model.met((work - used) * (FIRST_SHARE if grows else 0.5), stop)
@@ -183,15 +182,10 @@ class RankModel(IntervalModel):
 
         Half of the time, as of the work, is left for others.
         """
-        from ortools.sat.python import cp_model
-
         if self.horizon < 0:
             return False
         self.solver.parameters.linearization_level = 0
-        status = run_solver(self.solver, self.model, work, stop.left / 2, 1, stop.work.seed)
-        if status == cp_model.INFEASIBLE:
-            return False
-        return True if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
+        return self.run(work, stop.left / 2, 1, stop.work.seed)
 
 
 def _parts_are_whole(problem: Problem, stages: list[int]) -> bool:

@@ -16,7 +16,7 @@ from debubble.optimize.anneal.strategies import ROUNDS, is_small
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.periodic import unroll
 from debubble.optimize.periodic.cycles import Cycle, annealed, as_cycle, pattern_of, repeated
-from debubble.optimize.problem import Problem
+from debubble.optimize.problem import Problem, without_recomputes
 from debubble.optimize.programs.backward import separate
 from debubble.optimize.programs.list_scheduling import list_programs
 from debubble.optimize.programs.published import published_orders
@@ -125,7 +125,7 @@ def _offer_with_ends(
 
 def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal the repeatable part of the best order for its period."""
-    order = separate(problem, incumbent.programs)
+    order = separate(problem, without_recomputes(incumbent.programs))
     found = [
         as_cycle(problem, order, places, width)
         for width in CYCLE_WIDTHS
