@@ -45,7 +45,8 @@ from debubble.core.kind_relations import FUSED_KIND, SPLIT_KINDS
 from debubble.core.kinds import COPY_KINDS
 from debubble.engine.modes import MODE
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.exact_rank import Relaxation, relax_others
+from debubble.optimize.bounds._exact_rank_kernel import Relaxation
+from debubble.optimize.bounds.exact_rank import relax_others
 from debubble.optimize.cp_sat.interval_model import OUT, IntervalModel, copy_units
 from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for, rounded_down
 from debubble.optimize.problem import Problem

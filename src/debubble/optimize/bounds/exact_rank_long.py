@@ -39,8 +39,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from debubble.listing import TOLERANCE
+from debubble.optimize.bounds._exact_rank_kernel import Relaxation
 from debubble.optimize.bounds.exact_rank import (
-    Relaxation,
     StateBudget,
     Whole,
     ends_before,
