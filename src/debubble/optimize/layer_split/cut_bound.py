@@ -95,7 +95,7 @@ class _Bound:
         self.held = _held(alone, anywhere, most)
         """Least activation memory after the forward of every layer, shape ``(layers,)``."""
         self.held_ends = [_held(self.ends.table, ways[end], most)[end] for end in (0, -1)]
-        """The same of the first and last stage without their layers."""
+        """Least activation memory of the first and last stage without their layers."""
         self.before = np.append(0, np.cumsum(cutting.least)[:-1])
         """Fewest layers before every stage, shape ``(stages,)``."""
         self.filled = bool(cutting.least[-1])
