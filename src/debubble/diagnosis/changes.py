@@ -135,14 +135,7 @@ class Change:
     def of_work(self, run: Run, times: Times, shares: Times) -> Times:
         """Return changed times of actions; changes of its members add up in an overlapped group.
 
-        Parameters
-        ----------
-        run
-            The run.
-        times
-            Times of its actions; members of a group have that of the group.
-        shares
-            Share of every action in its group, 1 for actions alone; of the same shape.
+        Members of a group have the time of the group, of which `shares` is the share of each.
         """
         more = self.of(run, times) - times
         if self.how != "+=":

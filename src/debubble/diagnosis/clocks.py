@@ -1,14 +1,12 @@
 """Clock offsets between ranks, from the causality of messages.
 
-A message cannot arrive before it left. Let o(r) be the reading of rank r's clock at true time 0. A
-message from a to b that left at d (a's clock) and had arrived by t (b's clock) gives the bound
-o(b) − o(a) ≤ t − d. All messages of a step are difference constraints. Their shortest paths are the
-tightest bounds: an interval of o(b) − o(a) for every pair. A cycle of negative length is a
-contradiction, and its messages are named.
+A message cannot arrive before it left: with o(r) the reading of rank r's clock at true time 0, a
+message from a that left at d and had arrived at b by t gives o(b) − o(a) ≤ t − d. Shortest paths
+over these constraints of a step are the tightest bounds of every pair. A cycle of negative length
+is a contradiction, and its messages are named.
 
 Clocks of ranks that should share one stay unchanged if all bounds hold at 0. Else a rank's clock is
-corrected by the mean of its two bounds against rank 0, which satisfies every constraint. If a rank
-has no file, each part of the pipeline is corrected against the first rank of the part.
+corrected by the mean of its two bounds against the first rank it is connected with.
 """
 
 from __future__ import annotations

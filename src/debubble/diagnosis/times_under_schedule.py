@@ -52,27 +52,10 @@ def under_schedule(
 ) -> tuple[Times, Times]:
     """Return a run's times for the actions of a schedule, and delays of their inputs.
 
-    Parameters
-    ----------
-    run
-        The run.
-    times, delays
-        Times of its actions with the preceding host delay, and delays of its messages, in some of
-        its rows; shape ``(rows, actions)``.
-    schedule
-        Any schedule with the run's number of ranks and microbatches.
-    slower
-        Changes that stay with their ranks under any schedule.
-
-    Returns
-    -------
-    times, delays
-        Times and delays of the schedule's actions.
-
-    Raises
-    ------
-    ParameterError
-        When the run has no times for some action of the schedule.
+    `times` are those of the run's actions with the preceding host delay, and `delays` those of its
+    messages, in some of its rows; shape ``(rows, actions)``. The schedule has the run's number of
+    ranks and microbatches. Changes in `slower` stay with their ranks. Raise ParameterError when the
+    run has no times for some action.
     """
     return _Work.of(run, times).under(schedule, slower), _delays(run, delays, schedule)
 

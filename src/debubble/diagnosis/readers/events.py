@@ -46,20 +46,10 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 class EventFile(Generic[E]):
-    """The events of one file.
+    """The events of one file, as records of a type; a missing or null ``args`` is None in them.
 
-    Parameters
-    ----------
-    path
-        The file.
-    type
-        Record of an event; a missing or null ``args`` is None in it.
-    left_out
-        Counter of unused things, by reason.
-    by_pattern
-        Parser of an event that is not JSON; None to count and skip those.
-    wanted
-        Pattern of the events that are decoded one by one if a block as a whole is not JSON.
+    `by_pattern` parses an event that is not JSON; by default those are counted and skipped. If a
+    block as a whole is not JSON, only events with the `wanted` pattern are decoded.
     """
 
     def __init__(

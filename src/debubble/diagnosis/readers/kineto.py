@@ -56,10 +56,7 @@ NO_DEVICE = "files of an NCCL run without kernels: ranges of the host are no dur
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the files of all ranks; several files of a rank are several windows of one run.
 
-    Raises
-    ------
-    FormatError
-        When no file has both a rank and a pipeline.
+    Raise FormatError when no file has both a rank and a pipeline.
     """
     traces: dict[int, list[RankTrace]] = defaultdict(list)
     unnamed: dict[Path, list[UnnamedAction]] = {}

@@ -113,13 +113,7 @@ def recognizes(head: bytes) -> bool:
 
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
-    """Read one file, or several with some of the workers each.
-
-    Raises
-    ------
-    FormatError
-        When no event is an action.
-    """
+    """Read one file, or several with some of the workers; raise FormatError without actions."""
     named, events = _read_files(files, left_out)
     events = _first_tensor_ranks(named, events, left_out)
     if not len(events.name):

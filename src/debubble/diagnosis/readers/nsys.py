@@ -67,10 +67,7 @@ def recognizes(head: bytes) -> bool:
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the reports of all ranks; one may have several processes.
 
-    Raises
-    ------
-    FormatError
-        When no process has a rank, ranges named like actions, and kernels.
+    Raise FormatError when no process has a rank, ranges named like actions, and kernels.
     """
     ranks: dict[int, _Rank] = {}
     for _, found in read_each(_read_file, files, left_out):

@@ -68,13 +68,7 @@ def recognizes(head: bytes) -> bool:
 
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
-    """Read the files of all ranks.
-
-    Raises
-    ------
-    FormatError
-        When no file has a rank in its name and iterations.
-    """
+    """Read the files of all ranks; raise FormatError when none has a rank and iterations."""
     config: Mapping[str, Any] = {}
     runs: dict[int, _Run] = {}
     for path, (run, data) in read_each(_read_file, files, left_out):

@@ -83,10 +83,7 @@ def recognizes(head: bytes) -> bool:
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the lines of all files.
 
-    Raises
-    ------
-    FormatError
-        When a column is missing or unknown, or no line is an action.
+    Raise FormatError when a column is missing or unknown, or no line is an action.
     """
     table = _Table(Collected(where, left_out))
     scale = 1.0
@@ -196,15 +193,7 @@ def _thing(kind: Kind, stage: int, microbatch: int, slice: int) -> _Thing:
 
 
 class _Table:
-    """Lines in the making.
-
-    Attributes
-    ----------
-    hosts
-        Host by copy and rank.
-    wrong
-        Lines that are no action.
-    """
+    """Lines in the making: hosts by copy and rank, and the number of lines that are no action."""
 
     def __init__(self, collected: Collected) -> None:
         self.collected = collected

@@ -48,10 +48,7 @@ def recognizes(head: bytes) -> bool:
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the files of all ranks; several folders of them are several iterations.
 
-    Raises
-    ------
-    FormatError
-        When no file has a pipeline rank in its name.
+    Raise FormatError when no file has a pipeline rank in its name.
     """
     parents = [os.path.dirname(path) for path in files]
     folders = {folder: number for number, folder in enumerate(dict.fromkeys(parents))}
@@ -120,13 +117,10 @@ def _read_file(task: _Task, left_out: LeftOut) -> Calls | None:
 
 @functools.lru_cache(maxsize=1 << 6)
 def _actions(keys: tuple[str, ...]) -> tuple[Whole, list[int], list[int], int]:
-    """Return the actions of a file's keys; all files of a run have the same.
+    """Return the actions of a file's keys, which are the same in all files of a run.
 
-    Returns
-    -------
-    tuple
-        Kind, chunk and microbatch of every action, shape ``(3, n)``; the places of the keys of
-        their starts and ends; and the number of keys without the other edge.
+    These are kind, chunk and microbatch of every action, shape ``(3, n)``; the places of the keys
+    of their starts and ends; and the number of keys without the other edge.
     """
     edges: dict[str, dict[tuple[Kind, int, int], int]] = {"start": {}, "end": {}}
     for at, key in enumerate(keys):

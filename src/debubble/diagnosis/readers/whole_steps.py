@@ -32,22 +32,9 @@ def whole_steps(
 ) -> tuple[ObservedActions, tuple[int, ...]]:
     """Return the actions of complete steps, and the numbers of those steps.
 
-    The usual actions of a rank are those of most of its steps. A rank whose usual actions are
-    incomplete is left out.
-
-    Parameters
-    ----------
-    where
-        The file or folder, for messages.
-    actions
-        All actions, sorted by step, copy and rank.
-    count
-        Function of a reason and the number of ranks or steps left out for it.
-
-    Raises
-    ------
-    FormatError
-        When nothing is left.
+    `actions` are sorted by step, copy and rank. The usual actions of a rank are those of most of
+    its steps; a rank whose usual actions are incomplete is left out. `count` is called with a
+    reason and the number of ranks or steps left out for it. Raise FormatError when nothing is left.
     """
     first, groups = _groups(actions)
     bounds = np.append(first, len(actions))
@@ -93,15 +80,7 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class _Set:
-    """Set of the actions of a rank in a step.
-
-    Attributes
-    ----------
-    key
-        Equal for equal sets.
-    again
-        True if an action occurs twice.
-    """
+    """Set of the actions of a rank in a step, its key, and whether an action occurs twice."""
 
     key: bytes
     again: bool
