@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from debubble.core.actions import group_bounds, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.costs import Costs
@@ -34,7 +34,6 @@ from debubble.core.kinds import FORWARD_KINDS, WORK_KINDS, Kind
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.observed import Indices, Times
-from debubble.diagnosis.recut import shares_of_cut
 from debubble.diagnosis.run import Run, links_of
 
 if TYPE_CHECKING:
@@ -129,6 +128,23 @@ class _Work:
         if unknown.any():
             raise ParameterError(_no_time_of(schedule, cells.kind[unknown].min()))
         return found
+
+
+def shares_of_cut(old: ArrayLike, new: ArrayLike) -> Times:
+    """Return the share of every old piece in each new one, shape ``(new, old)``.
+
+    `old` and `new` are lengths of the pieces of each cut, with any sum.
+
+    Examples
+    --------
+    >>> shares_of_cut([1, 1], [1, 1, 1, 1]).tolist()
+    [[0.5, 0.0], [0.5, 0.0], [0.0, 0.5], [0.0, 0.5]]
+    """
+    before, after = (np.concatenate([[0.0], np.cumsum(cut) / np.sum(cut)]) for cut in (old, new))
+    low = np.maximum(after[:-1, None], before[None, :-1])
+    high = np.minimum(after[1:, None], before[None, 1:])
+    inside: Times = np.maximum(high - low, 0.0) / np.diff(before)
+    return inside
 
 
 @dataclass(frozen=True, eq=False)

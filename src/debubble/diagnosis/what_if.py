@@ -6,22 +6,23 @@ One function, :func:`predict`, returns the time of a run under a schedule and wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from debubble.core.actions import ends_group
-from debubble.core.costs import Costs
+from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.errors import DebubbleError
+from debubble.core.kind_relations import ACTIVATION_KINDS, FUSED_KIND
+from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.observed import Times
-from debubble.diagnosis.recut import recut
 from debubble.diagnosis.replay import Replay, in_blocks, lengths_of, walk
 from debubble.diagnosis.times import MILLISECONDS, costs_of
-from debubble.diagnosis.times_under_schedule import under_schedule
+from debubble.diagnosis.times_under_schedule import shares_of_cut, under_schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.schedules.registry import entries, find, make
 
@@ -201,6 +202,30 @@ def _costs(replay: Replay, changes: Sequence[Change]) -> Costs:
     for link in np.unique(run.link[run.link >= 0]).tolist():
         links[link] = np.median(messages[:, run.link == link])
     return costs_of(replay, times, links)
+
+
+def recut(costs: Costs, schedule: Schedule, other: Schedule) -> Costs:
+    """Return measured costs of a model cut at equal distances into the stages of another schedule.
+
+    A stage of half the length takes half of the time and of the memory, and a pair the same share
+    of its parts. All other costs stay.
+    """
+    stages = schedule.stages
+    if stages == other.stages:
+        return costs
+    shares = shares_of_cut(np.ones(stages), np.ones(other.stages))
+    changes: dict[str, Any] = {}
+    for name, spec in COST_FIELDS.items():
+        value = getattr(costs, name)
+        if spec.shape == "stage" and not spec.share and value:
+            changes[name] = (shares @ np.broadcast_to(value, stages)).tolist()
+    if isinstance(costs.O, Mapping):
+        alone = replace(costs, O=None).resolve(Placement.loop(stages, 1)).duration
+        parts = {(a, b): alone[ACTIVATION_KINDS[0], a] + alone[FUSED_KIND, b] for a, b in costs.O}
+        found = [time / parts[pair] for pair, time in costs.O.items() if parts[pair] > 0]
+        factor = float(np.median(found)) if found else costs.overlap_factor
+        changes |= {"O": None, "overlap_factor": factor}
+    return replace(costs, **changes)
 
 
 def _asked(
