@@ -115,7 +115,7 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
     coming: dict[_Key, int] = {}
     torn = kernels.torn if 2 * len(kernels.torn) < ranges.shape[1] else frozenset()
     waits = received = 0
-    names = [parts_of(name) for name in file.names]
+    names = [parts_of(name) for name in file.numbers]
     for at, (start, end, number) in enumerate(ranges.T.tolist()):
         parts = names[number]
         if all(part.kind in COMPUTE_KINDS for part in parts):
