@@ -56,7 +56,27 @@ def under_schedule(
     ranks and microbatches. Changes in `slower` stay with their ranks. Raise ParameterError when the
     run has no times for some action.
     """
-    return _Work.of(run, times).under(schedule, slower), _delays(run, delays, schedule)
+    own = run.schedule
+    alone, overlap = _work_of(own, times)
+    if schedule.stages != own.stages:
+        cut = shares_of_cut(np.ones(own.stages), np.ones(schedule.stages))
+        alone = np.einsum("rksml,ts->rktml", alone, cut)
+    if schedule.slicing.shares != own.slicing.shares:
+        cut = shares_of_cut(own.slicing.shares, schedule.slicing.shares)
+        alone = np.einsum("rksml,nl->rksmn", alone, cut)
+    alone = alone.reshape(*alone.shape[:3], -1)
+    cells = _WorkCells.of(schedule)
+    found = np.asarray(alone[:, cells.kind, cells.stage, cells.unit])
+    inside = np.flatnonzero(cells.group >= 0)
+    for change in slower:
+        found = change.of_rank(schedule, found)
+    if len(inside):
+        found[:, inside] = overlap * _sums(cells.group[inside], found[:, inside])
+    unknown = np.isnan(found).any(axis=0)
+    if unknown.any():
+        kind = WORK_KINDS[cells.kind[unknown].min()].name
+        raise ParameterError(f"'{schedule.name}' runs {kind}, and the run has no time of that")
+    return found, _delays(run, delays, schedule)
 
 
 def shares_in_groups(run: Run, times: Times) -> Times:
@@ -76,58 +96,26 @@ def shares_in_groups(run: Run, times: Times) -> Times:
     return shares
 
 
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """Time of every kind of work on every stage, for every slice of every microbatch."""
+def _work_of(schedule: Schedule, times: Times) -> tuple[Times, Times]:
+    """Return the time of work alone, and the share of the sum of their parts that groups take.
 
-    run: Run
-    alone: Times
-    """Time outside of groups, shape ``(rows, kinds, stages, microbatches, slices)``."""
-    overlap: Times
-    """Share of the sum of their parts that groups take, shape ``(rows, 1)``."""
-
-    @classmethod
-    def of(cls, run: Run, times: Times) -> _Work:
-        """Return the work of a run, from the times of its actions."""
-        schedule = run.schedule
-        cells = _WorkCells.of(schedule)
-        alone, usual, known = _alone(cells, schedule, times)
-        overlap = np.ones((len(times), 1))
-        inside = np.flatnonzero(cells.group >= 0)
-        if len(inside):
-            parts = usual[:, cells.kind[inside], cells.stage[inside]]
-            share = _ratio(times[:, inside], _sums(cells.group[inside], parts))
-            middle = np.median(share, axis=1, keepdims=True)
-            mine = cells.kind[inside], cells.stage[inside], cells.unit[inside]
-            # If nothing ran alone, a group is assumed to take the sum of its parts.
-            overlap = np.where(known, middle, 1.0)
-            usual = usual * np.where(known, 1.0, middle)[:, :, None]
-            alone[:, *mine] = parts * share / np.where(known, middle, 1.0)
-        _complete(alone, usual)
-        shape = (*alone.shape[:3], schedule.microbatches, schedule.slices)
-        return cls(run, alone.reshape(shape), overlap)
-
-    def under(self, schedule: Schedule, slower: Sequence[Change] = ()) -> Times:
-        """Return the time of every action of a schedule, with some ranks slower."""
-        own, alone = self.run.schedule, self.alone
-        if schedule.stages != own.stages:
-            cut = shares_of_cut(np.ones(own.stages), np.ones(schedule.stages))
-            alone = np.einsum("rksml,ts->rktml", alone, cut)
-        if schedule.slicing.shares != own.slicing.shares:
-            cut = shares_of_cut(own.slicing.shares, schedule.slicing.shares)
-            alone = np.einsum("rksml,nl->rksmn", alone, cut)
-        alone = alone.reshape(*alone.shape[:3], -1)
-        cells = _WorkCells.of(schedule)
-        found = np.asarray(alone[:, cells.kind, cells.stage, cells.unit])
-        inside = np.flatnonzero(cells.group >= 0)
-        for change in slower:
-            found = change.of_rank(schedule, found)
-        if len(inside):
-            found[:, inside] = self.overlap * _sums(cells.group[inside], found[:, inside])
-        unknown = np.isnan(found).any(axis=0)
-        if unknown.any():
-            raise ParameterError(_no_time_of(schedule, cells.kind[unknown].min()))
-        return found
+    The shapes are ``(rows, kinds, stages, microbatches, slices)`` and ``(rows, 1)``.
+    """
+    cells = _WorkCells.of(schedule)
+    alone, usual, known = _alone(cells, schedule, times)
+    overlap = np.ones((len(times), 1))
+    inside = np.flatnonzero(cells.group >= 0)
+    if len(inside):
+        parts = usual[:, cells.kind[inside], cells.stage[inside]]
+        share = _ratio(times[:, inside], _sums(cells.group[inside], parts))
+        middle = np.median(share, axis=1, keepdims=True)
+        mine = cells.kind[inside], cells.stage[inside], cells.unit[inside]
+        # If nothing ran alone, a group is assumed to take the sum of its parts.
+        overlap = np.where(known, middle, 1.0)
+        usual = usual * np.where(known, 1.0, middle)[:, :, None]
+        alone[:, *mine] = parts * share / np.where(known, middle, 1.0)
+    _complete(alone, usual)
+    return alone.reshape(*alone.shape[:3], schedule.microbatches, schedule.slices), overlap
 
 
 def shares_of_cut(old: ArrayLike, new: ArrayLike) -> Times:
@@ -179,10 +167,6 @@ class _WorkCells:
         _, number = np.unique(first, return_inverse=True)
         group = np.where(pairs_of(actions) > 0, number, -1)
         return cls(row, stages_of(actions), microbatches_of(actions), group)
-
-
-def _no_time_of(schedule: Schedule, row: int) -> str:
-    return f"'{schedule.name}' runs {WORK_KINDS[row].name}, and the run has no time of that"
 
 
 def _sums(group: Indices, values: Times) -> Times:
