@@ -94,7 +94,8 @@ def align(run: Run) -> Clocks:
     offsets = np.zeros((run.rows, ranks))
     for row in range(run.rows):
         if not broken[row]:
-            offsets[row] = _offsets(direct[row], bounds[row], _hosts_of(run, row))
+            base = int(run.copy[row]) * ranks
+            offsets[row] = _offsets(direct[row], bounds[row], run.hosts[base : base + ranks])
     warnings = [_contradiction(run, row, direct[row], columns[row])
                 for row in np.flatnonzero(broken).tolist()]  # fmt: skip
     pairs = _pairs(run)
@@ -116,11 +117,6 @@ def align(run: Run) -> Clocks:
         for a, b in sorted(one_way)
     ]
     return Clocks(tuple(intervals), drifts, offsets, rates, tuple(warnings))
-
-
-def _hosts_of(run: Run, row: int) -> tuple[str, ...]:
-    base = int(run.copy[row]) * run.schedule.ranks
-    return run.hosts[base : base + run.schedule.ranks]
 
 
 def _pairs(run: Run) -> list[tuple[int, int]]:

@@ -24,12 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from debubble.core.actions import group_bounds, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.kind_relations import (
-    ACTIVATION_KINDS,
-    FUSED_KIND,
-    RECOMPUTE_KINDS,
-    SPLIT_KINDS,
-)
+from debubble.core.kind_relations import ACTIVATION_KINDS, FUSED_KIND, RECOMPUTE_KINDS, SPLIT_KINDS
 from debubble.core.kinds import FORWARD_KINDS, WORK_KINDS, Kind
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule

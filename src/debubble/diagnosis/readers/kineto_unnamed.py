@@ -13,12 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.diagnosis.readers.kineto_file import (
-    IntRows,
-    KinetoFile,
-    Nanoseconds,
-    events_of,
-)
+from debubble.diagnosis.readers.kineto_file import IntRows, KinetoFile, Nanoseconds, events_of
 from debubble.diagnosis.readers.stream import LeftOut
 
 EVALUATION = "autograd::engine::evaluate_function: "

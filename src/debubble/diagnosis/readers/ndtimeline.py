@@ -252,13 +252,9 @@ def _works(events: _WorkerEvents, left_out: LeftOut) -> Whole:
 
 
 def _add(
-    collected: Collected,
-    named: Whole,
-    events: _WorkerEvents,
-    works: Whole,
-    ranks: int,
+    collected: Collected, named: Whole, events: _WorkerEvents, works: Whole, ranks: int,
     v_shaped: bool,
-) -> None:
+) -> None:  # fmt: skip
     copy, rank = (named[:, place].astype(np.int32)[events.worker] for place in (0, 1))
     start, end = events.start, events.end
     chunks = 1 + int(events.chunk[works].max(initial=0))

@@ -129,23 +129,23 @@ def _refuse_gaps(where: str, usual: Mapping[_Place, frozenset[tuple[int, ...]]])
         )
 
 
-def _parts(
-    usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]],
-) -> set[tuple[int, int]]:
+def _parts(usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]]) -> set[tuple[int, int]]:
     """Return the copies and ranks that always lack a microbatch, or a backward of one."""
-    forwards = {
-        at: {one[1:] for one in done if one[0] in FORWARD_KINDS} for at, done in usual.items()
-    }
-    backwards = {
-        at: {one[1:] for one in done if one[0] in GRADIENT_KINDS} for at, done in usual.items()
-    }
-    counts = {at: len({unit[1:] for unit in found}) for at, found in forwards.items()}
+    passes = {at: _passes(done) for at, done in usual.items()}
+    counts = {at: len({unit[1:] for unit in forward}) for at, (forward, _) in passes.items()}
     most = max(counts.values())
-    learns = any(backwards.values())
+    learns = any(backward for _, backward in passes.values())
     return {
-        at for at, found in forwards.items()
-        if counts[at] < most or (learns and backwards[at] != found)
+        at for at, (forward, backward) in passes.items()
+        if counts[at] < most or (learns and backward != forward)
     }  # fmt: skip
+
+
+def _passes(done: frozenset[tuple[int, ...]]) -> list[set[tuple[int, ...]]]:
+    """Return stage, microbatch and slice of the forwards, and of the backwards."""
+    return [
+        {one[1:] for one in done if one[0] in kinds} for kinds in (FORWARD_KINDS, GRADIENT_KINDS)
+    ]
 
 
 def _lacks(
@@ -173,8 +173,7 @@ def _absent(
     done: frozenset[tuple[int, ...]], units: set[tuple[int, ...]], backward: str
 ) -> list[str]:
     """Return names of missing actions: of these units, or to go with another action."""
-    forwards = {one[1:] for one in done if one[0] in FORWARD_KINDS}
-    backwards = {one[1:] for one in done if one[0] in GRADIENT_KINDS}
+    forwards, backwards = _passes(done)
     wanted = forwards | backwards | {(one[1], *unit) for one in done for unit in units}
     found = [(unit, stage, "F") for stage, unit, _ in wanted - forwards]
     if backward:
