@@ -15,13 +15,13 @@ def made(chunks: int) -> db.Schedule:
 
 
 def test_times_and_memory_of_stages_add_up_there_and_back() -> None:
-    costs = db.Costs(F=[0.2, 0.4, 0.6, 0.8], B=2.0, memory=[4, 3, 2, 1], p2p=0.5)
+    costs = db.Costs(F=[0.2, 0.4, 0.6, 0.8], B=2.0, activation=[4, 3, 2, 1], p2p=0.5)
     assert recut(costs, made(2), made(2)) == costs
     other = recut(costs, made(2), made(4))
     other.table(made(4))
     assert pytest.approx([0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4]) == other.F
     assert pytest.approx([1.0] * 8) == other.B
-    assert other.memory == pytest.approx([2, 2, 1.5, 1.5, 1, 1, 0.5, 0.5])
+    assert other.activation == pytest.approx([2, 2, 1.5, 1.5, 1, 1, 0.5, 0.5])
     assert other.p2p == costs.p2p
     assert pytest.approx(costs.F) == recut(other, made(4), made(2)).F
 

@@ -6,7 +6,7 @@ One function, :func:`predict`, returns the time of a run under a schedule and wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -212,10 +212,11 @@ def recut(costs: Costs, schedule: Schedule, other: Schedule) -> Costs:
         value = getattr(costs, name)
         if spec.shape == "stage" and not spec.share and value:
             changes[name] = (shares @ np.broadcast_to(value, stages)).tolist()
-    if isinstance(costs.O, Mapping):
+    pairs: Any = costs.O
+    if pairs is not None:
         alone = replace(costs, O=None).resolve(Placement.loop(stages, 1)).duration
-        parts = {(a, b): alone[ACTIVATION_KINDS[0], a] + alone[FUSED_KIND, b] for a, b in costs.O}
-        found = [time / parts[pair] for pair, time in costs.O.items() if parts[pair] > 0]
+        parts = {(a, b): alone[ACTIVATION_KINDS[0], a] + alone[FUSED_KIND, b] for a, b in pairs}
+        found = [time / parts[pair] for pair, time in pairs.items() if parts[pair] > 0]
         factor = float(np.median(found)) if found else costs.overlap_factor
         changes |= {"O": None, "overlap_factor": factor}
     return replace(costs, **changes)

@@ -166,7 +166,7 @@ def _pairs(calls: Calls) -> Whole | int:
 def _run(data: Mapping[str, Any]) -> _Run:
     """Return the iterations of a file; calls have no rank yet."""
     parts: list[tuple[int, Kind, int]] = []
-    columns: tuple[list[int], list[int], list[float], list[float]] = [], [], [], []
+    columns: list[list[Any]] = [[], [], [], []]
     longest: dict[int, float] = {}
     without = 0
     for key, one in data.items():
@@ -181,9 +181,9 @@ def _run(data: Mapping[str, Any]) -> _Run:
         for name, (starts, ends) in times.items() if sound else ():
             numbered = one.get(f"{name}_chunk"), one.get(f"{name}_minibatch")
             parts.append((step, KINDS[name], len(starts)))
-            found = (*_chunks_and_units(*numbered, len(starts)), starts, ends)
-            for column, more in zip(columns, found, strict=True):
-                column += more  # type: ignore[arg-type]
+            chunks, units = _chunks_and_units(*numbered, len(starts))
+            for column, more in zip(columns, (chunks, units, starts, ends), strict=True):
+                column.extend(more)
         without += not sound or not any(starts for starts, _ in times.values())
         last = [max(ends, default=0.0) for _, ends in times.values()]
         longest[step] = max(longest.get(step, 0.0), *last, *_numbers([one.get("total")]))
