@@ -40,22 +40,11 @@ _CHANGE = re.compile(
 
 @dataclass(frozen=True)
 class Change:
-    """Change of the times of some actions, gaps or messages.
+    """Change of the times of some actions, gaps or messages, with its `text` as written.
 
-    Parameters
-    ----------
-    text
-        The change as written.
-    what
-        ``"stage"``, ``"rank"``, ``"copy"``, ``"kind"``, ``"gaps"`` or ``"p2p"``.
-    number
-        The stage, rank or copy; None for all.
-    kind
-        Name of the kind; empty for all.
-    link
-        Two ranks; empty for all.
-    how, value
-        Operator ``"="``, ``"*="`` or ``"+="``, and its operand: a factor, else milliseconds.
+    `what` is ``"stage"``, ``"rank"`` or ``"copy"`` with its `number`, ``"kind"``, ``"gaps"`` or
+    ``"p2p"``. An empty `kind` or `link` (two ranks) stands for all. The operand `value` of the
+    operator `how` is a factor, else milliseconds.
     """
 
     text: str

@@ -181,21 +181,16 @@ def _ratio(value: Times, of: Times) -> Times:
 def _alone(
     cells: _WorkCells, schedule: Schedule, times: Times
 ) -> tuple[Times, Times, NDArray[np.bool_]]:
-    """Return times of actions alone by kind, stage and slice, and the result of :func:`_usual`."""
+    """Return the times of actions that ran alone, the usual ones, and whether any ran alone.
+
+    The shapes are ``(rows, kinds, stages, slices)``, ``(rows, kinds, stages)`` and ``(rows, 1)``.
+    The usual time is the median of a kind and stage. A kind without actions on a stage has the
+    median of all stages. A kind without any has its default work relative to the others; if none
+    ran alone, these are no times but only weights.
+    """
     alone = np.full((len(times), len(ROW), schedule.stages, schedule.units), np.nan)
     lone = np.flatnonzero(cells.group < 0)
     alone[:, cells.kind[lone], cells.stage[lone], cells.unit[lone]] = times[:, lone]
-    return alone, *_usual(alone)
-
-
-def _usual(alone: Times) -> tuple[Times, NDArray[np.bool_]]:
-    """Return the usual time of every kind and stage of each row, shape ``(rows, kinds, stages)``.
-
-    It is the median of the actions that ran alone. A kind without such actions on a stage has the
-    median of all stages. A kind without any has its default work relative to the others. The second
-    result, shape ``(rows, 1)``, is true if any action ran alone, so that these are times and not
-    only weights.
-    """
     weights = USUAL[None, :]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -204,7 +199,7 @@ def _usual(alone: Times) -> tuple[Times, NDArray[np.bool_]]:
         unit = np.nanmedian(of_kind / weights, axis=1, keepdims=True)
     known = ~np.isnan(unit)
     of_kind = np.where(np.isnan(of_kind), weights * np.where(known, unit, 1.0), of_kind)
-    return np.where(np.isnan(usual), of_kind[:, :, None], usual), known
+    return alone, np.where(np.isnan(usual), of_kind[:, :, None], usual), known
 
 
 def _complete(alone: Times, usual: Times) -> None:

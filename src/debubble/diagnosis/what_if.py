@@ -33,21 +33,11 @@ predictions of other schedules without a warning."""
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
-    """Prediction of a mean step.
+    """Prediction of a mean step, in seconds without (`before`) and with a change (`after`).
 
-    Parameters
-    ----------
-    text
-        Description of the change.
-    before, after
-        Time of a mean step without and with the change, in seconds.
-    plan
-        Simulated time of a step of the run's schedule at its median times, in seconds. Its
-        difference from `before` is the part of the run that no model explains.
-    error
-        Error of replayed steps, as a share of a step.
-    timeline
-        Drawn step under another schedule; None if only times differ.
+    `plan` is the simulated time of a step of the run's schedule at its median times; its difference
+    from `before` is the part of the run that no model explains. `error` is that of replayed steps,
+    as a share of a step. `timeline` is the drawn step if the schedule is another.
     """
 
     text: str
