@@ -160,20 +160,13 @@ def _last_gap(text: bytes) -> re.Match[bytes] | None:
         window *= 8
 
 
-def number(value: Any) -> float:
-    """Return a finite number of an event, or NaN."""
-    if type(value) in (int, float) and abs(value) < FINITE:
-        return float(value)
-    return math.nan
-
-
 def whole(value: Any, most: int = 1 << 31) -> int:
     """Return a whole number of an event that is not negative, or −1."""
     return value if type(value) is int and 0 <= value < most else -1
 
 
 def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return :func:`number` of each value."""
+    """Return the finite numbers of events; NaN for anything else."""
     if {*map(type, values)} <= {int, float}:
         try:
             found = np.array(values, np.float64)
@@ -181,7 +174,11 @@ def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
             pass
         else:
             return np.where(np.abs(found) < FINITE, found, np.nan)
-    return np.array([number(value) for value in values], np.float64)
+    kept = (
+        float(value) if type(value) in (int, float) and abs(value) < FINITE else math.nan
+        for value in values
+    )  # fmt: skip
+    return np.array([*kept], np.float64)
 
 
 def wholes(values: Sequence[Any], most: int = 1 << 31) -> NDArray[np.int64]:
