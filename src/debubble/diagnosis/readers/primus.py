@@ -188,14 +188,14 @@ def _run(data: Mapping[str, Any]) -> _Run:
         last = [max(ends, default=0.0) for _, ends in times.values()]
         longest[step] = max(longest.get(step, 0.0), *last, *_numbers([one.get("total")]))
     steps, kinds, counts = np.array(parts, np.int64).reshape(-1, 3).T
-    step, kind = np.repeat(steps, counts), np.repeat(kinds, counts)
+    of_calls, kind = np.repeat(steps, counts), np.repeat(kinds, counts)
     chunk = np.array(columns[0], np.int64)
     try:
         unit = np.array(columns[1], np.int64)
     except OverflowError:
         unit = np.array([max(min(each, LATEST), 0) for each in columns[1]], np.int64)
     start, end = (np.array(each, np.float64) for each in columns[2:])
-    calls = Calls(step, np.full(len(step), UNNUMBERED), kind, chunk, unit, start, end)
+    calls = Calls(of_calls, np.full(len(kind), UNNUMBERED), kind, chunk, unit, start, end)
     return _Run(calls.taken(chunk != NO_CALL), longest, without)
 
 

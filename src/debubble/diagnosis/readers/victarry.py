@@ -111,8 +111,11 @@ def _read_file(task: _Task, left_out: LeftOut) -> Calls | None:
         return None
     count, values = len(starts), [*data.values()]
     times = numbers([values[at] for at in (*starts, *ends)])
-    ranks = np.full((2, count), [[step], [rank]])
-    return Calls(*ranks, *actions, times[:count], times[count:])
+    kind, chunk, microbatch = actions
+    return Calls(
+        np.full(count, step), np.full(count, rank), kind, chunk, microbatch, times[:count],
+        times[count:],
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1 << 6)
