@@ -141,7 +141,8 @@ def _rows(observed: Observed) -> list[_Row]:
         cuts = pairwise(bounds[first : first + observed.ranks + 1].tolist())
         places = [sort[begin:end] for begin, end in cuts]
         programs = [_grouped(codes[place], actions.pair[place]) for place in places]
-        found.append(_Row(*divmod(number, observed.copies), programs, places))
+        step, copy = divmod(number, observed.copies)
+        found.append(_Row(step, copy, programs, places))
     return found
 
 
