@@ -364,8 +364,7 @@ def tables() -> list[bytes]:
 
 @cache
 def chrome_traces() -> list[bytes]:
-    from debubble.interchange.chrome_trace import trace_text
-    from debubble.interchange.run_trace import run_trace
+    from debubble.interchange.trace_events import run_trace, trace_text
 
     found = ["".join(trace_text(db.simulate(schedule))) for schedule in small()[:3]]
     schedule = small()[0]
@@ -381,8 +380,8 @@ def packed_chrome_traces() -> list[bytes]:
 
 def _write(name: str, place: Path) -> None:
     from tests.diagnosis.readers import made, made_kineto, made_nsys
-    from tests.diagnosis.readers.test_megatron_timers import log
     from tests.diagnosis.readers.test_debubble_trace import save
+    from tests.diagnosis.readers.test_megatron_timers import log
 
     run = made.run("1f1b", microbatches=2)
     one = made.run("1f1b", microbatches=2, steps=1)

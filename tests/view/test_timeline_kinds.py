@@ -14,7 +14,7 @@ import debubble as db
 from debubble.core.actions import kinds_of, pairs_of, unpack
 from debubble.core.kinds import COMPUTE_KINDS, KINDS, Kind, Stream
 from debubble.core.waits import waits_for
-from debubble.interchange.chrome_trace import trace_text
+from debubble.interchange.trace_events import trace_text
 from debubble.lowering.chain import lower
 from debubble.view import component
 from debubble.view.colors import COLOR, PALETTES, STACKED, Palette, contrast, text_color

@@ -1,7 +1,7 @@
 """Traces in Trace Event JSON whose slices are called like actions: their order and times.
 
-:mod:`debubble.interchange.chrome_trace` and :mod:`debubble.interchange.run_trace` write such files,
-plain or compressed, and so do other tools that call their slices ``3F7``.
+:mod:`debubble.interchange.trace_events` writes such files, plain or compressed, and so do other
+tools that call their slices ``3F7``.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ from debubble.core.schedule import SYNCS, VOCABULARIES, Schedule
 from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cells import check_size, read_cells
-from debubble.interchange.chrome_trace import MICROSECONDS
-from debubble.interchange.run_trace import GROUP
 from debubble.interchange.schedule_json import read_placement
 from debubble.interchange.text import plain, read_bytes, shown
 from debubble.interchange.torch_csv import placement_of
-from debubble.interchange.trace_events import PAIRED
+from debubble.interchange.trace_events import GROUP, MICROSECONDS, PAIRED
 
 MILLISECOND = 1e3
 MAX_BYTES = 64 << 20

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 import debubble as db
 from debubble.core.errors import FormatError, ParameterError
+from debubble.torch.run.job import RunData
 from debubble.torch.run.report import RunReport
 from debubble.torch.run.run import Settings, run
-from debubble.torch.run.run_data import RunData
 from debubble.torch.run.verify import reference
 from tests.patience import patience
 from tests.torch.world import ByValue

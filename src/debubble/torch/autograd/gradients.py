@@ -118,17 +118,8 @@ class Gradients:
         return norm
 
 
-def hold_gradient_sync(module: nn.Module) -> None:
-    """Keep ``fully_shard`` from exchanging gradients and dropping weights after a backward."""
-    _set_last_backward(module, False)
-
-
-def release_gradient_sync(module: nn.Module) -> None:
-    """Let ``fully_shard`` do so after the next backward, the last of a step."""
-    _set_last_backward(module, True)
-
-
-def _set_last_backward(module: nn.Module, last: bool) -> None:
+def set_last_backward(module: nn.Module, last: bool) -> None:
+    """Let ``fully_shard`` exchange gradients and drop weights after the last backward of a step."""
     for part in module.modules():
         if is_sharded(part):
             part.set_is_last_backward(last)

@@ -53,20 +53,10 @@ class Splitter:
     ) -> tuple[list[Tensor | None], list[Branches]]:
         """Compute the gradients of `targets` and `others`, and leave those of the weights to W.
 
-        Parameters
-        ----------
-        roots, gradients
-            Outputs, or the edges of their gradients, and the gradient of each.
-        targets
-            Inputs, which are leaves. They lose their numbers where W does not need these.
-        others
-            Leaves whose numbers stay.
-
-        Returns
-        -------
-        gradients, rest
-            The gradient of every leaf, None where no output depends on it; and the argument of
-            :func:`run_branches`.
+        The `roots` are outputs, or the edges of their gradients, with a gradient each. The
+        `targets` are inputs, which are leaves: they lose their numbers where W does not need these;
+        those of `others` stay. Returns the gradient of every leaf, None where no output depends on
+        it; and the argument of :func:`run_branches`.
         """
         ends = [get_gradient_edge(leaf) for leaf in (*targets, *others)]
         starts = [get_gradient_edge(x) if isinstance(x, Tensor) else x for x in roots]

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
+from debubble.torch.data.tree import tensors_of
 from debubble.torch.ranks.process_group import Ranks
 
 IGNORED = -100
@@ -38,16 +39,6 @@ class StepData:
     the same number. The numbers begin anew with every copy of the model."""
     anew: bool = False
     """If other weights want gradients than before, so that outputs have other forms."""
-
-
-@dataclass(frozen=True, eq=False)
-class ForwardResult:
-    """Results of forwards without backwards."""
-
-    losses: Mapping[int, Tensor]
-    """By unit, on ranks with the last stage, when there were targets; auxiliary losses, too."""
-    outputs: Mapping[int, Any]
-    """Outputs of the last stage by unit."""
 
 
 def split_batch(tree: Any, count: int, name: str) -> list[Any]:
@@ -106,17 +97,16 @@ def by_unit(microbatches: Sequence[Any], schedule: Schedule) -> dict[int, Any]:
 
 def count_tokens(target: Any) -> float:
     """Return how many numbers of a target count: those of tensors that are not −100."""
-    found = 0.0
-    for leaf in pytree.tree_leaves(target):
-        if isinstance(leaf, Tensor):
-            found += float(leaf.numel() if leaf.is_floating_point() else (leaf != IGNORED).sum())
-    return found
+    return sum(
+        (float(leaf.numel() if leaf.is_floating_point() else (leaf != IGNORED).sum())
+         for leaf in tensors_of(target)),
+        0.0,
+    )  # fmt: skip
 
 
 def count_rows(tree: Any) -> float:
     """Return the length of a microbatch's first tensor with dimensions, 0 without one."""
-    leaves = pytree.tree_leaves(tree)
-    return float(next((len(x) for x in leaves if isinstance(x, Tensor) and x.dim()), 0))
+    return float(next((len(x) for x in tensors_of(tree) if x.dim()), 0))
 
 
 def count_weights(targets: Mapping[int, Any], schedule: Schedule, scale: str) -> list[float]:

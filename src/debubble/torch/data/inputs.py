@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from debubble.torch.data.batch import (
     shares_of,
     split_batch,
 )
+from debubble.torch.data.tree import tensors_of
 from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.progress_table import Watch
 from debubble.torch.ranks.sharded import replica_groups
@@ -35,14 +36,6 @@ log = logging.getLogger("debubble")
 
 LOOKS = 8
 """Steps in which padding is looked for on a GPU: to count there is to wait for it."""
-
-
-class Microbatches(NamedTuple):
-    """Microbatches that are given in place of a batch, None where there is none."""
-
-    args: Sequence[Any] | None
-    kwargs: Sequence[Mapping[str, Any]] | None
-    targets: Sequence[Any] | None
 
 
 class Signatures:
@@ -100,11 +93,12 @@ class MicrobatchInputs:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         target: Any,
-        microbatches: Microbatches,
+        microbatches: tuple[Any, Any, Any],
         trains: bool,
     ) -> StepData:
         """Return the data of a step, see :meth:`debubble.torch.Pipeline.step`, on all ranks.
 
+        The `microbatches` are ``arg_mbs``, ``kwarg_mbs`` and ``target_mbs``, or None for each.
         Raises ParameterError when it cannot be cut into the schedule's microbatches; on all ranks,
         when it `trains` and there is no target where the last stage is.
         """
@@ -211,8 +205,7 @@ class MicrobatchInputs:
         A mean over targets is not their mean over rows then, and the loss function alone knows
         which of the two it computes.
         """
-        host = all(not isinstance(leaf, Tensor) or leaf.device.type == "cpu"
-                   for leaf in pytree.tree_leaves(targets))  # fmt: skip
+        host = all(leaf.device.type == "cpu" for leaf in tensors_of(targets))
         if self._looks < 0 or (not host and self._looks >= LOOKS):
             return
         self._looks += 1

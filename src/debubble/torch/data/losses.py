@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
+from debubble.torch.data.tree import tensors_of
 
 _ADDED: ContextVar[list[Tensor] | None] = ContextVar("added losses", default=None)
 
@@ -84,11 +84,10 @@ def zero_of(output: Any) -> Tensor:
     It replaces a loss that counts nowhere: NaN times 0 would be NaN.
     """
     found = torch.zeros(())
-    for leaf in pytree.tree_leaves(output):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            found = (
-                found.to(leaf) + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).sum()
-            )
+    for leaf in tensors_of(output):
+        if leaf.requires_grad:
+            everywhere = torch.ones_like(leaf, dtype=torch.bool)
+            found = found.to(leaf) + leaf.masked_fill(everywhere, 0).sum()
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,19 +15,18 @@ from torch import Tensor
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind, Need
 from debubble.lowering.transfers import ReceivePolicy
-from debubble.torch.autograd.gradients import Gradients, hold_gradient_sync, release_gradient_sync
-from debubble.torch.data.batch import ForwardResult, StepData, add_by_unit
-from debubble.torch.engine.engine_setup import EngineSetup
+from debubble.torch.autograd.gradients import Gradients, set_last_backward
+from debubble.torch.data.batch import StepData, add_by_unit
 from debubble.torch.engine.offload import Copies
-from debubble.torch.engine.pairs import Pairs
 from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 from debubble.torch.engine.recorder import Recorder
-from debubble.torch.engine.stage import StageInput, StageOutput, make_stages
+from debubble.torch.engine.stage import EngineSetup, StageInput, StageOutput, make_stages
 from debubble.torch.engine.tasks import (
     BACKWARD,
     BY_SHARD,
     FORWARD,
     InputKey,
+    Pairs,
     Task,
     bounds_of_groups,
     find_answers,
@@ -36,7 +35,7 @@ from debubble.torch.engine.tasks import (
     sleep_until,
 )
 from debubble.torch.engine.vocabulary import Shard
-from debubble.torch.engine.wire import Arrival, Boundary, ReceivePost, SendPost, Wire
+from debubble.torch.engine.wire import Arrival, Boundary, SendPost, Wire
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import autocast_of
 from debubble.torch.ranks.progress_table import RankState, Watch
@@ -108,7 +107,7 @@ class OwnEngine:
         for versions in self._versions:
             versions.start()
         for number in self._sharded:
-            hold_gradient_sync(self.setup.modules[number])
+            set_last_backward(self.setup.modules[number], False)
         for part in self._tasks:
             if isinstance(part, range):
                 self._transfer(part)
@@ -126,8 +125,10 @@ class OwnEngine:
         self.recorder.close()
         return self._losses()
 
-    def forward(self, batch: StepData, outputs: bool) -> ForwardResult:
-        """Run forwards only, in the order of the program."""
+    def forward(
+        self, batch: StepData, outputs: bool
+    ) -> tuple[Mapping[int, Tensor], Mapping[int, Any]]:
+        """Run forwards only, in the order of the program; return losses and outputs by unit."""
         self._start(batch, training=False)
         last = self.stages.get(self._last)
         kept: dict[int, Any] = {}
@@ -151,7 +152,7 @@ class OwnEngine:
         losses = self._losses()
         if self.shard is not None:
             losses, kept = self.shard.evaluate(kept, batch)
-        return ForwardResult(losses, kept)
+        return losses, kept
 
     def _start(self, batch: StepData, training: bool) -> None:
         self._batch, self._training = batch, training
@@ -175,7 +176,7 @@ class OwnEngine:
     def _transfer(self, indices: Sequence[int]) -> None:
         """Post a group of sends and receives."""
         self.watch.position = indices[0]
-        sends, receives, keys, sent = [], [], [], []
+        sends, arrivals, sent = [], [], []
         for index in indices:
             step, is_send, back, stage, key = self._moves[index]
             boundary = self._boundary(step, stage)
@@ -188,13 +189,12 @@ class OwnEngine:
                 self.recorder.begin(index)
                 sent.append(index)
             else:
-                receives.append(ReceivePost(step, boundary, back, index))
-                keys.append(key)
+                self._ready[key] = arrival = Arrival(step, boundary, back, index)
+                arrivals.append(arrival)
         now = time.perf_counter_ns()
-        arrivals = self.wire.post(indices[0], sends, receives)
-        for key, arrival in zip(keys, arrivals, strict=True):
+        self.wire.post(indices[0], sends, arrivals)
+        for arrival in arrivals:
             self.recorder.posted[arrival.position] = now
-            self._ready[key] = arrival
         for index in sent:
             self.recorder.finish(index)
 
@@ -270,7 +270,7 @@ class OwnEngine:
         self, step: ProgramStep, backward: Callable[..., list[Tensor]], operand: Any
     ) -> None:
         if step.stage in self._sharded and self.program[self._ends[step.stage]] == step:
-            release_gradient_sync(self.setup.modules[step.stage])
+            set_last_backward(self.setup.modules[step.stage], True)
         found = backward(step.unit, operand)
         if step.stage > 0:
             self._ready[BACKWARD, step.stage - 1, step.unit] = found

@@ -13,16 +13,16 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.kind_relations import SPLIT_KINDS
-from debubble.torch.autograd.random_state import RandomState
+from debubble.core.schedule import Schedule
 from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
-from debubble.torch.autograd.versions import Versions
+from debubble.torch.autograd.versions import RandomState, Versions
 from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
 from debubble.torch.data.tree import Leaf, TreeForm, arguments, put_together, take_apart
-from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.offload import Activations
 from debubble.torch.engine.plan import ProgramStep
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import reason_not_split, saving_seen, without_sync
+from debubble.torch.ranks.process_group import Ranks
 
 
 class StageOutput(NamedTuple):
@@ -367,3 +367,20 @@ def make_stages(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int,
         )
         for number, module in setup.modules.items()
     }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class EngineSetup:
+    """Schedule, stages and loss of an engine on one rank."""
+
+    ranks: Ranks
+    schedule: Schedule
+    modules: Mapping[int, nn.Module]
+    """This rank's stages by number, with their own parameters."""
+    loss_fn: Callable[[Any, Any], Tensor]
+    """Mean loss of (output of the last stage, target)."""
+    fuses: Mapping[int, bool | None] = field(default_factory=dict)
+    """By stage with split backwards, if I does the whole backward and W nothing; None where the
+    first forward shows it."""
+    warn: Callable[[int, str], None] = lambda *_: None
+    """Called with a stage and the reason why its backward is not split."""

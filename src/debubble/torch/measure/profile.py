@@ -23,9 +23,8 @@ from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import parse_costs, save_costs
 from debubble.torch.autograd.saved_tensors import SavedTensors, parameters_and_buffers, storages
 from debubble.torch.data.losses import check_loss_value
-from debubble.torch.data.tree import differentiable, moved_to
-from debubble.torch.measure.meters import Flops, Stopwatch
-from debubble.torch.measure.single_stage import SingleStage, layer_parts, mapped, tensors_of
+from debubble.torch.data.tree import arguments, differentiable, mapped, moved_to, tensors_of
+from debubble.torch.measure.single_stage import Flops, SingleStage, Stopwatch, layer_parts
 from debubble.torch.measure.stage_measures import (
     Quartiles,
     StageMeasures,
@@ -47,18 +46,12 @@ SLOW = 1.15
 
 @dataclass(frozen=True)
 class Profile:
-    """Measures of every stage.
-
-    Parameters
-    ----------
-    stages
-        In forward order.
-    source
-        Machine and way of the measurement.
-    """
+    """Measures of every stage."""
 
     stages: tuple[StageMeasures, ...]
+    """In forward order."""
     source: str
+    """Machine and way of the measurement."""
 
     def data(self, **labels: Any) -> dict[str, Any]:
         """Return the data of a cost file, with labels as ``name`` and sizes as ``ranks``."""
@@ -132,8 +125,8 @@ def profile(
         if report is not None:
             report(f"measuring stage {number} of {len(stages)}")
         with _restored(module, place, home if device is not None else None):
-            args = tuple(value) if isinstance(value, tuple | list) else (value,)
-            args, given, target = moved_to((args, dict(kwargs or {}), y), place)
+            parts = (arguments(value), dict(kwargs or {}), y)
+            args, given, target = moved_to(parts, place)
             if number:
                 args = mapped(args, lambda t: t.detach().requires_grad_(differentiable(t)))
             part = SingleStage(module, args, given, _loss(loss_fn, target) if last else None)

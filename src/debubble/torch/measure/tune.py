@@ -23,7 +23,7 @@ from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.engine.validate import has
 from debubble.torch.autograd.tied_weights import local
 from debubble.torch.engine.recorder import KEPT
-from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
+from debubble.torch.setup import not_for_pytorch
 
 if TYPE_CHECKING:
     from debubble.torch.pipeline import Pipeline

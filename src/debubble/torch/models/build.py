@@ -135,18 +135,9 @@ MODELS: dict[str, Callable[[int], StagedModel]] = {"gpt-tiny": gpt_tiny, "mlp": 
 def build(model: str | Callable[..., Any], stages: int) -> StagedModel:
     """Build a model in stages, from the same random numbers every time.
 
-    Parameters
-    ----------
-    model
-        ``"gpt-tiny"``, ``"mlp"``, ``"file.py:function"``, or a function of the number of stages
-        that returns a :class:`StagedModel` or its three parts.
-    stages
-        Number of stages.
-
-    Raises
-    ------
-    ParameterError
-        When there is no such model, or a function returns something else.
+    The `model` is ``"gpt-tiny"``, ``"mlp"``, ``"file.py:function"``, or a function of the number of
+    stages that returns a :class:`StagedModel` or its three parts. Raises ParameterError when there
+    is no such model, or a function returns something else.
     """
     if isinstance(model, str) and is_function(model):
         model = load_function(*split_target(model))

@@ -35,27 +35,11 @@ class ConfiguredModel(NamedTuple):
 def from_config(
     path: str, stages: int, *, rows: int = 1, tokens: int | None = None, dtype: str | None = None
 ) -> ConfiguredModel:
-    """Make the model of a config, cut into stages, with random weights and random tokens.
+    """Make the model of a ``config.json``, cut into stages, with random weights and random tokens.
 
-    Parameters
-    ----------
-    path
-        A ``config.json`` of a decoder model.
-    stages
-        Number of stages.
-    rows, tokens
-        Sequences of a microbatch, and tokens of each; by default at most :data:`TOKENS`.
-    dtype
-        Type of the weights; by default the config's, or float32.
-
-    Raises
-    ------
-    FormatError
-        When the file is no such config.
-    ParameterError
-        When a size or type is not possible.
-    DebubbleError
-        When transformers is not installed.
+    A microbatch has `rows` sequences of `tokens`, by default at most :data:`TOKENS`; weights have
+    the config's type by default, or float32. Raises FormatError for a file that is no such config,
+    ParameterError for sizes or types, and DebubbleError without transformers.
     """
     config = _config(path)
     most = int(getattr(config, "max_position_embeddings", TOKENS))

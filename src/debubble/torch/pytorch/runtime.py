@@ -52,25 +52,11 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
     Beyond what PyTorch's own does, the last stage may take microbatches in any order, gradients of
     several steps add up, :meth:`eval` runs forwards only for every placement and without preparing
     the stages anew, and :meth:`step` takes whole batches or microbatches with every version of
-    PyTorch.
+    PyTorch. A schedule without transfers and reductions of gradients gets them; with `scale_grads`
+    gradients are those of the mean of the microbatches' losses, not of their sum.
 
-    Parameters
-    ----------
-    schedule
-        The schedule to run. Transfers and reductions of gradients are added where it has none.
-    stages
-        The ``PipelineStage`` objects of this rank's stages.
-    loss_fn
-        Loss of (output of the last stage, target).
-    scale_grads
-        If gradients are those of the mean of the microbatches' losses, not of their sum.
-    **options
-        As of PyTorch's schedules: ``output_merge_spec``, …
-
-    Raises
-    ------
-    ParameterError
-        When PyTorch cannot express the schedule, or `stages` are not those of this rank.
+    Raises ParameterError when PyTorch cannot express the schedule, or `stages` are not those of
+    this rank.
     """
 
     def __init__(
@@ -112,14 +98,7 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
     ) -> Any:
         """Run all microbatches, forwards and backwards; see PyTorch's ``step``.
 
-        Parameters
-        ----------
-        *args
-            A whole batch, cut along dimension 0.
-        arg_mbs, kwarg_mbs, target_mbs
-            In place of a batch: arguments and targets, a list entry per microbatch.
-        **kwargs
-            ``target``, ``losses``, ``return_outputs``, and keyword arguments of the stages.
+        They come as a whole batch, or in lists with an entry per microbatch.
         """
         given = (arg_mbs, kwarg_mbs, target_mbs)
         if all(part is None for part in given):
