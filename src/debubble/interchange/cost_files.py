@@ -89,7 +89,11 @@ def parse_costs(text: str, where: str) -> CostFile:
     times, memory = data.pop("times"), data.pop("memory")
     basis, runtime = data.pop("basis", "action"), data.pop("runtime", "any")
     _check_sizes(times, memory, basis, data.get("ranks"), where)
-    _check_lengths(times.get("microbatch"), data.get("microbatches"), where)
+    lengths, count = times.get("microbatch"), data.get("microbatches")
+    if isinstance(lengths, tuple) and count not in (None, len(lengths)):
+        raise FormatError(
+            f"{where}: times.microbatch has {len(lengths)} values for {count} microbatches"
+        )
     limit, unit = memory.pop("limit", None), memory.pop("unit", "")
     _check_limit(limit, memory.get("activation"), where)
     for name in PARTS:
@@ -105,10 +109,7 @@ def parse_costs(text: str, where: str) -> CostFile:
 def costs_data(costs: Costs) -> dict[str, Any]:
     """Return costs as the data of a cost file that :func:`parse_costs` reads back.
 
-    Raises
-    ------
-    CostError
-        For rank costs with a divisor of their own, which a file cannot hold.
+    Raises CostError for rank costs with a divisor of their own, which a file cannot hold.
     """
     if costs.chunks is not None:
         raise CostError(f"costs are divided by {costs.chunks} chunks; a cost file cannot say that")
@@ -144,10 +145,7 @@ def costs_data(costs: Costs) -> dict[str, Any]:
 def save_costs(data: Mapping[str, Any], path: str) -> None:
     """Write the data of a cost file as YAML or JSON, by the ending of its name.
 
-    Raises
-    ------
-    FormatError
-        When the name ends in something else, or the data is none of a cost file.
+    Raises FormatError when the name ends in something else, or the data is none of a cost file.
     """
     if path.lower().endswith(".json"):
         text = json.dumps(data, indent=2) + "\n"
@@ -190,14 +188,6 @@ def _check_sizes(
                     f"{where}: {key} has {size} values and {first} {wanted}; both have one per "
                     f"{noun}"
                 )
-
-
-def _check_lengths(lengths: Any, microbatches: int | None, where: str) -> None:
-    """Refuse lengths of other microbatches than the file has."""
-    if isinstance(lengths, tuple) and microbatches not in (None, len(lengths)):
-        raise FormatError(
-            f"{where}: times.microbatch has {len(lengths)} values for {microbatches} microbatches"
-        )
 
 
 def _check_limit(limit: Any, activation: Any, where: str) -> None:

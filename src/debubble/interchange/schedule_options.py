@@ -21,12 +21,8 @@ _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 def parse_options(pairs: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
     """Parse options such as ``group_size=4`` to values of the types that schedules declare.
 
-    Hyphens in a key count as underscores; `known` are the options that exist, by name.
-
-    Raises
-    ------
-    ParameterError
-        When a text has no ``=``, a key does not exist or occurs twice, or a value has another type.
+    Hyphens in a key count as underscores; `known` are the options that exist, by name. Raises
+    ParameterError for a text without ``=``, an unknown or repeated key, or a value of another type.
     """
     found: dict[str, Any] = {}
     for pair in pairs:

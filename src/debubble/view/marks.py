@@ -39,18 +39,9 @@ def add_marks(
     marks: Mapping[int, Iterable[Mark]],
     styles: Mapping[str, MarkStyle],
 ) -> None:
-    """Give a timeline marks.
+    """Give the timeline with an index in a payload marks by rank, none over another.
 
-    Parameters
-    ----------
-    payload
-        Of :func:`debubble.view.timeline_data.encode`.
-    index
-        Index of the timeline.
-    marks
-        Marks by rank, none over another, in the timeline's time.
-    styles
-        Styles by key; those of no mark are left out.
+    They are in the timeline's time. Styles of no mark are left out.
     """
     meta = payload["timelines"][index]
     lines = [joined(marks.get(rank, ())) for rank in range(meta["ranks"])]

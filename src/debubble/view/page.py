@@ -48,21 +48,12 @@ def page(
     payload: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> str:
-    """Return a self-contained HTML page with the timelines on one time axis.
+    """Return a self-contained HTML page with the timelines on one time axis, the first on top.
 
-    Parameters
-    ----------
-    timelines
-        The timelines, the first one on top.
-    title
-        Heading; the default names the schedules.
-    table_html, above_html
-        HTML below the timelines, by default a table of results, and above them. It is put in as it
-        is: escape text of users with :func:`html.escape`.
-    payload
-        The timelines as :func:`debubble.view.timeline_data.encode` has them, with additions.
-    **options
-        Fields of :class:`debubble.view.options.FigureOptions` that pages have.
+    The title names the schedules by default. `table_html`, by default a table of results, is put in
+    below and `above_html` above the timelines as they are: escape text of users. The `payload` is
+    that of :func:`debubble.view.timeline_data.encode`, with additions. Options are those fields of
+    :class:`debubble.view.options.FigureOptions` that pages have.
     """
     timelines = list(timelines)
     heading = title or " · ".join(dict.fromkeys(captions.name(t) for t in timelines))
@@ -99,13 +90,16 @@ def cell(timelines: Sequence[Timeline], **options: Any) -> str:
     """
     timelines = list(timelines)
     heading = " · ".join(dict.fromkeys(captions.name(t) for t in timelines))
-    drawing = _drawing(timelines, notes=True, **options)
-    static = (
-        f"{_image(drawing, html.escape(f'Timeline of {heading}'))}"
-        "<p>Trust this notebook to zoom and to search in the timeline.</p>"
-        if drawing
-        else _large(timelines, "trust this notebook to see it")
-    )
+    static = _large(timelines, "trust this notebook to see it")
+    if drawing := _drawing(timelines, notes=True, **options):
+        from debubble.view.figure import render
+
+        data = base64.b64encode(render(drawing, "svg")).decode()
+        label = html.escape(f"Timeline of {heading}")
+        static = (
+            f'<img src="data:image/svg+xml;base64,{data}" alt="{label}" width="100%">'
+            "<p>Trust this notebook to zoom and to search in the timeline.</p>"
+        )
     return _asset("cell.html").substitute(
         timeline=_timeline(timelines, "cell", static, **options), script=component.script()
     )
@@ -157,14 +151,6 @@ def _drawing(
 def _large(timelines: Sequence[Timeline], hint: str) -> str:
     count = sum(len(timeline.schedule) for timeline in timelines)
     return f"<p>This timeline has {count:,} actions; {hint}.</p>"
-
-
-def _image(drawing: Figure, label: str) -> str:
-    """Return a figure as an image that carries its data."""
-    from debubble.view.figure import render
-
-    data = base64.b64encode(render(drawing, "svg")).decode()
-    return f'<img src="data:image/svg+xml;base64,{data}" alt="{label}" width="100%">'
 
 
 def inline_svg(drawing: Figure, label: str) -> str:

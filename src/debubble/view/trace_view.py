@@ -78,13 +78,9 @@ RankMarks = dict[int, list[Mark]]
 def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, Any]:
     """Return a diagnosis, with answers to further questions, as plain data for a page.
 
-    Returns
-    -------
-    dict
-        ``title``; ``said``, sentences; ``findings``, each with ``cause``, ``gain``, ``text`` and
-        ``place``, which is ``[timeline, rank, start, end]`` of where to see it, or None; ``notes``,
-        more sentences; ``account``, with ``title`` and ``columns`` of ``title`` and ``cells``;
-        ``facts``, of a name and a text each; ``timelines``, for the component.
+    The ``place`` of a finding is ``[timeline, rank, start, end]`` of where to see it, or None;
+    ``said`` and ``notes`` are sentences, ``facts`` a name and a text each, and ``timelines`` is for
+    the component.
     """
     timelines = trace_timelines(found, answers)
     payload = encode(timelines, time_unit="ms")

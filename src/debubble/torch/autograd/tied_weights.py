@@ -97,7 +97,10 @@ def find_shared_weights(
         key = first.get(name, name)
         if key in result:
             if result[key].parameter is not weight:
-                _replace(modules, name, result[key].parameter)
+                stage, _, path = name.partition(".")
+                owner, _, leaf = path.rpartition(".")
+                part = bare(modules[int(stage)]).get_submodule(owner)
+                setattr(part, leaf, result[key].parameter)
             continue
         stages = [_stage(member) for member in members_of.get(key, (name,))]
         table = schedule.placement.table
@@ -147,13 +150,6 @@ def _classes(ties: Sequence[Sequence[str]], known: Mapping[str, Any]) -> list[li
 
 def _stage(name: str) -> int:
     return int(name.partition(".")[0])
-
-
-def _replace(modules: Mapping[int, nn.Module], name: str, weight: Tensor) -> None:
-    """Replace a parameter by another one of this rank."""
-    stage, _, path = name.partition(".")
-    owner, _, leaf = path.rpartition(".")
-    setattr(bare(modules[int(stage)]).get_submodule(owner), leaf, weight)
 
 
 def _tied_by_config(modules: Mapping[int, nn.Module]) -> str:

@@ -76,7 +76,7 @@ class OwnEngine:
         self._last = schedule.stages - 1
         if self.shard is not None:
             self.shard.follow(plan)
-        self._copies = Copies(self.ranks, plan)
+        self.copies = Copies(self.ranks, plan)
         self._ready: dict[InputKey, StageOutput | Arrival | list[Tensor]] = {}
         self._recomputed = {(s.stage, s.unit) for s in self.program if s.kind == Kind.R}
         self._leaving = {(s.stage, s.unit) for s in self.program if s.kind == Kind.OFFLOAD}
@@ -103,7 +103,7 @@ class OwnEngine:
     def step(self, batch: StepData) -> dict[int, Tensor]:
         """Run the program once, and add gradients to those of the modules' parameters."""
         self._start(batch, training=True)
-        self._copies.start()
+        self.copies.start()
         for versions in self._versions:
             versions.start()
         for number in self._sharded:
@@ -117,7 +117,7 @@ class OwnEngine:
                 self._compute_group(part)
         self.watch.state = RankState.WAITING
         self.wire.finish(self._wait)
-        self._copies.finish()
+        self.copies.finish()
         if self.shard is not None:
             self.shard.finish()
         for versions in self._versions:
@@ -261,22 +261,13 @@ class OwnEngine:
             self.stages[step.stage].recompute(step.unit)
 
     def _backward(self, step: ProgramStep, operand: Any) -> None:
-        self._hand_back(step, self.stages[step.stage].backward, operand)
-
-    def _backward_input(self, step: ProgramStep, operand: Any) -> None:
-        self._hand_back(step, self.stages[step.stage].backward_input, operand)
-
-    def _hand_back(
-        self, step: ProgramStep, backward: Callable[..., list[Tensor]], operand: Any
-    ) -> None:
+        stage = self.stages[step.stage]
+        backward = stage.backward_input if step.kind == Kind.I else stage.backward
         if step.stage in self._sharded and self.program[self._ends[step.stage]] == step:
             set_last_backward(self.setup.modules[step.stage], True)
         found = backward(step.unit, operand)
         if step.stage > 0:
             self._ready[BACKWARD, step.stage - 1, step.unit] = found
-
-    def _backward_weight(self, step: ProgramStep, _: Any) -> None:
-        self.stages[step.stage].backward_weight(step.unit)
 
     def _shard_pass(self, step: ProgramStep, _: Any) -> None:
         assert self.shard is not None, "other schedules have no such passes"
@@ -297,17 +288,11 @@ class OwnEngine:
 
     def _offload(self, step: ProgramStep, _: Any) -> None:
         row = self.stages[step.stage].activations(step.unit).leave()
-        self._copies.leave((step.stage, step.unit), row)
-
-    def _wait_offload(self, step: ProgramStep, _: Any) -> None:
-        self._copies.left((step.stage, step.unit))
+        self.copies.leave((step.stage, step.unit), row)
 
     def _reload(self, step: ProgramStep, _: Any) -> None:
         size = self.stages[step.stage].activations(step.unit).size
-        self._copies.fetch((step.stage, step.unit), size)
-
-    def _reduce(self, step: ProgramStep, _: Any) -> None:
-        self.gradients.reduce(step.stage)
+        self.copies.fetch((step.stage, step.unit), size)
 
     def _gather(self, step: ProgramStep, _: Any) -> None:
         if step.stage in self._sharded:
@@ -347,7 +332,7 @@ class OwnEngine:
         if key in self._away:
             self._away.remove(key)
             self._wait(task.place)
-            row = self._copies.back(key).to(self.ranks.device)
+            row = self.copies.back(key).to(self.ranks.device)
             self.stages[key[0]].activations(key[1]).come_back(row)
 
     def _take(self, key: InputKey, index: int) -> Any:
@@ -372,17 +357,17 @@ class OwnEngine:
 
 HANDLERS: dict[Kind, Callable[[OwnEngine, ProgramStep, Any], None]] = {
     Kind.F: OwnEngine._forward,
-    Kind.I: OwnEngine._backward_input,
-    Kind.W: OwnEngine._backward_weight,
+    Kind.I: OwnEngine._backward,
+    Kind.W: lambda engine, step, _: engine.stages[step.stage].backward_weight(step.unit),
     Kind.B: OwnEngine._backward,
     Kind.R: OwnEngine._recompute,
     Kind.OPT: OwnEngine._optimizer_step,
     Kind.OFFLOAD: OwnEngine._offload,
     Kind.RELOAD: OwnEngine._reload,
-    Kind.WAIT_OFFLOAD: OwnEngine._wait_offload,
+    Kind.WAIT_OFFLOAD: lambda engine, step, _: engine.copies.left((step.stage, step.unit)),
     Kind.S: OwnEngine._shard_pass,
     Kind.T: OwnEngine._shard_pass,
-    Kind.REDUCE_GRAD: OwnEngine._reduce,
+    Kind.REDUCE_GRAD: lambda engine, step, _: engine.gradients.reduce(step.stage),
     Kind.UNSHARD: OwnEngine._gather,
     Kind.RESHARD: OwnEngine._gather,
 }

@@ -129,7 +129,8 @@ def profile(
             args, given, target = moved_to(parts, place)
             if number:
                 args = mapped(args, lambda t: t.detach().requires_grad_(differentiable(t)))
-            part = SingleStage(module, args, given, _loss(loss_fn, target) if last else None)
+            loss = _loss(loss_fn, target) if last else None
+            part = SingleStage(module, args, given, loss)
             measures = _measure(part, steps, place)
             if layers and "compiled" not in measures.fused:
                 inner = tuple(

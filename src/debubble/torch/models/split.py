@@ -195,7 +195,10 @@ class DecoderStage(nn.Module):
         if not self.is_last:
             return output, balance
         rows = x.shape[0] * x.shape[1] if attention_mask is None else attention_mask.sum()
-        add_loss(self.config.router_aux_loss_coef * _imbalance(balance, rows * self._count))
+        # The loss of Switch Transformers (arXiv 2101.03961, eq. 4) over all layers.
+        chosen, chance = balance / (rows * self._count)
+        imbalance = torch.sum(chosen.detach() * chance) * balance.shape[1]
+        add_loss(self.config.router_aux_loss_coef * imbalance)
         return output
 
 
@@ -252,12 +255,6 @@ def _add(
         )
         balance = balance + torch.stack([count, (chances.float() * weight[:, None]).sum(0)])
     return balance
-
-
-def _imbalance(balance: Tensor, rows: int | Tensor) -> Tensor:
-    """Return the loss of Switch Transformers (arXiv 2101.03961, eq. 4) over all layers."""
-    chosen, chance = balance / rows
-    return torch.sum(chosen.detach() * chance) * balance.shape[1]
 
 
 def _cuts(

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -32,6 +31,7 @@ from debubble.core.kind_relations import ACTIVATION_KINDS
 from debubble.core.kinds import FORWARD_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.transfers import first_transfer
+from debubble.engine.validate import has
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible, rows_with_transfers
 from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
@@ -77,7 +77,12 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
         # PyTorch would also divide gradients that are there already; instead each loss is scaled.
         self.share = 1 / schedule.microbatches if scale_grads else 1.0
         sharded = any(is_sharded(stage.submod) for stage in stages)
-        lowered = with_communication(schedule, stages[0].group, stages[0].device, sharded)
+        lowered = schedule
+        if first_transfer(lowered) is None:
+            policy = receive_policy(stages[0].group, stages[0].device)
+            lowered = add_transfers(lowered, policy=policy)
+        if not has(schedule, SHARDING_KINDS):
+            lowered = add_sharding(lowered, mode="fsdp" if sharded else "ddp")
         self._prepare_schedule_with_comms(_actions(lowered), format="compute_comms")
         self._forward_order = _actions(forward_only(lowered, sharded))
         self._order_of_losses = [
@@ -164,18 +169,6 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
         # They are in the order of the last stage's forwards.
         by_unit = dict(zip(self._order_of_losses, output_chunks, strict=True))
         return super()._merge_outputs([by_unit[unit] for unit in sorted(by_unit)])
-
-
-def with_communication(
-    schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device, sharded: bool
-) -> Schedule:
-    """Add transfers, reductions and, for fully sharded stages, gathers of weights."""
-    kinds = kinds_of(schedule.actions)
-    if first_transfer(schedule) is None:
-        schedule = add_transfers(schedule, policy=receive_policy(group, device))
-    if not np.any(np.isin(kinds, SHARDING_KINDS)):
-        schedule = add_sharding(schedule, mode="fsdp" if sharded else "ddp")
-    return schedule
 
 
 def receive_policy(group: dist.ProcessGroup | None, device: torch.device) -> ReceivePolicy:

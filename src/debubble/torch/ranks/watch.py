@@ -108,7 +108,10 @@ class StoreWatch(Watch):
                 )
 
     def _fail(self, error: BaseException) -> None:
-        if self.state in WAITS and _of_connection(error):
+        lost = type(error) is RuntimeError or isinstance(error, dist.DistError)
+        frames = traceback.extract_tb(error.__traceback__)
+        # An error of a call to other ranks, not of a module or loss between such calls.
+        if self.state in WAITS and lost and frames[-1].filename.startswith(CONNECTING):
             self._raise_failure()
             late = is_timeout(str(error))
             if not late:
@@ -196,14 +199,6 @@ class StoreWatch(Watch):
                 print(f"debubble: {message}", file=sys.stderr, flush=True)
                 # The main thread is in a call that does not return.
                 os._exit(2)
-
-
-def _of_connection(error: BaseException) -> bool:
-    """Return if a call to other ranks raised an error, not a module or loss between such calls."""
-    if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
-        return False
-    frames = traceback.extract_tb(error.__traceback__)
-    return frames[-1].filename.startswith(CONNECTING)
 
 
 def is_timeout(error: str) -> bool:
