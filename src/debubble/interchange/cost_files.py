@@ -143,10 +143,7 @@ def costs_data(costs: Costs) -> dict[str, Any]:
 
 
 def save_costs(data: Mapping[str, Any], path: str) -> None:
-    """Write the data of a cost file as YAML or JSON, by the ending of its name.
-
-    Raises FormatError when the name ends in something else, or the data is none of a cost file.
-    """
+    """Write the data of a cost file as YAML or JSON, by the ending of its name."""
     if path.lower().endswith(".json"):
         text = json.dumps(data, indent=2) + "\n"
     elif path.lower().endswith((".yaml", ".yml")):

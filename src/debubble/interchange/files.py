@@ -1,8 +1,9 @@
-"""Schedule files, and the schedule that a text names."""
+"""Schedule files, the schedule that a text names, and options of schedules as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,17 +12,18 @@ from typing import Any
 from debubble.core.actions import computes, kinds_of
 from debubble.core.atomic_write import write_atomically
 from debubble.core.costs import Costs
-from debubble.core.errors import DebubbleError, FormatError, ParameterError
+from debubble.core.errors import DebubbleError, FormatError, ParameterError, did_you_mean
 from debubble.core.kinds import STEP_KINDS
+from debubble.core.options import read_whole
 from debubble.core.schedule import Schedule
+from debubble.core.units import read_number
 from debubble.engine.memory import Limit
 from debubble.engine.modes import P2PMode
 from debubble.engine.validate import has
 from debubble.interchange import python_file, torch_builtin
 from debubble.interchange.cells import MAX_BYTES
 from debubble.interchange.schedule_json import from_json, to_json
-from debubble.interchange.schedule_options import ANY_TYPE
-from debubble.interchange.text import A_TRACE, read_text, writing
+from debubble.interchange.text import A_TRACE, read_text, shown, writing
 from debubble.interchange.torch_csv import from_csv, to_csv, with_transfers
 from debubble.schedules import registry
 from debubble.schedules.registry import Option
@@ -260,3 +262,57 @@ def _rename_if_modified(schedule: Schedule) -> Schedule:
         if again is not None and replace(again, cut=schedule.cut) == schedule:
             return schedule
     return replace(schedule, name=schedule.name + CHANGED)
+
+
+ANY_TYPE = "int | float | bool | str"
+"""Type of an option whose schedule declares none."""
+
+_WORDS = {"true": True, "yes": True, "false": False, "no": False}
+
+
+def parse_options(pairs: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
+    """Parse options such as ``group_size=4`` to values of the types that schedules declare.
+
+    Hyphens in a key count as underscores; `known` are the options that exist, by name. Raises
+    ParameterError for a text without ``=``, an unknown or repeated key, or a value of another type.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise ParameterError(f"--option {shown(pair)}; write KEY=VALUE, such as group_size=4")
+        if key not in known:
+            hint = did_you_mean(key, known) if known else "these schedules have no options"
+            raise ParameterError(f"unknown option {shown(key)}; {hint}")
+        if key in found:
+            raise ParameterError(f"option '{key}' is given twice; give it once")
+        found[key] = _value(text.strip(), known[key])
+    return found
+
+
+def _value(text: str, option: Option) -> Any:
+    names = option.types
+    for name, read in _READERS.items():
+        if name in names:
+            try:
+                return read(text)
+            except (ValueError, KeyError):
+                continue
+    if "None" in names and text.lower() in ("none", ""):
+        return None
+    kinds = " or ".join(name for name in names if name != "None")
+    raise ParameterError(f"option {option.name} is {shown(text)}; give a value of type {kinds}")
+
+
+def _finite(text: str) -> float:
+    number = read_number(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "int": lambda text: read_whole("", text), "float": _finite,
+    "bool": lambda text: _WORDS[text.lower()], "str": str,
+}  # fmt: skip

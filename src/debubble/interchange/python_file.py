@@ -94,10 +94,7 @@ def make_from_file(
 
 
 def load_function(path: str, name: str) -> Callable[..., Any]:
-    """Execute a Python file and return a function of it.
-
-    Raises FormatError when the file cannot be read or fails, or has no such function.
-    """
+    """Execute a Python file and return a function of it."""
     source = read_text(path, MAX_SOURCE_BYTES)
     module = types.ModuleType(f"debubble_user_{Path(path).stem}")
     module.__file__ = path

@@ -249,10 +249,7 @@ def document(about: dict[str, Any], events: Iterable[str]) -> Iterator[str]:
 
 
 def write_trace(pieces: Iterable[str], path: str | Path) -> None:
-    """Write pieces of text to a file, compressed when its name ends in ``.gz``.
-
-    Raises FormatError when the file cannot be written.
-    """
+    """Write pieces of text to a file, compressed when its name ends in ``.gz``."""
     with writing(path), atomic_file(path) as file:
         if str(path).lower().endswith(".gz"):
             # Without a time stamp equal timelines give equal files.

@@ -58,11 +58,7 @@ def table(
 
 
 def save(comparison: Comparison, path: str | Path, **options: Any) -> None:
-    """Write :func:`table` into a file.
-
-    Raises ParameterError when an option is unknown, no schedule could be compared, or the file
-    cannot be written.
-    """
+    """Write :func:`table` into a file; refuse unknown options, and a comparison without rows."""
     for name in options:
         if name not in ("cite", "title", "source"):
             raise ParameterError(

@@ -42,10 +42,7 @@ class StepData:
 
 
 def split_batch(tree: Any, count: int, name: str) -> list[Any]:
-    """Cut the tensors of a tree in `count` parts along dimension 0; all parts get the rest.
-
-    Raises ParameterError when a tensor has fewer rows than there are microbatches.
-    """
+    """Cut the tensors of a tree in `count` parts along dimension 0; all parts get the rest."""
 
     def parts(leaf: Tensor) -> Sequence[Tensor] | None:
         if not leaf.dim():

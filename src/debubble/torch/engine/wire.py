@@ -79,10 +79,7 @@ class Wire:
         """Positions and works of batches that no host has waited for."""
 
     def check(self, boundary: Boundary, form: TreeForm) -> None:
-        """Compare the output of a stage with its earlier one for such an input.
-
-        Raises RunError with both when they differ.
-        """
+        """Compare the output of a stage with its earlier one for such an input."""
         known = self._forms.get(boundary) or self._new.get(boundary)
         if known is None:
             _check_constants(boundary.stage - 1, form)

@@ -177,10 +177,7 @@ def state_of(modules: NamedModules) -> dict[str, Any]:
 
 
 def load_state(modules: NamedModules, state: Mapping[str, Any]) -> None:
-    """Load parameters and buffers; `state` may have more.
-
-    Raises ParameterError when one is missing, or has another shape.
-    """
+    """Load parameters and buffers; `state` may have more."""
     if not isinstance(state, Mapping):
         raise ParameterError(
             f"the state is {type(state).__name__}; give what state_dict() returned, or was saved"

@@ -64,10 +64,7 @@ def shard_output_layer(
 
 
 def output_layer(stage: nn.Module, ranks: int) -> tuple[str, nn.Linear]:
-    """Return the output layer of the last stage, and its name there.
-
-    Raises ParameterError when there is none, or it has fewer rows than there are ranks.
-    """
+    """Return the output layer of the last stage, with a row per rank at least, and its name."""
     name = next((name for name in LAYERS if isinstance(getattr(stage, name, None), nn.Linear)), "")
     if not name:
         raise ParameterError(
