@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError
-from debubble.torch.data.losses import added_losses
+from debubble.torch.data.batch import added_losses
 from debubble.torch.models.split import find_layers, split
 
 pytestmark = pytest.mark.slow

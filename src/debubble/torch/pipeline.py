@@ -22,9 +22,8 @@ from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
 from debubble.torch.autograd.gradients import Gradients
 from debubble.torch.autograd.tied_weights import TiedWeights, find_shared_weights
-from debubble.torch.data.batch import append_losses, apply_weights, join_outputs, sum_losses
+from debubble.torch.data.batch import Loss, append_losses, apply_weights, join_outputs, sum_losses
 from debubble.torch.data.inputs import MicrobatchInputs
-from debubble.torch.data.losses import Loss
 from debubble.torch.engine.own_engine import OwnEngine
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.stage import EngineSetup

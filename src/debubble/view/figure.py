@@ -19,7 +19,7 @@ from debubble.analysis.results import shared_units
 from debubble.core.errors import ParameterError, check_type
 from debubble.engine.timeline import Timeline
 from debubble.view import captions
-from debubble.view.bars import Bars, RowLayout, bars_of, row_layout
+from debubble.view.bars import Bars, RowLayout, TransferEnds, bars_of, row_layout, transfer_ends
 from debubble.view.colors import FAINT, INK
 from debubble.view.legend import add_legend, legend_entries, legend_height
 from debubble.view.options import FigureOptions
@@ -33,7 +33,6 @@ from debubble.view.text import (
     text_width,
     wrapped,
 )
-from debubble.view.transfers import TransferEnds, transfer_ends
 
 WIDTH = 11.0
 """Default width of a figure in inches."""

@@ -14,11 +14,10 @@ from matplotlib.patches import Patch
 from debubble.analysis.metrics import limit_text
 from debubble.core.kinds import STEP_KINDS, Kind
 from debubble.view.artists import TONES, Swatch, SwatchHandler
-from debubble.view.bars import Bars
+from debubble.view.bars import MOVED, Bars, TransferEnds
 from debubble.view.colors import IDLE, INK, LIMIT, MEMORY, NAMES
 from debubble.view.options import FigureOptions
 from debubble.view.text import text_width
-from debubble.view.transfers import MOVED, TransferEnds
 
 _HANDLE, _PAD, _SPACE, _LINE = 2.0, 0.5, 1.3, 1.55
 """In sizes of the text: widths of a handle, of the gap after it and of that between entries; height

@@ -23,12 +23,11 @@ from debubble.view.artists import (
     rectangles,
     step_areas,
 )
-from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, RowLayout
+from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, RowLayout, TransferEnds
 from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER, STRIPES, rgb, text_color
 from debubble.view.legend import moved_kind
 from debubble.view.options import FigureOptions
 from debubble.view.text import TextSizes, text_width
-from debubble.view.transfers import TransferEnds
 
 DPI = 180
 """Pixels per inch of files and of the picture that stands for bars thinner than a pixel."""

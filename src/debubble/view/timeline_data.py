@@ -57,9 +57,8 @@ from debubble.core.schedule import Schedule, sizes
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import captions
-from debubble.view.bars import Ints, copies_and_shades
+from debubble.view.bars import Ints, copies_and_shades, links, queued
 from debubble.view.colors import COLOR, STACKED, STRIPES, Palette, text_color
-from debubble.view.transfers import links, queued
 
 FORMAT = 2
 TICKS = 1 << 32

@@ -17,8 +17,8 @@ from debubble.torch.autograd.tied_weights import (
     local,
     split_parts,
 )
+from debubble.torch.models.modules import is_dtensor, is_sharded
 from debubble.torch.ranks.process_group import Ranks
-from debubble.torch.ranks.sharded import is_dtensor, is_sharded
 
 
 class Gradients:

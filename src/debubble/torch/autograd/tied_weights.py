@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
-from debubble.torch.models.modules import bare, bare_name
+from debubble.torch.models.modules import bare, bare_name, is_dtensor
 from debubble.torch.models.shard_output_layer import LAYERS
 from debubble.torch.ranks.process_group import Ranks
-from debubble.torch.ranks.sharded import is_dtensor
 
 
 @dataclass(frozen=True, eq=False)

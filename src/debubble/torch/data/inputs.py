@@ -28,9 +28,9 @@ from debubble.torch.data.batch import (
     split_batch,
 )
 from debubble.torch.data.tree import tensors_of
+from debubble.torch.models.modules import replica_groups
 from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.progress_table import Watch
-from debubble.torch.ranks.sharded import replica_groups
 
 log = logging.getLogger("debubble")
 

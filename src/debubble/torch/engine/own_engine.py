@@ -37,9 +37,8 @@ from debubble.torch.engine.tasks import (
 from debubble.torch.engine.vocabulary import Shard
 from debubble.torch.engine.wire import Arrival, Boundary, SendPost, Wire
 from debubble.torch.errors import RunError
-from debubble.torch.models.modules import autocast_of
+from debubble.torch.models.modules import autocast_of, is_sharded
 from debubble.torch.ranks.progress_table import RankState, Watch
-from debubble.torch.ranks.sharded import is_sharded
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
 from debubble.torch.autograd.versions import RandomState, Versions
-from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
+from debubble.torch.data.batch import added_losses, check_loss_value, zero_of
 from debubble.torch.data.tree import Leaf, TreeForm, arguments, put_together, take_apart
 from debubble.torch.engine.offload import Activations
 from debubble.torch.engine.plan import ProgramStep

@@ -22,7 +22,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import parse_costs, save_costs
 from debubble.torch.autograd.saved_tensors import SavedTensors, parameters_and_buffers, storages
-from debubble.torch.data.losses import check_loss_value
+from debubble.torch.data.batch import check_loss_value
 from debubble.torch.data.tree import arguments, differentiable, mapped, moved_to, tensors_of
 from debubble.torch.measure.single_stage import Flops, SingleStage, Stopwatch, layer_parts
 from debubble.torch.measure.stage_measures import (
@@ -46,12 +46,18 @@ SLOW = 1.15
 
 @dataclass(frozen=True)
 class Profile:
-    """Measures of every stage."""
+    """Measures of every stage.
+
+    Parameters
+    ----------
+    stages
+        In forward order.
+    source
+        Machine and way of the measurement.
+    """
 
     stages: tuple[StageMeasures, ...]
-    """In forward order."""
     source: str
-    """Machine and way of the measurement."""
 
     def data(self, **labels: Any) -> dict[str, Any]:
         """Return the data of a cost file, with labels as ``name`` and sizes as ``ranks``."""

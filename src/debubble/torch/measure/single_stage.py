@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
-from debubble.torch.data.losses import added_losses
+from debubble.torch.data.batch import added_losses
 from debubble.torch.data.tree import differentiable, mapped, tensors_of
 from debubble.torch.models.split import find_layers
 

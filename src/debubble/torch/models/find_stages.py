@@ -16,9 +16,8 @@ from debubble.core.errors import ParameterError
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.validate import has
-from debubble.torch.models.modules import bare, reason_fused, ties_of
+from debubble.torch.models.modules import bare, is_dtensor, is_sharded, reason_fused, ties_of
 from debubble.torch.ranks.process_group import Ranks
-from debubble.torch.ranks.sharded import is_dtensor, is_sharded
 
 log = logging.getLogger("debubble")
 

@@ -1,20 +1,50 @@
-"""Wrappers of modules, saved state, and reasons why a backward cannot be split."""
+"""Wrappers of modules, saved state, and reasons why a backward cannot be split.
+
+Modules and tensors of ``fully_shard`` are recognized without loading it, which takes half as long
+as loading PyTorch; without it loaded, nothing is sharded.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.torch.ranks.sharded import is_sharded
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
+    """Return if ``fully_shard`` was applied to a module."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    return loaded is not None and isinstance(module, loaded.FSDPModule)
+
+
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return if a tensor is a ``DTensor``, of which each rank has a part."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
+
+
+def replica_groups(module: nn.Module) -> list[dist.ProcessGroup]:
+    """Return the groups over which gradients of a stage are averaged, one after the other."""
+    if isinstance(module, DistributedDataParallel):
+        return [module.process_group]
+    spread = next((weight for weight in module.parameters() if is_dtensor(weight)), None)
+    return [] if spread is None else list(spread.device_mesh.get_all_groups())
+
 
 WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Parts that wrappers add to names of parameters."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.optimize.layer_split.layers import even_cut
-from debubble.torch.data.losses import add_loss
+from debubble.torch.data.batch import add_loss
 
 NAMES = ("layers", "h", "blocks")
 """Names of attributes with lists of layers."""

@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS
-from debubble.torch.data.batch import StepData
-from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
+from debubble.torch.data.batch import StepData, added_losses, check_loss_value, zero_of
 from debubble.torch.data.tree import tensors_of
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.recorder import Recorder

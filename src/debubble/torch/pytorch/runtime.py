@@ -36,8 +36,8 @@ from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible, 
 from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
 from debubble.torch.errors import RunError
+from debubble.torch.models.modules import is_sharded
 from debubble.torch.ranks.process_group import uses_nccl
-from debubble.torch.ranks.sharded import is_sharded
 
 _HAS_WAITS = "WAIT_SEND_F" in schedules._ComputationType.__members__
 """If there are actions that wait for sends and reductions."""

@@ -18,8 +18,7 @@ from torch.utils import _pytree as pytree
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange.cost_files import costs_data
-from debubble.torch.data.batch import count_rows, shares_of
-from debubble.torch.data.losses import added_losses, check_loss_value
+from debubble.torch.data.batch import added_losses, check_loss_value, count_rows, shares_of
 from debubble.torch.data.tree import arguments, moved_to
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.models.build import build
