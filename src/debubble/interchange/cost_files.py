@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from debubble.core.cost_fields import DEFAULT
 from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import CostError, FormatError
+from debubble.core.schedule_fields import plain_costs
 from debubble.interchange import syntax
 from debubble.interchange.cost_model import validate
 from debubble.interchange.files import write_text
@@ -113,12 +114,10 @@ def costs_data(costs: Costs) -> dict[str, Any]:
     """
     if costs.chunks is not None:
         raise CostError(f"costs are divided by {costs.chunks} chunks; a cost file cannot say that")
-    default = Costs()
-    values = {
-        spec.name: getattr(costs, spec.name) for spec in fields(costs)
-        if spec.compare and spec.name not in ("basis", "runtime")
-        and getattr(costs, spec.name) != getattr(default, spec.name)
-    }  # fmt: skip
+    values = plain_costs(costs)
+    labels = {key: values.pop(key) for key in ("time_unit", "runtime") if key in values}
+    labels = {"basis": values.pop("basis", costs.basis)} | labels
+    unit = values.pop("memory_unit", "")
     memory = {name: values.pop(name) for name in _MEMORY if name in values}
     for name in PARTS:
         part = dict(values.pop(name, {}))
@@ -126,20 +125,10 @@ def costs_data(costs: Costs) -> dict[str, Any]:
             memory[name] = part.pop("activation")
         if part:
             values[name] = part
-    if isinstance(values.get("O"), Mapping):
-        values["O"] = {
-            ",".join(map(str, key)) if isinstance(key, tuple) else key: time
-            for key, time in values["O"].items()
-        }
-    if costs.memory_unit:
-        memory["unit"] = costs.memory_unit
-    labels = {"time_unit": costs.time_unit} if costs.time_unit else {}
-    if costs.runtime != default.runtime:
-        labels["runtime"] = costs.runtime
+    if unit:
+        memory["unit"] = unit
     # A file needs a time; that of a transfer is what it is by default.
-    data = {"basis": costs.basis, **labels, "times": values or {"p2p": 0.0}, "memory": memory}
-    plain: dict[str, Any] = json.loads(json.dumps(data))
-    return plain
+    return {**labels, "times": values or {"p2p": 0.0}, "memory": memory}
 
 
 def save_costs(data: Mapping[str, Any], path: str) -> None:

@@ -217,45 +217,47 @@ def _times(
     part: SingleStage, steps: int, device: torch.device, split: bool
 ) -> dict[str, Quartiles]:
     watch = Stopwatch(device)
-    samples: dict[str, list[float]] = {kind: [] for kind in ("FBIW" if split else "FB")}
     gradients = part.forward().gradients()
-    for step in range(WARM_UP + steps):
-        watch.mark()
-        done = part.forward()
-        watch.mark()
-        done.backward(gradients)
-        watch.mark()
-        whole = watch.read()
-        halves: list[float] = []
-        if split:
-            done = part.forward(split=True)
-            watch.mark()
-            done.backward_input(gradients)
-            watch.mark()
-            done.backward_weight()
-            watch.mark()
-            halves = watch.read()
-        if step >= WARM_UP:
-            for values, time in zip(samples.values(), whole + halves, strict=True):
-                values.append(time)
-    return {kind: Quartiles.of(values) for kind, values in samples.items()}
+    samples = []
+    for _ in range(WARM_UP + steps):
+        _run_passes(part, gradients, watch.mark, split)
+        samples.append(watch.read())
+    kinds = zip(("F", "B", "", "I", "W"), zip(*samples[WARM_UP:], strict=True), strict=False)
+    return {kind: Quartiles.of(times) for kind, times in kinds if kind}
+
+
+def _run_passes(
+    part: SingleStage,
+    gradients: Sequence[Tensor],
+    mark: Callable[[], None],
+    split: bool,
+    inputs: bool = False,
+) -> None:
+    """Run F and B, and to `split` them another F, I and W, with marks around each.
+
+    The first F prepares gradients of `inputs` where the stage needs none, as the second does.
+    """
+    mark()
+    done = part.forward(split=inputs)
+    mark()
+    done.backward(gradients)
+    mark()
+    if split:
+        done = part.forward(split=True)
+        mark()
+        done.backward_input(gradients)
+        mark()
+        done.backward_weight()
+        mark()
 
 
 def _flops(part: SingleStage) -> dict[str, int]:
     """Return the FLOPs of B, I and W; B computes the gradients of inputs, too."""
+    gradients = part.forward(split=True).gradients()
+    marks: list[int] = []
     with Flops() as counter:
-        done = part.forward(split=True)
-        gradients = done.gradients()
-        marks = [counter.total]
-        done.backward(gradients)
-        marks.append(counter.total)
-        done = part.forward(split=True)
-        marks.append(counter.total)
-        done.backward_input(gradients)
-        marks.append(counter.total)
-        done.backward_weight()
-        marks.append(counter.total)
-    B, _, I, W = (end - start for start, end in pairwise(marks))
+        _run_passes(part, gradients, lambda: marks.append(counter.total), True, inputs=True)
+    _, B, _, I, W = (end - start for start, end in pairwise(marks))
     return {"B": B, "I": I, "W": W}
 
 
