@@ -115,7 +115,9 @@ def costs_data(costs: Costs) -> dict[str, Any]:
     if costs.chunks is not None:
         raise CostError(f"costs are divided by {costs.chunks} chunks; a cost file cannot say that")
     values = plain_costs(costs)
-    labels = {key: values.pop(key) for key in ("time_unit", "runtime") if key in values}
+    labels: dict[str, Any] = {
+        key: values.pop(key) for key in ("time_unit", "runtime") if key in values
+    }
     labels = {"basis": values.pop("basis", costs.basis)} | labels
     unit = values.pop("memory_unit", "")
     memory = {name: values.pop(name) for name in _MEMORY if name in values}

@@ -9,8 +9,8 @@ in runs of their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -31,7 +31,7 @@ from debubble.torch.measure.stage_measures import (
     cost_data,
     measures_table,
 )
-from debubble.torch.models.modules import custom_function, reason_fused, saving_seen
+from debubble.torch.models.modules import custom_function, reason_fused, restored, saving_seen
 
 STEPS, WARM_UP = 20, 3
 
@@ -130,7 +130,10 @@ def profile(
         place = torch.device(device) if device is not None else home or torch.device("cpu")
         if report is not None:
             report(f"measuring stage {number} of {len(stages)}")
-        with _restored(module, place, home if device is not None else None):
+        with restored([module], place), ExitStack() as stack:
+            if device is not None and home is not None:
+                module.to(place)
+                stack.callback(module.to, home)
             parts = (arguments(value), dict(kwargs or {}), y)
             args, given, target = moved_to(parts, place)
             if number:
@@ -295,31 +298,6 @@ def _peak(part: SingleStage, device: torch.device) -> int | None:
     done.backward(done.gradients())
     torch.cuda.synchronize(device)
     return int(torch.cuda.max_memory_allocated(device) - before)
-
-
-@contextmanager
-def _restored(module: nn.Module, place: torch.device, home: torch.device | None) -> Iterator[None]:
-    """Move a module to a device for a time; gradients and buffers are as before afterwards."""
-    gradients = {parameter: parameter.grad for parameter in module.parameters()}
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    cuda = [place] if place.type == "cuda" else []
-    for parameter in gradients:
-        parameter.grad = None
-    try:
-        with torch.random.fork_rng(devices=cuda):
-            if home is not None:
-                module.to(place)
-            yield
-    finally:
-        for parameter in gradients:
-            parameter.grad = None
-        if home is not None:
-            module.to(home)
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
 
 
 def _check(stages: Sequence[nn.Module], steps: int) -> None:

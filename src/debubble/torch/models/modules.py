@@ -104,6 +104,28 @@ def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
                 part.reshard()
 
 
+@contextmanager
+def restored(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """Compute with modules, without gradients of before, for a time.
+
+    Gradients, buffers and random numbers are as before afterwards.
+    """
+    gradients = {weight: weight.grad for module in modules for weight in module.parameters()}
+    buffers = [{name: each.clone() for name, each in m.named_buffers()} for m in modules]
+    for weight in gradients:
+        weight.grad = None
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        for weight, gradient in gradients.items():
+            weight.grad = gradient
+        with torch.no_grad():
+            for module, kept in zip(modules, buffers, strict=True):
+                for name, buffer in module.named_buffers():
+                    buffer.copy_(kept[name])
+
+
 def reason_fused(module: nn.Module) -> str:
     """Return why the backward of a module cannot be split, as far as it shows; empty if it can."""
     parts = list(module.modules())
