@@ -19,12 +19,11 @@ from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.units import number
 from debubble.sweeps.chart import Chart, Line
-from debubble.view import component
 from debubble.view.colors import FAINT, IDLE, INK
 from debubble.view.figure import LINE, add_heading_and_notes, render, style
 from debubble.view.legend import add_legend, legend_height
 from debubble.view.options import FigureOptions
-from debubble.view.page import inline_svg
+from debubble.view.page import asset, inline_svg
 from debubble.view.provenance import metadata
 from debubble.view.text import phrases, text_sizes, text_width, wrapped
 
@@ -59,8 +58,8 @@ def save_chart(chart: Chart, path: str | Path) -> None:
 
 def _page(chart: Chart, drawing: Figure) -> str:
     title = html.escape(chart.title)
-    return Template(component.asset("page.html")).substitute(
-        version=html.escape(__version__), title=title, style=component.asset("page.css"),
+    return Template(asset("page.html")).substitute(
+        version=html.escape(__version__), title=title, style=asset("page.css"),
         timeline=inline_svg(drawing, title), table=html_table(chart.table()), script="",
         above="", made="",
         conventions="\n".join(f"<li>{html.escape(note)}</li>" for note in chart.notes),
