@@ -19,9 +19,9 @@ from debubble.analysis.results import shared_units
 from debubble.core.errors import ParameterError, check_type
 from debubble.engine.timeline import Timeline
 from debubble.view import captions
+from debubble.view.artists import add_legend, legend_entries, legend_height
 from debubble.view.bars import Bars, RowLayout, TransferEnds, bars_of, row_layout, transfer_ends
 from debubble.view.colors import FAINT, INK
-from debubble.view.legend import add_legend, legend_entries, legend_height
 from debubble.view.options import FigureOptions
 from debubble.view.panel import DPI, Panel, add_panel, add_time_axis, peaks_width
 from debubble.view.text import (

@@ -20,12 +20,12 @@ from debubble.view.artists import (
     LabelBoxes,
     Labels,
     add_paths,
+    moved_kind,
     rectangles,
     step_areas,
 )
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, RowLayout, TransferEnds
 from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER, STRIPES, rgb, text_color
-from debubble.view.legend import moved_kind
 from debubble.view.options import FigureOptions
 from debubble.view.text import TextSizes, text_width
 

@@ -19,9 +19,9 @@ from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.units import number
 from debubble.sweeps.chart import Chart, Line
+from debubble.view.artists import add_legend, legend_height
 from debubble.view.colors import FAINT, IDLE, INK
 from debubble.view.figure import LINE, add_heading_and_notes, render, style
-from debubble.view.legend import add_legend, legend_height
 from debubble.view.options import FigureOptions
 from debubble.view.page import asset, inline_svg
 from debubble.view.provenance import metadata
