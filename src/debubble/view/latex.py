@@ -13,7 +13,7 @@ from debubble.core.costs import COST_FIELDS
 from debubble.core.errors import ParameterError
 from debubble.core.units import number
 from debubble.interchange.files import write_text
-from debubble.view import provenance
+from debubble.view import captions
 
 MOST_RANK = 2
 """Largest rank of a column in the table: a page is narrower than a terminal."""
@@ -41,7 +41,7 @@ def table(
     rows = zip(cells, *([escape(cell) for cell in column.cells] for column in others), strict=True)
     height = max(len(column.head) for column in columns)
     heads = [("",) * (height - len(column.head)) + column.head for column in columns]
-    made = provenance.facts([comparison.costs])
+    made = captions.facts([comparison.costs])
     parts = [
         *(comment(f"{name}: {text}") for name, text in made),
         comment(r"The preamble needs \usepackage{booktabs}."),

@@ -24,7 +24,7 @@ from debubble.analysis.results import result_columns
 from debubble.analysis.same_work import differences
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
-from debubble.view import captions, provenance
+from debubble.view import captions
 from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER
 from debubble.view.options import FigureOptions
 from debubble.view.timeline_data import encode
@@ -126,7 +126,7 @@ def page(
         script=script(),
         table=table_html or table(timelines, options.get("limit")),
         conventions="\n".join(lines),
-        made=provenance.details(timeline.table.costs for timeline in timelines),
+        made=captions.details(timeline.table.costs for timeline in timelines),
     )
 
 

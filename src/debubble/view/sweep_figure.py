@@ -20,11 +20,11 @@ from debubble.core.errors import FormatError, ParameterError
 from debubble.core.units import number
 from debubble.sweeps.chart import Chart, Line
 from debubble.view.artists import add_legend, legend_height
+from debubble.view.captions import metadata
 from debubble.view.colors import FAINT, IDLE, INK
 from debubble.view.figure import LINE, add_heading_and_notes, render, style
 from debubble.view.options import FigureOptions
 from debubble.view.page import asset, inline_svg
-from debubble.view.provenance import metadata
 from debubble.view.text import phrases, text_sizes, text_width, wrapped
 
 ENDINGS = (".png", ".svg", ".pdf", ".html")

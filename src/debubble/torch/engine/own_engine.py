@@ -300,9 +300,15 @@ class OwnEngine:
     def _wait_for(self, task: Task) -> Any:
         """Wait for all that an action's kind needs; return the input of its computation."""
         found = None if task.takes is None else self._take(task.takes, task.place)
+        key = (task.step.stage, task.step.unit)
         for need in task.rest:
             if Kind.RELOAD in need.kinds:
-                self._come_back(task)
+                # An offloaded activation comes back once.
+                if key in self._away:
+                    self._away.remove(key)
+                    self._wait(task.place)
+                    row = self.copies.back(key).to(self.ranks.device)
+                    self.stages[key[0]].activations(key[1]).come_back(row)
             elif need.of in BY_SHARD:
                 found = self._of_shard(task, need)
             else:
@@ -324,15 +330,6 @@ class OwnEngine:
         assert shard is not None, "other schedules have no such needs"
         shard.wait_for(need, step.unit)
         return [shard.gradient(step.unit)] if need.last_stage_only else None
-
-    def _come_back(self, task: Task) -> None:
-        """Wait for an offloaded activation, once."""
-        key = (task.step.stage, task.step.unit)
-        if key in self._away:
-            self._away.remove(key)
-            self._wait(task.place)
-            row = self.copies.back(key).to(self.ranks.device)
-            self.stages[key[0]].activations(key[1]).come_back(row)
 
     def _take(self, key: InputKey, index: int) -> Any:
         found = self._ready.pop(key, None)
