@@ -20,8 +20,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
-from debubble.torch.autograd.gradients import Gradients
-from debubble.torch.autograd.tied_weights import TiedWeights, find_shared_weights
+from debubble.torch.autograd.gradients import Gradients, TiedWeights, find_shared_weights
 from debubble.torch.data.batch import Loss, append_losses, apply_weights, join_outputs, sum_losses
 from debubble.torch.data.inputs import MicrobatchInputs
 from debubble.torch.engine.own_engine import OwnEngine

@@ -21,7 +21,7 @@ from debubble.engine.graph import compile_graph
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.engine.validate import has
-from debubble.torch.autograd.tied_weights import local
+from debubble.torch.autograd.gradients import local
 from debubble.torch.engine.recorder import KEPT
 from debubble.torch.models.modules import restored
 from debubble.torch.setup import not_for_pytorch
