@@ -26,12 +26,11 @@ from debubble.torch.data.inputs import MicrobatchInputs
 from debubble.torch.engine.own_engine import OwnEngine
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.stage import EngineSetup
-from debubble.torch.engine.vocabulary import Shard
+from debubble.torch.engine.vocabulary import Shard, shard_output_layer
 from debubble.torch.engine.wire import Wire
 from debubble.torch.measure.recorded import RecordedSteps
 from debubble.torch.models.find_stages import find_fused, find_stages, split_warner
 from debubble.torch.models.modules import evaluating, load_state, named_parameters, state_of
-from debubble.torch.models.shard_output_layer import shard_output_layer
 from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.progress_table import Watch
 from debubble.torch.ranks.watch import StoreWatch, on_all_ranks, rendezvous

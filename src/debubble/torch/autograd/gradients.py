@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.torch.engine.vocabulary import LAYERS
 from debubble.torch.models.modules import bare, bare_name, is_dtensor, is_sharded
-from debubble.torch.models.shard_output_layer import LAYERS
 from debubble.torch.ranks.process_group import Ranks
 
 

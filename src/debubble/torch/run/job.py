@@ -21,9 +21,9 @@ from debubble.interchange.cost_files import costs_data
 from debubble.torch.data.batch import added_losses, check_loss_value, count_rows, shares_of
 from debubble.torch.data.tree import arguments, moved_to
 from debubble.torch.engine.plan import ExecutionPlan
+from debubble.torch.engine.vocabulary import is_cross_entropy, output_layer
 from debubble.torch.models.build import build
 from debubble.torch.models.modules import ties_of
-from debubble.torch.models.shard_output_layer import is_cross_entropy, output_layer
 from debubble.torch.pipeline import Pipeline
 from debubble.torch.ranks.progress_table import Watch
 from debubble.torch.ranks.world import World

@@ -25,7 +25,7 @@ from torch import Tensor
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.validate import has
-from debubble.torch.models.shard_output_layer import LAYERS
+from debubble.torch.engine.vocabulary import LAYERS
 from debubble.torch.run.job import RATE, RunData, copied
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
