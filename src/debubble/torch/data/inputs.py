@@ -38,38 +38,6 @@ LOOKS = 8
 """Steps in which padding is looked for on a GPU: to count there is to wait for it."""
 
 
-class Signatures:
-    """Numbers of the forms of input that the first stage has seen."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._trains: tuple[bool, ...] = ()
-
-    def number(self, given: Any, device: torch.device) -> int:
-        """Return the number of an input: equal for equal shapes, types and plain values."""
-        leaves, form = pytree.tree_flatten(given)
-        cast = torch.is_autocast_enabled(device.type)
-        key = (
-            form.__repr__() if len(leaves) > 3 else len(leaves),
-            cast and torch.get_autocast_dtype(device.type),
-            *(
-                (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf)
-                for leaf in leaves
-            ),
-        )
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def changed(self, modules: Mapping[int, nn.Module]) -> bool:
-        """Return if other stages train than at the last call."""
-        now = tuple(
-            any(weight.requires_grad for weight in module.parameters())
-            for module in modules.values()
-        )
-        changed = now != self._trains and bool(self._trains)
-        self._trains = now
-        return changed
-
-
 @dataclass(eq=False)
 class MicrobatchInputs:
     """Maker of the data of a step from the arguments of the training loop."""
@@ -80,13 +48,16 @@ class MicrobatchInputs:
     watch: Watch
     scale: str
     """Loss whose gradients are computed: ``"mean"``, ``"sum"`` or ``"tokens"``."""
-    signatures: Signatures = field(default_factory=Signatures)
     schedule: Schedule = field(init=False)
     """The schedule that is run."""
     scaler: torch.amp.GradScaler | None = None
     """Scaler of the loss, see :class:`debubble.torch.GradScaler`."""
     _looks: int = 0
     """Steps in which padding was looked for; negative once it was found."""
+    _signatures: dict[Hashable, int] = field(default_factory=dict)
+    """Numbers of the forms of input that the first stage has seen."""
+    _trains: tuple[bool, ...] = ()
+    """Stages that trained in the last step."""
 
     def step_data(
         self,
@@ -157,8 +128,7 @@ class MicrobatchInputs:
         for unit, args in given.items():
             if table[copies[unit]][0] == rank:
                 own = (args, kwargs.get(unit))
-                key = (*own, self.modules[0].training)
-                row[unit] = float(self.signatures.number(key, self.ranks.device))
+                row[unit] = float(self._signature((*own, self.modules[0].training)))
                 row[2 * units + unit] = count_rows(own)
         counts = count_weights(targets, schedule, self.scale)
         for unit in targets:
@@ -167,7 +137,14 @@ class MicrobatchInputs:
         if trains and self.scale == "tokens" and table[0][schedule.stages - 1] == rank:
             row[-4] = self._mean_of_replicas(sum(counts))
         row[-3], row[-2] = float(bool(targets)), factor
-        row[-1] = float(self.signatures.changed(self.modules))
+        trained, self._trains = (
+            self._trains,
+            tuple(
+                any(weight.requires_grad for weight in module.parameters())
+                for module in self.modules.values()
+            ),
+        )
+        row[-1] = float(bool(trained) and trained != self._trains)
         self.watch.set_waiting()
         row = self.ranks.channel.sum(torch.tensor(row, dtype=torch.float64)).tolist()
         if row[-2] != factor * self.ranks.size:
@@ -186,6 +163,17 @@ class MicrobatchInputs:
         weights = shares_of(counts, schedule.iterations)
         batch = StepData(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
         return batch, row[-3] > 0
+
+    def _signature(self, given: Any) -> int:
+        """Return the number of an input: equal for equal shapes, types and plain values."""
+        leaves, form = pytree.tree_flatten(given)
+        device = self.ranks.device.type
+        key = (
+            form.__repr__() if len(leaves) > 3 else len(leaves),
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+            *((x.shape, x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves),
+        )
+        return self._signatures.setdefault(key, len(self._signatures))
 
     def _mean_of_replicas(self, tokens: float) -> float:
         """Return the mean of `tokens` over data-parallel replicas, which average gradients."""
