@@ -339,22 +339,6 @@ def _gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:
     return torch.zeros_like(leaf) if gradient is None else gradient
 
 
-def make_stages(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int, Stage]:
-    """Return the stages of a rank by number, as its program needs them."""
-    schedule, ranks = setup.schedule, setup.ranks
-    splits = {step.stage for step in program if step.kind in SPLIT_KINDS}
-    # A sharded output layer comes after the last stage, and computes the loss.
-    last = -1 if schedule.vocabulary else schedule.stages - 1
-    return {
-        number: Stage(
-            number, module, setup.loss_fn if number == last else None, last=number == last,
-            splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
-            kept=schedule.stored_versions[ranks.rank], device=ranks.device, warn=setup.warn,
-        )
-        for number, module in setup.modules.items()
-    }  # fmt: skip
-
-
 @dataclass(frozen=True, eq=False)
 class EngineSetup:
     """Schedule, stages and loss of an engine on one rank."""
@@ -370,3 +354,19 @@ class EngineSetup:
     first forward shows it."""
     warn: Callable[[int, str], None] = lambda *_: None
     """Called with a stage and the reason why its backward is not split."""
+
+
+def make_stages(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int, Stage]:
+    """Return the stages of a rank by number, as its program needs them."""
+    schedule, ranks = setup.schedule, setup.ranks
+    splits = {step.stage for step in program if step.kind in SPLIT_KINDS}
+    # A sharded output layer comes after the last stage, and computes the loss.
+    last = -1 if schedule.vocabulary else schedule.stages - 1
+    return {
+        number: Stage(
+            number, module, setup.loss_fn if number == last else None, last=number == last,
+            splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
+            kept=schedule.stored_versions[ranks.rank], device=ranks.device, warn=setup.warn,
+        )
+        for number, module in setup.modules.items()
+    }  # fmt: skip
