@@ -5,6 +5,7 @@ from debubble.planner.cost.flops import layer_flops
 from debubble.planner.cost.layer_work import Product, Times, core_times, module_times, product_times
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.model.files import read_model
+from tests.planner.cases import case_of
 
 TRAINING = Training(128, 8192)
 
@@ -28,7 +29,7 @@ def test_times_are_added_and_scaled() -> None:
 )  # fmt: skip
 def test_modules_have_the_names_that_can_be_computed_again(name: str, modules: set[str]) -> None:
     model = read_model(name)
-    found = module_times(model, model.layers[-1], GPUS["h100"], TRAINING, candidate())
+    found = module_times(case_of(model, TRAINING, candidate()), model.layers[-1])
     assert set(found) == modules
 
 
@@ -36,7 +37,7 @@ def test_modules_have_the_names_that_can_be_computed_again(name: str, modules: s
 def test_no_layer_is_faster_than_its_flops(name: str) -> None:
     model, gpu = read_model(name), GPUS["h100"]
     layer = model.layers[-1]
-    total = sum(module_times(model, layer, gpu, TRAINING, candidate()).values(), Times())
+    total = sum(module_times(case_of(model, TRAINING, candidate()), layer).values(), Times())
     flops = layer_flops(model, layer, TRAINING.sequence)
     least = 8192 * (flops.linear + flops.experts + flops.core) / gpu.bf16
     assert least < total.F
@@ -45,28 +46,30 @@ def test_no_layer_is_faster_than_its_flops(name: str) -> None:
 
 
 def test_tensor_parallelism_divides_most_of_the_work() -> None:
-    model, gpu = read_model("llama-3.1-70b"), GPUS["h100"]
+    model = read_model("llama-3.1-70b")
     layer = model.layers[0]
     one, eight = (
-        sum(module_times(model, layer, gpu, TRAINING, candidate(tp=tp)).values(), Times()).F
+        sum(module_times(case_of(model, TRAINING, candidate(tp=tp)), layer).values(), Times()).F
         for tp in (1, 8)
     )
     assert one / 8 < eight < one / 6
 
 
 def test_flash_attention_reads_no_scores() -> None:
-    model, gpu = read_model("llama-3.1-8b"), GPUS["h100"]
+    model = read_model("llama-3.1-8b")
     layer = model.layers[0]
     stored = Training(128, 8192, flash=False)
-    assert core_times(layer, gpu, TRAINING, candidate()).F < core_times(
-        layer, gpu, stored, candidate()
-    ).F  # fmt: skip
-    assert core_times(layer, gpu, stored, candidate()).W == 0
+    flash = core_times(case_of(model, TRAINING, candidate()), layer)
+    scores = core_times(case_of(model, stored, candidate()), layer)
+    assert flash.F < scores.F
+    assert scores.W == 0
 
 
 def test_a_window_makes_attention_shorter() -> None:
-    model, gpu = read_model("gpt-oss-20b"), GPUS["h100"]
-    near, far = (core_times(layer, gpu, TRAINING, candidate()).F for layer in model.layers[:2])
+    model = read_model("gpt-oss-20b")
+    near, far = (
+        core_times(case_of(model, TRAINING, candidate()), layer).F for layer in model.layers[:2]
+    )
     assert near < far / 10
 
 
