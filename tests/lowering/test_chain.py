@@ -29,7 +29,9 @@ def read(flag, text):
 
 choice = chain.Choice("colour", {"red": "in red"}, none="plain", hint="Ink.")
 chain.LOWERINGS.append(
-    chain.Lowering("stamp", "COLOUR", "Stamp it red or blue.", read, apply, on_page=choice)
+    chain.lowering_row(
+        "stamp", "COLOUR", "Stamp it red or blue.", read, apply=apply, on_page=choice
+    )
 )
 """
 

@@ -85,7 +85,7 @@ class Lowering(OptionSpec):
     """Refuses values that do not go together, where that can be said before there is a schedule."""
 
 
-def _lowering(
+def lowering_row(
     name: str, metavar: str, help: str, read: Callable[[str, str], Any], *, part_of: str = "",
     in_search: bool = False, **more: Any,
 ) -> Lowering:  # fmt: skip
@@ -141,7 +141,7 @@ def _recompute(schedule: Schedule, values: Values, setting: Setting) -> list[Sch
 
 
 LOWERINGS: list[Lowering] = [
-    _lowering(
+    lowering_row(
         "recompute", "STAGES",
         "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
         read_stages, apply=_recompute, example="full", in_search=True, check=_check_recompute,
@@ -150,7 +150,7 @@ LOWERINGS: list[Lowering] = [
             "Run forwards again before their backwards instead of keeping activations",
         ),
     ),
-    _lowering(
+    lowering_row(
         "recompute_at", "PLACE", "Where: just-in-time, bubbles or with-backward.",
         lambda _flag, text: place_of("full", text), part_of="recompute", example="with-backward",
         on_page=Choice("where", {
@@ -159,18 +159,18 @@ LOWERINGS: list[Lowering] = [
         }, hint="Right before the backward, where the rank would be idle, or as a part of the"
            " backward"),
     ),
-    _lowering(
+    lowering_row(
         "recompute_cap", "COUNT",
         "Recompute only what a rank holds beyond so many whole activations of a stage.",
         read_whole, part_of="recompute", example="2",
     ),
-    _lowering(
+    lowering_row(
         "offload", "STAGES",
         "Keep activations on the host until their backwards: full, or 0,1,4-7.",
         read_stages, example="full", in_search=True,
         apply=lambda order, values, setting: ways_to_offload(order, values["offload"], setting),
     ),
-    _lowering(
+    lowering_row(
         "transfers", "POLICY",
         "Make sends and receives actions, receives eager, just-in-time, queued, or PyTorch's:"
         " pytorch, pytorch-deferred.",
@@ -178,7 +178,7 @@ LOWERINGS: list[Lowering] = [
         apply=lambda order, values, _: add_transfers(order, policy=values["transfers"]),
         example="just-in-time",
     ),
-    _lowering(
+    lowering_row(
         "sharding", "MODE",
         "Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
         Word(SHARDING_MODES).read,
@@ -190,7 +190,7 @@ LOWERINGS: list[Lowering] = [
             "ddp": "reduce gradients (DDP)", "fsdp": "gather weights, too (FSDP)",
         }, hint="What data-parallel replicas of a stage exchange"),
     ),
-    _lowering(
+    lowering_row(
         "unshard_lookahead", "POLICY",
         "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
         _read_lookahead, part_of="sharding", example="1", check=_check_lookahead,

@@ -181,5 +181,5 @@ def said(one: Case) -> dict[str, Any]:
         "sequence": training.sequence, "recompute": own.recompute, "zero": own.zero,
         "group": d.pp, "sequence_parallel": d.tp > 1 and training.sequence_parallel,
         "overlap": own.schedule == "interleaved-overlap", "precision": training.precision,
-        "expert_tp": 1 if one.experts else d.tp, "gradient_bytes": training.gradient_bytes,
+        "expert_tp": 1 if one.model.experts else d.tp, "gradient_bytes": training.gradient_bytes,
     }  # fmt: skip
