@@ -381,8 +381,8 @@ def packed_chrome_traces() -> list[bytes]:
 
 def _write(name: str, place: Path) -> None:
     from tests.diagnosis.readers import made, made_kineto, made_nsys
-    from tests.diagnosis.readers.test_megatron_timers import log
     from tests.diagnosis.readers.test_debubble_trace import save
+    from tests.diagnosis.readers.test_megatron_timers import log
 
     run = made.run("1f1b", microbatches=2)
     one = made.run("1f1b", microbatches=2, steps=1)

@@ -12,8 +12,8 @@ import pytest
 from debubble.core.errors import FormatError
 from debubble.diagnosis.readers.folder import read
 from tests.diagnosis.readers import made, made_kineto, made_nsys
-from tests.diagnosis.readers.test_megatron_timers import log
 from tests.diagnosis.readers.test_debubble_trace import save
+from tests.diagnosis.readers.test_megatron_timers import log
 
 CASES = 25
 VALUES = [

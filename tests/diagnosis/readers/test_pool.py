@@ -23,9 +23,9 @@ from debubble.diagnosis.readers import folder, pool
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import CHUNK, LeftOut
 from tests.diagnosis.readers import made, made_kineto, made_nsys
+from tests.diagnosis.readers.test_debubble_trace import save
 from tests.diagnosis.readers.test_hostile import damaged
 from tests.diagnosis.readers.test_megatron_timers import log
-from tests.diagnosis.readers.test_debubble_trace import save
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("readers_processes")]
 

@@ -58,15 +58,17 @@ def test_flash_attention_reads_no_scores() -> None:
     model, gpu = read_model("llama-3.1-8b"), GPUS["h100"]
     layer = model.layers[0]
     stored = Training(128, 8192, flash=False)
-    assert core_times(layer, gpu, TRAINING, candidate()).F < core_times(
+    assert core_times(layer.attention, gpu, TRAINING, candidate()).F < core_times(
         layer, gpu, stored, candidate()
     ).F  # fmt: skip
-    assert core_times(layer, gpu, stored, candidate()).W == 0
+    assert core_times(layer.attention, gpu, stored, candidate()).W == 0
 
 
 def test_a_window_makes_attention_shorter() -> None:
     model, gpu = read_model("gpt-oss-20b"), GPUS["h100"]
-    near, far = (core_times(layer, gpu, TRAINING, candidate()).F for layer in model.layers[:2])
+    near, far = (
+        core_times(layer.attention, gpu, TRAINING, candidate()).F for layer in model.layers[:2]
+    )
     assert near < far / 10
 
 

@@ -21,7 +21,7 @@ from debubble.planner.hardware.links import (
 )
 from debubble.planner.memory.activations import recompute_modules
 from debubble.planner.memory.state import scatters
-from debubble.planner.model.transformer import Attention, Layer, Model
+from debubble.planner.model.transformer import Attention, Layer, Model, Recurrence
 
 EXPOSED = 0.5
 """Share of tensor-parallel communication that stays visible when it runs in pieces during products:
@@ -138,8 +138,13 @@ def _context_parallel(
     group, tokens = group_of(cluster, degrees, "cp"), tokens_of(training, candidate)
     if group.size == 1:
         return Times()
+    if isinstance(part, Recurrence):
+        # The state alone goes from one rank to the next, before and after.
+        state = 4 * part.heads * part.key_dim * part.value_dim / degrees.tp
+        passed = (group.size - 1) * send(gpu, state, inside=group.nodes == 1)
+        return Times(passed, passed)
     if isinstance(part, Attention):
-        width = 2 * max(part.kv_heads // degrees.tp, 1) * part.head_dim
+        width = max(part.kv_heads // degrees.tp, 1) * (part.head_dim + part.value_dim)
     else:
         width = part.heads // degrees.tp * (part.head_dim + part.v_dim)
     step = send(gpu, 2 * tokens * width, inside=group.nodes == 1)

@@ -19,7 +19,15 @@ from debubble.planner.hardware.kernel_times import (
     memory_time,
     product_time,
 )
-from debubble.planner.model.transformer import Attention, Experts, Layer, Mlp, Model
+from debubble.planner.model.transformer import (
+    Experts,
+    LatentAttention,
+    Layer,
+    Mixer,
+    Mlp,
+    Model,
+    Recurrence,
+)
 
 SCORES_FORWARD, SCORES_BACKWARD = 9, 11
 """Bytes moved per stored score: softmax reads and writes 2, dropout the same and a mask of 1; back
@@ -66,9 +74,13 @@ def module_times(
     tokens = tokens_of(training, candidate)
     shard = candidate.degrees.tp if training.sequence_parallel else 1
     stream, mask = tokens * model.hidden / shard, 2 * model.dropout
-    found = _attention(model, layer, gpu, training, candidate)
-    # Two norms read and write 2 bytes per number; two additions read twice and write once.
-    found["layernorm"] = _traffic(gpu, 8 * stream, 12 * stream, launches=2)
+    found = {"attention": Times(), "core_attn": Times()}
+    for part in layer.mixers:
+        for name, times in _attention(model, part, gpu, training, candidate).items():
+            found[name] = found.get(name, Times()) + times
+    # Norms read and write 2 bytes per number; two additions read twice and write once.
+    norms = layer.norms
+    found["layernorm"] = _traffic(gpu, 4 * norms * stream, 6 * norms * stream, launches=norms)
     found["residual"] = _traffic(gpu, (12 + mask) * stream, (12 + mask) * stream, launches=2)
     return found | _feed_forward(model, layer.mlp, gpu, training, candidate)
 
@@ -80,25 +92,24 @@ def _traffic(gpu: Gpu, forward: float, backward: float, *, launches: int) -> Tim
 
 
 def _attention(
-    model: Model, layer: Layer, gpu: Gpu, training: Training, candidate: Candidate
+    model: Model, part: Mixer, gpu: Gpu, training: Training, candidate: Candidate
 ) -> dict[str, Times]:
-    part, tp, h = layer.attention, candidate.degrees.tp, model.hidden
+    tp, h = candidate.degrees.tp, model.hidden
     tokens, heads = tokens_of(training, candidate), -(-part.heads // tp)
-    rotated = 4 * tokens * (heads + max(part.kv_heads // tp, 1)) * part.head_dim
+    # Rotated queries and keys; or what passes a short convolution.
+    rotated: float = 4 * tokens * (heads + max(part.kv_heads // tp, 1)) * part.head_dim
+    if isinstance(part, Recurrence):
+        rotated = 4 * tokens * part.inputs / tp
+    own = [Product(tokens, n, k) for n, k in part.products(h, tp)]
     up: list[Product] = []
-    if isinstance(part, Attention):
-        width = part.head_dim * (heads + 2 * max(part.kv_heads // tp, 1))
-        own = [Product(tokens, width, h), Product(tokens, h, part.head_dim * heads)]
-    else:
-        down = part.q_rank + part.kv_rank + part.rope_dim
-        own = [Product(tokens, down, h), Product(tokens, h, heads * part.v_dim)]
+    if isinstance(part, LatentAttention):
         up = [
             Product(tokens, heads * part.head_dim, part.q_rank or h),
             Product(tokens, heads * (part.nope_dim + part.v_dim), part.kv_rank),
         ]
     found = {
         "attention": _products(gpu, training, own) + _traffic(gpu, rotated, rotated, launches=1),
-        "core_attn": core_times(layer, gpu, training, candidate),
+        "core_attn": core_times(part, gpu, training, candidate),
     }
     return found | ({"mla_up_proj": _products(gpu, training, up)} if up else {})
 
@@ -110,13 +121,14 @@ def _feed_forward(
     if isinstance(part, Mlp):
         return {"mlp": _dense(gpu, training, tokens, -(-part.width // degrees.tp), h, part)}
     own, local = -(-tokens // degrees.tp), max(part.count // degrees.ep, 1)
-    each = -(-own * part.top_k // local)
-    routed = _products(gpu, training, _matrices(each, part.width, h, part, local))
+    each, inner = -(-own * part.top_k // local), part.latent or h
+    routed = _products(gpu, training, _matrices(each, part.width, inner, part, local))
     # Tokens are put in their experts' order and back: read and written, twice.
-    moved = 8 * own * (part.top_k * h + part.count)
+    moved = 8 * own * (part.top_k * inner + part.count)
+    latent = [Product(own, part.latent, h), Product(own, h, part.latent)] if part.latent else []
     found = {
         "moe": routed * training.imbalance
-        + _products(gpu, training, [Product(own, part.count, h)])
+        + _products(gpu, training, [Product(own, part.count, h), *latent])
         + _traffic(gpu, moved, moved, launches=8),
         "moe_act": _activation(gpu, own * part.top_k * part.width, part) * training.imbalance,
     }
@@ -178,14 +190,15 @@ def product_times(gpu: Gpu, training: Training, product: Product, *, wide: bool 
     )
 
 
-def core_times(layer: Layer, gpu: Gpu, training: Training, candidate: Candidate) -> Times:
-    """Return the times of scores, softmax and their product with the values."""
-    part, cp, tp = layer.attention, candidate.degrees.cp, candidate.degrees.tp
+def core_times(part: Mixer, gpu: Gpu, training: Training, candidate: Candidate) -> Times:
+    """Return the times of scores, softmax and their product with the values; or of a state's."""
+    cp, tp = candidate.degrees.cp, candidate.degrees.tp
     s, batch = training.sequence, candidate.microbatch_size
-    if training.flash:
-        window = part.window if isinstance(part, Attention) else None
-        seen = min(2 * window, s) if window else s
-        forward = part.score_width * batch * s * seen / (cp * tp)
+    if training.flash or isinstance(part, Recurrence):
+        seen = min(2 * part.reach, s) if part.reach else s
+        forward = part.score_width * batch * s * min(seen, part.chunk or s) / (cp * tp)
+        if part.index_heads or isinstance(part, Recurrence):
+            forward += batch * s * part.extra_flops(s) / (cp * tp)
         portable = training.runtime.portable_attention
         back = attention_time(gpu, 2.5 * forward, backward=True, portable=portable)
         return Times(attention_time(gpu, forward, portable=portable) + LAUNCH, back + LAUNCH)

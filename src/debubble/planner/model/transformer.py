@@ -1,18 +1,92 @@
-"""A transformer as the planner knows it: its layers, their shapes and exact parameter counts."""
+"""A transformer as the planner knows it: its layers, their shapes and exact parameter counts.
+
+A layer is one or two mixers of tokens (:class:`Attention`, :class:`LatentAttention`,
+:class:`Recurrence`) and a feed-forward part (:class:`Mlp`, :class:`Experts`). Parameters, FLOPs and
+bytes follow from their shapes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenMixer:
+    """What all kinds of attention share.
+
+    Parameters
+    ----------
+    window
+        Tokens before it that a query sees, None for all.
+    chunk
+        Tokens of the blocks within which queries see each other (Llama 4), None for one block.
+    sinks
+        True if every head has a learned number in its softmax (GPT-OSS).
+    gate
+        Outputs of a projection that gates the result.
+    vectors
+        Parameters that are no matrices and not named elsewhere: wide norms, decays, convolutions.
+    index_heads, index_dim, index_top_k
+        Sparse attention (DeepSeek-V3.2): heads and width of the indexer that chooses so many tokens
+        for a query; without heads, those that an earlier layer chose.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+    sinks: bool = False
+    gate: int = 0
+    vectors: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
+    index_top_k: int = 0
+
+    @property
+    def reach(self) -> int | None:
+        """Most tokens that a query attends to, None for all."""
+        return min(filter(None, (self.window, self.index_top_k)), default=None)
+
+    def attended(self, sequence: int) -> float:
+        """Return tokens that a query attends to on average under a causal mask.
+
+        With a window of w tokens they are ``w − w² / 2s``, the band of the mask's triangle.
+        """
+        reach = self.reach
+        if self.chunk and self.chunk < (reach or sequence):
+            return self.chunk / 2
+        if reach is None or reach >= sequence:
+            return sequence / 2
+        return reach - reach**2 / (2 * sequence)
+
+    @property
+    def score_width(self) -> int:
+        """Numbers multiplied per pair of tokens: keys' and values' widths over all heads."""
+        return 0
+
+    def core_flops(self, sequence: int) -> float:
+        """Return forward FLOPs per token of what multiplies no weights, under a causal mask."""
+        return 2 * self.attended(sequence) * self.score_width + self.extra_flops(sequence)
+
+    def extra_flops(self, sequence: int) -> float:
+        """Return those forward FLOPs per token that are not of scores and values: the indexer's."""
+        return float(sequence * self.index_heads * self.index_dim)
+
+    def index_parameters(self, hidden: int, rank: int) -> int:
+        """Return parameters of the indexer, whose queries come from `rank` numbers."""
+        width = self.index_heads * self.index_dim
+        if not width:
+            return 0
+        return width * rank + hidden * (self.index_dim + self.index_heads) + 2 * self.index_dim
+
+
 @dataclass(frozen=True)
-class Attention:
+class Attention(TokenMixer):
     """Attention with queries in `heads`, keys and values in `kv_heads`.
 
-    `head_dim` times `heads` need not be the hidden size. `qk_norm` is the normalization of queries
-    and keys (Qwen3), `bias` that of the input projections, `out_bias` of the output's, `sinks` one
-    learned number per head (GPT-OSS), `window` the number of tokens a query sees, None for all.
+    `head_dim` times `heads` need not be the hidden size, and values may have another width, `v_dim`
+    (0: the same). `qk_norm` is the normalization of queries and keys (Qwen3), `bias` that of the
+    input projections, `out_bias` of the output's. `projected` is 2 where keys and values have
+    weights, 1 where values are the keys, 0 where both are an earlier layer's (Gemma 4).
     """
 
     heads: int
@@ -21,36 +95,58 @@ class Attention:
     qk_norm: bool = False
     bias: bool = False
     out_bias: bool = False
-    sinks: bool = False
-    window: int | None = None
+    v_dim: int = 0
+    projected: int = 2
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a value."""
+        return self.v_dim or self.head_dim
+
+    @property
+    def _kv_width(self) -> int:
+        """Outputs of the projections to keys and values."""
+        widths = (self.head_dim, self.value_dim)
+        return self.kv_heads * sum(widths[: self.projected])
 
     def parameters(self, hidden: int) -> int:
         """Return number of parameters, norms before the layer's parts left out."""
-        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        width = self.heads * self.head_dim + self._kv_width
         extra = width * self.bias + self.heads * self.sinks
-        return self.matmul_parameters(hidden) + self.whole_parameters(hidden) + extra
+        return self.matmul_parameters(hidden) + self._vectors(hidden) + extra
 
     def whole_parameters(self, hidden: int) -> int:
         """Return parameters that tensor parallelism does not split: norms, the output's bias."""
-        return 2 * self.head_dim * self.qk_norm + hidden * self.out_bias
+        return self._vectors(hidden) + self.index_parameters(hidden, hidden)
+
+    def _vectors(self, hidden: int) -> int:
+        norms = 2 if self.projected else 1
+        return norms * self.head_dim * self.qk_norm + hidden * self.out_bias + self.vectors
 
     def kv_parameters(self, hidden: int) -> int:
         """Return parameters of the projections to keys and values."""
-        return 2 * self.kv_heads * self.head_dim * (hidden + self.bias)
+        return self._kv_width * (hidden + self.bias)
 
     def matmul_parameters(self, hidden: int) -> int:
         """Return weights that every token is multiplied with."""
-        query, both = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
-        return hidden * (query + both) + query * hidden
+        width = self.heads * self.head_dim + self._kv_width + self.gate
+        down = self.heads * self.value_dim * hidden
+        return hidden * width + down + self.index_parameters(hidden, hidden)
+
+    def products(self, hidden: int, tp: int) -> list[tuple[int, int]]:
+        """Return outputs and inputs of every matrix on one rank of a tensor-parallel group."""
+        heads, kv_heads = -(-self.heads // tp), max(self.kv_heads // tp, 1)
+        width = heads * self.head_dim + kv_heads * (self._kv_width // self.kv_heads)
+        return [(width + -(-self.gate // tp), hidden), (hidden, heads * self.value_dim)]
 
     @property
     def score_width(self) -> int:
         """Numbers multiplied per pair of tokens: keys' and values' widths over all heads."""
-        return self.heads * 2 * self.head_dim
+        return self.heads * (self.head_dim + self.value_dim)
 
 
 @dataclass(frozen=True)
-class LatentAttention:
+class LatentAttention(TokenMixer):
     """Multi-head latent attention (DeepSeek): keys and values from one narrow latent vector.
 
     `q_rank` and `kv_rank` are the widths of the latent vectors (`q_rank` 0: queries are projected
@@ -74,14 +170,21 @@ class LatentAttention:
         """Width of a query and a key."""
         return self.nope_dim + self.rope_dim
 
+    @property
+    def value_dim(self) -> int:
+        """Width of a value."""
+        return self.v_dim
+
     def parameters(self, hidden: int) -> int:
         """Return number of parameters, the norms of the latent vectors included."""
-        return self.matmul_parameters(hidden) + self.q_rank + self.kv_rank
+        extra = self.q_rank + self.kv_rank + self.vectors + self.heads * self.sinks
+        return self.matmul_parameters(hidden) + extra
 
     def whole_parameters(self, hidden: int) -> int:
         """Return parameters that tensor parallelism does not split: projections down, and norms."""
         narrow = self.q_rank + self.kv_rank
-        return hidden * (narrow + self.rope_dim) + narrow
+        whole = hidden * (narrow + self.rope_dim) + narrow + self.vectors
+        return whole + self.index_parameters(hidden, self.q_rank or hidden)
 
     def kv_parameters(self, hidden: int) -> int:  # noqa: ARG002 (as of other attention)
         """Return parameters of the projections up to keys and values."""
@@ -90,10 +193,16 @@ class LatentAttention:
     def matmul_parameters(self, hidden: int) -> int:
         """Return weights that every token is multiplied with."""
         query = self.heads * self.head_dim
-        down = hidden * (self.q_rank + self.kv_rank + self.rope_dim)
+        down = hidden * (self.q_rank + self.kv_rank + self.rope_dim + self.gate)
         up = (self.q_rank or hidden) * query
         up += self.kv_rank * self.heads * (self.nope_dim + self.v_dim)
+        up += self.index_parameters(hidden, self.q_rank or hidden)
         return down + up + self.heads * self.v_dim * hidden
+
+    def products(self, hidden: int, tp: int) -> list[tuple[int, int]]:
+        """Return outputs and inputs of the matrices down to latent vectors, and of the output's."""
+        down = self.q_rank + self.kv_rank + self.rope_dim + -(-self.gate // tp)
+        return [(down, hidden), (hidden, -(-self.heads // tp) * self.v_dim)]
 
     @property
     def score_width(self) -> int:
@@ -102,18 +211,90 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
+class Recurrence(TokenMixer):
+    """Linear attention, a state-space layer or a short convolution: a state in place of all pairs.
+
+    Parameters
+    ----------
+    heads, key_dim, value_dim
+        The state: so many matrices of so many rows and columns; 0 rows for a convolution alone.
+    inputs, outputs
+        Outputs of all projections from the hidden size, and inputs of the one back to it.
+    inner
+        Weights that tokens are multiplied with in between, such as those of step sizes.
+    block
+        Tokens that are handled like attention before the state is updated; 0 for one by one.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    inputs: int
+    outputs: int
+    inner: int = 0
+    block: int = 64
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of the state."""
+        return self.heads
+
+    @property
+    def head_dim(self) -> int:
+        """Rows of the state."""
+        return self.key_dim
+
+    def parameters(self, hidden: int) -> int:
+        """Return number of parameters, norms before the layer's parts left out."""
+        return self.matmul_parameters(hidden) + self.vectors
+
+    def whole_parameters(self, hidden: int) -> int:  # noqa: ARG002 (as of attention)
+        """Return parameters that tensor parallelism does not split."""
+        return 0
+
+    def kv_parameters(self, hidden: int) -> int:  # noqa: ARG002 (as of attention)
+        """Return none: no head is there more than once."""
+        return 0
+
+    def matmul_parameters(self, hidden: int) -> int:
+        """Return weights that every token is multiplied with."""
+        return hidden * (self.inputs + self.outputs) + self.inner
+
+    def products(self, hidden: int, tp: int) -> list[tuple[int, int]]:
+        """Return outputs and inputs of every matrix on one rank of a tensor-parallel group."""
+        outputs = -(-self.outputs // tp)
+        between = [(-(-self.inner // max(self.outputs, 1)), outputs)]
+        return [(-(-self.inputs // tp), hidden), *between, (hidden, outputs)]
+
+    def extra_flops(self, sequence: int) -> float:
+        """Return forward FLOPs per token: the state is updated and read, and pairs in a block."""
+        pairs = min(self.block, sequence) * (self.key_dim + self.value_dim) * bool(self.key_dim)
+        return float(self.heads * (4 * self.key_dim * self.value_dim + pairs))
+
+
+Mixer = Attention | LatentAttention | Recurrence
+
+NO_MIXER = Recurrence(0, 0, 0, 0, 0)
+"""In place of attention, for layers that have none."""
+
+
+@dataclass(frozen=True)
 class Mlp:
-    """A dense feed-forward part: two matrices, or three where it is `gated`."""
+    """A dense feed-forward part: two matrices, or three where it is `gated`; of width 0, none.
+
+    `vectors` are other parameters, such as those of a norm within it.
+    """
 
     width: int
     gated: bool = True
     bias: bool = False
+    vectors: int = 0
 
     def parameters(self, hidden: int) -> int:
         """Return number of parameters."""
         matrices = 3 if self.gated else 2
         biases = ((matrices - 1) * self.width + hidden) * self.bias
-        return matrices * hidden * self.width + biases
+        return matrices * hidden * self.width + biases + self.vectors
 
     def matmul_parameters(self, hidden: int) -> int:
         """Return weights that every token is multiplied with."""
@@ -126,7 +307,8 @@ class Experts:
 
     `shared_width` is the summed width of the experts that every token meets, `shared_gate` whether
     a learned gate weighs them; `router_bias` is one number per expert (DeepSeek-V3, GPT-OSS),
-    `bias` those of the experts' matrices.
+    `bias` those of the experts' matrices. `latent` is the width to which tokens are projected
+    before they go to experts (Nemotron 3), 0 for the hidden size; `vectors` are other parameters.
     """
 
     count: int
@@ -137,6 +319,8 @@ class Experts:
     shared_gate: bool = False
     router_bias: bool = False
     bias: bool = False
+    latent: int = 0
+    vectors: int = 0
 
     @property
     def matrices(self) -> int:
@@ -145,13 +329,15 @@ class Experts:
 
     def expert_parameters(self, hidden: int) -> int:
         """Return parameters of one routed expert."""
+        hidden = self.latent or hidden
         biases = ((self.matrices - 1) * self.width + hidden) * self.bias
         return self.matrices * hidden * self.width + biases
 
     def common_parameters(self, hidden: int) -> int:
         """Return parameters that every token meets: router, shared experts and their gate."""
         shared = self.matrices * hidden * self.shared_width + hidden * self.shared_gate
-        return hidden * self.count + self.count * self.router_bias + shared
+        others = 2 * hidden * self.latent + self.vectors
+        return hidden * self.count + self.count * self.router_bias + shared + others
 
     def parameters(self, hidden: int) -> int:
         """Return number of parameters."""
@@ -159,16 +345,38 @@ class Experts:
 
     def matmul_parameters(self, hidden: int) -> int:
         """Return weights that one token is multiplied with, router included."""
-        wide = self.top_k * self.width + self.shared_width
-        return self.matrices * hidden * wide + hidden * self.count
+        wide = self.top_k * self.width * (self.latent or hidden) + self.shared_width * hidden
+        return self.matrices * wide + hidden * (self.count + 2 * self.latent)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: attention, feed-forward part, and a norm before each."""
+    """One decoder layer: attention, feed-forward part, and a norm before each.
 
-    attention: Attention | LatentAttention
+    Parameters
+    ----------
+    attention
+        What mixes tokens.
+    mlp
+        The feed-forward part.
+    beside
+        A second mixer of the same input (Falcon-H1).
+    norms
+        Norms of the residual stream: 2, 1 where both parts share one, 4 with norms after them.
+    vectors
+        Parameters that belong to neither part.
+    """
+
+    attention: Mixer
     mlp: Mlp | Experts
+    beside: Mixer | None = None
+    norms: int = 2
+    vectors: int = 0
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """All that mixes tokens."""
+        return tuple(one for one in (self.attention, self.beside) if one and one.heads)
 
     @property
     def experts(self) -> Experts | None:
@@ -193,7 +401,7 @@ class Model:
     tied
         True if embedding and head are one matrix.
     norm
-        ``"rms"`` (one number per channel) or ``"layer"`` (two).
+        ``"rms"`` (one number per channel), ``"layer"`` (two) or ``"none"``.
     positions
         Learned position vectors, 0 for none.
     mtp
@@ -201,6 +409,11 @@ class Model:
         hidden size and three norms of its own and shares embedding and head.
     dropout
         True if dropout masks are stored.
+    first_extra, last_extra
+        Other parameters on the first stage, such as embeddings per layer (Gemma 3n), and on the
+        last, such as the head's bias.
+    assumed
+        What its description does not say, and was assumed.
     """
 
     name: str
@@ -212,6 +425,9 @@ class Model:
     positions: int = 0
     mtp: int = 0
     dropout: bool = False
+    first_extra: int = 0
+    last_extra: int = 0
+    assumed: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property
     def without_layers(self) -> Model:
@@ -227,9 +443,9 @@ class Model:
         return self._hash
 
     @cached_property
-    def attentions(self) -> tuple[Attention | LatentAttention, ...]:
+    def attentions(self) -> tuple[Mixer, ...]:
         """The kinds of attention that its layers have."""
-        return tuple(dict.fromkeys(layer.attention for layer in self.layers))
+        return tuple(dict.fromkeys(one for layer in self.layers for one in layer.mixers))
 
     @cached_property
     def experts(self) -> int:
@@ -239,12 +455,12 @@ class Model:
     @property
     def norm_parameters(self) -> int:
         """Parameters of one norm."""
-        return self.hidden * (2 if self.norm == "layer" else 1)
+        return self.hidden * {"none": 0, "rms": 1, "layer": 2}[self.norm]
 
     def layer_parameters(self, layer: Layer) -> int:
-        """Return parameters of one layer with its two norms."""
-        parts = layer.attention.parameters(self.hidden) + layer.mlp.parameters(self.hidden)
-        return parts + 2 * self.norm_parameters
+        """Return parameters of one layer with its norms."""
+        parts = sum(part.parameters(self.hidden) for part in (*layer.mixers, layer.mlp))
+        return parts + layer.norms * self.norm_parameters + layer.vectors
 
     def expert_parameters(self, layer: Layer) -> int:
         """Return parameters of a layer's routed experts; 0 without."""
@@ -264,7 +480,7 @@ class Model:
     @cached_property
     def parameters(self) -> int:
         """Number of parameters without those of multi-token prediction."""
-        ends = self.embedding_parameters + self.norm_parameters
+        ends = self.embedding_parameters + self.norm_parameters + self.first_extra + self.last_extra
         ends += 0 if self.tied else self.head_parameters
         return ends + sum(self.layer_parameters(layer) for layer in self.layers)
 
