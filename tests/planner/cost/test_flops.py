@@ -11,7 +11,7 @@ from debubble.planner.cost.flops import (
     mtp_flops,
 )
 from debubble.planner.model.files import read_model
-from debubble.planner.model.transformer import Attention
+from debubble.planner.model.mixers import Attention
 
 
 @pytest.mark.parametrize(

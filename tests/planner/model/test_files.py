@@ -12,7 +12,8 @@ from debubble.core.errors import FormatError
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.model.files import parse_model, read_model, shipped_models
 from debubble.planner.model.hugging_face import hugging_face_model
-from debubble.planner.model.transformer import Attention, Experts, LatentAttention
+from debubble.planner.model.mixers import Attention, LatentAttention
+from debubble.planner.model.transformer import Experts
 from tests.planner.cases import mtp_parameters
 
 COUNTS = {

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from debubble.planner.model.files import read_model
+from debubble.planner.model.mixers import Attention
 from debubble.planner.model.shape_traps import shape_traps
-from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
+from debubble.planner.model.transformer import Layer, Mlp, Model
 
 
 def dense(width=10944, heads=32, head_dim=128, hidden=4096, vocabulary=32000):

@@ -21,7 +21,8 @@ from debubble.planner.hardware.links import (
 )
 from debubble.planner.memory.activations import recompute_modules
 from debubble.planner.memory.state import scatters
-from debubble.planner.model.transformer import Attention, Layer, Model, Recurrence
+from debubble.planner.model.mixers import Attention, Recurrence
+from debubble.planner.model.transformer import Layer, Model
 
 EXPOSED = 0.5
 """Share of tensor-parallel communication that stays visible when it runs in pieces during products:

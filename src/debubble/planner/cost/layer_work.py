@@ -19,15 +19,8 @@ from debubble.planner.hardware.kernel_times import (
     memory_time,
     product_time,
 )
-from debubble.planner.model.transformer import (
-    Experts,
-    LatentAttention,
-    Layer,
-    Mixer,
-    Mlp,
-    Model,
-    Recurrence,
-)
+from debubble.planner.model.mixers import LatentAttention, Mixer, Recurrence
+from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
 SCORES_FORWARD, SCORES_BACKWARD = 9, 11
 """Bytes moved per stored score: softmax reads and writes 2, dropout the same and a mask of 1; back

@@ -36,15 +36,8 @@ from operator import add
 
 from debubble.planner.candidate import Training
 from debubble.planner.hardware.kernel_times import PRECISIONS
-from debubble.planner.model.transformer import (
-    Attention,
-    Experts,
-    LatentAttention,
-    Layer,
-    Mixer,
-    Model,
-    Recurrence,
-)
+from debubble.planner.model.mixers import Attention, LatentAttention, Mixer, Recurrence
+from debubble.planner.model.transformer import Experts, Layer, Model
 
 RECOMPUTE_MODULES = (
     "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts",
