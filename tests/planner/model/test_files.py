@@ -12,7 +12,7 @@ from debubble.core.errors import FormatError
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.model.files import parse_model, read_model, shipped_models
 from debubble.planner.model.hugging_face import hugging_face_model
-from debubble.planner.model.mixers import Attention, LatentAttention
+from debubble.planner.model.mixers import Attention, LatentAttention, Recurrence
 from debubble.planner.model.transformer import Experts
 from tests.planner.cases import mtp_parameters
 
@@ -130,6 +130,34 @@ def test_harmless_and_switched_off_keys_are_ignored():
     assert model == changed()
 
 
+def test_unknown_families_are_read_by_their_keys_and_say_so():
+    model = changed(model_type="llama5", num_local_experts=8, num_experts_per_tok=2,
+                    moe_intermediate_size=32, attention_bias=True)  # fmt: skip
+    (note,) = model.assumed
+    assert "'llama5' is not known" in note
+    assert model.layers[0].experts.count == 8
+    assert model.layers[0].attention.out_bias
+    with pytest.raises(FormatError, match="'latent_rank', which could change a shape"):
+        changed(model_type="other", latent_rank=3)
+    with pytest.raises(FormatError, match="the model_type 'lama'; did you mean 'llama"):
+        changed(model_type="lama")
+    with pytest.raises(FormatError, match=r"'zamba', whose layers share .* YAML, such as"):
+        changed(model_type="zamba")
+
+
+def test_the_text_of_a_model_with_images_is_read():
+    outer = {"model_type": "seer", "text_config": LLAMA, "vision_config": {"depth": 2}}
+    model = parsed({**outer, "tie_word_embeddings": True})
+    assert model.layers == parsed(LLAMA).layers
+    assert "only the text part of seer is counted; vision_config is left out" in model.assumed[0]
+    assert parsed({**outer, "text_config": {**LLAMA, "tie_word_embeddings": True}}).tied
+
+
+def test_limits_that_json_has_no_number_for():
+    text = json.dumps({**LLAMA, "time_step_limit": [0.0, float("inf")]})
+    assert parse_model(text, "config.json") == parsed(LLAMA)
+
+
 def test_layer_types_must_fit():
     oss = {
         "model_type": "gpt_oss", "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16,
@@ -194,6 +222,22 @@ layers:
     assert model.layers == shipped.layers
     assert model.parameters == shipped.parameters
     assert model.name == "v3"
+
+
+def test_own_yaml_has_linear_attention_windows_and_sparse_attention():
+    linear = "{heads: 32, key_dim: 128, value_dim: 128, inputs: 12352, outputs: 4096}"
+    text = f"""
+hidden: 2048
+vocabulary: 151936
+mlp: {{width: 5632}}
+layers:
+  - {{count: 3, attention: {linear}, mlp: {{width: 5632}}}}
+  - attention: {{heads: 16, kv_heads: 2, head_dim: 256, gate: 4096, window: 512}}
+    mlp: {{width: 5632}}
+"""
+    linear, full = (parse_model(text, "next.yaml").layers[layer] for layer in (0, 3))
+    assert linear.attention == Recurrence(32, 128, 128, 12352, 4096)
+    assert full.attention == Attention(16, 2, 256, gate=4096, window=512)
 
 
 @pytest.mark.parametrize(

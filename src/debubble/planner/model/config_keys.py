@@ -33,7 +33,7 @@ TOP_K = (
 )  # fmt: skip
 SHARED_WIDTH = (
     "shared_expert_intermediate_size", "shared_intermediate_size",
-    "shared_experts_intermediate_size",
+    "moe_shared_expert_intermediate_size",
 )  # fmt: skip
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")

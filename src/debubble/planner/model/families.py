@@ -129,7 +129,8 @@ _GPT2 = replace(
 )
 _GPTJ = replace(_CLASSIC, ignored=("n_positions",), bias=False, norms=1, tied=False, head_bias=True)
 PLAIN = Family()
-"""Families whose keys say all: Llama's."""
+"""Families whose keys say all."""
+_DENSE = Family(experts=False)
 _MISTRAL = Family(bias=False, window=4096, kv_given=True, mlp_bias=False)
 _QWEN2 = Family(bias=True, out_bias=False, from_layer=28, window=4096, kv_given=True)
 _QWEN3 = replace(_QWEN2, bias="attention_bias", out_bias=None, head_dim=128, qk_norm="head")
@@ -137,6 +138,7 @@ _QWEN_NEXT = Family(
     qk_norm="head", gate="wide", gate_bias=True, head_dim=256, shared_gate=True,
     linear="gated_delta", full_every=4, kv_given=True,
 )  # fmt: skip
+_SPARSE = Family(mlp_bias=False, ignored=("mlp_bias",), others="indexed_attention", dense_first=3)
 _GEMMA = Family(tied=True, head_dim=256, kv_given=True)
 _GEMMA2 = replace(_GEMMA, norms=4, window=4096, full_every=2)
 _GEMMA4 = replace(
@@ -205,16 +207,15 @@ FAMILIES: Mapping[str, Family | str] = {
     ),
     "deepseek_v2": PLAIN,
     "deepseek_v3": Family(router_bias=True),
-    "deepseek_v32": Family(mlp_bias=False, ignored=("mlp_bias",), others="indexed_attention", dense_first=3),
+    "deepseek_v32": _SPARSE,
     "kimi_k2": Family(router_bias=True),
     "diffllama": Family(per_channel=4),
     "doge": Family(ignored=("num_experts", "num_experts_per_tok"), qk_norm="head", experts=False,
         mixer=odd.doge, layer=odd.doge_layer,
     ),
     "dots1": Family(qk_norm="head", window=4096, from_layer=62),
-    "dots3_note_text": Family(
-        gate="heads", others="indexed_attention", window=512, dense_first=1,
-        mixer=odd.rotated_norm,
+    "dots3_note_text": replace(
+        _SPARSE, gate="heads", window=512, dense_first=1, mixer=odd.rotated_norm
     ),
     "ernie4_5": replace(_ERNIE, head_dim=128),
     "ernie4_5_moe": replace(_ERNIE, head_bias="use_bias"),
@@ -242,7 +243,7 @@ FAMILIES: Mapping[str, Family | str] = {
     "glm4": Family(bias="+attention_bias", out_bias=False, head_dim=128, norms=4),
     "glm4_moe": Family(qk_norm="head", qk_key="use_qk_norm", out_bias=False, dense_first=1),
     "glm4_moe_lite": Family(dense_first=1),
-    "glm_moe_dsa": Family(mlp_bias=False, ignored=("mlp_bias",), others="indexed_attention", dense_first=3),
+    "glm_moe_dsa": _SPARSE,
     "gpt-sw3": _GPT2,
     "gpt2": _GPT2,
     "gpt_bigcode": replace(_GPT2, kv_key="+multi_query"),
@@ -262,7 +263,7 @@ FAMILIES: Mapping[str, Family | str] = {
         router_bias=True, expert_bias=True,
     ),
     "gptj": _GPTJ,
-    "granite": PLAIN,
+    "granite": _DENSE,
     "granite_swa": replace(_SINKS, tied=True),
     "granitemoe": _GRANITE_MOE,
     "granitemoe_swa": _SINKS,
@@ -293,7 +294,7 @@ FAMILIES: Mapping[str, Family | str] = {
         _LFM2, shrink=None, norms_key="+use_sandwich_norm=4", gate="heads", head_dim=128,
         gate_key="+use_attention_gate", bias="attention_bias", window=256,
     ),
-    "llama": PLAIN,
+    "llama": _DENSE,
     "llama4_text": Family(ignored=("use_qk_norm",),
         expert_width="intermediate_size", shared=1, head_dim=128, others="chunked_attention",
         full_every=4, window=8192, kv_given=True,

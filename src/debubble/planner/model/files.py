@@ -30,6 +30,7 @@ with a ``count`` and with what it does not share with the others::
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import lru_cache
@@ -96,7 +97,8 @@ def read_model(target: str | Path) -> Model:
 
 def parse_model(text: str, where: str) -> Model:
     """Return a model from a text; `where` names it, with its format as the ending."""
-    data = parse(text, where)
+    # transformers writes limits of time steps as JSON has no numbers for.
+    data = parse(re.sub(r"(?<=[\s\[,:])Infinity(?=[\s\],}])", "null", text), where)
     if not isinstance(data, Mapping):
         raise FormatError(f"{where} holds {shown(data)}; a model is a mapping from keys to values")
     path = Path(where)

@@ -374,10 +374,8 @@ class Reader:
         keys, family = self.keys, self.family
         top_k, width = keys.first(TOP_K), keys.count(family.expert_width)
         number = keys.first(SHARED, 0, least=0)
-        shared = keys.first(SHARED_WIDTH, number * width, least=0)
-        per_expert = keys.optional("moe_shared_expert_intermediate_size")
-        if per_expert:
-            shared = per_expert
+        each = keys.count("shared_experts_intermediate_size", width)
+        shared = keys.first(SHARED_WIDTH, number * each, least=0)
         shared = shared or family.shared * width
         biased = keys.on(family.mlp_bias) and shared > 0
         matrices, latent = 3 if family.gated else 2, keys.count("moe_latent_size", 0, least=0)

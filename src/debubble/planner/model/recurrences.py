@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from debubble.planner.model.config_keys import Keys
 from debubble.planner.model.mixers import Recurrence
 
+DELTA_BLOCK = 128
+"""Tokens per block of delta rules: kernels have 64, and about twice a pair's products."""
+
 
 def gated_delta(keys: Keys, hidden: int) -> Recurrence:  # noqa: ARG001 (as the others)
     """Return a gated delta net (Qwen3-Next): queries, keys, values, a gate, decay and step."""
@@ -16,8 +19,9 @@ def gated_delta(keys: Keys, hidden: int) -> Recurrence:  # noqa: ARG001 (as the 
     vectors = mixed * keys.count("linear_conv_kernel_dim", 4) + 2 * heads + value_dim
     outputs = heads * value_dim
     return Recurrence(
-        heads, key_dim, value_dim, mixed + outputs + 2 * heads, outputs, vectors=vectors
-    )
+        heads, key_dim, value_dim, mixed + outputs + 2 * heads, outputs, block=DELTA_BLOCK,
+        vectors=vectors,
+    )  # fmt: skip
 
 
 def _kimi_delta(keys: Keys, rank: int) -> Recurrence:
@@ -28,7 +32,7 @@ def _kimi_delta(keys: Keys, rank: int) -> Recurrence:
     vectors = 3 * whole * keys.count("linear_conv_kernel_dim", 4) + whole + heads + width
     return Recurrence(
         heads, width, width, 3 * whole + heads + (narrow or 2 * whole), whole,
-        inner=narrow * whole, vectors=vectors,
+        inner=narrow * whole, block=DELTA_BLOCK, vectors=vectors,
     )  # fmt: skip
 
 
