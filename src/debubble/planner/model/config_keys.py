@@ -17,28 +17,34 @@ MOST_LAYERS = 10_000
 
 LONGEST_NAME = 200
 
-# Names that different families have for one number.
-HIDDEN = ("hidden_size", "n_embd", "d_model")
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
-KV_HEADS = ("num_key_value_heads", "kv_n_heads")
-WIDTHS = (
-    "dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size",
-    "ffn_dim", "n_inner", "dff", "dim_ff",
-)  # fmt: skip
-EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
-TOP_K = (
-    "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", "moe_k",
-    "moe_top_k", "top_k_experts",
-)  # fmt: skip
-SHARED_WIDTH = (
-    "shared_expert_intermediate_size", "shared_intermediate_size",
-    "moe_shared_expert_intermediate_size",
-)  # fmt: skip
-SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-SPARSE_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
-FULL_EVERY = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
+ALIASES = {
+    "hidden": ("hidden_size", "n_embd", "n_embed", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    "kv heads": ("num_key_value_heads", "kv_n_heads"),
+    "head width": ("head_dim", "attention_head_dim"),
+    "width": (
+        "dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size",
+        "ffn_dim", "n_inner", "dff", "dim_ff",
+    ),
+    "experts": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
+    "top k": (
+        "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", "moe_k",
+        "moe_top_k", "top_k_experts",
+    ),
+    "shared width": (
+        "shared_expert_intermediate_size", "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    ),
+    "shared": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "dense first": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "sparse step": ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"),
+    "full every": (
+        "sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers",
+        "full_attention_interval",
+    ),
+}  # fmt: skip
+"""Names that families have for one number."""
 
 HARMLESS = {
     "about the file": (
@@ -59,7 +65,8 @@ HARMLESS = {
     ),
     "about numbers, not shapes": (
         "attention_in_multiplier", "attention_multiplier", "attention_out_multiplier",
-        "activation_sparsity_pattern", "add_out_norm", "dim_model_base", "do_layer_norm_before",
+        "activation_sparsity_pattern", "add_out_norm", "bias_dropout_fusion", "skip_bias_add",
+        "dim_model_base", "do_layer_norm_before",
         "expert_selection_fn", "ffn_act_fn", "init_device", "moe_normalize_expert_weights",
         "mtp_layers_block_type", "sequence_kernel", "step_kernel", "chunkwise_kernel",
         "inference_state_dtype", "mamba_norm_before_gate", "mamba_ssm_cache_dtype",
@@ -158,13 +165,15 @@ class Keys:
         raise FormatError(f"{self.name} has no key '{key}', a whole number from {least} up{hint}")
 
     def first(
-        self, names: Sequence[str], default: int | None = None, *, least: int = 1, most: int = MOST,
-        same: bool = True,
+        self, names: str | Sequence[str], default: int | None = None, *, least: int = 1,
+        most: int = MOST, same: bool = True,
     ) -> int:  # fmt: skip
         """Return a whole number that has several names, `default` where it has none.
 
-        Two that differ are refused; unless `same` is False, the first one counts.
+        A text stands for those of :data:`ALIASES`. Two that differ are refused; unless `same` is
+        False, the first one counts.
         """
+        names = ALIASES[names] if isinstance(names, str) else names
         there = [name for name in names if self.values.get(name) is not None]
         found = {name: self.count(name, least=least, most=most) for name in there}
         self.read.update(names)

@@ -27,8 +27,8 @@ class Family:
     bias, out_bias, mlp_bias, head_bias
         Biases of queries, keys and values; of attention's output (None: as `bias`); of the
         feed-forward part; of the head.
-    head_dim, head_dim_key
-        Width of a head where no key has it (None: hidden size over heads), and that key.
+    head_dim
+        Width of a head where no key has it; None: hidden size over heads.
     kv_given, kv_key
         True if the number of key-value heads has no default; the flag that makes it one.
     qk_norm, qk_key
@@ -39,7 +39,7 @@ class Family:
     gate, gate_key, gate_bias
         Gate of attention's result: ``"heads"`` or ``"wide"``; its flag; whether it is biased, too.
     norm, norms, norms_key
-        Kind and number of a layer's norms; ``"key=4"`` where a flag changes the number.
+        Kind and number of a layer's norms; a flag and the number with it.
     gated, width, sub_norm, mlp_vectors, shrink
         Feed-forward part: gated, its default width over the hidden size, whether it has a norm
         inside, other parameters (per number of its width with one), and a function of its width.
@@ -73,7 +73,6 @@ class Family:
     mlp_bias: Flag = "mlp_bias"
     head_bias: Flag = False
     head_dim: int | None = None
-    head_dim_key: str = "head_dim"
     kv_given: bool = False
     kv_key: Flag | None = None
     qk_norm: str = ""
@@ -84,7 +83,7 @@ class Family:
     gate_bias: bool = False
     norm: str = "rms"
     norms: int = 2
-    norms_key: str | None = None
+    norms_key: tuple[str, int] | None = None
     gated: bool = True
     width: int | None = None
     sub_norm: bool = False
@@ -151,7 +150,9 @@ _GRANITE_MOE = Family(expert_width="intermediate_size")
 _SINKS = replace(_GRANITE_MOE, sinks=True, window=128, full_every=4, full_first=True)
 _LFM2 = Family(
     ignored=("conv_L_cache", "conv_bias", "block_multiple_of", "block_auto_adjust_ff_dim",
-             "use_expert_bias", "block_ffn_dim_multiplier"),
+             "use_expert_bias", "block_ffn_dim_multiplier", "block_dim", "block_ff_dim",
+             "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
+             "conv_use_xavier_init"),
     tied=True, linear="short_convolution", qk_norm="head", bias=False, kv_given=True,
     shrink=odd.lfm2_width,
 )  # fmt: skip
@@ -171,25 +172,19 @@ FAMILIES: Mapping[str, Family | str] = {
     "arcee": Family(gated=False),
     "aria_text": Family(expert_width="intermediate_size"),
     "axk1": Family(layer=odd.axk1),
-    "bailing_hybrid": Family(ignored=("short_conv_kernel_size", "layer_group_size"), gate="heads",
+    "bailing_hybrid": Family(
+        ignored=("short_conv_kernel_size", "layer_group_size"), gate="heads",
         linear="wide_kimi_delta", dense_first=2,
     ),
     "bamba": Family(linear="mamba2"),
     "beam": Family(
-        qk_norm="head", gate="wide", norms=4, window=512, full_every=6, head_dim=128,
-        per_head=1,
+        qk_norm="head", gate="wide", norms=4, window=512, full_every=6, head_dim=128, per_head=1,
     ),
     "biogpt": replace(
-        _CLASSIC, positions=("max_position_embeddings",), dropout=("hidden_dropout_prob",),
-        first=2,
+        _CLASSIC, positions=("max_position_embeddings",), dropout=("hidden_dropout_prob",), first=2,
     ),
-    "bitnet": Family(
-        sub_norm=True, mlp_vectors=1, per_hidden=1
-    ),
-    "bloom": replace(
-        _CLASSIC, dropout=("hidden_dropout",),
-        first=2,
-    ),
+    "bitnet": Family(sub_norm=True, mlp_vectors=1, per_hidden=1),
+    "bloom": replace(_CLASSIC, dropout=("hidden_dropout",), first=2),
     "codegen": _GPTJ,
     "cohere": replace(_COHERE, qk_norm="wide", qk_key="use_qk_norm"),
     "cohere2": replace(_COHERE, window=4096, full_every=4),
@@ -199,37 +194,34 @@ FAMILIES: Mapping[str, Family | str] = {
     ),
     "cohere_compass_text": replace(_COHERE, window=4096, full_every=4),
     "ctrl": replace(
-        _CLASSIC, ignored=("n_positions",), head_bias=True, dropout=("resid_pdrop", "embd_pdrop")
+        _CLASSIC, ignored=("n_positions",), head_bias=True, dropout=("resid_pdrop", "embd_pdrop"),
     ),
     "cwm": Family(window=8192, full_every=4, full_first=True, head_dim=128, bias=False),
-    "dbrx": Family(width=4,
-        bias=False, expert_width="ffn_hidden_size", mlp_bias=False,
-    ),
+    "dbrx": Family(width=4, bias=False, expert_width="ffn_hidden_size", mlp_bias=False),
     "deepseek_v2": PLAIN,
     "deepseek_v3": Family(router_bias=True),
     "deepseek_v32": _SPARSE,
     "kimi_k2": Family(router_bias=True),
     "diffllama": Family(per_channel=4),
-    "doge": Family(ignored=("num_experts", "num_experts_per_tok"), qk_norm="head", experts=False,
+    "doge": Family(
+        ignored=("num_experts", "num_experts_per_tok"), qk_norm="head", experts=False,
         mixer=odd.doge, layer=odd.doge_layer,
     ),
     "dots1": Family(qk_norm="head", window=4096, from_layer=62),
     "dots3_note_text": replace(
-        _SPARSE, gate="heads", window=512, dense_first=1, mixer=odd.rotated_norm
+        _SPARSE, gate="heads", window=512, dense_first=1, mixer=odd.rotated_norm,
     ),
     "ernie4_5": replace(_ERNIE, head_dim=128),
     "ernie4_5_moe": replace(_ERNIE, head_bias="use_bias"),
     "exaone4": _EXAONE,
     "exaone_moe": replace(_EXAONE, dense_first=1),
     "falcon": replace(
-        _CLASSIC, bias="bias", mlp_bias="bias", layer=odd.falcon, dropout=("hidden_dropout",)
+        _CLASSIC, bias="bias", mlp_bias="bias", layer=odd.falcon, dropout=("hidden_dropout",),
     ),
     "falcon_h1": Family(beside="mamba2", kv_given=True),
     "falcon_mamba": _MAMBA,
     "flex_olmo": replace(_WIDE_NORM, expert_width="intermediate_size"),
-    "flint": Family(
-        qk_norm="head", sinks=True, head_dim=128, window=513, full_every=4,
-    ),
+    "flint": Family(qk_norm="head", sinks=True, head_dim=128, window=513, full_every=4),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": replace(_GEMMA2, qk_norm="head", full_every=6),
@@ -251,9 +243,7 @@ FAMILIES: Mapping[str, Family | str] = {
         _CLASSIC, bias=False, out_bias=True, positions=("max_position_embeddings",),
         window_keys=("window_size",), window=256, dropout=("resid_dropout", "embed_dropout"),
     ),
-    "gpt_neox": replace(
-        _CLASSIC, bias="+attention_bias", tied=False, dropout=("hidden_dropout",)
-    ),
+    "gpt_neox": replace(_CLASSIC, bias="+attention_bias", tied=False, dropout=("hidden_dropout",)),
     "gpt_neox_japanese": replace(
         _CLASSIC, ignored=("intermediate_multiple_size",), bias=False, mlp_bias=False, last=1,
         dropout=("hidden_dropout",),
@@ -273,7 +263,7 @@ FAMILIES: Mapping[str, Family | str] = {
     "hunyuan_v1_dense": Family(qk_norm="head"),
     "hunyuan_v1_moe": Family(qk_norm="head", expert_width="intermediate_size", shared=1),
     "hy_v3": Family(qk_norm="head", head_dim=128, dense_first=1),
-    "hyperclovax": Family(norms_key="+use_post_norm=4"),
+    "hyperclovax": Family(norms_key=("+use_post_norm", 4)),
     "internlm3": Family(head_dim=128),
     "iquestcoder": Family(head_dim=128),
     "jais2": Family(norm="layer", bias="+attention_bias", mlp_bias="+mlp_bias", gated=False),
@@ -291,13 +281,13 @@ FAMILIES: Mapping[str, Family | str] = {
     "lfm2": _LFM2,
     "lfm2_moe": replace(_LFM2, shrink=None, dense_first=2),
     "lfm3": replace(
-        _LFM2, shrink=None, norms_key="+use_sandwich_norm=4", gate="heads", head_dim=128,
+        _LFM2, shrink=None, norms_key=("+use_sandwich_norm", 4), gate="heads", head_dim=128,
         gate_key="+use_attention_gate", bias="attention_bias", window=256,
     ),
     "llama": _DENSE,
-    "llama4_text": Family(ignored=("use_qk_norm",),
-        expert_width="intermediate_size", shared=1, head_dim=128, others="chunked_attention",
-        full_every=4, window=8192, kv_given=True,
+    "llama4_text": Family(
+        ignored=("use_qk_norm",), expert_width="intermediate_size", shared=1, head_dim=128,
+        others="chunked_attention", full_every=4, window=8192, kv_given=True,
     ),
     "mamba": _MAMBA,
     "mamba2": replace(_MAMBA, linear="mamba2", tied=False),
@@ -308,7 +298,11 @@ FAMILIES: Mapping[str, Family | str] = {
     ),
     "minicpm3": Family(tied=True),
     "minimax": replace(_MIXTRAL, linear="lightning", full_every=2, full_first=True),
-    "minimax_m2": replace(_MIXTRAL, qk_norm="wide", head_dim=128),
+    "minimax_m2": replace(
+        _MIXTRAL, qk_norm="wide", head_dim=128,
+        ignored=("use_qk_norm", "qk_norm_type", "use_mtp", "num_mtp_modules",
+                 "mtp_transformer_layers"),
+    ),
     "minimax_m3_vl_text": replace(_MIXTRAL, qk_norm="head", head_dim=128),
     "ministral": replace(_MISTRAL, full_every=0),
     "ministral3": replace(_MISTRAL, window=None, head_dim=128),
@@ -318,18 +312,19 @@ FAMILIES: Mapping[str, Family | str] = {
         tied=True, window=128, full_every=3, full_first=True, window_keys=("sliding_window",),
         layer=odd.modernbert, ends=odd.modernbert_ends,
     ),
-    "moshi": Family(ignored=("audio_encoder_config", "depth_decoder_config"),
-        window=3000, shrink=odd.half, head_dim=128,
-        first=1,
+    "moshi": Family(
+        ignored=("audio_encoder_config", "depth_decoder_config"), window=3000, shrink=odd.half,
+        head_dim=128, first=1,
     ),
-    "mpt": Family(ignored=("no_bias", "learned_pos_emb", "embedding_fraction"), bias=False,
-        mlp_bias=False, gated=False, tied=True, width=4,
+    "mpt": Family(
+        ignored=("no_bias", "learned_pos_emb", "embedding_fraction"), bias=False, mlp_bias=False,
+        gated=False, tied=True, width=4,
     ),
     "nanochat": Family(norm="none", gated=False),
     "nemotron": Family(norm="layer", gated=False),
-    "nemotron_h": Family(ignored=("n_groups", "use_bias", "attention_bias"), bias=False,
-        linear="mamba2", blocks=True, gated=False, kv_given=True, head_dim=128,
-        mlp_bias="mlp_bias",
+    "nemotron_h": Family(
+        ignored=("n_groups", "use_bias", "attention_bias"), bias=False, linear="mamba2",
+        blocks=True, norms=1, gated=False, kv_given=True, head_dim=128, mlp_bias="mlp_bias",
     ),
     "olmo": Family(norm="none"),
     "olmo2": _WIDE_NORM,
@@ -339,12 +334,11 @@ FAMILIES: Mapping[str, Family | str] = {
     "openai-gpt": replace(_GPT2, last=-2),
     "opt": replace(
         _CLASSIC, ignored=("layer_norm_elementwise_affine",), bias="+enable_bias",
-        mlp_bias="+enable_bias", dropout=("dropout",),
-        positions=("max_position_embeddings",), ends=odd.opt,
+        mlp_bias="+enable_bias", dropout=("dropout",), positions=("max_position_embeddings",),
+        ends=odd.opt,
     ),
     "persimmon": replace(
-        _CLASSIC, tied=False, dropout=("hidden_dropout",),
-        qk_norm="layer", qk_key="+qk_layernorm",
+        _CLASSIC, tied=False, dropout=("hidden_dropout",), qk_norm="layer", qk_key="+qk_layernorm",
     ),
     "phi": replace(
         _CLASSIC, tied=False, norms=1, head_bias=True, qk_norm="layer", qk_key="qk_layernorm",
@@ -352,9 +346,7 @@ FAMILIES: Mapping[str, Family | str] = {
     ),
     "phi3": Family(bias=False),
     "phi4_multimodal": Family(ignored=("vision_config", "audio_config"), bias=False),
-    "phimoe": replace(
-        _MIXTRAL, norm="layer", bias="attention_bias", head_bias="lm_head_bias"
-    ),
+    "phimoe": replace(_MIXTRAL, norm="layer", bias="attention_bias", head_bias="lm_head_bias"),
     "qwen2": _QWEN2,
     "qwen2_moe": replace(_QWEN2, bias="+qkv_bias", shared_gate=True),
     "qwen2_vl_text": _QWEN2,
@@ -368,18 +360,16 @@ FAMILIES: Mapping[str, Family | str] = {
     "qwen3_next": _QWEN_NEXT,
     "recurrent_gemma": Family(
         linear="gated_linear", tied=True, bias="attention_bias", out_bias=True, mlp_bias=True,
-        window_keys=("attention_window_size",), window=2048, head_dim=256,
-        shrink=odd.half,
+        window_keys=("attention_window_size",), window=2048, head_dim=256, shrink=odd.half,
     ),
     "rwkv": Family(
-        linear="receptance", others="linear_attention", norm="layer", gated=False,
-        first=2,
+        linear="receptance", others="linear_attention", norm="layer", gated=False, first=2,
     ),
     "seed_oss": Family(bias="+attention_bias", out_bias="attention_out_bias", head_dim=128),
     "smollm3": Family(tied=True, from_layer=28),
     "solar_open": Family(head_dim=128, out_bias=False),
     "stablelm": Family(
-        norm="layer", bias="use_qkv_bias", out_bias=False, norms_key="use_parallel_residual=1",
+        norm="layer", bias="use_qkv_bias", out_bias=False, norms_key=("use_parallel_residual", 1),
         qk_norm="wide", qk_key="qk_layernorm",
     ),
     "starcoder2": replace(
@@ -389,7 +379,7 @@ FAMILIES: Mapping[str, Family | str] = {
     "vaultgemma": replace(_GEMMA2, norms=2),
     "xglm": replace(_CLASSIC, dropout=("dropout",)),
     "xlstm": Family(
-        linear="matrix_memory", others="linear_attention", shrink=odd.xlstm_width, width=1
+        linear="matrix_memory", others="linear_attention", shrink=odd.xlstm_width, width=1,
     ),
     "youtu": Family(tied=True),
     "zamba": SHARED_BLOCK,

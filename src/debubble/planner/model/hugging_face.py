@@ -16,24 +16,15 @@ from dataclasses import replace
 from typing import Any
 
 from debubble.core.errors import FormatError, did_you_mean
-from debubble.planner.model.config_keys import (
-    DENSE_FIRST,
-    EXPERTS,
-    FULL_EVERY,
-    HEADS,
-    HIDDEN,
-    KV_HEADS,
-    LAYERS,
-    MOST_LAYERS,
-    SHARED,
-    SHARED_WIDTH,
-    SPARSE_STEP,
-    TOP_K,
-    WIDTHS,
-    Keys,
-)
+from debubble.planner.model.config_keys import ALIASES, MOST_LAYERS, Keys
 from debubble.planner.model.families import FAMILIES, PLAIN, Family
-from debubble.planner.model.mixers import NO_MIXER, Attention, LatentAttention, Mixer
+from debubble.planner.model.mixers import (
+    NO_MIXER,
+    Attention,
+    LatentAttention,
+    Mixer,
+    Recurrence,
+)
 from debubble.planner.model.recurrences import RECURRENCES
 from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
@@ -52,14 +43,9 @@ KINDS = {
 LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
 """Kinds of layers by Nemotron-H's letters."""
 TOWERS = (
-    "vision_config",
-    "audio_config",
-    "vision_tower",
-    "image_config",
-    "speech_config",
-    "audio_encoder_config",
-    "depth_decoder_config",
-)
+    "vision_config", "audio_config", "vision_tower", "image_config", "speech_config",
+    "audio_encoder_config", "depth_decoder_config",
+)  # fmt: skip
 
 
 def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
@@ -111,7 +97,7 @@ def _readable(config: Mapping[str, Any], kind: str) -> bool:
 
     A name that differs in its numbers alone is a new version.
     """
-    needed = (HIDDEN[0], LAYERS[0], HEADS[0], "vocab_size")
+    needed = (ALIASES["hidden"][0], ALIASES["layers"][0], ALIASES["heads"][0], "vocab_size")
     if kind in FAMILIES or not all(config.get(key) for key in needed):
         return kind in FAMILIES
     names = {re.sub(r"[\d_]+", "", name) for name in FAMILIES}
@@ -152,31 +138,30 @@ class Reader:
     def __init__(self, keys: Keys, family: Family) -> None:
         self.keys = keys
         self.family = family
-        self.hidden = keys.first(HIDDEN)
+        self.hidden = keys.first("hidden")
         words = keys.values.get("layers_block_type") or keys.values.get("hybrid_override_pattern")
         default = len(words) if isinstance(words, str | list) else None
-        self.layers = keys.first(LAYERS, default, most=MOST_LAYERS)
+        self.layers = keys.first("layers", default, most=MOST_LAYERS)
 
     def model(self) -> Model:
         """Return the model; layers of one shape are one object."""
         keys, family = self.keys, self.family
         found: dict[Layer, Layer] = {}
-        layers = []
+        layers, norms = [], family.norms
+        if family.norms_key is not None and keys.on(family.norms_key[0]):
+            norms = family.norms_key[1]
         for index, (kind, part) in enumerate(zip(self.kinds(), self.parts(), strict=True)):
             own = keys.of_layer(index)
             mixer = NO_MIXER if kind in ("mlp", "moe") else self.mixer(own, kind)
-            beside = None
-            if family.beside:
-                beside = RECURRENCES[family.beside](own, self.hidden)
-            shared = family.norms if family.norms_key is None else self._norms()
-            layer = Layer(mixer, part, beside, 1 if family.blocks else shared)
+            beside = RECURRENCES[family.beside](own, self.hidden) if family.beside else None
+            layer = Layer(mixer, part, beside, norms)
             if family.layer is not None:
                 layer = family.layer(own, self.hidden, index, layer)
             layers.append(found.setdefault(layer, layer))
         keys.ignore(*family.ignored)
-        if family.linear and all(layer.attention.heads and not isinstance(layer.attention,
-                                 Attention | LatentAttention) for layer in layers):  # fmt: skip
-            keys.ignore(*HEADS, *KV_HEADS, "head_dim", "attention_bias", *family.window_keys)
+        if all(isinstance(layer.attention, Recurrence) for layer in layers):
+            keys.ignore(*ALIASES["heads"], *ALIASES["kv heads"], "head_dim", "attention_bias")
+            keys.ignore(*family.window_keys)
         rates = [keys.positive(key, 0.1) for key in family.dropout]
         model = Model(
             keys.name,
@@ -194,10 +179,6 @@ class Reader:
         model = replace(model, first_extra=first, last_extra=last)
         return family.ends(keys, model) if family.ends is not None else model
 
-    def _norms(self) -> int:
-        key, norms = str(self.family.norms_key).split("=")
-        return int(norms) if self.keys.on(key) else self.family.norms
-
     def kinds(self) -> list[str]:
         """Return the kind of every layer."""
         keys, family, count = self.keys, self.family, self.layers
@@ -207,7 +188,8 @@ class Reader:
         for key in ("layer_types", "layers_block_type", "attention_layers"):
             said = keys.words(key, tuple(KINDS), count)
             if said is not None:
-                keys.ignore(*FULL_EVERY, "use_sliding_window", "max_window_layers", *family.periods)
+                keys.ignore(*ALIASES["full every"], *family.periods)
+                keys.ignore("use_sliding_window", "max_window_layers")
                 return [KINDS[word] for word in said]
         cycle = keys.take("block_types")
         if isinstance(cycle, list) and cycle and all(word in KINDS for word in cycle):
@@ -226,7 +208,7 @@ class Reader:
         if family.from_layer:
             first = keys.count("max_window_layers", family.from_layer, least=0)
             return [SLIDING if layer >= first else FULL for layer in range(count)]
-        every = keys.first(FULL_EVERY, family.full_every, least=0)
+        every = keys.first("full every", family.full_every, least=0)
         if not every:
             return [others] * count
         at = 0 if family.full_first else every - 1
@@ -285,16 +267,18 @@ class Reader:
 
     def _attention(self, keys: Keys) -> Attention:
         family, hidden = self.family, self.hidden
-        heads = keys.first(HEADS)
-        kv_heads = keys.first(KV_HEADS, None if family.kv_given else heads)
+        heads = keys.first("heads")
+        kv_heads = keys.first("kv heads", None if family.kv_given else heads)
         if family.kv_key is not None:
             kv_heads = 1 if keys.on(family.kv_key) else heads
-        width = keys.optional(family.head_dim_key) or family.head_dim
+        width = keys.first("head width", 0, least=0) or family.head_dim
         if width is None and hidden % heads:
-            name = next(key for key in HEADS if key in keys.values)
+            one, other = (
+                next(key for key in ALIASES[name] if key in keys.values)
+                for name in ("hidden", "heads")
+            )
             raise FormatError(
-                f"{keys.name} has {next(key for key in HIDDEN if key in keys.values)} {hidden}, no "
-                f"multiple of {name} {heads}; give head_dim"
+                f"{keys.name} has {one} {hidden}, no multiple of {other} {heads}; give head_dim"
             )
         width = width or hidden // heads
         bias = keys.on(family.bias)
@@ -323,7 +307,7 @@ class Reader:
             raise FormatError(
                 f"{keys.name} has attention_bias true; only false is known for latent attention"
             )
-        heads, width = keys.first(HEADS), keys.count("v_head_dim")
+        heads, width = keys.first("heads"), keys.count("v_head_dim")
         keys.ignore("head_dim", "qk_head_dim", "num_key_value_heads")
         return LatentAttention(
             heads, keys.count("q_lora_rank", 0, least=0), keys.count("kv_lora_rank"),
@@ -334,35 +318,28 @@ class Reader:
     def parts(self) -> list[Mlp | Experts]:
         """Return the feed-forward part of every layer."""
         keys, family = self.keys, self.family
-        sparse, dense = Mlp(0), Mlp(0)
-        routed: Mlp | Experts = sparse
-        count = keys.first(EXPERTS, 0, least=0) if family.experts else 0
-        if count:
-            routed = self.experts(count)
-            check_experts(keys.name, routed)
-        chosen = self._sparse_layers() if count else [False] * self.layers
+        count, kinds = keys.first("experts", 0, least=0) if family.experts else 0, self.kinds()
+        sparse = self._sparse_layers() if count else [False] * self.layers
         if family.blocks:
-            kinds = self.kinds()
-            chosen = [kind == "moe" for kind in kinds]
-            lacking = [kind not in ("moe", "mlp") for kind in kinds]
-        else:
-            lacking = [family.no_mlp] * self.layers
+            sparse = [kind == "moe" for kind in kinds]
+            count = keys.first("experts") if any(sparse) else count
+        experts = self.experts(count) if count else None
         found: list[Mlp | Experts] = []
-        for index in range(self.layers):
-            if lacking[index]:
-                found.append(dense)
-            elif chosen[index]:
-                found.append(routed)
+        for index, kind in enumerate(kinds):
+            if family.no_mlp or (family.blocks and kind not in ("moe", "mlp")):
+                found.append(Mlp(0))
+            elif experts is not None and sparse[index]:
+                found.append(experts)
             else:
                 found.append(self._mlp(keys.of_layer(index)))
         if count:
-            keys.ignore(*WIDTHS)
+            keys.ignore(*ALIASES["width"])
         return found
 
     def _mlp(self, keys: Keys) -> Mlp:
         family = self.family
         default = None if family.width is None else family.width * self.hidden
-        width = keys.first(WIDTHS, default, same=False)
+        width = keys.first("width", default, same=False)
         width = width if family.shrink is None else family.shrink(keys, width)
         bias = keys.on(family.mlp_bias)
         return Mlp(
@@ -372,28 +349,29 @@ class Reader:
     def experts(self, count: int) -> Experts:
         """Return the experts of layers that have some."""
         keys, family = self.keys, self.family
-        top_k, width = keys.first(TOP_K), keys.count(family.expert_width)
-        number = keys.first(SHARED, 0, least=0)
+        top_k, width = keys.first("top k"), keys.count(family.expert_width)
+        number = keys.first("shared", 0, least=0)
         each = keys.count("shared_experts_intermediate_size", width)
-        shared = keys.first(SHARED_WIDTH, number * each, least=0)
+        shared = keys.first("shared width", number * each, least=0)
         shared = shared or family.shared * width
         biased = keys.on(family.mlp_bias) and shared > 0
         matrices, latent = 3 if family.gated else 2, keys.count("moe_latent_size", 0, least=0)
         projected = bool(latent) and keys.on(family.mlp_bias) and latent + self.hidden
-        return Experts(
+        found = Experts(
             count, top_k, width, family.gated, shared,
             vectors=biased * ((matrices - 1) * shared + self.hidden) + projected,
             shared_gate=family.shared_gate and shared > 0,
-            router_bias=family.router_bias, bias=family.expert_bias,
-            latent=latent,
+            router_bias=family.router_bias, bias=family.expert_bias, latent=latent,
         )  # fmt: skip
+        check_experts(keys.name, found)
+        return found
 
     def _sparse_layers(self) -> list[bool]:
         """Return for every layer whether it has experts."""
         keys, count = self.keys, self.layers
         said = keys.words("mlp_layer_types", ("sparse", "dense", "moe"), count)
         if said is not None:
-            keys.ignore(*DENSE_FIRST, "moe_layer_freq")
+            keys.ignore(*ALIASES["dense first"], "moe_layer_freq")
             return [word != "dense" for word in said]
         if keys.take("moe_layers") is not None:
             keys.ignore("interleave_moe_layer_step")
@@ -403,10 +381,10 @@ class Reader:
             period, offset = (keys.count(key, least=0) for key in self.family.expert_periods)
             return [layer % max(period, 1) == offset for layer in range(count)]
         dense = keys.indices("mlp_only_layers", count)
-        first = keys.first(DENSE_FIRST, self.family.dense_first, least=0, most=MOST_LAYERS)
+        first = keys.first("dense first", self.family.dense_first, least=0, most=MOST_LAYERS)
         last = keys.count("moe_layer_end_index", count, least=-1)
         last = count if last < 0 else last
-        step = keys.first(SPARSE_STEP, 1)
+        step = keys.first("sparse step", 1)
         if isinstance(keys.values.get("moe_layer_freq"), list):
             freq = keys.take("moe_layer_freq")
             if len(freq) == count and all(one in (0, 1) for one in freq):

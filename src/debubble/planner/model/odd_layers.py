@@ -120,6 +120,7 @@ def opt(keys: Keys, model: Model) -> Model:
         extra += model.vocabulary * (narrow - model.hidden) + 2 * narrow * model.hidden
     # An untied head has the embedding's width, too.
     last = 0 if model.tied else model.vocabulary * (narrow - model.hidden)
+    last -= 0 if keys.flag("do_layer_norm_before", True) else 2 * model.hidden
     return replace(model, first_extra=extra, last_extra=last)
 
 
