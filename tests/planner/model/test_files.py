@@ -77,6 +77,156 @@ def changed(**more):
     return parsed({**LLAMA, **more}, "my.json")
 
 
+PUBLISHED = {
+    "Qwen3-Next-80B-A3B": (
+        79_674_391_296,
+        {
+            "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120,
+            "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2,
+            "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads":
+            32, "decoder_sparse_step": 1, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512,
+            "vocab_size": 151936, "full_attention_interval": 4, "mlp_only_layers": [],
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma-2-9b": (
+        9_241_705_984,
+        {
+            "model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336,
+            "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "head_dim": 256, "sliding_window": 4096, "vocab_size": 256000, "hidden_activation":
+            "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
+        },
+    ),
+    "bloom-176b": (
+        176_247_271_424,
+        {
+            "model_type": "bloom", "n_embed": 14336, "num_attention_heads": 112, "n_layer": 70,
+            "vocab_size": 250880, "skip_bias_add": True, "bias_dropout_fusion": True, "n_inner":
+            None,
+        },
+    ),
+    "pythia-12b": (
+        11_846_072_320,
+        {
+            "model_type": "gpt_neox", "hidden_size": 5120, "intermediate_size": 20480,
+            "num_attention_heads": 40, "num_hidden_layers": 36, "vocab_size": 50688,
+            "use_parallel_residual": True, "rotary_pct": 0.25, "tie_word_embeddings": False,
+        },
+    ),
+    "opt-350m": (
+        331_196_416,
+        {
+            "model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24,
+            "num_attention_heads": 16, "vocab_size": 50272, "word_embed_proj_dim": 512,
+            "do_layer_norm_before": False, "max_position_embeddings": 2048,
+        },
+    ),
+    "mpt-7b": (
+        6_649_286_656,
+        {
+            "model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32,
+            "expansion_ratio": 4, "vocab_size": 50432, "no_bias": True, "attn_config": {"alibi":
+            True, "attn_type": "multihead_attention"},
+        },
+    ),
+    "dbrx": (
+        131_596_523_520,
+        {
+            "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size":
+            100352, "attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000},
+            "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4,
+            "moe_jitter_eps": 0.01, "moe_loss_weight": 0.05},
+        },
+    ),
+    "Nemotron-H-8B": (
+        8_100_852_736,
+        {
+            "model_type": "nemotron_h", "hidden_size": 4096, "num_hidden_layers": 52,
+            "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+            "num_attention_heads": 32, "num_key_value_heads": 8, "attention_head_dim": 128,
+            "intermediate_size": 21504, "mamba_num_heads": 128, "mamba_head_dim": 64,
+            "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4, "expand": 2, "use_conv_bias":
+            True, "vocab_size": 131072, "chunk_size": 128, "mlp_bias": False, "attention_bias":
+            False, "time_step_rank": 256,
+        },
+    ),
+    "Jamba-v0.1": (
+        51_570_323_328,
+        {
+            "model_type": "jamba", "hidden_size": 4096, "intermediate_size": 14336,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_offset": 1,
+            "expert_layer_period": 2, "attn_layer_offset": 4, "attn_layer_period": 8,
+            "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 256,
+            "mamba_conv_bias": True, "vocab_size": 65536, "use_mamba_kernels": True,
+            "tie_word_embeddings": False, "num_logits_to_keep": 1,
+        },
+    ),
+    "MiniMax-M2": (
+        228_689_748_992,
+        {
+            "model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536,
+            "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8,
+            "head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8, "use_qk_norm":
+            True, "use_mtp": True, "num_mtp_modules": 3, "mtp_transformer_layers": 1,
+            "vocab_size": 200064, "rotary_dim": 64, "shared_intermediate_size": 0,
+        },
+    ),
+    "Kimi-K2": (
+        1_026_408_232_448,
+        {
+            "model_type": "kimi_k2", "hidden_size": 7168, "intermediate_size": 18432,
+            "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 64,
+            "num_key_value_heads": 64, "n_shared_experts": 1, "n_routed_experts": 384,
+            "num_experts_per_tok": 8, "kv_lora_rank": 512, "q_lora_rank": 1536,
+            "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+            "first_k_dense_replace": 1, "moe_layer_freq": 1, "vocab_size": 163840, "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "Llama-4-Scout": (
+        107_769_861_120,
+        {
+            "model_type": "llama4", "text_config": {"model_type": "llama4_text", "hidden_size":
+            5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_hidden_layers":
+            48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+            "num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
+            "attention_chunk_size": 8192, "vocab_size": 202048, "use_qk_norm": True,
+            "no_rope_layers": []}, "vision_config": {"a": 1},
+        },
+    ),
+    "GLM-4.5": (
+        352_797_814_784,
+        {
+            "model_type": "glm4_moe", "hidden_size": 5120, "intermediate_size": 12288,
+            "moe_intermediate_size": 1536, "num_hidden_layers": 92, "num_attention_heads": 96,
+            "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "use_qk_norm":
+            True, "n_routed_experts": 160, "n_shared_experts": 1, "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3, "vocab_size": 151552, "num_nextn_predict_layers": 1,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "Mamba-2.8b": (
+        2_768_345_600,
+        {
+            "model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "state_size": 16,
+            "expand": 2, "conv_kernel": 4, "time_step_rank": 160, "vocab_size": 50280,
+            "intermediate_size": 5120, "use_conv_bias": True, "use_bias": False,
+        },
+    ),
+}  # fmt: skip
+"""Parameters of published checkpoints, and the keys of their files that speak of shapes."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_exact(name):
+    parameters, config = PUBLISHED[name]
+    assert parsed(config).parameters == parameters
+
+
 def test_families_differ_in_what_they_need():
     gpt_oss = read_model("gpt-oss-20b")
     assert isinstance(gpt_oss.layers[0].attention, Attention)
