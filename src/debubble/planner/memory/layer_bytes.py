@@ -143,8 +143,6 @@ def kept_parts(model: Model, layer: Layer, training: Training, tp: int) -> Parts
             narrow = 2 * (part.q_rank + part.kv_rank) + part.rope_dim
             both = part.heads * (part.nope_dim + part.v_dim)
             found += Parts(stream=2.0 * narrow)
-        else:
-            both /= 2
         found += Parts(split=2.0 * (query + both + output + part.gate))
     width = (3 if mlp.gated else 2) * 2.0
     if not isinstance(mlp, Experts):
