@@ -235,7 +235,8 @@ class Reader:
                     "model_type"
                 )
             return RECURRENCES[name](keys, self.hidden)
-        found = self._latent(keys) if keys.optional("kv_lora_rank") else self._attention(keys)
+        latent = keys.optional("kv_lora_rank")
+        found: Mixer = self._latent(keys) if latent else self._attention(keys)
         if kind == SLIDING:
             window = keys.first(family.window_keys, family.window or 0, least=0)
             if not window:
@@ -256,7 +257,7 @@ class Reader:
             found = family.mixer(keys, self.hidden, kind, found)
         return found
 
-    def _sparse(self, keys: Keys, found: Attention | LatentAttention) -> Any:
+    def _sparse(self, keys: Keys, found: Mixer) -> Mixer:
         top_k = keys.optional("index_topk")
         if top_k is None:
             top_k = keys.count("index_topk_blocks") * keys.count("index_block_size")
