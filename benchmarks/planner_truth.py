@@ -22,6 +22,7 @@ from row_plans import RowPlan, read_row, spread
 
 from debubble.core.errors import ParameterError
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.case import Case
 from debubble.planner.cost.calibrate import calibrated
 from debubble.planner.cost.published_efficiencies import DEFAULT, Factors, shipped_factors
 from debubble.planner.cost.step import step_time
@@ -185,11 +186,8 @@ def memory(path: str) -> Iterator[str]:
 def fits_with_full_recompute(row: dict[str, str]) -> bool:
     """Whether a row's plan fits where every layer is recomputed."""
     plan = read_row(row | {"recompute": "full"})
-    step = step_time(
-        plan.model, plan.cluster, plan.training, plan.candidate, shipped_factors()
-    )  # fmt: skip
-    gpu, training = plan.cluster.gpu, plan.training
-    ranks = memory_of(plan.model, gpu, training, plan.candidate, step.timeline)
+    step = step_time(plan.case(shipped_factors()))
+    ranks = memory_of(plan.case(shipped_factors()), step.timeline)
     return all(rank.fits for rank in ranks)
 
 
@@ -255,15 +253,13 @@ def groups_of(table: list[dict[str, str]]) -> dict[tuple[str, ...], list[RowPlan
 
 
 def seconds(plan: RowPlan, factors: Factors) -> float:
-    return step_time(plan.model, plan.cluster, plan.training, plan.candidate, factors).seconds
+    return step_time(plan.case(factors)).seconds
 
 
 def learned(plan: RowPlan, factors: Factors) -> Factors:
     """Factors with the efficiency that a row says."""
     assert plan.seconds is not None
-    return calibrated(
-        factors, plan.model, plan.cluster, plan.training, plan.candidate, plan.seconds
-    )
+    return calibrated(plan.case(factors), plan.seconds)
 
 
 def ranking(table: list[dict[str, str]]) -> Iterator[str]:
@@ -329,7 +325,9 @@ def interleaved() -> str:
         degrees = Degrees(tp=8, dp=8, pp=8, chunks=chunks)
         layers = spread(len(model.layers), degrees.stages)
         candidate = Candidate(degrees, 1, 8, schedule, layers, "full", 2)
-        times.append(step_time(model, cluster, training, candidate, shipped_factors()).seconds)
+        times.append(
+            step_time(Case(model, cluster, training, candidate, shipped_factors())).seconds
+        )
     return f"{times[0] / times[1]:.3f}"
 
 

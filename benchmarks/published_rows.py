@@ -84,9 +84,7 @@ def _marked(row: Mapping[str, str]) -> bool:
 def _learned(factors: Factors, plan: RowPlan) -> Factors:
     assert plan.seconds is not None
     try:
-        return calibrated(
-            factors, plan.model, plan.cluster, plan.training, plan.candidate, plan.seconds
-        )
+        return calibrated(plan.case(factors), plan.seconds)
     except DebubbleError:
         return factors
 
@@ -104,11 +102,10 @@ def _result(index: int, plan: RowPlan | str, factors: Factors, mark: bool) -> di
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            step = step_time(plan.model, plan.cluster, plan.training, plan.candidate, factors)
+            step = step_time(plan.case(factors))
     except DebubbleError as error:
         return found | {"skipped": str(error)}
-    gpu, training = plan.cluster.gpu, plan.training
-    memory = memory_of(plan.model, gpu, training, plan.candidate, step.timeline)
+    memory = memory_of(plan.case(factors), step.timeline)
     found["memory"] = max(rank.peak for rank in memory)
     found["step_time"] = step.seconds
     found["calibrated"] = mark or _gave(factors, plan)

@@ -10,9 +10,10 @@ from row_models import VOCABULARY, row_model
 
 from debubble.core.errors import did_you_mean
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.case import Case
 from debubble.planner.cost.calibration_files import LARGEST, MOST_ACTIONS, spread
-from debubble.planner.frameworks.deepspeed import DEEPSPEED
-from debubble.planner.frameworks.habits import Habits
+from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.frameworks.habits import DEEPSPEED, Habits
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.torch.runtime import EVERY_SECOND, TORCH
 from debubble.planner.hardware.cluster import Cluster
@@ -72,6 +73,10 @@ class RowPlan:
     seconds: float | None
     memory: float | None
     assumed: tuple[str, ...] = field(default=())
+
+    def case(self, factors: Factors) -> Case:
+        """The case, with some efficiencies."""
+        return Case(self.model, self.cluster, self.training, self.candidate, factors)
 
 
 def read_row(row: Mapping[str, str]) -> RowPlan:

@@ -13,7 +13,7 @@ VALUE = {measure.key: measure.value for measure in MEASURES}
 
 def hold(schedule: Schedule, costs: Costs, case: str) -> int:
     """Assert that exact forms are exact and bounds are bounds; how many there were to check."""
-    forms = closed_forms(schedule, costs, costs.transfer)
+    forms = closed_forms(schedule, costs)
     if not forms:
         return 0
     timeline = simulate(schedule, costs)

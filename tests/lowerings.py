@@ -19,7 +19,7 @@ MORE = {"recompute": ["0"], "offload": ["0"], "transfers": TRANSFER_POLICIES,
 
 VALUES = {
     row.name: [
-        row.read(row.flag, text)
+        row.type.read(row.flag, text)
         for text in dict.fromkeys(
             [row.example, *(row.on_page.values if row.on_page else ()), *MORE.get(row.name, ())]
         )

@@ -14,8 +14,9 @@ import debubble as db
 from debubble.analysis.bubbles import bubbles
 from debubble.core.actions import STAGE_MASK, STAGE_SHIFT, kinds_of, unpack
 from debubble.core.errors import ScheduleError
-from debubble.core.kinds import KINDS, QUANTITIES, Kind, Of, Stream
+from debubble.core.kinds import KINDS, Kind, Of, Stream
 from debubble.core.waits import waits_for
+from debubble.engine.memory import AMOUNTS
 from debubble.interchange.chrome_trace import trace_text
 from debubble.interchange.trace_events import TITLES
 from debubble.lowering.chain import lower
@@ -229,4 +230,4 @@ def test_kinds_have_no_numbers_and_no_order_outside_the_table() -> None:
 
 def test_every_quantity_of_memory_is_taken_or_freed_by_a_kind() -> None:
     named = {name for spec in KINDS for name in (*spec.takes, *spec.frees)}
-    assert named == set(QUANTITIES)
+    assert named == set(AMOUNTS)

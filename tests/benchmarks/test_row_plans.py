@@ -3,7 +3,7 @@ from row_plans import read_row
 
 from debubble.planner.candidate import Degrees
 from debubble.planner.cost.calibration_files import spread
-from debubble.planner.frameworks.deepspeed import DEEPSPEED
+from debubble.planner.frameworks.habits import DEEPSPEED
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.torch.runtime import TORCH
 from tests.benchmarks.rows import ROW

@@ -10,11 +10,10 @@ import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
-from debubble.diagnosis.recut import recut
 from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.report import what_if_text
 from debubble.diagnosis.times import costs_of
-from debubble.diagnosis.what_if import faster, with_changes, with_schedule
+from debubble.diagnosis.what_if import faster, recut, with_changes, with_schedule
 from debubble.engine.timeline import simulate
 from tests.diagnosis.diagnosed import of_planted, plain
 from tests.laws.executed import Job

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from debubble.engine import background, jit
+from debubble.engine.explain.cycle import mark_reachable
 from debubble.engine.jit import kernel
-from debubble.engine.kernels.reachable import mark_reachable
 
 BUSY = """
 import time
 import numpy as np
 import debubble as db
 from debubble.engine import background, jit
-from debubble.engine.kernels.reachable import mark_reachable
+from debubble.engine.explain.cycle import mark_reachable
 begin, followers = np.array([0, 1, 1]), np.array([1])
 def run():
     waiting = np.array([0, 1])

@@ -68,7 +68,7 @@ def test_forms_of_activations_are_left_out():
     from debubble.schedules.forms import closed_forms
 
     schedule = db.make("1f1b", ranks=4, microbatches=8)
-    held = [form.form.quantity for form in closed_forms(schedule, HELD, 0.1)]
-    plain = [form.form.quantity for form in closed_forms(schedule, PLAIN, 0.1)]
+    held = [form.form.quantity for form in closed_forms(schedule, HELD)]
+    plain = [form.form.quantity for form in closed_forms(schedule, PLAIN)]
     assert "peak_activation" in plain
     assert held == [quantity for quantity in plain if quantity != "peak_activation"]

@@ -361,12 +361,11 @@ def gpu(content: bytes) -> object:
 def calibration(name: str) -> Callable[[bytes], object]:
     def read(content: bytes) -> object:
         from debubble.planner.cost.calibration_files import calibrate_from
-        from debubble.planner.cost.published_efficiencies import Factors
+        from debubble.planner.request import PlanRequest
 
         case = seeds.planned()
-        return calibrate_from(
-            name, Factors(), case.model, case.cluster, case.training, case.candidate, text(content)
-        )
+        asked = PlanRequest(case.model, case.cluster, case.training)
+        return calibrate_from(name, asked, case.candidate, text(content))
 
     return read
 

@@ -37,7 +37,7 @@ def lowerings() -> Iterator[dict[str, Any]]:
     rows = {row.name: row for row in LOWERINGS}
     for row in LOWERINGS:
         whole = rows.get(row.part_of, row)
-        yield {each.name: each.read(each.flag, each.example) for each in (whole, row)}
+        yield {each.name: each.type.read(each.flag, each.example) for each in (whole, row)}
 
 
 def values(spec: CostField, schedule: db.Schedule) -> Iterator[Any]:

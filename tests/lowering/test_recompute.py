@@ -487,7 +487,7 @@ def test_closed_forms_hold_with_recomputes(entry: Entry) -> None:
 def test_closed_forms_say_what_they_count() -> None:
     def forms(costs: Costs, **options: Any) -> list[tuple[str, str, Any]]:
         schedule = make("1f1b", ranks=4, microbatches=8, **options)
-        found = closed_forms(schedule, costs, 0.0)
+        found = closed_forms(schedule, costs)
         return [(item.form.text, item.form.accuracy, item.value) for item in found]
 
     costs = Costs(F=1, B=2, R=0.5, recompute_kept=0.25)
@@ -506,4 +506,4 @@ def test_closed_forms_say_what_they_count() -> None:
         row.remove(f"{row[0][0]}R7")
         row.insert(row.index(f"{row[0][0]}F7") + 1, f"{row[0][0]}R7")
     early = Schedule.from_text(moved, Placement.linear(4), 8, name="1f1b")
-    assert closed_forms(early, costs, 0.0) == []
+    assert closed_forms(early, costs) == []

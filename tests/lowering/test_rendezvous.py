@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from debubble import Placement, Schedule, ScheduleError, make
+from debubble.engine.explain.action_faults import matched
 from debubble.engine.graph import compile_graph
-from debubble.lowering.rendezvous import matched
 from debubble.lowering.transfers import add_transfers
 from tests.strategies import ENTRIES, made
 

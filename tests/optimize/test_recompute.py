@@ -19,7 +19,7 @@ from debubble.optimize.anneal.annealer import Annealer
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.cp_sat.model import ExactModel
 from debubble.optimize.cp_sat.rounding import whole_units
-from debubble.optimize.periodic.pattern import find_pattern
+from debubble.optimize.periodic.cycles import pattern_of
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.programs.list_scheduling import list_programs
@@ -30,7 +30,7 @@ from debubble.optimize.stage_choices.space import (
     fits_without_copies,
     relaxation,
 )
-from debubble.optimize.stop import Stop
+from tests.optimize.periodic.test_cycles import best_cycle
 from tests.optimize.problems import fastest, problem, recomputes_between
 
 TIMES = st.integers(1, 6).map(lambda n: n / 2)
@@ -277,17 +277,15 @@ def test_ways_of_stages() -> None:
 
 def test_patterns_with_recomputes_keep_memory_and_pace() -> None:
     asked = with_choice(problem(4, 24, 1.5, F=5, I=6, W=4), (True,) * 4 + (False,) * 4)
-    pattern = find_pattern(asked, 1, Stop(), 1.0)
-    assert pattern is not None
+    cycle = best_cycle(asked, 1)
+    pattern = pattern_of(asked, cycle)
     makespans = []
     for m in (24, 48):
         longer = asked.shortened(m)
         schedule = longer.schedule(pattern.unroll(longer))
         assert db.check(schedule, memory=1.5).ok
         makespans.append(longer.timeline(schedule).makespan)
-    assert makespans[1] - makespans[0] <= 24 * pattern.period * pattern.step / pattern.width * (
-        1 + 1e-6
-    )
+    assert makespans[1] - makespans[0] <= 24 * cycle.pace * (1 + 1e-6)
 
 
 @pytest.mark.slow

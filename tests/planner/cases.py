@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.frameworks.case import Case
+from debubble.planner.case import Case
 from debubble.planner.frameworks.habits import Habits
+from debubble.planner.hardware.cluster import Cluster
+from debubble.planner.hardware.gpus import GPUS, Gpu
 from debubble.planner.memory import activations
 from debubble.planner.model.mixers import Attention, LatentAttention
 from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
@@ -78,7 +80,14 @@ def case(
     cut = layers or first_cut(len(model.layers), degrees.stages, model.mtp)
     own = Candidate(degrees, b, m, schedule, cut, recompute, zero)
     asked = {"batch": dp * b * m, "sequence": 8192} | training
-    return Case(model, degrees.gpus, Training(**asked), own)
+    return case_of(model, Training(**asked), own)
+
+
+def case_of(
+    model: Model, training: Training, candidate: Candidate, gpu: Gpu = GPUS["h100"]
+) -> Case:
+    """A case on as many GPUs as its degrees need."""
+    return Case(model, Cluster(gpu, candidate.degrees.gpus), training, candidate)
 
 
 def changed(one: Case, changes: Mapping[str, Any]) -> Case:
@@ -95,14 +104,15 @@ def changed(one: Case, changes: Mapping[str, Any]) -> Case:
     cut = one.candidate.layers if same else first_cut(len(model.layers), degrees.stages, model.mtp)
     own = replace(one.candidate, **{"degrees": degrees, "layers": cut, **parts["candidate"]})
     training = replace(one.training, **parts["training"])
-    return replace(one, model=model, training=training, candidate=own, **parts["case"])
+    cluster = replace(one.cluster, **parts["cluster"])
+    return replace(one, model=model, cluster=cluster, training=training, candidate=own)
 
 
 OWNERS = {
     **{spec.name: "training" for spec in fields(Training)},
     **{spec.name: "candidate" for spec in fields(Candidate)},
     **{spec.name: "degrees" for spec in fields(Degrees)},
-    "mtp": "model", "tied": "model", "gpus": "case",
+    "mtp": "model", "tied": "model", "gpus": "cluster",
 }  # fmt: skip
 
 
@@ -115,10 +125,10 @@ def sampled(framework: str, each: int) -> list[Case]:
     for model, gpus, batch in SEARCHES:
         cluster: Any = Gpus(gpus)
         training = Training(batch, 4096)
-        held = list(groups(model, cluster, training, Fixed(framework=framework)))
+        held = list(groups(PlanRequest(model, cluster, training, fixed=Fixed(framework=framework))))
         for group in some.sample(held, min(each, len(held))):
             one = some.choice(list(group.candidates()))
-            found.append(Case(model, gpus, training, one))
+            found.append(case_of(model, training, one))
     return found
 
 
@@ -137,5 +147,6 @@ def layer_activation(
     model: Model, layer: Layer, training: Training, candidate: Candidate
 ) -> activations.Activation:
     """Return the bytes that one layer stores of one microbatch on one GPU."""
-    key = activations._key(model, training, candidate)
-    return activations._activation(model, layer, training, key)
+    modules = activations.recompute_modules(case_of(model, training, candidate))
+    seen = candidate.without_order(modules=modules, replicas=False)
+    return activations.layer_activation(model, layer, training, seen)

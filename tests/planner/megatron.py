@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from debubble.planner.frameworks.case import Case
-from debubble.planner.frameworks.flags import flags
+from debubble.planner.case import Case
+from debubble.planner.frameworks.table import flags
 from debubble.planner.model.mixers import LatentAttention
 from debubble.planner.model.transformer import Model
 from tests import wheels
@@ -35,7 +35,7 @@ def verdicts(wheel: Path, cases: list[tuple[Case, str]]) -> list[dict[str, Any]]
         one = f"{name}=1" in text
         jobs.append({
             "words": [*model_words(case.model), *TRAINING, *shlex.split(text, comments=True)],
-            "gpus": case.gpus, "environment": {name: "1"} if one else {},
+            "gpus": case.cluster.gpus, "environment": {name: "1"} if one else {},
         })  # fmt: skip
     asked = json.dumps({"wheel": str(wheel), "jobs": jobs})
     words = [sys.executable, "-m", "tests.planner.megatron_job"]

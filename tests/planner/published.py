@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.case import Case
 from debubble.planner.cost.calibrate import calibrated
 from debubble.planner.cost.calibration_files import spread
 from debubble.planner.cost.published_efficiencies import Factors
@@ -15,7 +16,7 @@ from debubble.planner.model.mixers import Attention
 from debubble.planner.model.transformer import Layer, Mlp, Model
 
 
-class Case(NamedTuple):
+class Published(NamedTuple):
     """A configuration and its measured seconds."""
 
     model: Model
@@ -26,11 +27,15 @@ class Case(NamedTuple):
 
     def seconds(self, factors: Factors) -> float:
         """Predicted seconds."""
-        return step_time(*self[:4], factors).seconds
+        return step_time(self.case(factors)).seconds
 
     def calibrated(self) -> Factors:
         """Efficiencies that the measured step says."""
-        return calibrated(Factors(), *self)
+        return calibrated(self.case(), self.measured)
+
+    def case(self, factors: Factors | None = None) -> Case:
+        """The case, with some efficiencies."""
+        return Case(*self[:4], factors or Factors())
 
 
 def gpt(layers: int, hidden: int, heads: int, vocabulary: int = 51200) -> Model:
@@ -42,7 +47,7 @@ def gpt(layers: int, hidden: int, heads: int, vocabulary: int = 51200) -> Model:
     )  # fmt: skip
 
 
-def korthikanti(size: str, recompute: str) -> Case:
+def korthikanti(size: str, recompute: str) -> Published:
     """A column of arXiv 2205.05198, Table 5; full recompute is without sequence parallelism."""
     layers, hidden, heads, pp, chunks, batch, micro, full, selective = {
         "22B": (48, 6144, 64, 1, 1, 4, 4, 1.42, 1.10),
@@ -62,10 +67,10 @@ def korthikanti(size: str, recompute: str) -> Case:
     )  # fmt: skip
     cluster = Cluster(find_gpu("a100-80gb"), 8 * pp)
     seconds = selective if split else full
-    return Case(gpt(layers, hidden, heads), cluster, training, candidate, seconds)
+    return Published(gpt(layers, hidden, heads), cluster, training, candidate, seconds)
 
 
-def dgxc(model: str, degrees: Degrees, batch: int, sequence: int, seconds: float) -> Case:
+def dgxc(model: str, degrees: Degrees, batch: int, sequence: int, seconds: float) -> Published:
     """A row of NVIDIA's dgxc-benchmarking v25.04.02: H100, bf16, microbatches of one sequence."""
     known = read_model(model)
     candidate = Candidate(
@@ -73,24 +78,24 @@ def dgxc(model: str, degrees: Degrees, batch: int, sequence: int, seconds: float
         spread(len(known.layers), degrees.stages),
     )  # fmt: skip
     cluster = Cluster(find_gpu("h100"), degrees.gpus)
-    return Case(known, cluster, Training(batch, sequence), candidate, seconds)
+    return Published(known, cluster, Training(batch, sequence), candidate, seconds)
 
 
-def llama_70b() -> Case:
+def llama_70b() -> Published:
     """Llama 3 70B on 64 GPUs."""
     return dgxc("llama-3.1-70b", Degrees(4, 2, 1, 2, 4, 5), 128, 8192, 14.66)
 
 
-def llama_405b() -> Case:
+def llama_405b() -> Published:
     """Llama 3.1 405B on 1024 GPUs."""
     return dgxc("llama-3.1-405b", Degrees(8, 2, 1, 8, 8, 8), 512, 8192, 19.84)
 
 
-def nemotron_340b() -> Case:
+def nemotron_340b() -> Published:
     """Nemotron 4 340B on 256 GPUs."""
     return dgxc("nemotron-4-340b", Degrees(8, 1, 1, 4, 8, 12), 64, 4096, 4.36)
 
 
-def gpt_175b() -> Case:
+def gpt_175b() -> Published:
     """GPT-3 175B on 128 GPUs."""
     return dgxc("gpt-3-175b", Degrees(4, 1, 1, 4, 8, 6), 256, 2048, 8.309)

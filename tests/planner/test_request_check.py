@@ -128,7 +128,9 @@ def test_every_offer_of_a_number_works() -> None:
         said = name.replace("_", " ")
         [offer] = re.findall(rf"nearest that work[s are i]* {said} ([0-9]+)", str(caught.value))
         fixed = Fixed(**{name: int(offer)})
-        assert next(candidates(dense(), cluster, Training(96, 8192), fixed), None)
+        assert next(
+            candidates(PlanRequest(dense(), cluster, Training(96, 8192), fixed=fixed)), None
+        )
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_bubbles_of_the_published_orders_with_equal_times(p: int) -> None:
             timeline = timed(name, p, m, costs, published=True)
             assert timeline.makespan - 6 * m == makespan
             assert timeline.stage_time.max() - 6 * m == stage_time
-            forms = closed_forms(timeline.schedule, costs, 0.0)
+            forms = closed_forms(timeline.schedule, costs)
             assert {form.form.quantity: form.value for form in forms} == {
                 "makespan": timeline.makespan,
                 "stage_time": timeline.stage_time.max(),

@@ -21,7 +21,7 @@ def test_overlapped_forms_are_exact_where_they_are_shown(name: str) -> None:
         schedule = db.make(name, ranks=p, microbatches=m)
         for F, B in ((1, 2), (2, 1), (1, 1)):
             costs = db.Costs(F=F, B=B, O=O)
-            found = [form.form.quantity for form in closed_forms(schedule, costs, 0.0)]
+            found = [form.form.quantity for form in closed_forms(schedule, costs)]
             shown[max(F, B) <= O] += "makespan" in found
             forms.hold(schedule, costs, f"{name} p={p} m={m} F={F} B={B} O={O}")
     assert shown[True] > 50
@@ -33,7 +33,7 @@ def test_a_published_order_claims_no_memory_limit(memory: float) -> None:
     schedule = db.make("zb-v", ranks=6, microbatches=6, memory=memory, published=True)
     (form,) = [
         form
-        for form in closed_forms(schedule, db.Costs(), 0.0)
+        for form in closed_forms(schedule, db.Costs())
         if form.form.quantity == "peak_activation"
     ]
     assert form.form.text == "p on every rank"

@@ -134,7 +134,7 @@ def test_bounds_hold_while_copies_are_hidden(name: str, k: float, sharing: int) 
         for m in (1, p, 3 * p + 1):
             costs = replace(at_ratio(k, v, F=10, I=11, W=7), host_link_shared_by=sharing)
             schedule = make(name, p, v, m)
-            forms = closed_forms(schedule, costs, 0)
+            forms = closed_forms(schedule, costs)
             # Two ranks that share a link wait for each other's copies.
             hidden = k * sharing <= 1
             assert [item.form.quantity for item in forms] == ["makespan"] * hidden

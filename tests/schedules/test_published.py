@@ -36,7 +36,7 @@ def test_1f1b_with_latency_has_its_closed_form(
     total = (m + p - 1) * (F + I + W) + 2 * c * ((p - 1) * m / p + p - 2)
     assert timeline.stage_time.max() == pytest.approx(total)
     assert round((total - m * (F + I + W)) / total, 4) == rate
-    forms = [form for form in closed_forms(schedule, costs, c) if form.form.quantity == "makespan"]
+    forms = [form for form in closed_forms(schedule, costs) if form.form.quantity == "makespan"]
     assert [form.value for form in forms] == [pytest.approx(timeline.makespan)]
 
 

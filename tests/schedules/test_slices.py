@@ -58,7 +58,7 @@ def test_forms_hold_on_a_grid(name: str) -> None:
             continue
         assert db.check(schedule).ok
         timeline = db.simulate(schedule, costs)
-        for item in closed_forms(schedule, costs, 0.0):
+        for item in closed_forms(schedule, costs):
             measured = getattr(timeline, item.form.quantity)
             if not isinstance(item.value, list):
                 measured = np.max(measured)
@@ -244,7 +244,7 @@ def test_formulas_of_memory_do_not_speak_of_keys_and_values() -> None:
     for name in ("1f1b", "seq1f1b"):
         schedule = db.make(name, ranks=2, microbatches=4)
         quantities = [
-            {item.form.quantity for item in closed_forms(schedule, db.Costs(kv=kv), 0.0)}
+            {item.form.quantity for item in closed_forms(schedule, db.Costs(kv=kv))}
             for kv in (0, 1)
         ]
         assert quantities == [{"makespan", "peak_activation"}, {"makespan"}]

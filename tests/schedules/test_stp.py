@@ -94,7 +94,7 @@ def test_forms_hold_where_pairs_take_what_their_parts_take(p: int) -> None:
 )
 def test_no_formula_of_time_where_it_does_not_hold(costs: db.Costs) -> None:
     schedule = db.make("stp", ranks=3, microbatches=9)
-    found = {item.form.quantity for item in closed_forms(schedule, costs, costs.transfer)}
+    found = {item.form.quantity for item in closed_forms(schedule, costs)}
     assert found == {"peak_activation"}
 
 

@@ -117,7 +117,7 @@ def test_the_makespan_is_exact_for_any_times(name: str, p: int) -> None:
             timeline = db.simulate(schedule, costs)
             total = m * (F + I + W + f + i + w) + (p - 1) * (F + I + W)
             assert timeline.makespan == pytest.approx(total)
-            forms = closed_forms(schedule, costs, 0.0)
+            forms = closed_forms(schedule, costs)
             assert [form.form.quantity for form in forms] == ["makespan", "peak_activation"]
             assert forms[0].value == pytest.approx(total)
 
@@ -131,7 +131,7 @@ def test_waits_in_v_half_do_not_depend_on_the_head(name: str, p: int, f: float, 
     for m in (2 * p, 3 * p + 1):
         schedule = db.make(name, ranks=p, microbatches=m, costs=costs)
         makespan = db.simulate(schedule, costs).makespan
-        form = closed_forms(schedule, costs, 0.0)[0]
+        form = closed_forms(schedule, costs)[0]
         assert form.form.quantity == "makespan"
         if form.form.accuracy == "exact":
             assert makespan == pytest.approx(form.value)
@@ -184,7 +184,7 @@ def test_head_memory_is_held_from_s_to_t() -> None:
             shards -= 2 * (action.kind == Kind.T)
         assert timeline.peak_activation[rank] == most > plain.peak_activation[rank]
     assert timeline.memory.left.tolist() == [0, 0, 0]
-    assert [form.form.quantity for form in closed_forms(schedule, costs, 0.0)] == []
+    assert [form.form.quantity for form in closed_forms(schedule, costs)] == []
 
 
 def test_the_head_leaves_the_last_stage() -> None:

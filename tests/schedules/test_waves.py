@@ -211,7 +211,7 @@ def test_forms_hold_for_any_times_and_any_number_of_microbatches(
         assert not db.check(schedule).problems
         for _ in range(5):
             costs = db.Costs(F=draw.randint(0, 40), B=draw.randint(0, 120))
-            values = closed_forms(schedule, costs, 0.0)
+            values = closed_forms(schedule, costs)
             assert {v.form.quantity for v in values} == {"makespan", "peak_activation"}
             assert {v.form.accuracy for v in values} <= {"exact", "upper bound"}
             hold(schedule, costs, f"{name} p={p} m={m}")

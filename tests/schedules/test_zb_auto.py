@@ -79,9 +79,7 @@ def test_stage_times_of_the_paper_without_latency(p: int, m: int, one: float, tw
     for name, formula in (("zb-auto", one), ("zb-2p", two)):
         timeline = timed(name, p, m, costs, objective="stage-time")
         assert timeline.stage_time.max() <= formula
-        forms = {
-            form.form.quantity: form.value for form in closed_forms(timeline.schedule, costs, 0)
-        }
+        forms = {form.form.quantity: form.value for form in closed_forms(timeline.schedule, costs)}
         assert forms["stage_time"] == formula
 
 

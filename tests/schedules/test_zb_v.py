@@ -70,7 +70,7 @@ def test_equal_costs_leave_no_bubble_in_stage_time(p: int, times: int) -> None:
         assert timeline.stage_time.tolist() == [6 * m * times] * p
         assert timeline.makespan == (6 * m + p - 1) * times
         assert timeline.peak_activation.tolist() == [p] * p
-        forms = {f.form.quantity: f.value for f in closed_forms(timeline.schedule, costs, 0.0)}
+        forms = {f.form.quantity: f.value for f in closed_forms(timeline.schedule, costs)}
         assert forms == {
             "makespan": timeline.makespan, "stage_time": 6 * m * times, "peak_activation": p
         }  # fmt: skip

@@ -11,8 +11,8 @@ import pytest
 
 import debubble as db
 from debubble.sweeps import Progress, Results, Spec, run, spec_of
+from debubble.sweeps.commands import compute
 from debubble.sweeps.store import Writer
-from debubble.sweeps.work import compute
 
 DATA: dict[str, Any] = {
     "command": "simulate",

@@ -59,11 +59,8 @@ class Bubbles:
 def bubbles(timeline: Timeline) -> Bubbles:
     """Find every idle time of a timeline, and why it is one.
 
-    Parameters
-    ----------
-    timeline
-        A simulated schedule. Only one that was made under a memory limit (see
-        :func:`memory_limit`) has idle time for lack of memory.
+    Only a schedule that was made under a memory limit (see :func:`memory_limit`) has idle time for
+    lack of memory.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Check a schedule: complete, in order, free of deadlocks, within memory, with the right weights.
 
 A schedule that compiles into an event graph with every backward done has no problem left to find,
-so that this is all that happens to a good schedule. One with transfers or sharding is scanned
-once more, see :mod:`debubble.analysis.fast_check`. Only one that fails here is inspected in detail.
+so that this is all that happens to a good schedule; what data-parallel replicas exchange, which
+ranks could compute without, is inspected, too. Only one that fails here is inspected in detail.
 """
 
 from __future__ import annotations
@@ -13,26 +13,34 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.fast_check import is_sound, without_sharding
 from debubble.analysis.metrics import amount_text, limit_text
 from debubble.analysis.optimizer_steps import inspect_steps
-from debubble.analysis.outputs import inspect_outputs, split_under_ddp
+from debubble.analysis.outputs import pytorch_warnings
 from debubble.analysis.problems import LISTED, Findings, Problem, Report, spot
 from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding, reduces
 from debubble.analysis.structure import inspect_structure
-from debubble.core.actions import SHARDING_KINDS, TRANSFER_KINDS, Action, pack
+from debubble.core.actions import (
+    SHARDING_KINDS,
+    TRANSFER_KINDS,
+    Action,
+    among,
+    kinds_of,
+    pack,
+    pairs_of,
+)
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.explain import explain
+from debubble.engine.explain.action_faults import matched
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import ROUNDING, Limit, MemoryUse, memory_limits
 from debubble.engine.modes import MODE, QUEUES, check_mode
 from debubble.engine.timeline import Timeline, memory_use
+from debubble.engine.transfers import without
 from debubble.engine.validate import has, scan
-from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
 
@@ -113,9 +121,7 @@ def check(
         found.problems.append(_stuck(error))
     warnings: list[Problem] = []
     if not found:
-        late = Findings()
-        inspect_outputs(schedule, late)
-        warnings = late.problems + (split_under_ddp(schedule) if reduces(schedule) else [])
+        warnings = pytorch_warnings(schedule, reduces(schedule))
     if not found and kinds & _TRANSFERS:
         if not one_mode:
             _deadlocks(schedule, bare, found)
@@ -135,28 +141,49 @@ def _inspect(
     A good schedule is only compiled; what does not compile, or only without sharding (`bare`), is
     looked at in detail. `kinds` are the kinds that occur, as bits.
     """
-    steps = bool(kinds & _STEPS)
-    if steps or schedule.iterations > 1:
+    if kinds & _STEPS or schedule.iterations > 1:
         inspect_steps(schedule, found)
-    plain = swept and not kinds & ~_PLAIN
-    complete, error = False, None
-    if plain and not found and p2p_mode != "blocking":
-        try:
-            complete = compile_graph(schedule, p2p_mode).complete
-        except ScheduleError as stops:
-            error = stops
-    elif swept and not plain and not kinds & _SHARDS and not found:
-        complete = is_sound(schedule, bare, steps)
+    if swept and not kinds & _SHARDS and not found and is_sound(schedule, bare):
         # What it is without sharding decides, and is compiled faster.
-        stands = complete and (bare is schedule or not _runs(bare, p2p_mode))
-        error = _error(schedule, p2p_mode) if stands else None
-    if complete:
-        return error
+        runs = bare is not schedule and _runs(bare, p2p_mode)
+        return None if runs else _error(schedule, p2p_mode)
     inspect_structure(schedule, found)
-    if not found and not plain:
+    if not found and (kinds & ~_PLAIN or not swept):
         _transfers(schedule, found)
         inspect_sharding(schedule, found)
-    return error if error or found else _error(schedule, p2p_mode)
+    return None if found else _error(schedule, p2p_mode)
+
+
+def without_sharding(schedule: Schedule) -> Schedule:
+    """Return the schedule without its sharding actions, itself where it has none.
+
+    Either runs if the other does, and where sharding actions take no time, they have the same
+    times: all that such an action waits for comes before it in its program, and what waits for
+    it comes after it, where the rank arrives only after all that anyway.
+    """
+    if not has(schedule, SHARDING_KINDS):
+        return schedule
+    return without(schedule, among(kinds_of(schedule.actions), SHARDING_KINDS))
+
+
+def is_sound(schedule: Schedule, bare: Schedule) -> bool:
+    """Return whether actions are complete and in order, transfers matched and replicas in step.
+
+    The schedule has at least two actions for every cell, all of which exist on their ranks, and no
+    passes of a sharded output layer; `bare` is it without sharding actions.
+    """
+    try:
+        graph = compile_graph(bare, explain=False)
+    except ScheduleError:
+        return False
+    found = Findings()
+    if bare is not schedule or schedule.explicit_reduction:
+        here = np.flatnonzero(among(kinds_of(schedule.actions), SHARDING_KINDS))
+        pairs, before = (pairs_of(schedule.actions[at]) for at in (here, here - 1))
+        if pairs.any() or (before % 2).any():
+            return False  # one tears an overlapped group apart
+        inspect_sharding(schedule, found)
+    return graph.complete and not graph.overtaken and not found
 
 
 def caveats(timeline: Timeline) -> tuple[str, ...]:

@@ -24,8 +24,7 @@ from debubble.analysis.metrics import (
     times_text,
     units,
 )
-from debubble.analysis.results import result_columns
-from debubble.analysis.spread import spread_columns, spread_words
+from debubble.analysis.results import result_columns, spread_columns, spread_words
 from debubble.core import hooks
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule, sizes

@@ -26,11 +26,11 @@ from debubble.core.schedule import Schedule
 _FIELDS = STAGE_MASK << STAGE_SHIFT | KIND_MASK
 
 
-def pytorch_warnings(schedule: Schedule) -> list[Problem]:
+def pytorch_warnings(schedule: Schedule, replicas: bool = True) -> list[Problem]:
     """Return warnings of what PyTorch's own runtime cannot do with a valid schedule."""
     found = Findings()
     inspect_outputs(schedule, found)
-    return found.problems + split_under_ddp(schedule)
+    return found.problems + (split_under_ddp(schedule) if replicas else [])
 
 
 def split_under_ddp(schedule: Schedule) -> list[Problem]:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import code_text
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import amount, counted
@@ -258,8 +257,8 @@ class Spot(NamedTuple):
 def spot(schedule: Schedule, position: int | np.integer[Any]) -> Spot:
     """Describe the action at a position of a schedule."""
     rank = schedule.rank_of(int(position))
-    text = code_text(int(schedule.actions[position]), schedule.slices)
-    return Spot(rank, int(position) - int(schedule.offsets[rank]), text)
+    place = int(position) - int(schedule.offsets[rank])
+    return Spot(rank, place, schedule.text_at(int(position)))
 
 
 def late_need(here: Spot, wanted: Spot) -> Problem:

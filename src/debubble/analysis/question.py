@@ -27,7 +27,7 @@ from debubble.lowering.chain import LOWERINGS, lower
 from debubble.schedules.registry import make
 
 OPTIONS: tuple[OptionSpec, ...] = (
-    *CORE_OPTIONS, P2P_OPTION, *(row.option for row in LOWERINGS), *JITTER_OPTIONS,
+    *CORE_OPTIONS, P2P_OPTION, *LOWERINGS, *JITTER_OPTIONS,
 )  # fmt: skip
 """Every option of a question."""
 
@@ -70,13 +70,7 @@ class Question:
 
     @cached_property
     def made(self) -> Schedule:
-        """The schedule with all that is added to it.
-
-        Raises
-        ------
-        ParameterError
-            When it cannot be made with these parameters.
-        """
+        """The schedule with all that is added to it; a ParameterError when it cannot be made."""
         setting: dict[str, Any] = {
             "costs": self.costs, "memory": self.memory, "p2p_mode": self.p2p_mode,
         }  # fmt: skip
@@ -96,11 +90,8 @@ class Question:
     def timeline(self) -> Timeline:
         """Timeline of the schedule with these costs.
 
-        Raises
-        ------
-        DebubbleError
-            When the schedule cannot be made, or cannot run. One that is given as it is may lack
-            actions and would look fast: it is refused unless :func:`debubble.check` passes it.
+        Raises DebubbleError when it cannot be made, or cannot run. One that is given as it is may
+        lack actions and would look fast: it is refused unless :func:`debubble.check` passes it.
         """
         if isinstance(self.schedule, Schedule):
             refuse_wrong(self.schedule, self.p2p_mode)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.analysis.problems import Problem, spot
-from debubble.core.actions import TRANSFER_KINDS, computes, kinds_of
+from debubble.core.actions import TRANSFER_KINDS, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.kinds import SEND_KINDS, SHARDING_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import number
+from debubble.core.waits import computing_before
 from debubble.engine.graph import P2PMode
 from debubble.engine.modes import MODE
 from debubble.engine.timeline import Timeline, simulate
@@ -62,7 +62,9 @@ def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:
     kind = kinds_of(schedule.actions)
     rank = schedule.ranks_of_actions
     ends = np.flatnonzero(np.isin(kind, TRANSFER_KINDS))
-    reached = _reached(kind, rank, end)[ends]
+    # A rank reaches a transfer at the end of its previous compute action.
+    before = computing_before(schedule)[ends]
+    reached = np.where(before >= 0, end[before], 0.0)
     # Both ends of a transfer have one node.
     node = timeline.graph.node[ends]
     _, transfer = np.unique(node, return_inverse=True)
@@ -91,14 +93,3 @@ def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:
     which = which[np.argmin(ready[here[which]])]
     one, other = here[which], ahead[which]
     return int(ends[one]), int(ends[other]), float(ready[one]), float(sent[other])
-
-
-def _reached(
-    kind: NDArray[np.int64], rank: NDArray[np.int64], end: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return when each rank reaches each action: the end of its previous compute action."""
-    compute = np.flatnonzero(computes(kind))
-    before = np.searchsorted(compute, np.arange(len(kind))) - 1
-    spot = compute[before] if len(compute) else before
-    same = (before >= 0) & (rank[spot] == rank)
-    return np.where(same, end[spot], 0.0)

@@ -6,13 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, spot
-from debubble.analysis.structure import ActionColumns, period_of
-from debubble.core.actions import Action, Kind, unpack
+from debubble.analysis.structure import period_of
+from debubble.core.actions import Action, Kind, among, kinds_of, microbatches_of, stages_of, unpack
 from debubble.core.kinds import WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.validate import has
 
 Positions = NDArray[np.int64]
+
+_MOVES = (Kind.UNSHARD, Kind.RESHARD)
 
 
 def inspect_sharding(schedule: Schedule, found: Findings) -> None:
@@ -21,14 +23,12 @@ def inspect_sharding(schedule: Schedule, found: Findings) -> None:
     For schedules that are complete and in order. Reductions are asked for where a schedule has any,
     or has ``Schedule.explicit_reduction``.
     """
-    columns = ActionColumns(schedule)
-    # (rank, stage), as few numbers as occur.
-    _, owner = np.unique(columns.rank * schedule.stages + columns.stage, return_inverse=True)
-    reductions = np.flatnonzero(columns.kind == Kind.REDUCE_GRAD)
-    if schedule.explicit_reduction or len(reductions):
-        _reductions(columns, owner, reductions, found)
-    if np.any((columns.kind == Kind.UNSHARD) | (columns.kind == Kind.RESHARD)):
-        _weights(columns, owner, found)
+    kind = kinds_of(schedule.actions)
+    owner = schedule.ranks_of_actions * schedule.stages + stages_of(schedule.actions)
+    if reduces(schedule):
+        _reductions(schedule, kind, owner, found)
+    if has(schedule, _MOVES):
+        _weights(schedule, kind, owner, found)
 
 
 def reduces(schedule: Schedule) -> bool:
@@ -36,18 +36,16 @@ def reduces(schedule: Schedule) -> bool:
     return schedule.explicit_reduction or has(schedule, (Kind.REDUCE_GRAD,))
 
 
-def _reductions(
-    columns: ActionColumns, owner: Positions, reductions: Positions, found: Findings
-) -> None:
-    schedule, period = columns.schedule, period_of(columns.schedule)
-    made = np.flatnonzero(np.isin(columns.kind, WEIGHT_KINDS))
-    iterations = schedule.units // (schedule.microbatches * schedule.slices)
-    needed = owner[made] * iterations + columns.unit[made] // period
-    # The last position of every key: the first one from the end.
-    keys, from_behind = np.unique(needed[::-1], return_index=True)
-    last = made[::-1][from_behind]
-    have = owner[reductions] * iterations + columns.unit[reductions]
-    strange = (columns.unit[reductions] >= iterations) | ~np.isin(have, keys)
+def _reductions(schedule: Schedule, kind: Positions, owner: Positions, found: Findings) -> None:
+    """Report gradients that are not reduced once; `owner` is the stage on a rank of each action."""
+    iterations, unit = schedule.iterations, microbatches_of(schedule.actions)
+    made = np.flatnonzero(among(kind, WEIGHT_KINDS))
+    # Of several positions the last one stays.
+    last = np.full(schedule.ranks * schedule.stages * iterations, -1)
+    last[owner[made] * iterations + unit[made] // period_of(schedule)] = made
+    reductions = np.flatnonzero(kind == Kind.REDUCE_GRAD)
+    have = owner[reductions] * iterations + np.minimum(unit[reductions], iterations - 1)
+    strange = (unit[reductions] >= iterations) | (last[have] < 0)
     what = "reduces gradients that nobody computes"
     found.say("reduce-grad", schedule, reductions[strange], what, "remove it")
     reductions, have = reductions[~strange], have[~strange]
@@ -55,8 +53,8 @@ def _reductions(
 
     def absent(item: int) -> Problem:
         rank, _, text = spot(schedule, last[item])
-        stage = int(columns.stage[last[item]])
-        wanted = str(Action(stage, Kind.REDUCE_GRAD, int(keys[item]) % iterations))
+        stage = item // iterations % schedule.stages
+        wanted = str(Action(stage, Kind.REDUCE_GRAD, item % iterations))
         return Problem(
             "reduce-grad",
             f"{wanted} is missing: the gradients of stage {stage} are neither divided by the "
@@ -67,16 +65,17 @@ def _reductions(
             f"add it on rank {rank} behind {text}",
         )
 
-    found.add("reduce-grad", np.flatnonzero(~np.isin(keys, reduced)), absent)
+    lacks = last >= 0
+    lacks[reduced] = False
+    found.add("reduce-grad", np.flatnonzero(lacks), absent)
     again = np.ones(len(reductions), dtype=bool)
     again[first] = False
     what = "reduces the same gradients again"
     found.say("reduce-grad", schedule, reductions[again], what, "remove one of the two")
-    cell = np.searchsorted(keys, have)
-    early = ~again & (reductions < last[cell])
+    early = ~again & (reductions < last[have])
 
     def hasty(item: int) -> Problem:
-        _, there, wanted = spot(schedule, last[cell[item]])
+        _, there, wanted = spot(schedule, last[have[item]])
         what = f"comes before {wanted} (action {there}), whose gradient it leaves out"
         here = spot(schedule, reductions[item])
         return here.problem("reduce-grad", what, f"move it behind {wanted}", wanted)
@@ -84,51 +83,40 @@ def _reductions(
     found.add("reduce-grad", np.flatnonzero(early), hasty)
 
 
-def _weights(columns: ActionColumns, owner: Positions, found: Findings) -> None:
-    kind = columns.kind
-    shards = (kind == Kind.UNSHARD) | (kind == Kind.RESHARD)
-    positions = np.flatnonzero(shards | np.isin(kind, WORK_KINDS))
-    positions = positions[np.isin(owner[positions], owner[shards])]
-    positions = positions[np.argsort(owner[positions], kind="stable")]
-    group = owner[positions]
-    event = shards[positions]
-    before = np.maximum.accumulate(np.where(event, np.arange(len(positions)), -1))
-    known = (before >= 0) & (group[before] == group)
-    dropped = ~event & ~(known & (kind[positions[before]] == Kind.UNSHARD))
+def _weights(schedule: Schedule, kind: Positions, owner: Positions, found: Findings) -> None:
+    """Report uses of weights that a rank does not hold, gathered twice, or dropped while away.
 
-    def describe(item: int) -> Problem:
-        stage = int(columns.stage[positions[item]])
-        what = f"uses weights of stage {stage} that its rank does not hold"
-        fix = f"add {Action(stage, Kind.UNSHARD, 0)} before it"
-        return spot(columns.schedule, positions[item]).problem("unshard", what, fix)
-
-    found.add("unshard", np.flatnonzero(dropped), describe)
-    _exchanges(columns.schedule, positions, group, kind[positions], found)
-
-
-def _exchanges(
-    schedule: Schedule, positions: Positions, group: Positions, kind: Positions, found: Findings
-) -> None:
-    """Report weights gathered twice, or dropped while away; PyTorch's runtime aborts on these.
-
-    `positions` are those of shard actions and of what uses weights, sorted by `group`, a stage on a
-    rank, and then by program order; `kind` are their kinds.
+    PyTorch's runtime aborts on the last two.
     """
-    index = np.arange(len(positions))
-    gathers, drops = kind == Kind.UNSHARD, kind == Kind.RESHARD
-    # The last shard action before each, of any group, and the very action before.
-    latest = np.maximum.accumulate(np.where(gathers | drops, index, -1))
-    before = np.concatenate([[-1], latest[:-1]])
+    moves, stages = among(kind, _MOVES), schedule.stages
+    moved = np.zeros(schedule.ranks * stages, dtype=np.bool_)
+    moved[owner[moves]] = True
+    every = np.flatnonzero((moves | among(kind, WORK_KINDS)) & moved[owner])
+    # Small numbers are sorted in a fraction of the time.
+    group = owner[every].astype(np.uint16 if len(moved) <= 1 << 16 else np.int64)
+    order = np.argsort(group, kind="stable")
+    every, group, event = every[order], group[order], moves[every[order]]
+    # Uses of a stage on a rank with nothing in between are alike: one stands for all of them.
+    first = np.flatnonzero(np.append(True, event[1:] | event[:-1] | (group[1:] != group[:-1])))
+    alike = np.diff(first, append=len(every))
+    positions, group = every[first], group[first].astype(np.int64)
+    index, gathers, drops = np.arange(len(first)), *(kind[positions] == each for each in _MOVES)
+    # The last gathering or drop before each, of any group, and the very action before.
+    before = np.append(-1, np.maximum.accumulate(np.where(gathers | drops, index, -1))[:-1])
     held = (before >= 0) & (group[before] == group) & gathers[before]
     last = np.append(group[1:] != group[:-1], True)
-    twice, without = gathers & held, drops & ~held
+    twice, without, lacking = gathers & held, drops & ~held, ~gathers & ~drops & ~held
     # One that is gathered again, or that another problem follows, is reported there.
-    follower = np.minimum(index + 1, len(index) - 1)
-    unused = gathers & ~twice & (last | drops[follower])
+    unused = gathers & ~twice & (last | drops[np.minimum(index + 1, len(index) - 1)])
+
+    def lacks(item: int) -> Problem:
+        here = spot(schedule, every[item])
+        stage = unpack(int(schedule.actions[every[item]])).stage
+        what = f"uses weights of stage {stage} that its rank does not hold"
+        return here.problem("unshard", what, f"add {Action(stage, Kind.UNSHARD, 0)} before it")
 
     def describe(item: int) -> Problem:
-        here = spot(schedule, positions[item])
-        stage = unpack(int(schedule.actions[positions[item]])).stage
+        here, stage = spot(schedule, positions[item]), int(group[item]) % stages
         if twice[item]:
             _, there, other = spot(schedule, positions[before[item]])
             what = f"gathers weights of stage {stage} that its rank has since {other}"
@@ -140,5 +128,6 @@ def _exchanges(
         fix = "remove it" if last[item] else "remove it and the RESHARD behind it"
         return here.problem("unshard", f"gathers weights of stage {stage} that nothing uses", fix)
 
+    found.add("unshard", np.flatnonzero(np.repeat(lacking, alike)), lacks)
     wrong = np.flatnonzero(twice | without | unused)
     found.add("unshard", wrong[np.argsort(positions[wrong])], describe)

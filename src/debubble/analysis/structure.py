@@ -13,13 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, first_gaps, late_need, spot
-from debubble.core.actions import (
-    COPY_KINDS,
-    VOCABULARY_KINDS,
-    WHOLE_STAGE_KINDS,
-    Action,
-    Kind,
-)
+from debubble.core.actions import COPY_KINDS, VOCABULARY_KINDS, WHOLE_STAGE_KINDS, Action, Kind
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kind_relations import (
     FORWARD_KIND,
@@ -34,7 +28,7 @@ from debubble.core.kinds import KINDS, OFFLOAD_KINDS, STEP_KINDS, WAIT_KINDS, WO
 from debubble.core.schedule import Schedule
 from debubble.core.waits import ActionIndex
 from debubble.engine.explain.action_faults import LARGE, LONE, bad_groups, misplaced_shard_text
-from debubble.engine.kernels.sweep import MOST_MEMBERS
+from debubble.engine.kernels.groups import MOST_MEMBERS
 from debubble.engine.validate import outside_text
 
 MOST_UNITS = 1 << 36

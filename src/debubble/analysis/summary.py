@@ -45,24 +45,12 @@ VERSIONS_SHOWN = 8
 def summary(timeline: Timeline) -> dict[str, Any]:
     """Return all results of a simulation, ready for JSON.
 
-    Parameters
-    ----------
-    timeline
-        A simulated schedule.
-
-    Returns
-    -------
-    dict
-        Sizes of the schedule; ``recompute``, the stages that do, ``"full"`` for all; ``makespan``,
-        ``ideal`` and the measures that say how much time is lost; ``stage_time``, ``busy`` and
-        ``peak_activation`` with one number per rank, as have all causes in ``idle_by_cause``;
-        ``p2p_transfers`` and ``p2p_volume``; ``receive_buffers``, None where transfers are no
-        actions; ``parameter_copies``; ``closed_forms``, a list of formulas with their `value`, its
-        `terms` where the formula is a sum of some, the `simulated` value and the `difference`
-        (simulated − value; differences that are rounding are 0); ``nearest_forms``, those that do
-        not hold for these costs, with the `reason` and what their `value` is for (`nearest`);
-        ``units`` of times and memory; and ``conventions``, in words what each number
-        means.
+    Sizes of the schedule; ``recompute``, the stages that do, ``"full"`` for all; every measure,
+    those by rank as lists; ``closed_forms``, formulas with their `value`, its `terms` where the
+    formula is a sum of some, the `simulated` value and the `difference` (simulated − value;
+    differences that are rounding are 0); ``nearest_forms``, those that do not hold for these costs,
+    with the `reason` and what their `value` is for (`nearest`); ``units`` of times and memory; and
+    ``conventions``, the meaning of each number.
 
     Examples
     --------
@@ -168,8 +156,7 @@ def _forms(timeline: Timeline) -> tuple[list[FormValue], list[NearestForm]]:
     if takes_time or MODE[timeline.mode].holds_up:
         waits = f"transfers are p2p {timeline.mode}"
         obstacles.append(Obstacle(waits, "with transfers that overlap"))
-    arguments = schedule, costs, costs.transfer, obstacles
-    return closed_forms(*arguments), nearest_forms(*arguments)
+    return closed_forms(schedule, costs, obstacles), nearest_forms(schedule, costs, obstacles)
 
 
 def _recompute(schedule: Schedule) -> str | list[int] | None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from debubble.core.actions import COPY_KINDS, Kind, kinds_of, pairs_of
-from debubble.core.costs import COMPUTE_TIMES, COST_FIELDS, Costs
+from debubble.core.costs import COST_FIELDS, Costs
+from debubble.core.embedding_and_head import COMPUTE_TIMES
 from debubble.core.kind_relations import FUSED_KIND, RECOMPUTE_KINDS, SPLIT_KINDS
 from debubble.core.kinds import FORWARD_KINDS, STEP_KINDS
 from debubble.core.schedule import Schedule

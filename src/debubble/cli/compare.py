@@ -26,10 +26,10 @@ from debubble.cli.options import (
     with_setup,
     writes,
 )
-from debubble.cli.output import check_writable, in_color, note, print_json, styled
+from debubble.cli.output import check_output, in_color, note, print_json, styled
 from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import Phases, phases
-from debubble.core.errors import FormatError, ParameterError
+from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange.files import is_file_name, write_text
 from debubble.interchange.named import made_for_each
@@ -55,8 +55,7 @@ def compare(
     """
     inputs = setup.read()
     check_picture(output, picture, ".tex")
-    if bibtex is not None:
-        _check_bibtex(bibtex)
+    check_output("--bibtex", bibtex, (".bib",), "a bibliography is written as .bib")
     with phases(2 * len(schedules)) as phase:
         items, skipped = _items(schedules, inputs, phase)
         named = [item for item in items if isinstance(item, str)]
@@ -64,7 +63,9 @@ def compare(
         if chunks is None and has_choice(named):
             chunks = inputs.size("chunks")
         if named:
-            _need_sizes(named[0], inputs)
+            for key, advice in HOW.items():
+                if inputs.size(key) is None and key not in inputs.several:
+                    raise ParameterError(f"'{named[0]}' needs {key}; {advice}")
         if not items:
             _leave(skipped)
         result = simulate_all(
@@ -91,7 +92,10 @@ def compare(
         table = {"cite": bibtex is not None, "source": inputs.source}
         result.save(output, **table if output.lower().endswith(".tex") else picture)
     if bibtex is not None:
-        _write_bibtex((row.schedule.name for row in result.rows), bibtex)
+        # Schedules of files have no entry.
+        known = [name for row in result.rows if (name := row.schedule.name) in registry.entries()]
+        write_text(bibtex, bibliography(known))
+        note(f"wrote {bibtex}")
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:
@@ -120,31 +124,11 @@ def _items(
     return made_for_each(names, inputs.several.get("chunks") or [inputs.asked.chunks], make)
 
 
-def _check_bibtex(path: str) -> None:
-    """Refuse a file that could not be written in the end, before anything is computed."""
-    if not path.lower().endswith(".bib"):
-        raise FormatError(f"--bibtex '{path}': a bibliography is written as .bib")
-    check_writable(path)
-
-
-def _write_bibtex(names: Iterable[str], path: str) -> None:
-    """Write the entries of all registered schedules; those of files have none."""
-    known = registry.entries()
-    write_text(path, bibliography(name for name in names if name in known))
-    note(f"wrote {path}")
-
-
 def _leave(skipped: Iterable[tuple[str, str]]) -> NoReturn:
     """Exit with the reasons why there is nothing to compare."""
     for name, reason in skipped:
         note(f"debubble: {name}: {reason}")
     raise typer.Exit(BAD_INPUT)
-
-
-def _need_sizes(name: str, inputs: Inputs) -> None:
-    for key, advice in HOW.items():
-        if inputs.size(key) is None and key not in inputs.several:
-            raise ParameterError(f"'{name}' needs {key}; {advice}")
 
 
 app = command(

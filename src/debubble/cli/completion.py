@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import TypeAlias
 
 from debubble.schedules import registry
@@ -26,13 +27,6 @@ def schedules(typed: str) -> list[str]:
     return one_of(registry.entries())(typed)
 
 
-def gpus(typed: str) -> list[str]:
-    """Complete names of GPUs."""
-    from debubble.planner.hardware.gpus import GPUS
-
-    return one_of(GPUS)(typed)
-
-
 def models(typed: str) -> list[str]:
     """Complete names of models."""
     from debubble.planner.model.files import shipped_models
@@ -40,12 +34,17 @@ def models(typed: str) -> list[str]:
     return one_of(shipped_models())(typed)
 
 
-def frameworks(typed: str) -> list[str]:
-    """Offers names of frameworks that plans are made for."""
-    from debubble.planner.frameworks.table import FRAMEWORKS
+def _planned(module: str, table: str) -> Complete:
+    """Return a completion from the keys of a table of the planner, which is imported when used."""
 
-    return one_of(FRAMEWORKS)(typed)
+    def complete(typed: str) -> list[str]:
+        return one_of(getattr(import_module(f"debubble.planner.{module}"), table))(typed)
+
+    return complete
 
 
-BY_NAME: dict[str, Complete] = {"framework": frameworks, "gpu": gpus}
+BY_NAME: dict[str, Complete] = {
+    "framework": _planned("frameworks.table", "FRAMEWORKS"),
+    "gpu": _planned("hardware.gpus", "GPUS"),
+}
 """Words for options that are not one of a few."""

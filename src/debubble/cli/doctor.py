@@ -20,16 +20,8 @@ from debubble.diagnosis.readers.pool import processors
 from debubble.engine.jit import load_compiler
 
 REQUIRED = (
-    "numpy",
-    "numba",
-    "matplotlib",
-    "typer",
-    "rich",
-    "pydantic",
-    "PyYAML",
-    "msgspec",
-    "ortools",
-)
+    "numpy", "numba", "matplotlib", "typer", "rich", "pydantic", "PyYAML", "msgspec", "ortools",
+)  # fmt: skip
 """Packages that every install has."""
 
 EXTRAS = {

@@ -13,7 +13,6 @@ from debubble.analysis.metrics import above_limit, kept_text
 from debubble.analysis.outputs import pytorch_warnings
 from debubble.cli.app import command
 from debubble.cli.options import (
-    Inputs,
     ScheduleName,
     Setup,
     Text,
@@ -101,7 +100,11 @@ def export(
             refuse_faulty(inputs.verdict(made), schedule, ", --unchecked writes it all the same")
         if layers is not None:
             check_cut(made, layers)
-        notes = _above_limit(made, inputs)
+        notes: list[str] = []
+        if inputs.memory is not None:
+            peak = memory_use(made, inputs.costs, inputs.mode).peak
+            if above_limit(peak, inputs.memory):
+                notes.append(kept_text(peak, inputs.memory, inputs.costs))
         if to == "chrome-trace":
             phase(f"simulating {len(made):,} actions")
             timeline = inputs.simulate(question, schedule)
@@ -130,15 +133,6 @@ def export(
         notes += [f"warning: {text}" for text in pytorch_warnings(made)]
     for line in notes + flags:
         note(line)
-
-
-def _above_limit(schedule: Schedule, inputs: Inputs) -> list[str]:
-    """Return a note of ranks that hold more than the memory limit."""
-    if inputs.memory is None:
-        return []
-    peak = memory_use(schedule, inputs.costs, inputs.mode).peak
-    above = above_limit(peak, inputs.memory)
-    return [kept_text(peak, inputs.memory, inputs.costs)] if above else []
 
 
 def _check_ending(to: str, output: str) -> None:

@@ -98,7 +98,7 @@ def optimize(
                 print(f"costs: {inputs.source}")
         sys.stdout.flush()
         if getattr(result, "status", "") != "optimal" and not strategies.has_solver():
-            note("without OR-Tools nothing is solved exactly and no patterns are sought; "
+            note("without OR-Tools nothing is solved exactly; "
                  "'pip install ortools' may find faster orders and better bounds")  # fmt: skip
     if wrote is not None:
         note(f"wrote {wrote}")

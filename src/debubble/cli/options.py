@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -20,7 +19,6 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.options import MemoryLimit, OptionSpec, Word, read_whole
 from debubble.core.schedule import Schedule
-from debubble.core.units import read_number
 from debubble.engine.graph import P2PMode
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
@@ -139,37 +137,19 @@ _READ = ("ranks", "microbatches", "chunks", "iterations", "sync", "p2p_mode")
 """Options that are fields of a question and independent of each other."""
 
 
-def positive(flag: str, text: str, unit: str = "") -> float:
-    """Parse a positive number; `unit` is for the message, " of seconds"."""
-    number = read_number(text)
-    if not 0 < number < math.inf:
-        raise ParameterError(f"{flag} is '{text}'; it is a positive number{unit}")
-    return number
-
-
 @dataclass(frozen=True)
 class Inputs:
-    """The options of a question, read; its schedule is not named yet.
-
-    Parameters
-    ----------
-    asked
-        The question; None where nothing was typed.
-    pairs
-        The ``KEY=VALUE`` texts of options of schedules.
-    file
-        The cost file.
-    several
-        Sizes of which several are given, for a row of a comparison each.
-    mode_typed
-        Whether the mode of transfers was typed; else transfers have to run in all modes.
-    """
+    """The options of a question, read; its schedule is not named yet."""
 
     asked: Question
+    """The question, without a name."""
     pairs: tuple[str, ...]
+    """The ``KEY=VALUE`` texts of options of schedules."""
     file: CostFile | None
     several: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Sizes of which several are given, for a row of a comparison each."""
     mode_typed: bool = False
+    """Whether the mode of transfers was typed; else transfers have to run in all modes."""
 
     @property
     def costs(self) -> Costs:
@@ -283,31 +263,43 @@ def with_rows(
 
     `make` gets the texts as typed, by row; None where nothing was, or its default if `defaults`.
     """
-    rows = list(rows)
+    added = {
+        row.name: (
+            _annotation(row, row in hidden),
+            str(row.default) if defaults and row.default is not None else None,
+        )
+        for row in rows
+    }
+    return with_options(function, name, added, make)
+
+
+def with_options(
+    function: Callable[..., None], name: str, added: Mapping[str, tuple[Any, Any]],
+    make: Callable[[dict[str, Any]], Any], *, last: bool = False,
+) -> Callable[..., Any]:  # fmt: skip
+    """Give a command options, and its parameter `name` what `make` makes of their values.
+
+    `added` has annotation and default of each; the help has them in place of the parameter, or at
+    the end.
+    """
+    own = inspect.signature(function).parameters
     hints = get_type_hints(function, include_extras=True)
-    parameters = []
-    for own, parameter in inspect.signature(function).parameters.items():
-        if own != name:
-            parameters.append(parameter.replace(annotation=hints[own]))
-            continue
-        parameters += [
-            inspect.Parameter(
-                row.name, parameter.KEYWORD_ONLY, annotation=_annotation(row, row in hidden),
-                default=str(row.default) if defaults and row.default is not None else None,
-            )
-            for row in rows
-        ]  # fmt: skip
+    parameters = [p.replace(annotation=hints[key]) for key, p in own.items() if key != name]
+    place = len(parameters) if last else list(own).index(name)
+    parameters[place:place] = [
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=usual)
+        for key, (annotation, usual) in added.items()
+    ]
     parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
 
     @wraps(function)
     def run(**values: Any) -> None:
-        texts = {row.name: values.pop(row.name) for row in rows}
-        function(**{name: make(texts)}, **values)
+        typed = {key: values.pop(key) for key in added}
+        function(**{name: make(typed)}, **values)
 
-    signature = inspect.Signature(
+    vars(run)["__signature__"] = inspect.Signature(
         [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
     )
-    vars(run)["__signature__"] = signature
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 

@@ -44,10 +44,16 @@ def styled(text: str, style: str) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text else text
 
 
-def check_cost_file(flag: str, path: str) -> None:
-    """Refuse a file name without the ending of a cost file."""
-    if not path.lower().endswith((".yaml", ".yml", ".json")):
-        raise ParameterError(f"{flag} '{path}': a cost file is written as .yaml or .json")
+COST_FILES = (".yaml", ".yml", ".json"), "a cost file is written as .yaml or .json"
+
+
+def check_output(flag: str, path: str | None, endings: tuple[str, ...], advice: str) -> None:
+    """Refuse a file to write with another ending, or that cannot be written; None is no file."""
+    if path is None:
+        return
+    if not path.lower().endswith(endings):
+        raise ParameterError(f"{flag}{' ' * bool(flag)}'{path}': {advice}")
+    check_writable(path)
 
 
 def check_writable(path: str) -> None:

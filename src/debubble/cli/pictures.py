@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import Field
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from debubble.cli.options import with_options
 from debubble.cli.output import check_writable
 from debubble.core.errors import FormatError, ParameterError
 from debubble.view.options import FigureOptions, endings_of, offered_fields
@@ -24,45 +23,32 @@ Picture = Mapping[str, Any]
 
 def with_picture(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of a picture in place of its parameter ``picture``."""
-    own = inspect.signature(function).parameters
     flag = typer.Option("--no-title", help="No title, and of one schedule no caption.")
-    parameters = [parameter for name, parameter in own.items() if name != "picture"]
-    parameters += [_parameter(spec) for spec in offered_fields()]
-    parameters.append(_keyword(_NO_TITLE, Annotated[bool, flag], False))
-
-    @wraps(function)
-    def run(**values: Any) -> None:
-        given = {}
-        for spec in offered_fields():
-            typed = values.pop(_typed_name(spec))
-            if typed not in (None, False):
-                # A switch that is typed says so by its name: --no-… turns off.
-                given[spec.name] = _typed_name(spec) == spec.name if typed is True else typed
-        if values.pop(_NO_TITLE):
-            if "title" in given:
-                raise ParameterError("--title and --no-title exclude each other; use one of them")
-            given["title"] = ""
-        function(picture=given, **values)
-
-    vars(run)["__signature__"] = inspect.Signature(parameters)
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
+    added: dict[str, tuple[Any, Any]] = {}
+    for spec in offered_fields():
+        about, name = spec.metadata, _typed_name(spec)
+        option = typer.Option(
+            f"--{name.replace('_', '-')}", metavar=about["metavar"], help=about["help"]
+        )
+        kind, usual = (bool, False) if about["metavar"] is None else (str | None, None)
+        added[name] = Annotated[kind, option], usual
+    added[_NO_TITLE] = Annotated[bool, flag], False
+    return with_options(function, "picture", added, _given, last=True)
 
 
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
-
-
-def _parameter(spec: Field[Any]) -> inspect.Parameter:
-    """Return the option of a field."""
-    about, name = spec.metadata, spec.name.replace("_", "-")
-    if about["metavar"] is not None:
-        option = typer.Option(f"--{name}", metavar=about["metavar"], help=about["help"])
-        return _keyword(spec.name, Annotated[str | None, option], None)
-    option = typer.Option(f"--{_typed_name(spec).replace('_', '-')}", help=about["help"])
-    return _keyword(_typed_name(spec), Annotated[bool, option], False)
+def _given(typed: dict[str, Any]) -> Picture:
+    """Return the options that were typed, by their names in Python."""
+    given = {}
+    for spec in offered_fields():
+        value = typed[_typed_name(spec)]
+        if value not in (None, False):
+            # A switch that is typed says so by its name: --no-… turns off.
+            given[spec.name] = _typed_name(spec) == spec.name if value is True else value
+    if typed[_NO_TITLE]:
+        if "title" in given:
+            raise ParameterError("--title and --no-title exclude each other; use one of them")
+        given["title"] = ""
+    return given
 
 
 def _typed_name(spec: Field[Any]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from debubble.analysis.layout import line_width, table, wrap
 from debubble.cli import completion
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, with_rows, writes
-from debubble.cli.output import check_writable, note, print_json
+from debubble.cli.output import check_output, note, print_json
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
 from debubble.interchange.files import save, write_text
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from debubble.planner.search.best_plans import Progress
     from debubble.planner.search.search_result import Found
 
+ENDINGS = "a report is .html, the costs of the best plan are .yaml, its order is .csv"
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
 
@@ -53,8 +55,7 @@ def plan(
     from debubble.planner.answer.report import text
     from debubble.planner.answer.why import why_text
 
-    if output is not None:
-        _check_output(output)
+    check_output("", output, (".html", ".yaml", ".yml", ".csv"), ENDINGS)
     found = plan_for(values, _searching, lambda number, line: note(f"plan {number}: {line}"))
     try:
         if found.fits and output is not None:
@@ -115,14 +116,6 @@ def _print_best(found: Plan, framework: str | None) -> None:
     print(f"\nflags for {name}{others}:\n\n{texts[name]}", end="")
 
 
-def _check_output(path: str) -> None:
-    if not path.lower().endswith((".html", ".yaml", ".yml", ".csv")):
-        raise ParameterError(
-            f"'{path}': a report is .html, the costs of the best plan are .yaml, its order is .csv"
-        )
-    check_writable(path)
-
-
 def _write(found: Plan, path: str) -> None:
     """Write the report as a page; or of the best plan its order, or costs for other commands."""
     from debubble.planner.answer.report import costs_yaml
@@ -141,27 +134,23 @@ def _write(found: Plan, path: str) -> None:
 
 @contextmanager
 def _searching() -> Iterator[Progress]:
-    """Show on a line how far a search is, and the best so far."""
+    """Show on a line how far a search is and the best so far, a few times per second."""
+    began, shown = time.monotonic(), -math.inf
     with overwritten_line() as line:
-        yield _Progress(line)
 
+        def progress(found: Found) -> None:
+            nonlocal shown
+            now = time.monotonic() - began
+            if now < shown + 0.1:
+                return
+            shown = now
+            best = f"best {found.best.step_time:.4g} s" if found.best else "none fits yet"
+            line(
+                f"{now:5.1f} s  {found.considered:,} plans decided, {found.simulated:,} simulated, "
+                f"{best}"
+            )
 
-class _Progress:
-    """A line with how far the search is and the best so far, a few times per second."""
-
-    def __init__(self, line: Callable[[str], None]) -> None:
-        self.line, self.began, self.next = line, time.monotonic(), 0.0
-
-    def __call__(self, found: Found) -> None:
-        now = time.monotonic() - self.began
-        if now < self.next:
-            return
-        self.next = now + 0.1
-        best = f"best {found.best.step_time:.4g} s" if found.best else "none fits yet"
-        self.line(
-            f"{now:5.1f} s  {found.considered:,} plans decided, {found.simulated:,} simulated, "
-            f"{best}"
-        )
+        yield progress
 
 
 app = command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from debubble.cli.app import command
 from debubble.cli.errors import require_torch
 from debubble.cli.options import AsJson, Text, switch, takes, writes
-from debubble.cli.output import check_cost_file, check_writable, note, print_json
+from debubble.cli.output import COST_FILES, check_output, note, print_json
 from debubble.cli.progress import phases as progress
 from debubble.core.errors import ParameterError
 from debubble.core.options import read_whole
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from debubble.torch.measure.profile import Profile
 
 DEVICES = ("auto", "cpu", "cuda")
+
+MOST = 100_000
+"""Largest number of an option."""
 
 
 def profile(
@@ -45,16 +48,16 @@ def profile(
     F, I, W and B, the memory they hold, and the gain of splitting the backward. The file is what
     --costs takes everywhere.
     """
-    p, v = _count("-p", ranks), _count("-v", chunks)
+    p, v = read_whole("-p", ranks, 1, MOST), read_whole("-v", chunks, 1, MOST)
     sizes: dict[str, Any] = {"ranks": p, "chunks": v}
     if microbatches is not None:
-        sizes["microbatches"] = _count("-m", microbatches)
-    if output is not None:
-        check_cost_file("-o", output)
-        check_writable(output)
-    count = _count("--steps", steps)
-    of_config = {"rows": _count("--rows", rows), "dtype": dtype,
-                 "tokens": None if tokens is None else _count("--tokens", tokens)}  # fmt: skip
+        sizes["microbatches"] = read_whole("-m", microbatches, 1, MOST)
+    check_output("-o", output, *COST_FILES)
+    count = read_whole("--steps", steps, 1, MOST)
+    of_config = {"rows": read_whole("--rows", rows, 1, MOST), "dtype": dtype,
+                 "tokens": None}  # fmt: skip
+    if tokens is not None:
+        of_config["tokens"] = read_whole("--tokens", tokens, 1, MOST)
     with progress(p * v + 1) as step:
         step(f"building {model}")
         measured, name = _measured(model, p * v, count, device, not no_layers, of_config, step)
@@ -108,13 +111,6 @@ def _device(name: str) -> str | None:
     if name == "cuda" and not torch.cuda.is_available():
         raise ParameterError("--device is 'cuda', and PyTorch finds none; use cpu")
     return name if name != "auto" else "cuda" if torch.cuda.is_available() else None
-
-
-def _count(flag: str, text: str) -> int:
-    number = read_whole(flag, text)
-    if not 1 <= number <= 100_000:
-        raise ParameterError(f"{flag} is '{text}'; give a whole number from 1 to 100,000")
-    return number
 
 
 app = command(

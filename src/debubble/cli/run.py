@@ -19,7 +19,7 @@ from debubble.cli.options import (
     takes,
     with_setup,
 )
-from debubble.cli.output import check_cost_file, check_writable, note, print_json
+from debubble.cli.output import COST_FILES, check_output, note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError
 from debubble.core.options import read_whole
@@ -27,7 +27,6 @@ from debubble.core.units import read_number
 
 if TYPE_CHECKING:
     from debubble.torch.run.report import RunReport
-    from debubble.torch.run.run import Settings
 
 NOT_EQUAL = 1
 
@@ -86,7 +85,11 @@ def run(
         device=device,
         dtype=dtype,
     )
-    _check_outputs(trace, costs_out, settings)
+    for flag, path in (("--trace", trace), ("--costs-out", costs_out)):
+        if path is not None and not settings.steps:
+            raise ParameterError(f"{flag} needs measured steps; leave --steps 0 out")
+    check_output("--trace", trace, (".json", ".json.gz"), "traces end in .json or .json.gz")
+    check_output("--costs-out", costs_out, *COST_FILES)
     with phases(2) as phase:
         phase(f"making {schedule}")
         made = inputs.of(schedule).made
@@ -130,19 +133,6 @@ def _number(flag: str, text: str, unit: str, most: int) -> float:
             f"{flag} is '{text}'; give a number of {unit} above 0 and below {most:,}"
         )
     return number
-
-
-def _check_outputs(trace: str | None, costs_out: str | None, settings: Settings) -> None:
-    """Refuse files that cannot be written, before anything runs."""
-    if trace is not None and not trace.lower().endswith((".json", ".json.gz")):
-        raise ParameterError(f"--trace '{trace}': traces end in .json or .json.gz")
-    if costs_out is not None:
-        check_cost_file("--costs-out", costs_out)
-    for flag, path in (("--trace", trace), ("--costs-out", costs_out)):
-        if path is not None and not settings.steps:
-            raise ParameterError(f"{flag} needs measured steps; leave --steps 0 out")
-        if path is not None:
-            check_writable(path)
 
 
 def _write_costs(report: RunReport, path: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from debubble.analysis.layout import line_width, wrap
 from debubble.analysis.layout import table as aligned
 from debubble.analysis.metrics import above_limit, kept_text, units
-from debubble.analysis.spread import spread_lines
+from debubble.analysis.results import spread_lines
 from debubble.analysis.summary import heading, report, summary
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, Text, takes, with_setup

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from debubble.cli.output import check_writable
-from debubble.core.errors import FormatError, ParameterError
+from debubble.cli.output import check_output
+from debubble.core.errors import ParameterError
 
 TEMPLATE = '''"""A schedule of my own: what every rank does, in order.
 
@@ -39,9 +39,7 @@ NEXT = (
 
 def write_template(path: str) -> str:
     """Write a new file that ends in .py; return a text with commands for it."""
-    if not path.endswith(".py"):
-        raise FormatError(f"--from-template '{path}': a schedule of your own is a .py file")
-    check_writable(path)
+    check_output("--from-template", path, (".py",), "a schedule of your own is a .py file")
     if Path(path).exists():
         raise ParameterError(f"'{path}' exists; name another file, or remove it")
     Path(path).write_text(TEMPLATE, encoding="utf-8")

@@ -10,8 +10,7 @@ import typer
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, takes
-from debubble.cli.output import check_cost_file, check_writable, in_color, note, print_json, styled
-from debubble.core.atomic_write import write_atomically
+from debubble.cli.output import COST_FILES, check_output, in_color, note, print_json, styled
 from debubble.core.errors import ParameterError
 from debubble.core.options import read_whole
 from debubble.core.schedule import Schedule
@@ -24,6 +23,7 @@ from debubble.diagnosis.readers.folder import read
 from debubble.diagnosis.report import report, what_if_text
 from debubble.diagnosis.what_if import WhatIf, with_changes, with_schedule
 from debubble.interchange.cost_files import save_costs
+from debubble.interchange.files import write_text
 
 FAILED = 1
 """Exit code where a condition of ``--fail-if`` holds."""
@@ -36,8 +36,7 @@ def trace(
         takes("CHANGE", "Replay with other times: stage3.F*=0.9, p2p=0; may be repeated.", "--set"),
     ] = None,
     schedule: Annotated[
-        Text,
-        takes("NAME", "Time of a step under another schedule, at the measured times."),
+        Text, takes("NAME", "Time of a step under another schedule, at the measured times.")
     ] = None,
     chunks: Annotated[
         Text, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")
@@ -78,7 +77,9 @@ def trace(
         raise ParameterError(
             "--costs-out writes the measured costs, which --set does not change; leave one out"
         )
-    _check_files(costs_out, order_out, html)
+    check_output("--order-out", order_out, (".csv", ".json"), "a schedule ends in .csv or .json")
+    check_output("--costs-out", costs_out, *COST_FILES)
+    check_output("--html", html, (".html",), "a page ends in .html")
     observed = read(path, format=format)
     if costs_only.has_only_costs(observed):
         needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if,
@@ -99,7 +100,10 @@ def trace(
         _order(found, answers).save(order_out)
         wrote.append(f"wrote {order_out}; try: debubble check {order_out}")
     if html is not None:
-        _save_page(found, answers, html)
+        # The page is drawn by matplotlib, which takes longer to load than most traces to read.
+        from debubble.view.trace_view import trace_page
+
+        write_text(html, trace_page(found, answers))
         wrote.append(f"wrote {html}")
     if as_json:
         more = {"what_if": [one.to_dict() for one in answers]} if answers else {}
@@ -163,32 +167,6 @@ def _order(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
         if one.timeline is not None:
             return one.timeline.schedule
     return found.name.nearest or found.schedule
-
-
-def _check_files(costs_out: str | None, order_out: str | None, html: str | None) -> None:
-    """Refuse files that could not be written, before anything is read."""
-    if order_out is not None:
-        if not order_out.lower().endswith((".csv", ".json")):
-            raise ParameterError(f"--order-out '{order_out}': a schedule ends in .csv or .json")
-        check_writable(order_out)
-    if costs_out is not None:
-        check_cost_file("--costs-out", costs_out)
-        check_writable(costs_out)
-    if html is not None:
-        if not html.lower().endswith(".html"):
-            raise ParameterError(f"--html '{html}': a page ends in .html")
-        check_writable(html)
-
-
-def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
-    """Write a page with the observed above the predicted step on one axis, and the findings."""
-    # The page is drawn by matplotlib, which takes longer to load than most traces to read.
-    from debubble.view.trace_view import trace_page
-
-    try:
-        write_atomically(path, trace_page(found, answers).encode())
-    except OSError as error:
-        raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
 app = command(

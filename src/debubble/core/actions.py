@@ -77,14 +77,9 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, slices: int = 1) -> Action:
-        """Read ``<stage><kind><microbatch>``, for instance ``3I0``.
+        """Read ``<stage><kind><microbatch>``, such as ``3I0``; a FormatError for anything else.
 
         Where microbatches are cut into `slices`, the microbatch is followed by a dot and a slice.
-
-        Raises
-        ------
-        FormatError
-            When the text is anything else, even by one character.
         """
         match = _ACTION.fullmatch(text.strip())
         whole = match is None or slices <= 1 or Kind[match[2]] in WHOLE_STAGE_KINDS

@@ -14,12 +14,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` when all is written, and only then.
 
     Devices and pipes are written to as they are, and so is a file in a folder where nothing can be
-    made. A link goes on to lead where it leads.
-
-    Raises
-    ------
-    OSError
-        When the file cannot be written; then `path` is as it was before.
+    made. A link goes on to lead where it leads. After an OSError `path` is as it was before.
     """
     target = Path(path)
     if target.exists() and not target.is_file():

@@ -33,16 +33,10 @@ class Boundaries(NamedTuple):
     def times(
         self, rows: NDArray[np.int64], places: NDArray[np.int64], share: PerPlace, average: float
     ) -> NDArray[np.float64]:
-        """Return times of some transfers.
+        """Return times of some transfers of `share` of the average microbatch.
 
-        Parameters
-        ----------
-        rows, places
-            Whether each is an activation or a gradient, and the (copy, stage) that sends it.
-        share
-            Share of the average microbatch that is sent.
-        average
-            The same of a slice of average length.
+        `rows` is 0 for an activation and 1 for a gradient, `places` the (copy, stage) that sends
+        it; `average` is the share of a slice of average length.
         """
         more = self.message[rows, places] * (share - average)
         return np.asarray(np.maximum(self.time[rows, places] + more, 0.0))
@@ -59,13 +53,7 @@ def largest_message(costs: Costs) -> float:
 def boundaries_of(
     costs: Costs, placement: Placement, slices: int, frozen: Freeze | None
 ) -> Boundaries | None:
-    """Return the transfers of every stage; None where they depend on the ranks alone.
-
-    Parameters
-    ----------
-    frozen
-        What is frozen on every place; None where nothing is.
-    """
+    """Return the transfers of every stage; None where they depend on the ranks alone."""
     needed = None
     if frozen is not None:
         needed = frozen.needed[: placement.copies * placement.stages]

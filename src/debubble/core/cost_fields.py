@@ -121,6 +121,14 @@ def cost(
     return field(default=default, metadata={"cost": spec})
 
 
+def timed(
+    example: str, text: str, in_forms: InForms = "uniform", shape: Shape = "stage",
+    default: float | None = None,
+) -> Any:  # fmt: skip
+    """Return the field of a time, see :func:`cost`; one without default follows from others."""
+    return cost(default, shape, in_forms, example, text, timed=True)
+
+
 def cost_fields(cls: type) -> dict[str, CostField]:
     """Return the costs among the fields of a dataclass, by name."""
     return {
@@ -136,35 +144,14 @@ _ANY = CostField("", "number", "no effect", "0", "any number")
 def check_value(spec: CostField, value: Any) -> Any:
     """Check the value of a cost, and return it as plain numbers, tuples and dictionaries.
 
-    Parameters
-    ----------
-    spec
-        The cost.
-    value
-        Anything.
-
-    Returns
-    -------
-    float, tuple or dict
-        One number; numbers of all stages or ranks; numbers by stage, by pair of stages and
-        for :data:`DEFAULT`.
-
-    Raises
-    ------
-    WrongValueError
-        When the cost cannot have this value.
+    That is one number; a number for each stage, rank or microbatch; or numbers by stage, by pair of
+    stages and for :data:`DEFAULT`. Raises WrongValueError where the cost cannot have the value.
     """
     return _CHECKS[spec.shape](spec, _plain(value))
 
 
 def check_number(value: Any, path: str) -> float:
-    """Check a number that is a cost.
-
-    Raises
-    ------
-    WrongValueError
-        When it is something else, negative, or too large.
-    """
+    """Check a number that is a cost; raises WrongValueError for anything else."""
     return _number(_ANY, value, path)
 
 
@@ -321,10 +308,6 @@ def _link(spec: CostField, value: Any) -> Any:
     return tuple(found)
 
 
-def _one(spec: CostField, value: Any) -> float:
-    return _number(spec, value, spec.name)
-
-
 def _rate(spec: CostField, value: Any) -> float:
     if isinstance(value, float) and value == math.inf:
         return value
@@ -354,5 +337,6 @@ def _part(spec: CostField, value: Any) -> dict[str, float]:
 
 _CHECKS: dict[Shape, Callable[[CostField, Any], Any]] = {
     "stage": _spread, "rank": _spread, "pair": _pairs, "microbatch": _spread, "boundary": _spread,
-    "link": _link, "number": _one, "rate": _rate, "sharing": _sharing, "part": _part,
+    "link": _link, "rate": _rate, "sharing": _sharing, "part": _part,
+    "number": lambda spec, value: _number(spec, value, spec.name),
 }  # fmt: skip

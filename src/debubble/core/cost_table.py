@@ -15,8 +15,7 @@ from debubble.core.embedding_and_head import PARTS, costs_of_parts
 from debubble.core.frozen import BACKWARD, Freeze, freeze
 from debubble.core.kinds import KINDS, TIMED_KINDS, VOCABULARY_KINDS, Kind, Time
 from debubble.core.placement import Placement
-from debubble.core.slicing import WHOLE, Slicing
-from debubble.core.slicing_times import attention_times, sliced_times
+from debubble.core.slicing import WHOLE, Slicing, attention_times, sliced_times
 from debubble.core.stage_values import (
     PerPlace,
     StageValues,
@@ -159,13 +158,7 @@ class CostTable:
         )  # fmt: skip
 
     def for_microbatches(self, microbatches: int) -> CostTable:
-        """Return the table with the length of every microbatch.
-
-        Raises
-        ------
-        CostError
-            When there is not one length for each.
-        """
+        """Return the table with the length of every microbatch; a CostError where one lacks it."""
         if self.costs.microbatch is None:
             return self
         found = numbers_of(self.costs.microbatch, "microbatch", "microbatch", microbatches)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from debubble.core.cost_fields import CostField, check_value, cost, cost_fields
+from debubble.core.cost_fields import CostField, check_value, cost, cost_fields, timed
 from debubble.core.cost_table import NO_KINDS, CostTable
-from debubble.core.embedding_and_head import TIMES, Part
+from debubble.core.embedding_and_head import COMPUTE_TIMES, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, deprecated, did_you_mean
 from debubble.core.former_names import RENAMED, taking_former_names
 from debubble.core.kinds import KINDS
@@ -18,18 +18,13 @@ from debubble.core.placement import Placement
 from debubble.core.runtimes import RUNTIMES as ALL_RUNTIMES
 from debubble.core.runtimes import as_run, recomputed_places
 from debubble.core.slicing import WHOLE, Slicing
-from debubble.core.stage_values import Value
+from debubble.core.stage_values import PairTimes, Value
 from debubble.core.units import is_whole
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
 
-PairTimes: TypeAlias = float | Sequence[float] | Mapping[int | str | tuple[int, int], float]
-"""Time of every overlapped pair, by stage of the forward, or by (its stage, the backward's)."""
-
 BASES = ("action", "rank")
-COMPUTE_TIMES = (*TIMES, "O", "FF")
-"""Costs that are times of computing: where none of them is given, ranks have a unit of each."""
 
 RUNTIMES = tuple(ALL_RUNTIMES)
 LONGEST_UNIT = 200
@@ -154,43 +149,31 @@ class Costs:
         here, or not there for every stage.
     """
 
-    F: Value | None = cost(None, "stage", "uniform", "1.0", "forward; 1 unless given", timed=True)
-    I: Value | None = cost(
-        None, "stage", "uniform", "1.0", "backward for the input; 1, or half of B, unless given",
-        timed=True,
+    F: Value | None = timed("1.0", "forward; 1 unless given")
+    I: Value | None = timed("1.0", "backward for the input; 1, or half of B, unless given")
+    W: Value | None = timed("1.0", "backward for the weights; 1, or half of B, unless given")
+    B: Value | None = timed("2.0", "full backward; I + W unless given")
+    R: Value | None = timed("1.0", "recompute: the forward once more; F unless given", "read")
+    O: PairTimes | None = timed(
+        "2.5", "overlapped pair of a forward and a backward; the sum of its parts unless given",
+        shape="pair",
     )  # fmt: skip
-    W: Value | None = cost(
-        None, "stage", "uniform", "1.0", "backward for the weights; 1, or half of B, unless given",
-        timed=True,
-    )  # fmt: skip
-    B: Value | None = cost(
-        None, "stage", "uniform", "2.0", "full backward; I + W unless given", timed=True
+    FF: Value | None = timed(
+        "1.8", "overlapped pair of two forwards; the sum of its parts unless given"
     )
-    R: Value | None = cost(
-        None, "stage", "read", "1.0", "recompute: the forward once more; F unless given", timed=True
-    )
-    O: PairTimes | None = cost(
-        None, "pair", "uniform", "2.5", "overlapped pair of a forward and a backward; the sum of"
-        " its parts unless given", timed=True,
-    )  # fmt: skip
-    FF: Value | None = cost(
-        None, "stage", "uniform", "1.8", "overlapped pair of two forwards; the sum of its parts"
-        " unless given", timed=True,
-    )  # fmt: skip
     overlap_factor: float = cost(
         1.0, "number", "uniform", "0.9", "share of the sum of its parts that a pair takes where"
         " O, or FF, does not say; 1 unless given",
     )  # fmt: skip
-    OPT: Value = cost(
-        0.0, "rank", "absent", "0", "optimizer step of one rank, never divided by chunks",
-        timed=True,
-    )  # fmt: skip
-    launch: float = cost(
-        0.0, "number", "uniform", "0.01", "to start any action, never divided by chunks", timed=True
+    OPT: Value = timed(
+        "0", "optimizer step of one rank, never divided by chunks", "absent", "rank", 0.0
     )
-    p2p: float | Sequence[Sequence[float]] = cost(
-        0.0, "link", "uniform", "0.1", "from one rank to another; a matrix has a row for every"
-        " sender", timed=True,
+    launch: float = timed(
+        "0.01", "to start any action, never divided by chunks", shape="number", default=0.0
+    )
+    p2p: float | Sequence[Sequence[float]] = timed(
+        "0.1", "from one rank to another; a matrix has a row for every sender", shape="link",
+        default=0.0,
     )  # fmt: skip
     message: Value = cost(
         0.0, "boundary", "uniform", "0", "size of one activation that is sent, and of its gradient"
@@ -212,15 +195,12 @@ class Costs:
         None, "microbatch", "absent", "{default: 1, 3: 1.4}", "length of every microbatch, 1 for"
         " the average; time, memory and messages grow with it, attention with its square",
     )  # fmt: skip
-    exchange: Value = cost(
-        0.0, "stage", "uniform", "0", "exchange of attention context, in schedules that do it",
-        timed=True,
-    )  # fmt: skip
-    unshard: Value = cost(
-        0.0, "stage", "absent", "0", "gather a stage's weights from its replicas", timed=True
+    exchange: Value = timed(
+        "0", "exchange of attention context, in schedules that do it", default=0.0
     )
-    reduce_grad: Value = cost(
-        0.0, "stage", "absent", "0", "reduce a stage's gradients over its replicas", timed=True
+    unshard: Value = timed("0", "gather a stage's weights from its replicas", "absent", default=0.0)
+    reduce_grad: Value = timed(
+        "0", "reduce a stage's gradients over its replicas", "absent", default=0.0
     )
     host_bandwidth: float = cost(
         math.inf, "rate", "read", "1.0", "memory that a copy to the host, or back, moves per unit"
@@ -229,16 +209,15 @@ class Costs:
     host_link_shared_by: int = cost(
         1, "sharing", "read", "1", "2 where ranks 0 and 1, 2 and 3, … share one link to the host"
     )
-    embedding: Part | None = cost(
-        None, "part", "absent", "{F: 0.1, B: 0.2}", "what the first stage does on top", timed=True
+    embedding: Part | None = timed(
+        "{F: 0.1, B: 0.2}", "what the first stage does on top", "absent", "part"
     )
-    head: Part | None = cost(
-        None, "part", "absent", "{F: 0.4, B: 0.8}", "what the last stage does on top", timed=True
+    head: Part | None = timed(
+        "{F: 0.4, B: 0.8}", "what the last stage does on top", "absent", "part"
     )
-    mtp: Part | None = cost(
-        None, "part", "absent", "{F: 1.2, B: 2.4}", "multi-token prediction, on top of the last",
-        timed=True,
-    )  # fmt: skip
+    mtp: Part | None = timed(
+        "{F: 1.2, B: 2.4}", "multi-token prediction, on top of the last", "absent", "part"
+    )
     activation: Value | None = cost(
         None, "stage", "uniform", "1.0", "what one microbatch leaves on a stage after its"
         " forward; ranks / stages unless given, so that one microbatch is 1 on every rank",
@@ -270,9 +249,9 @@ class Costs:
     memory_unit: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        for name, default in _DEFAULTS:
+        for name in COST_FIELDS:
             value = getattr(self, name)
-            if value is default:
+            if value is _DEFAULT[name]:
                 continue
             try:
                 object.__setattr__(self, name, check_cost(name, value))
@@ -380,13 +359,7 @@ class Costs:
         return replace(self, **changes)
 
     def table(self, schedule: Schedule) -> CostTable:
-        """Return costs of every (kind, stage) of a schedule, for every slice of a microbatch.
-
-        Raises
-        ------
-        CostError
-            When the costs do not fit the schedule.
-        """
+        """Return costs by (kind, stage) and slice of a schedule; a CostError if they do not fit."""
         table = CostTable.of(self, schedule.placement, schedule.slicing, schedule.vocabulary)
         table = as_run(table, recomputed_places(schedule, self))
         return table.for_microbatches(schedule.microbatches)
@@ -411,12 +384,10 @@ COST_NAMES = tuple(spec.name for spec in fields(Costs))
 """Names of all fields: costs, what they are for, and their units."""
 
 _DEFAULT: dict[str, Any] = {spec.name: spec.default for spec in fields(Costs)}
-_DEFAULTS = tuple((name, _DEFAULT[name]) for name in COST_FIELDS)
-"""Costs and their defaults in the order of checks; default values are not checked."""
 
-_OWNED = {spec.cost for spec in KINDS if spec.cost} | set(NO_KINDS)
-_TIMED = {name for name, spec in COST_FIELDS.items() if spec.timed}
-assert _TIMED == _OWNED, f"not both a time and that of a kind or of NO_KINDS: {_TIMED ^ _OWNED}"
+assert {name for name, spec in COST_FIELDS.items() if spec.timed} == {
+    *NO_KINDS, *(spec.cost for spec in KINDS if spec.cost),
+}, "a time is that of a kind, or in NO_KINDS"  # fmt: skip
 
 
 def check_cost(name: str, value: Any) -> Any:

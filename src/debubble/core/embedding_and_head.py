@@ -18,6 +18,9 @@ PARTS = {"embedding": FIRST, "head": LAST, "mtp": LAST}
 TIMES = {KINDS[kind].cost: kind for kind in TIMED_KINDS}
 """Kinds by the names of their times: F, I, W, B, R."""
 
+COMPUTE_TIMES = (*TIMES, "O", "FF")
+"""Costs that are times of computing: where none of them is given, ranks have a unit of each."""
+
 KEYS = (*TIMES, "activation")
 
 Part = Mapping[str, float]
@@ -53,15 +56,10 @@ def costs_of_parts(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the time and memory that parts add to the first and the last stage of every copy.
 
-    With a sharded `vocabulary` (see :class:`debubble.core.schedule.Schedule`) the head is on no
-    stage: each rank's first stage has the times of S and T for its shard, less what `frozen`
-    weights of the last stage save. Elsewhere they are not looked at.
-
-    Returns
-    -------
-    duration, activation
-        Time of every kind, and memory, on every stage; shape ``(kinds, copies * stages)`` and
-        ``(copies * stages,)``.
+    Times by kind have the shape ``(kinds, copies * stages)``, memory ``(copies * stages,)``. With a
+    sharded `vocabulary` (see :class:`debubble.core.schedule.Schedule`) the head is on no stage:
+    each rank's first stage has the times of S and T for its shard, less what `frozen` weights of
+    the last stage save. Elsewhere they are not looked at.
     """
     stages = placement.stages
     duration = np.zeros((len(Kind), placement.copies * stages))

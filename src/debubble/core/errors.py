@@ -71,14 +71,9 @@ _OWN = re.compile(r"debubble\.|dataclasses$")
 
 
 def deprecated(old: str, instead: str, gone: str) -> None:
-    """Warn that something of a public function goes away, on the caller's line outside debubble.
+    """Warn that `old` of a public function goes away, on the caller's line outside debubble.
 
-    Parameters
-    ----------
-    old, instead
-        What was used, and what to use: ``"chunks_per_rank="``, ``"chunks="``.
-    gone
-        The release that has it no longer, at least one minor release after this warning's first.
+    `gone` is the release that has it no longer, at least one minor release after the first warning.
     """
     frame, level = sys._getframe(2), 3
     while frame.f_back is not None and _OWN.match(frame.f_globals.get("__name__", "")):
@@ -93,16 +88,8 @@ def deprecated(old: str, instead: str, gone: str) -> None:
 class WrongValueError(Exception):
     """A value that cannot be used: caught where it is known whether a file or a call gave it.
 
-    Parameters
-    ----------
-    path
-        Path of the value, from the name of the parameter on: ``"F[2]"``.
-    value
-        The wrong value.
-    advice
-        A valid value, in words.
-    form
-        Beginning of the message.
+    `path` leads from the name of the parameter to the value, ``"F[2]"``; `advice` is a valid value
+    in words, and `form` the beginning of the message.
     """
 
     def __init__(
@@ -148,12 +135,6 @@ def did_you_mean(value: object, candidates: Iterable[str]) -> str:
 
 
 def check_type(name: str, value: Any, kind: type | tuple[type, ...], advice: str) -> None:
-    """Refuse an argument of a wrong type; `advice` ends the message.
-
-    Raises
-    ------
-    ParameterError
-        With the name and the value.
-    """
+    """Refuse an argument of a wrong type with a ParameterError; `advice` ends the message."""
     if not isinstance(value, kind):
         raise ParameterError(f"{name} is {reprlib.repr(value)}; {advice}")

@@ -22,13 +22,7 @@ def current_name(name: str, shown: str = "{}") -> str:
 
 
 def current_names(values: Mapping[str, Any], shown: str = "{}") -> dict[str, Any]:
-    """Return values of costs by current names, as of :func:`current_name`.
-
-    Raises
-    ------
-    CostError
-        When a cost has a value by either name.
-    """
+    """Return values of costs by current names; a CostError where one has a value by both."""
     found = {}
     for name, value in values.items():
         new = current_name(name, shown)

@@ -12,13 +12,7 @@ from typing import Any
 
 
 class Hook:
-    """A function of a higher layer, imported when it is first called.
-
-    Parameters
-    ----------
-    task
-        Description, for the message when no implementation is registered.
-    """
+    """A function of a higher layer, imported when it is first called; `task` is what it does."""
 
     def __init__(self, task: str) -> None:
         self.task = task

@@ -59,18 +59,3 @@ class Time(Enum):
     LINK = "the link between two ranks"
     COPY = "bytes over the bandwidth of the host or of a link"
     NONE = "it takes no time"
-
-
-QUANTITIES = {
-    "stored": "what a forward leaves: the activation, or the checkpoint where it is recomputed",
-    "recomputed": "the rest of the activation, which a recompute brings back",
-    "activation": "the whole activation",
-    "not_kept": "its part that is of no use for the weights",
-    "kept": "its part that is kept for the weights",
-    "moved": "what an offload moves to the host",
-    "shard": "what a shard of the output layer keeps between its passes",
-    "kv": "keys and values of a slice",
-    "kv_gradients": "gradients of the keys and values of a whole microbatch",
-    "kv_with_gradients": "keys and values of a slice, and their gradients",
-}
-"""Quantities of memory that actions take and free."""

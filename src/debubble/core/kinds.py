@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol, TypeAlias
 
-from debubble.core.kind_fields import QUANTITIES as QUANTITIES
 from debubble.core.kind_fields import STREAM_TITLES as STREAM_TITLES
 from debubble.core.kind_fields import Of as Of
 from debubble.core.kind_fields import Per as Per
@@ -142,7 +141,7 @@ class KindSpec:
     stripe: str = ""
     """Edge and color of a stripe on its bars, ``"top #rrggbb"``; empty for none."""
     takes: tuple[str, ...] = ()
-    """Quantities of memory that its start takes, by the names in :data:`QUANTITIES`."""
+    """Quantities of memory that its start takes, see :data:`debubble.engine.memory.AMOUNTS`."""
     frees: tuple[str, ...] = ()
     """Quantities that its end frees."""
     instead_of: tuple[Kind, ...] = ()

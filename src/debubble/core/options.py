@@ -261,7 +261,7 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
     OptionSpec(
         "runtime", Word(RUNTIMES), "NAME",
         "Who runs it, by rules of its own: any (the default), torch or debubble.",
-        "costs", typed_only=True, default=RUNTIMES[0], neutral=RUNTIMES[0],
+        "costs", typed_only=True, default="any", neutral="any",
     ),
     OptionSpec(
         "iterations", Whole(LIMITS["iterations"]), "N",

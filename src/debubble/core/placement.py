@@ -144,13 +144,7 @@ class Placement:
 
 
 def check_sizes(ranks: int, chunks: int = 1) -> tuple[int, int]:
-    """Check numbers of ranks and chunks, and return them as Python's integers.
-
-    Raises
-    ------
-    ParameterError
-        When one is no whole number from 1 up, or there are too many stages.
-    """
+    """Return ranks and chunks as Python's integers; a ParameterError where they are none."""
     ranks, chunks = whole_number("ranks", ranks), whole_number("chunks", chunks)
     if ranks * chunks > MAX_STAGES:
         raise ParameterError(f"{ranks * chunks} stages; the limit is {MAX_STAGES}")

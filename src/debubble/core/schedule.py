@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from debubble.core.actions import (
     Action,
     Program,
     cells,
+    code_text,
     microbatches_of,
     parse_cell,
     stages_of,
@@ -139,7 +139,7 @@ class Schedule:
         metadata=saved(check.targets, write=list, rare=True, same=lambda s: s.copy_targets),
     )
     vocabulary: int = field(
-        default=0, metadata=saved(check.one_number(VOCABULARIES, VOCABULARY_ADVICE), rare=True)
+        default=0, metadata=saved(check.one_of(VOCABULARIES, VOCABULARY_ADVICE), rare=True)
     )
     made_for: Costs | None = field(
         default=None,
@@ -184,7 +184,7 @@ class Schedule:
         """Build a schedule from one program per rank; further fields as in the class."""
         check_type("placement", placement, Placement, "give debubble.Placement.loop(ranks, chunks)")
         parts = list(programs)
-        offsets = np.array([0, *accumulate(map(len, parts))])
+        offsets = np.cumsum([0, *map(len, parts)])
         actions = np.concatenate(parts) if parts else np.empty(0, np.int64)
         # Nobody else has this array, so that it needs no copy.
         actions.setflags(write=False)
@@ -306,6 +306,10 @@ class Schedule:
         """Return an action of this schedule as text, with its slice where there are slices."""
         return action.text(self.slices)
 
+    def text_at(self, position: int) -> str:
+        """Return the text of ``actions[position]``, also of a kind that does not exist."""
+        return code_text(int(self.actions[position]), self.slices)
+
     def program(self, rank: int) -> Program:
         """Return the packed actions of one rank."""
         return self.actions[self.offsets[rank] : self.offsets[rank + 1]]
@@ -360,10 +364,7 @@ class Schedule:
             "name": values.pop("name"),
             "ranks": self.ranks,
             **values,
-            "placement": {
-                "name": self.placement.name,
-                "table": [list(row) for row in self.placement.table],
-            },
+            "placement": {"name": self.placement.name, "table": [*map(list, self.placement.table)]},
             "programs": self.rows(),
         }
 

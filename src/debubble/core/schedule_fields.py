@@ -31,7 +31,7 @@ MAX_NUMBER = 1 << 53
 
 
 class FieldSizes(NamedTuple):
-    """FieldSizes of a schedule that the values of its fields are checked against."""
+    """Sizes of a schedule that the values of its fields are checked against."""
 
     ranks: int
     slices: int
@@ -68,13 +68,7 @@ def saved(check: Check, **more: Any) -> dict[str, Any]:
 
 
 def checked(name: str, spec: Saved, value: Any, sizes: FieldSizes) -> Any:
-    """Check a value given in Python, and return it as the field has it.
-
-    Raises
-    ------
-    ParameterError
-        When it cannot be one.
-    """
+    """Return a value given in Python as the field has it; a ParameterError if it cannot be."""
     try:
         return spec.check(name, value, sizes)
     except WrongValueError as error:
@@ -112,12 +106,12 @@ def up_to(most: int) -> Check:
     return check
 
 
-def one_of(known: Sequence[str]) -> Check:
-    """Return the check of one of a few words."""
+def one_of(known: Sequence[str] | Sequence[int], advice: str = "") -> Check:
+    """Return the check of one of a few words or numbers, of one type."""
 
-    def check(name: str, value: Any, _sizes: FieldSizes) -> str:
-        if not isinstance(value, str) or value not in known:
-            raise WrongValueError(name, value, f"use one of {', '.join(known)}")
+    def check(name: str, value: Any, _sizes: FieldSizes) -> Any:
+        if not isinstance(value, type(known[0])) or isinstance(value, bool) or value not in known:
+            raise WrongValueError(name, value, advice or f"use one of {', '.join(map(str, known))}")
         return value
 
     return check
@@ -128,17 +122,6 @@ def boolean(name: str, value: Any, _sizes: FieldSizes) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise WrongValueError(name, value, "use true or false")
     return bool(value)
-
-
-def one_number(known: Sequence[int], advice: str) -> Check:
-    """Return the check of one of a few whole numbers."""
-
-    def check(name: str, value: Any, _sizes: FieldSizes) -> int:
-        if type(value) is not int or value not in known:
-            raise WrongValueError(name, value, advice)
-        return value
-
-    return check
 
 
 def cut(name: str, value: Any, sizes: FieldSizes) -> tuple[float, ...]:

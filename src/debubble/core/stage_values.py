@@ -16,10 +16,13 @@ from debubble.core.placement import Placement
 from debubble.core.units import plural
 
 if TYPE_CHECKING:
-    from debubble.core.costs import Costs, PairTimes
+    from debubble.core.costs import Costs
 
 Value: TypeAlias = float | Sequence[float] | Mapping[Any, float]
 """One number, one per stage (or rank), or a mapping from stages and ``"default"`` to numbers."""
+
+PairTimes: TypeAlias = float | Sequence[float] | Mapping[int | str | tuple[int, int], float]
+"""Time of every overlapped pair, by stage of the forward, or by (its stage, the backward's)."""
 
 PerPlace: TypeAlias = float | NDArray[np.float64]
 """A cost of every (copy, stage): an array, or one number where all have the same."""
@@ -90,19 +93,8 @@ def numbers_of(
 ) -> NDArray[np.float64]:
     """Return one number for each of `count` owners: stages, ranks or microbatches.
 
-    Parameters
-    ----------
-    value
-        One number, one for each, or a mapping.
-    name
-        Name of the cost, for messages.
-    instead
-        Advice for a list of another length; empty for that which fits any.
-
-    Raises
-    ------
-    CostError
-        When there is not a number for each.
+    `name` is the cost's; `instead` ends the message for a list of another length, where it is not
+    empty. Raises CostError when there is not a number for each.
     """
     if isinstance(value, float):
         return np.full(count, value)

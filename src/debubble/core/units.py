@@ -166,13 +166,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def whole_number(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """Return a whole number within its limits, as Python's.
-
-    Raises
-    ------
-    ParameterError
-        When it is none; `name` is for the message.
-    """
+    """Return a whole number within its limits, as Python's; a ParameterError where it is none."""
     if not is_whole(value) or value < least or (most is not None and value > most):
         limits = f"from {least} up" if most is None else f"from {least} to {most:,}"
         raise ParameterError(f"{name} is {reprlib.repr(value)}; give a whole number {limits}")

@@ -47,19 +47,9 @@ class Waits:
 def waits_for(schedule: Schedule) -> Waits:
     """Return the data dependencies of every action; program order is not among them.
 
-    A missing action is left out: schedules that lack actions, or have one
-    twice (the first counts), are for :func:`debubble.check`.
-
-    Parameters
-    ----------
-    schedule
-        Any schedule. Where its transfers are actions, results of other ranks come through their
-        receives.
-
-    Returns
-    -------
-    Waits
-        Kept with the schedule, for the next who asks.
+    Where transfers are actions, results of other ranks come through their receives. A missing
+    action is left out: schedules that lack actions, or have one twice (the first counts), are for
+    :func:`debubble.check`. The result is kept with the schedule.
 
     Examples
     --------
@@ -93,18 +83,10 @@ def primary_of(schedule: Schedule) -> Positions:
 
 
 def unmet(schedule: Schedule) -> Iterator[tuple[int, Action]]:
-    """Yield actions that wait for one that is not there.
+    """Yield positions of actions that wait for one that is not there, and that one.
 
-    Parameters
-    ----------
-    schedule
-        Any schedule whose actions all exist.
-
-    Yields
-    ------
-    position, missing
-        An action, and what it needs; of alternatives the first. What schedules may do without is
-        never missing, but what was offloaded has to come back.
+    All actions exist. Of alternatives it is the first. What schedules may do without is never
+    missing, but what was offloaded has to come back.
     """
     lookup = ActionIndex(schedule)
     for spec in KINDS:

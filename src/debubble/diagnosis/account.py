@@ -1,21 +1,15 @@
 """Time accounts of a step: computing time of every rank, and the rest by cause.
 
-The timeline of a rank is cut at every change. Every piece has one cause, so the pieces add up to
-the step. A piece in which a rank waits for the computation of another rank has the cause of the
-other rank's piece. If the other rank computes too long, for instance because its stage is heavy,
-that is the cause. If the other rank waits itself, its own cause counts. A wait for plain computing
-is ``fill`` before a rank's first backward, ``drain`` after its last forward, and ``peer`` between.
-On a rank without backwards, or without forwards, it is ``fill`` before the first action and
-``drain`` after the last.
+The timeline of a rank is cut at every change, and every piece has one cause, so the pieces add up
+to the step. While a rank waits for another rank, the cause is that of the other rank's piece. If
+that is plain computing, it is ``fill`` before a rank's first backward (or first action), ``drain``
+after its last forward (or last action), and ``peer`` between.
 
-The time that another schedule would save is ``order``. Every rank would wait that much less,
-because all ranks compute the same actions. It is subtracted from the ranks' waits for each other.
-
-The expected time of an action comes first in its interval and the excess last, because others wait
-for the excess only at the end. The time of a message is the time of the link, then the excess of a
-slow link, then the time in the queue of other messages. A rank that is free, has its input and does
-not begin has a ``launch-gap``. Without messages in the trace, that may be part of the
-``transfer``.
+In an action, the expected time comes first and the excess last, because others wait for the excess
+only at the end. In a message, the time of the link comes first, then the excess of a slow link,
+then the queue of other messages. A rank that is free, has its input and does not begin has a
+``launch-gap``; without messages in the trace, that may be part of the ``transfer``. The time that
+another schedule would save is ``order``: every rank would wait that much less.
 """
 
 from __future__ import annotations
@@ -76,26 +70,12 @@ def account(
     replay: Replay, excess: Mapping[str, Times], slow_link: Times, worst: Mapping[int, str],
     saved: Mapping[str, float] | None = None,
 ) -> tuple[RankAccount, ...]:  # fmt: skip
-    """Return the time of every rank by cause, over all steps of a run.
+    """Return the time of every rank with a file by cause, as the mean over steps and copies.
 
-    Parameters
-    ----------
-    replay
-        The run.
-    excess
-        Excess time of actions by cause, shape ``(rows, actions)``; not negative.
-    slow_link
-        Excess time of messages on slow links, of the same shape.
-    worst
-        Cause by copy, for copies that are slower than the others.
-    saved
-        Time saved in a mean step without a cause, by cause. Only causes that lie in the waits
-        between ranks, and in no single action or message.
-
-    Returns
-    -------
-    tuple of RankAccount
-        Mean over steps and copies of every rank with a file.
+    `excess` is the excess time of actions by cause and `slow_link` that of messages on slow links,
+    of shape ``(rows, actions)`` and not negative. `worst` is the cause of each copy that is slower
+    than the others. `saved` is the time saved in a mean step without a cause that lies only in the
+    waits between ranks.
     """
     run = replay.run
     chosen = _chosen(run.rows, run.duration.size)
@@ -131,19 +111,9 @@ def account(
 def causes_over_time(
     replay: Replay, row: int, excess: Mapping[str, Times], slow_link: Times
 ) -> dict[int, list[tuple[float, float, str]]]:
-    """Return the timeline of every rank with a file in one row, as pieces with one cause each.
+    """Return pieces (start, end, cause) of every rank with a file in one row, unsorted.
 
-    Parameters
-    ----------
-    replay, excess, slow_link
-        As for :func:`account`.
-    row
-        A row of the run.
-
-    Returns
-    -------
-    dict
-        Pieces (start, end, cause) by rank, plain computing included, unsorted.
+    Plain computing is included; `excess` and `slow_link` are those of :func:`account`.
     """
     pieces = _pieces(replay, row, excess, slow_link)
     run = replay.run

@@ -59,12 +59,7 @@ class Causes:
 def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     """Find every cause, and replay the run without it.
 
-    Parameters
-    ----------
-    replay
-        The run.
-    nearest
-        Schedule that the run follows except for some actions; None if it follows it exactly.
+    `nearest` is the schedule that the run follows except for some actions, if there is one.
     """
     run, transfers = replay.run, replay.transfers
     # A removed cause is a what-if, so times are those of what-ifs.

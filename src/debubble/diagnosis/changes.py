@@ -40,22 +40,11 @@ _CHANGE = re.compile(
 
 @dataclass(frozen=True)
 class Change:
-    """Change of the times of some actions, gaps or messages.
+    """Change of the times of some actions, gaps or messages, with its `text` as written.
 
-    Parameters
-    ----------
-    text
-        The change as written.
-    what
-        ``"stage"``, ``"rank"``, ``"copy"``, ``"kind"``, ``"gaps"`` or ``"p2p"``.
-    number
-        The stage, rank or copy; None for all.
-    kind
-        Name of the kind; empty for all.
-    link
-        Two ranks; empty for all.
-    how, value
-        Operator ``"="``, ``"*="`` or ``"+="``, and its operand: a factor, else milliseconds.
+    `what` is ``"stage"``, ``"rank"`` or ``"copy"`` with its `number`, ``"kind"``, ``"gaps"`` or
+    ``"p2p"``. An empty `kind` or `link` (two ranks) stands for all. The operand `value` of the
+    operator `how` is a factor, else milliseconds.
     """
 
     text: str
@@ -135,14 +124,7 @@ class Change:
     def of_work(self, run: Run, times: Times, shares: Times) -> Times:
         """Return changed times of actions; changes of its members add up in an overlapped group.
 
-        Parameters
-        ----------
-        run
-            The run.
-        times
-            Times of its actions; members of a group have that of the group.
-        shares
-            Share of every action in its group, 1 for actions alone; of the same shape.
+        Members of a group have the time of the group, of which `shares` is the share of each.
         """
         more = self.of(run, times) - times
         if self.how != "+=":

@@ -1,14 +1,12 @@
 """Clock offsets between ranks, from the causality of messages.
 
-A message cannot arrive before it left. Let o(r) be the reading of rank r's clock at true time 0. A
-message from a to b that left at d (a's clock) and had arrived by t (b's clock) gives the bound
-o(b) − o(a) ≤ t − d. All messages of a step are difference constraints. Their shortest paths are the
-tightest bounds: an interval of o(b) − o(a) for every pair. A cycle of negative length is a
-contradiction, and its messages are named.
+A message cannot arrive before it left: with o(r) the reading of rank r's clock at true time 0, a
+message from a that left at d and had arrived at b by t gives o(b) − o(a) ≤ t − d. Shortest paths
+over these constraints of a step are the tightest bounds of every pair. A cycle of negative length
+is a contradiction, and its messages are named.
 
 Clocks of ranks that should share one stay unchanged if all bounds hold at 0. Else a rank's clock is
-corrected by the mean of its two bounds against rank 0, which satisfies every constraint. If a rank
-has no file, each part of the pipeline is corrected against the first rank of the part.
+corrected by the mean of its two bounds against the first rank it is connected with.
 """
 
 from __future__ import annotations
@@ -96,7 +94,8 @@ def align(run: Run) -> Clocks:
     offsets = np.zeros((run.rows, ranks))
     for row in range(run.rows):
         if not broken[row]:
-            offsets[row] = _offsets(direct[row], bounds[row], _hosts_of(run, row))
+            base = int(run.copy[row]) * ranks
+            offsets[row] = _offsets(direct[row], bounds[row], run.hosts[base : base + ranks])
     warnings = [_contradiction(run, row, direct[row], columns[row])
                 for row in np.flatnonzero(broken).tolist()]  # fmt: skip
     pairs = _pairs(run)
@@ -118,11 +117,6 @@ def align(run: Run) -> Clocks:
         for a, b in sorted(one_way)
     ]
     return Clocks(tuple(intervals), drifts, offsets, rates, tuple(warnings))
-
-
-def _hosts_of(run: Run, row: int) -> tuple[str, ...]:
-    base = int(run.copy[row]) * run.schedule.ranks
-    return run.hosts[base : base + run.schedule.ranks]
 
 
 def _pairs(run: Run) -> list[tuple[int, int]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +18,7 @@ from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, WORK_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.observed import ALONE, Observed, ObservedActions
-from debubble.diagnosis.schedule_names import ScheduleName, like_none, named
+from debubble.diagnosis.schedule_names import NO_PAIR, ScheduleName, like_none, named
 from debubble.engine.graph import compile_graph
 from debubble.engine.validate import has
 
@@ -44,14 +47,21 @@ class Orders:
     """Numbers of unused steps, by reason."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Row:
+class _Row(NamedTuple):
     """One step of one copy: per rank the packed actions, and their rows in the trace."""
 
     step: int
     copy: int
-    programs: tuple[Program, ...]
-    places: tuple[NDArray[np.int64], ...]
+    programs: Sequence[Program]
+    places: Sequence[NDArray[np.int64]]
+
+    def filled(self, usual: Sequence[Program]) -> _Row:
+        """Return the step with the usual program, and rows −1, on ranks without a file."""
+        ranks = list(zip(self.programs, self.places, usual, strict=True))
+        return self._replace(
+            programs=[program if len(program) else wanted for program, _, wanted in ranks],
+            places=[place if len(place) else np.full(len(w), -1) for _, place, w in ranks],
+        )
 
 
 def reconstruct(observed: Observed) -> Orders:
@@ -87,31 +97,27 @@ def reconstruct(observed: Observed) -> Orders:
     name = None
     if absent:
         name, usual = _from_registry(observed, usual, absent)
-    keys = [_key(row, usual) for row in whole]
+    whole = [row.filled(usual) for row in whole]
+    keys = [tuple(program.tobytes() for program in row.programs) for row in whole]
     frequent = [key for key, _ in Counter(keys).most_common()]
-    schedules = [_schedule(key, observed) for key in frequent]
-    runs = [index for index, schedule in enumerate(schedules) if _can_run(schedule)]
+    schedules = {key: _schedule(key, observed) for key in frequent}
+    runs = [key for key in frequent if _can_run(schedules[key])]
     if not runs:
         raise FormatError(
             f"{observed.format}: the order of its actions cannot have run; the trace lacks a part, "
             "or stages and microbatches are not what they were taken for"
         )
-    place = {key: index for index, key in enumerate(frequent)}
-    numbers = [place[key] for key in keys]
-    kept = [row for row, index in zip(whole, numbers, strict=True) if index in runs]
+    place = {key: index for index, key in enumerate(runs)}
+    kept = [(row, place[key]) for row, key in zip(whole, keys, strict=True) if key in place]
     if len(kept) < len(whole):
         left_out["steps of a copy in an order that cannot have run"] = len(whole) - len(kept)
-    first = schedules[runs[0]]
     # PyTorch's profiler may have traced one of PyTorch's own schedules.
-    name = name or named(first, torch=observed.format == "kineto")
-    schedules = [
-        replace(schedules[index], name=name.text, options=dict(name.options)) for index in runs
-    ]
-    order = [runs.index(index) for index in numbers if index in runs]
+    name = name or named(schedules[runs[0]], torch=observed.format == "kineto")
     return Orders(
-        tuple(schedules), np.array([row.step for row in kept]),
-        np.array([row.copy for row in kept]), np.array(order),
-        tuple(_places(row, usual) for row in kept), name, left_out,
+        tuple(replace(schedules[key], name=name.text, options=dict(name.options)) for key in runs),
+        np.array([row.step for row, _ in kept]), np.array([row.copy for row, _ in kept]),
+        np.array([order for _, order in kept]),
+        tuple(np.concatenate(row.places).astype(np.int64) for row, _ in kept), name, left_out,
     )  # fmt: skip
 
 
@@ -131,13 +137,12 @@ def _rows(observed: Observed) -> list[_Row]:
     bounds = np.searchsorted(group[sort], np.arange(observed.ranks * (int(row.max()) + 1) + 1))
     found = []
     for number in np.unique(row[sort]).tolist():
-        places = []
-        for rank in range(observed.ranks):
-            at = number * observed.ranks + rank
-            places.append(sort[bounds[at] : bounds[at + 1]])
-        programs = tuple(_grouped(codes[place], actions.pair[place]) for place in places)
+        first = number * observed.ranks
+        cuts = pairwise(bounds[first : first + observed.ranks + 1].tolist())
+        places = [sort[begin:end] for begin, end in cuts]
+        programs = [_grouped(codes[place], actions.pair[place]) for place in places]
         step, copy = divmod(number, observed.copies)
-        found.append(_Row(step, copy, programs, tuple(places)))
+        found.append(_Row(step, copy, programs, places))
     return found
 
 
@@ -185,42 +190,20 @@ def _usual(rows: Sequence[_Row], ranks: int) -> list[Program]:
 
 def _complete(rows: Sequence[_Row], usual: Sequence[Program]) -> list[_Row]:
     """Return the rows with the actions of the usual programs, in any sequence."""
-    wanted = [_contents(program) for program in usual]
     # Most steps have the same few programs.
-    contents: dict[bytes, bytes] = {}
+    contents = functools.cache(_contents)
+    wanted = [contents(program.tobytes()) for program in usual]
 
     def is_complete(row: _Row) -> bool:
-        for program, actions in zip(row.programs, wanted, strict=True):
-            key = program.tobytes()
-            if key not in contents:
-                contents[key] = _contents(program)
-            if key and contents[key] != actions:
-                return False
-        return True
+        pairs = zip(row.programs, wanted, strict=True)
+        return all(not len(ran) or contents(ran.tobytes()) == actions for ran, actions in pairs)
 
     return [row for row in rows if is_complete(row)]
 
 
-def _contents(program: Program) -> bytes:
+def _contents(program: bytes) -> bytes:
     """Return the sorted actions of a program as bytes, equal for equal sets."""
-    return np.sort(program & ~(3 << PAIR_SHIFT)).tobytes()
-
-
-def _filled(row: _Row, usual: Sequence[Program]) -> tuple[Program, ...]:
-    """Return the programs of a row, with the usual one for ranks without a file."""
-    pairs = zip(row.programs, usual, strict=True)
-    return tuple(program if len(program) else wanted for program, wanted in pairs)
-
-
-def _key(row: _Row, usual: Sequence[Program]) -> tuple[bytes, ...]:
-    return tuple(program.tobytes() for program in _filled(row, usual))
-
-
-def _places(row: _Row, usual: Sequence[Program]) -> NDArray[np.int64]:
-    """Return the rows of the trace of the actions of a step, −1 on a rank without a file."""
-    pairs = zip(row.places, usual, strict=True)
-    parts = [place if len(place) else np.full(len(wanted), -1) for place, wanted in pairs]
-    return np.concatenate(parts).astype(np.int64)
+    return np.sort(np.frombuffer(program, np.int64) & NO_PAIR).tobytes()
 
 
 def _schedule(key: tuple[bytes, ...], observed: Observed) -> Schedule:

@@ -203,10 +203,7 @@ def walk(schedule: Schedule) -> tuple[EventGraph, Times]:
 def lengths_of(run: Run, rows: Indices, schedule: Schedule, times: Times, delays: Times) -> Times:
     """Return the time of some rows of a run under a schedule, shape ``(rows,)``.
 
-    Parameters
-    ----------
-    times, delays
-        Time of each action of the schedule, and delay of its input, shape ``(rows, actions)``.
+    `times` of the schedule's actions and `delays` of their inputs have shape ``(rows, actions)``.
     """
     graph, shared = walk(schedule)
     vectors = np.hstack([np.broadcast_to(shared, (len(rows), len(shared))), times, delays])

@@ -290,6 +290,13 @@ def links_of(schedule: Schedule) -> Indices:
     return np.where(source >= 0, rank[source] * schedule.ranks + rank, -1)
 
 
+def work_of_ranks(schedule: Schedule, times: Times) -> Times:
+    """Return the sum of the times of every rank's actions, shape ``(rows, ranks)``."""
+    counted = np.where(ends_group(schedule.actions), times, 0.0)
+    full = np.concatenate([counted, np.zeros((len(times), 1))], axis=1)
+    return np.asarray(np.add.reduceat(full, schedule.offsets[:-1], axis=1))
+
+
 def run_of(observed: Observed, orders: Orders) -> Run:
     """Return the complete steps of an observed run."""
     schedule = orders.schedules[0]

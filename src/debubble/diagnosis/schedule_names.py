@@ -42,12 +42,7 @@ class ScheduleName:
 def named(schedule: Schedule, *, torch: bool = False) -> ScheduleName:
     """Return the name of an observed schedule.
 
-    Parameters
-    ----------
-    schedule
-        Observed schedule, with any name.
-    torch
-        If true, also try PyTorch's own generators when no registered schedule is equal.
+    If `torch`, also try PyTorch's own generators when no registered schedule is equal.
     """
     best, least = None, NEAR * len(schedule)
     for other in _candidates(schedule, torch):

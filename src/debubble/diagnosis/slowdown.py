@@ -76,7 +76,8 @@ def slowdown(replay: Replay) -> Slowdown:
     times, delays = replay.times, replay.transfers.delay
     ideal = ideal_times(run, times)
     quick = ideal_delays(replay)
-    actual, best = replay.steps(times, delays), replay.steps(ideal, quick)
+    rows = replay.lengths(ideal, quick)
+    actual, best = replay.steps(times, delays), run.slowest(rows)
 
     def only(mask: Times | np.ndarray) -> Times:
         """Return every row with ideal times but for those in a mask of columns."""
@@ -85,7 +86,6 @@ def slowdown(replay: Replay) -> Slowdown:
     schedule = run.schedule
     by_stage = [only(run.stage == stage) for stage in range(schedule.stages)]
     ranks = [only(run.rank == rank) for rank in range(schedule.ranks)]
-    rows = replay.lengths(ideal, quick)
     alone = replay.lengths(times, quick)
     copies = int(run.copy.max()) + 1
     by_copy = [np.where(run.copy == copy, alone, rows) for copy in range(copies)]

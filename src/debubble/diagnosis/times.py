@@ -102,12 +102,7 @@ def _drift(run: Run, values: Times) -> float:
 def costs_of(replay: Replay, times: Times | None = None, typical: Times | None = None) -> Costs:
     """Return the medians as costs per action of a whole microbatch, in milliseconds.
 
-    Parameters
-    ----------
-    replay
-        The run.
-    times, typical
-        Times of actions and links to use in place of the measured ones.
+    `times` of actions and `typical` ones of links replace the measured ones.
     """
     run = replay.run
     times = replay.times if times is None else times

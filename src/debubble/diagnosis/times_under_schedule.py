@@ -19,22 +19,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from debubble.core.actions import group_bounds, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.kind_relations import (
-    ACTIVATION_KINDS,
-    FUSED_KIND,
-    RECOMPUTE_KINDS,
-    SPLIT_KINDS,
-)
+from debubble.core.kind_relations import ACTIVATION_KINDS, FUSED_KIND, RECOMPUTE_KINDS, SPLIT_KINDS
 from debubble.core.kinds import FORWARD_KINDS, WORK_KINDS, Kind
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.observed import Indices, Times
-from debubble.diagnosis.recut import shares_of_cut
 from debubble.diagnosis.run import Run, links_of
 
 if TYPE_CHECKING:
@@ -52,29 +46,32 @@ def under_schedule(
 ) -> tuple[Times, Times]:
     """Return a run's times for the actions of a schedule, and delays of their inputs.
 
-    Parameters
-    ----------
-    run
-        The run.
-    times, delays
-        Times of its actions with the preceding host delay, and delays of its messages, in some of
-        its rows; shape ``(rows, actions)``.
-    schedule
-        Any schedule with the run's number of ranks and microbatches.
-    slower
-        Changes that stay with their ranks under any schedule.
-
-    Returns
-    -------
-    times, delays
-        Times and delays of the schedule's actions.
-
-    Raises
-    ------
-    ParameterError
-        When the run has no times for some action of the schedule.
+    `times` are those of the run's actions with the preceding host delay, and `delays` those of its
+    messages, in some of its rows; shape ``(rows, actions)``. The schedule has the run's number of
+    ranks and microbatches. Changes in `slower` stay with their ranks. Raise ParameterError when the
+    run has no times for some action.
     """
-    return _Work.of(run, times).under(schedule, slower), _delays(run, delays, schedule)
+    own = run.schedule
+    alone, overlap = _work_of(own, times)
+    if schedule.stages != own.stages:
+        cut = shares_of_cut(np.ones(own.stages), np.ones(schedule.stages))
+        alone = np.einsum("rksml,ts->rktml", alone, cut)
+    if schedule.slicing.shares != own.slicing.shares:
+        cut = shares_of_cut(own.slicing.shares, schedule.slicing.shares)
+        alone = np.einsum("rksml,nl->rksmn", alone, cut)
+    alone = alone.reshape(*alone.shape[:3], -1)
+    cells = _WorkCells.of(schedule)
+    found = np.asarray(alone[:, cells.kind, cells.stage, cells.unit])
+    inside = np.flatnonzero(cells.group >= 0)
+    for change in slower:
+        found = change.of_rank(schedule, found)
+    if len(inside):
+        found[:, inside] = overlap * _sums(cells.group[inside], found[:, inside])
+    unknown = np.isnan(found).any(axis=0)
+    if unknown.any():
+        kind = WORK_KINDS[cells.kind[unknown].min()].name
+        raise ParameterError(f"'{schedule.name}' runs {kind}, and the run has no time of that")
+    return found, _delays(run, delays, schedule)
 
 
 def shares_in_groups(run: Run, times: Times) -> Times:
@@ -94,58 +91,43 @@ def shares_in_groups(run: Run, times: Times) -> Times:
     return shares
 
 
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """Time of every kind of work on every stage, for every slice of every microbatch."""
+def _work_of(schedule: Schedule, times: Times) -> tuple[Times, Times]:
+    """Return the time of work alone, and the share of the sum of their parts that groups take.
 
-    run: Run
-    alone: Times
-    """Time outside of groups, shape ``(rows, kinds, stages, microbatches, slices)``."""
-    overlap: Times
-    """Share of the sum of their parts that groups take, shape ``(rows, 1)``."""
+    The shapes are ``(rows, kinds, stages, microbatches, slices)`` and ``(rows, 1)``.
+    """
+    cells = _WorkCells.of(schedule)
+    alone, usual, known = _alone(cells, schedule, times)
+    overlap = np.ones((len(times), 1))
+    inside = np.flatnonzero(cells.group >= 0)
+    if len(inside):
+        parts = usual[:, cells.kind[inside], cells.stage[inside]]
+        share = _ratio(times[:, inside], _sums(cells.group[inside], parts))
+        middle = np.median(share, axis=1, keepdims=True)
+        mine = cells.kind[inside], cells.stage[inside], cells.unit[inside]
+        # If nothing ran alone, a group is assumed to take the sum of its parts.
+        overlap = np.where(known, middle, 1.0)
+        usual = usual * np.where(known, 1.0, middle)[:, :, None]
+        alone[:, *mine] = parts * share / np.where(known, middle, 1.0)
+    _complete(alone, usual)
+    return alone.reshape(*alone.shape[:3], schedule.microbatches, schedule.slices), overlap
 
-    @classmethod
-    def of(cls, run: Run, times: Times) -> _Work:
-        """Return the work of a run, from the times of its actions."""
-        schedule = run.schedule
-        cells = _WorkCells.of(schedule)
-        alone, usual, known = _alone(cells, schedule, times)
-        overlap = np.ones((len(times), 1))
-        inside = np.flatnonzero(cells.group >= 0)
-        if len(inside):
-            parts = usual[:, cells.kind[inside], cells.stage[inside]]
-            share = _ratio(times[:, inside], _sums(cells.group[inside], parts))
-            middle = np.median(share, axis=1, keepdims=True)
-            mine = cells.kind[inside], cells.stage[inside], cells.unit[inside]
-            # If nothing ran alone, a group is assumed to take the sum of its parts.
-            overlap = np.where(known, middle, 1.0)
-            usual = usual * np.where(known, 1.0, middle)[:, :, None]
-            alone[:, *mine] = parts * share / np.where(known, middle, 1.0)
-        _complete(alone, usual)
-        shape = (*alone.shape[:3], schedule.microbatches, schedule.slices)
-        return cls(run, alone.reshape(shape), overlap)
 
-    def under(self, schedule: Schedule, slower: Sequence[Change] = ()) -> Times:
-        """Return the time of every action of a schedule, with some ranks slower."""
-        own, alone = self.run.schedule, self.alone
-        if schedule.stages != own.stages:
-            cut = shares_of_cut(np.ones(own.stages), np.ones(schedule.stages))
-            alone = np.einsum("rksml,ts->rktml", alone, cut)
-        if schedule.slicing.shares != own.slicing.shares:
-            cut = shares_of_cut(own.slicing.shares, schedule.slicing.shares)
-            alone = np.einsum("rksml,nl->rksmn", alone, cut)
-        alone = alone.reshape(*alone.shape[:3], -1)
-        cells = _WorkCells.of(schedule)
-        found = np.asarray(alone[:, cells.kind, cells.stage, cells.unit])
-        inside = np.flatnonzero(cells.group >= 0)
-        for change in slower:
-            found = change.of_rank(schedule, found)
-        if len(inside):
-            found[:, inside] = self.overlap * _sums(cells.group[inside], found[:, inside])
-        unknown = np.isnan(found).any(axis=0)
-        if unknown.any():
-            raise ParameterError(_no_time_of(schedule, cells.kind[unknown].min()))
-        return found
+def shares_of_cut(old: ArrayLike, new: ArrayLike) -> Times:
+    """Return the share of every old piece in each new one, shape ``(new, old)``.
+
+    `old` and `new` are lengths of the pieces of each cut, with any sum.
+
+    Examples
+    --------
+    >>> shares_of_cut([1, 1], [1, 1, 1, 1]).tolist()
+    [[0.5, 0.0], [0.5, 0.0], [0.0, 0.5], [0.0, 0.5]]
+    """
+    before, after = (np.concatenate([[0.0], np.cumsum(cut) / np.sum(cut)]) for cut in (old, new))
+    low = np.maximum(after[:-1, None], before[None, :-1])
+    high = np.minimum(after[1:, None], before[None, 1:])
+    inside: Times = np.maximum(high - low, 0.0) / np.diff(before)
+    return inside
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,10 +164,6 @@ class _WorkCells:
         return cls(row, stages_of(actions), microbatches_of(actions), group)
 
 
-def _no_time_of(schedule: Schedule, row: int) -> str:
-    return f"'{schedule.name}' runs {WORK_KINDS[row].name}, and the run has no time of that"
-
-
 def _sums(group: Indices, values: Times) -> Times:
     """Return the sum over its group for every member, shape ``(rows, members)``."""
     begins = np.flatnonzero(np.diff(group, prepend=-1))
@@ -203,21 +181,16 @@ def _ratio(value: Times, of: Times) -> Times:
 def _alone(
     cells: _WorkCells, schedule: Schedule, times: Times
 ) -> tuple[Times, Times, NDArray[np.bool_]]:
-    """Return times of actions alone by kind, stage and slice, and the result of :func:`_usual`."""
+    """Return the times of actions that ran alone, the usual ones, and whether any ran alone.
+
+    The shapes are ``(rows, kinds, stages, slices)``, ``(rows, kinds, stages)`` and ``(rows, 1)``.
+    The usual time is the median of a kind and stage. A kind without actions on a stage has the
+    median of all stages. A kind without any has its default work relative to the others; if none
+    ran alone, these are no times but only weights.
+    """
     alone = np.full((len(times), len(ROW), schedule.stages, schedule.units), np.nan)
     lone = np.flatnonzero(cells.group < 0)
     alone[:, cells.kind[lone], cells.stage[lone], cells.unit[lone]] = times[:, lone]
-    return alone, *_usual(alone)
-
-
-def _usual(alone: Times) -> tuple[Times, NDArray[np.bool_]]:
-    """Return the usual time of every kind and stage of each row, shape ``(rows, kinds, stages)``.
-
-    It is the median of the actions that ran alone. A kind without such actions on a stage has the
-    median of all stages. A kind without any has its default work relative to the others. The second
-    result, shape ``(rows, 1)``, is true if any action ran alone, so that these are times and not
-    only weights.
-    """
     weights = USUAL[None, :]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -226,7 +199,7 @@ def _usual(alone: Times) -> tuple[Times, NDArray[np.bool_]]:
         unit = np.nanmedian(of_kind / weights, axis=1, keepdims=True)
     known = ~np.isnan(unit)
     of_kind = np.where(np.isnan(of_kind), weights * np.where(known, unit, 1.0), of_kind)
-    return np.where(np.isnan(usual), of_kind[:, :, None], usual), known
+    return alone, np.where(np.isnan(usual), of_kind[:, :, None], usual), known
 
 
 def _complete(alone: Times, usual: Times) -> None:

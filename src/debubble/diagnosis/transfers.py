@@ -96,16 +96,8 @@ def transfers_of(run: Run) -> MessageTimes:
         behind = _behind(run, delay, seen, usual, there)
     else:
         behind = np.where(seen, delay - usual, 0.0)
-    return MessageTimes(
-        delay,
-        seen,
-        reported,
-        np.median(typical, axis=0),
-        typical,
-        quickest.min(axis=0),
-        behind,
-        held_up,
-    )
+    return MessageTimes(delay, seen, reported, np.median(typical, axis=0), typical,
+                        quickest.min(axis=0), behind, held_up)  # fmt: skip
 
 
 def _from_starts(run: Run, busy_until: Times) -> Times:

@@ -7,21 +7,22 @@ One function, :func:`predict`, returns the time of a run under a schedule and wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from debubble.core.actions import ends_group
-from debubble.core.costs import Costs
+from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.errors import DebubbleError
+from debubble.core.kind_relations import ACTIVATION_KINDS, FUSED_KIND
+from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.observed import Times
-from debubble.diagnosis.recut import recut
 from debubble.diagnosis.replay import Replay, in_blocks, lengths_of, walk
+from debubble.diagnosis.run import work_of_ranks
 from debubble.diagnosis.times import MILLISECONDS, costs_of
-from debubble.diagnosis.times_under_schedule import under_schedule
+from debubble.diagnosis.times_under_schedule import shares_of_cut, under_schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.schedules.registry import entries, find, make
 
@@ -32,21 +33,11 @@ predictions of other schedules without a warning."""
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
-    """Prediction of a mean step.
+    """Prediction of a mean step, in seconds without (`before`) and with a change (`after`).
 
-    Parameters
-    ----------
-    text
-        Description of the change.
-    before, after
-        Time of a mean step without and with the change, in seconds.
-    plan
-        Simulated time of a step of the run's schedule at its median times, in seconds. Its
-        difference from `before` is the part of the run that no model explains.
-    error
-        Error of replayed steps, as a share of a step.
-    timeline
-        Drawn step under another schedule; None if only times differ.
+    `plan` is the simulated time of a step of the run's schedule at its median times; its difference
+    from `before` is the part of the run that no model explains. `error` is that of replayed steps,
+    as a share of a step. `timeline` is the drawn step if the schedule is another.
     """
 
     text: str
@@ -87,33 +78,16 @@ def _predicted(
 ) -> tuple[Times, Times]:
     """Return the time of every row, and the work of its busiest rank; shape ``(rows,)``."""
     run = replay.run
-    slower = _staying(replay, schedule, changes)
-    times, delays = _to_walk(replay, [one for one in changes if one not in slower])
+    slower, times, delays = _to_walk(replay, schedule, changes)
     if schedule is run.schedule:
         # Some rows may have another schedule.
-        return replay.lengths(times, delays), _busiest(schedule, times)
+        return replay.lengths(times, delays), work_of_ranks(schedule, times).max(axis=1)
     lengths, work = np.zeros((2, run.rows))
     for rows in in_blocks(np.arange(run.rows), 8 * max(len(schedule), len(run.schedule))):
         theirs = under_schedule(run, times[rows], delays[rows], schedule, slower)
         lengths[rows] = lengths_of(run, rows, schedule, *theirs)
-        work[rows] = _busiest(schedule, theirs[0])
+        work[rows] = work_of_ranks(schedule, theirs[0]).max(axis=1)
     return lengths, work
-
-
-def _staying(
-    replay: Replay, schedule: Schedule, changes: Sequence[Change]
-) -> list[Change]:  # fmt: skip
-    """Return the changes that stay with their ranks under another schedule."""
-    for change in changes:
-        change.check(replay.run)
-    return [] if schedule is replay.run.schedule else [one for one in changes if one.stays]
-
-
-def _busiest(schedule: Schedule, times: Times) -> Times:
-    counted = np.where(ends_group(schedule.actions), times, 0.0)
-    full = np.concatenate([counted, np.zeros((len(times), 1))], axis=1)
-    by_rank = np.add.reduceat(full, schedule.offsets[:-1], axis=1)
-    return np.asarray(by_rank.max(axis=1))
 
 
 def _changed(
@@ -133,11 +107,21 @@ def _changed(
     return times, gaps, messages
 
 
-def _to_walk(replay: Replay, changes: Sequence[Change]) -> tuple[Times, Times]:
-    """Return times of actions and delays of messages, with changes, for a walk through the run."""
-    times, gaps, messages = _changed(replay, changes, replay.under_way)
+def _to_walk(
+    replay: Replay, schedule: Schedule, changes: Sequence[Change]
+) -> tuple[list[Change], Times, Times]:
+    """Return times of actions and delays of messages with changes, for a walk under a schedule.
+
+    The first result are changes that stay with their ranks under another schedule than the run's.
+    """
+    for change in changes:
+        change.check(replay.run)
+    own = schedule is replay.run.schedule
+    slower = [one for one in changes if one.stays and not own]
+    others = [one for one in changes if one not in slower]
+    times, gaps, messages = _changed(replay, others, replay.under_way)
     late, delays = replay.split(messages)
-    return times + gaps + late, delays
+    return slower, times + gaps + late, delays
 
 
 def with_changes(replay: Replay, changes: Sequence[Change]) -> WhatIf:
@@ -203,6 +187,31 @@ def _costs(replay: Replay, changes: Sequence[Change]) -> Costs:
     return costs_of(replay, times, links)
 
 
+def recut(costs: Costs, schedule: Schedule, other: Schedule) -> Costs:
+    """Return measured costs of a model cut at equal distances into the stages of another schedule.
+
+    A stage of half the length takes half of the time and of the memory, and a pair the same share
+    of its parts. All other costs stay.
+    """
+    stages = schedule.stages
+    if stages == other.stages:
+        return costs
+    shares = shares_of_cut(np.ones(stages), np.ones(other.stages))
+    changes: dict[str, Any] = {}
+    for name, spec in COST_FIELDS.items():
+        value = getattr(costs, name)
+        if spec.shape == "stage" and not spec.share and value:
+            changes[name] = (shares @ np.broadcast_to(value, stages)).tolist()
+    pairs: Any = costs.O
+    if pairs is not None:
+        alone = replace(costs, O=None).resolve(Placement.loop(stages, 1)).duration
+        parts = {(a, b): alone[ACTIVATION_KINDS[0], a] + alone[FUSED_KIND, b] for a, b in pairs}
+        found = [time / parts[pair] for pair, time in pairs.items() if parts[pair] > 0]
+        factor = float(np.median(found)) if found else costs.overlap_factor
+        changes |= {"O": None, "overlap_factor": factor}
+    return replace(costs, **changes)
+
+
 def _asked(
     replay: Replay, schedule: Schedule, changes: Sequence[Change], names: Sequence[str]
 ) -> WhatIf:
@@ -224,8 +233,7 @@ def _asked(
 def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Timeline:
     """Return the drawn step under a schedule, in milliseconds."""
     run, row = replay.run, replay.run.shown
-    slower = _staying(replay, schedule, changes)
-    times, delays = _to_walk(replay, [one for one in changes if one not in slower])
+    slower, times, delays = _to_walk(replay, schedule, changes)
     if schedule is run.schedule:
         number = int(run.order[row])
         schedule, column = run.orders[number], run.column(number)

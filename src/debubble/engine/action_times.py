@@ -3,6 +3,9 @@
 A compiled schedule pays the same cost for every action of a kind and stage. Here every action has
 an entry of the cost vector for itself, behind those of the graph, so that all that reads a graph
 (evaluation, critical path, slack, pictures) works with them as it stands.
+
+The time of a node belongs to a microbatch: that of the action that computes, or moves its result. A
+transfer belongs to a boundary between stages: that over which this action gives, or takes.
 """
 
 from __future__ import annotations
@@ -13,14 +16,27 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from debubble.core.actions import computes, group_bounds, kinds_of
+from debubble.core.actions import (
+    among,
+    computes,
+    group_bounds,
+    kinds_of,
+    microbatches_of,
+    pairs_of,
+    stages_of,
+)
 from debubble.core.cost_fields import LARGEST_COST
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import CostError
+from debubble.core.kinds import COPY_KINDS, FORWARD_KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS
+from debubble.core.schedule import Schedule
 from debubble.engine.event_graph import EventGraph
-from debubble.engine.microbatch_times import set_transfers, stretch
+from debubble.engine.kernels import layout
+from debubble.engine.kind_columns import kind_columns
+from debubble.engine.recompute import recompute_share
 
 Floats = NDArray[np.float64]
+Positions = NDArray[np.integer]
 
 
 def shared_costs(graph: EventGraph) -> int:
@@ -31,21 +47,10 @@ def shared_costs(graph: EventGraph) -> int:
 def with_action_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
     """Return the graph with an entry of the cost vector for every action.
 
-    Parameters
-    ----------
-    graph
-        A compiled schedule with n actions.
-    delays
-        Whether the results that actions receive from other ranks have delays of their own, too.
-        That is possible where transfers keep no rank busy, in the p2p mode ``"overlapped"`` of a
-        schedule without sends and receives.
-
-    Returns
-    -------
-    EventGraph
-        With c entries that actions share (see :func:`shared_costs`), entry c + a is the time of
-        action a, where it computes; an overlapped pair takes the time of its second half. With
-        `delays`, entry c + n + a is the delay of what action a receives.
+    With c entries that actions share (see :func:`shared_costs`), entry c + a is the time of action
+    a of n, where it computes; an overlapped pair takes the time of its second half. With `delays`,
+    which needs the p2p mode ``"overlapped"`` and no sends and receives, entry c + n + a is the
+    delay of what action a receives from another rank.
 
     Examples
     --------
@@ -81,16 +86,8 @@ def with_times(
 ) -> tuple[EventGraph, Floats]:
     """Return a graph in which every node has a time of its own, and its cost vector.
 
-    Parameters
-    ----------
-    graph
-        A compiled schedule.
-    table
-        Its costs: of microbatches of different lengths, or of average ones; of messages that
-        differ by boundary, or of equal ones.
-    durations
-        Time of every action, shape ``(n,)``, in place of what the costs say; those of actions that
-        do not compute are not used, and an overlapped pair takes that of its second half.
+    `durations` are times of actions, shape ``(n,)``, in place of what the table says; those of
+    actions that do not compute are not used, and an overlapped pair takes that of its second half.
     """
     plain = graph.base or graph
     shared = plain.cost_vector(table)
@@ -106,6 +103,141 @@ def with_times(
     cost = np.where(node > 0, len(shared) + node, 0).astype(np.uint32)
     lag = np.where(plain.lag > 0, len(shared) + len(times) + node, 0).astype(np.uint32)
     return replace(plain, cost=cost, lag=lag, base=plain), np.concatenate([shared, times, delays])
+
+
+def lengths_of(schedule: Schedule, lengths: Floats) -> Floats:
+    """Length of every action's microbatch, shape ``(n,)``, from that of every microbatch."""
+    return np.asarray(lengths[schedule.microbatch_of(microbatches_of(schedule.actions))])
+
+
+def stretch(
+    graph: EventGraph, table: CostTable, lengths: Floats, times: Floats, delays: Floats
+) -> None:
+    """Set `times` of nodes, and `delays` before them, to those of their own microbatches.
+
+    In the graph actions share costs; `lengths` are those of microbatches, shape
+    ``(microbatches,)``.
+    """
+    own = lengths_of(graph.schedule, lengths)
+    _stretch_work(graph, table, own, times)
+    _stretch_copies(graph, table, own, times)
+    if table.message_times.any():
+        nodes, of = _transfers(graph)
+        times[nodes] = _longer(times[nodes], graph.cost[nodes], own[of], graph, table)
+        nodes, of = _arrivals(graph)
+        delays[nodes] = _longer(delays[nodes], graph.lag[nodes], own[of], graph, table)
+
+
+def set_transfers(graph: EventGraph, table: CostTable, times: Floats, delays: Floats) -> None:
+    """Set `times` of transfers, and `delays` for them, to those of their boundaries."""
+    schedule = graph.schedule
+    kinds, places = kinds_of(schedule.actions), schedule.places_of(schedule.actions)
+    step = kind_columns(schedule).reshape(-1, layout.WIDTH)[:, layout.TOWARDS]
+    for row, (nodes, of) in ((times, _transfers(graph)), (delays, _arrivals(graph))):
+        beside = np.isin(kinds[of], VOCABULARY_KINDS)
+        nodes, of = nodes[~beside], of[~beside]
+        kind, place = kinds[of], places[of]
+        gradients = ~np.isin(kind, FORWARD_KINDS)
+        if row is delays:
+            # What an action takes is of the stage from which it comes.
+            place = place + step[kind]
+        lengths = 1.0 if table.lengths is None else lengths_of(schedule, table.lengths)[of]
+        row[nodes] = table.sent(gradients, place, lengths)
+
+
+def _stretch_work(graph: EventGraph, table: CostTable, own: Floats, times: Floats) -> None:
+    """Stretch compute actions that run alone, overlapped pairs, and larger groups."""
+    schedule, node = graph.schedule, graph.node
+    actions = schedule.actions
+    kinds, places, group = kinds_of(actions), schedule.places_of(actions), pairs_of(actions)
+    works = np.isin(kinds, (*WORK_KINDS, *VOCABULARY_KINDS))
+    alone = np.flatnonzero(works & (group == 0))
+    times[node[alone]] = table.times(kinds[alone], places[alone], own[alone])
+    first = np.flatnonzero(works & (group == 1))
+    if not len(first):
+        return
+    members = np.flatnonzero(works & (group > 0))
+    times[node[first]] = 0.0
+    np.add.at(times, node[members], table.times(kinds[members], places[members], own[members]))
+    last = group_bounds(actions)[1][first] - 1
+    half = kind_columns(schedule).reshape(-1, layout.WIDTH)[kinds, layout.HALF]
+    halves = [(half[a] == 1) & (half[b] == 2) for a, b in ((first, last), (last, first))]
+    halves[0] |= (half[first] == 1) & (half[last] == 1)
+    pairs = (last == first + 1) & (halves[0] | halves[1])
+    forward = np.where(halves[0], first, last)[pairs]
+    backward = np.where(halves[0], last, first)[pairs]
+    times[node[forward]] = table.pair_times(
+        (kinds[forward], places[forward]),
+        (kinds[backward], places[backward]),
+        (own[forward], own[backward]),
+    )
+
+
+def _stretch_copies(graph: EventGraph, table: CostTable, own: Floats, times: Floats) -> None:
+    """Stretch offloads and reloads."""
+    if not graph.has_copies:
+        return
+    schedule = graph.schedule
+    whole = recompute_share(schedule) >= 1
+    for position in np.flatnonzero(among(kinds_of(schedule.actions), COPY_KINDS)).tolist():
+        node = graph.node[position]
+        spot = int(graph.cost[node]) - graph.dynamic_costs
+        kind, place = int(graph.dynamic_kind[spot]), int(graph.dynamic_a[spot])
+        target = schedule.copy_targets[graph.dynamic_b[spot]]
+        times[node] = table.copy(kind, place, target, bool(whole[place]), float(own[position]))
+
+
+def _longer(
+    times: Floats, links: NDArray[np.unsignedinteger], lengths: Floats, graph: EventGraph,
+    table: CostTable,
+) -> Floats:  # fmt: skip
+    """Return times of transfers, by their costs, with messages of their own lengths."""
+    part = graph.dynamic_a[links.astype(np.int64) - graph.dynamic_costs] // graph.schedule.ranks
+    return np.asarray(np.maximum(times + table.message_times[part] * (lengths - 1), 0.0))
+
+
+def _transfers(graph: EventGraph) -> tuple[Positions, Positions]:
+    """Nodes that are transfers, and an action of the microbatch that each moves."""
+    sends = np.flatnonzero(among(kinds_of(graph.schedule.actions), SEND_KINDS))
+    made = np.flatnonzero(graph.sent)
+    nodes = np.concatenate([graph.node[sends], graph.sent[made]])
+    return nodes, np.concatenate([sends, made])
+
+
+def _arrivals(graph: EventGraph) -> tuple[Positions, Positions]:
+    """Nodes that wait for transfers which are no nodes, and an action of each one's microbatch.
+
+    An action that runs alone waits at its own node, members of a group at those up to the group's,
+    in their order. What a shard of the output layer hands on waits at the node that joins it to the
+    other shards'.
+    """
+    schedule, node = graph.schedule, graph.node
+    actions = schedule.actions
+    late = np.flatnonzero(graph.lag)
+    kinds, stages, places = kinds_of(actions), stages_of(actions), schedule.places_of(actions)
+    shards = np.flatnonzero(np.isin(kinds, VOCABULARY_KINDS))
+    shards = shards[graph.lag[node[shards]] > 0]
+    found: list[Positions] = [node[shards]]
+    of: list[Positions] = [shards]
+    if not len(graph.sent) and not np.isin(kinds, SEND_KINDS).any():
+        step = kind_columns(schedule).reshape(-1, layout.WIDTH)[kinds, layout.TOWARDS]
+        step = np.where(np.isin(kinds, WORK_KINDS), step, 0)
+        there = (step != 0) & (stages + step >= 0) & (stages + step < schedule.stages)
+        home, towards = schedule.homes, np.where(there, places + step, places)
+        takes = np.flatnonzero(there & (home[towards] != home[places]))
+        # Members of a group share their node; the last to wait does so nearest to it.
+        ends = node[takes]
+        last = np.searchsorted(takes, group_bounds(actions)[1][takes]) - 1
+        after = last - np.arange(len(takes))
+        found.append(late[np.searchsorted(late, ends, side="right") - 1 - after])
+        of.append(takes)
+    if schedule.vocabulary:
+        made = graph.order[graph.second[late]]
+        joins = (graph.order[late] < 0) & (made >= 0) & (graph.order[graph.first[late]] < 0)
+        joins[joins] = np.isin(kinds[made[joins]], VOCABULARY_KINDS)
+        found.append(late[joins])
+        of.append(made[joins])
+    return np.concatenate(found), np.concatenate(of)
 
 
 def checked(durations: ArrayLike, count: int) -> Floats:

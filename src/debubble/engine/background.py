@@ -35,12 +35,7 @@ _failed = False
 def compile_in_background(module: str, name: str, types: tuple[Any, ...]) -> bool:
     """Ask for the machine code of a kernel, once; returns False where it cannot be had this way.
 
-    Parameters
-    ----------
-    module, name
-        Place of the kernel.
-    types
-        Numba's types of its arguments.
+    `types` are numba's types of its arguments.
     """
     global _failed
     if _failed or os.environ.get(SWITCH) == "0" or not is_python():

@@ -23,11 +23,12 @@ from debubble.core.kinds import (
 from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.event_graph import ARRAYS, EventGraph, link_times_of
 from debubble.engine.explain import explain as explain_refusal
-from debubble.engine.kernels import layout, sweep
-from debubble.engine.kernels.groups import Group
+from debubble.engine.kernels import layout
+from debubble.engine.kernels.groups import MOST_MEMBERS, Group
 from debubble.engine.kernels.link import Ends, Transfers
 from debubble.engine.kernels.queues import ROW, Queues
 from debubble.engine.kernels.side_streams import SHARDS, SideStreams
+from debubble.engine.kernels.sweep import sweep
 from debubble.engine.kind_columns import kind_columns
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
@@ -49,21 +50,10 @@ def compile_programs(
 ) -> EventGraph:
     """Lower the programs of a schedule to an event graph; the same schedule is lowered once.
 
-    Parameters
-    ----------
-    schedule, mode
-        Any schedule, and what its transfers do, see :mod:`debubble.engine.modes`. Where there are
-        no sends and receives, what goes to another rank takes link time, and in a mode that sends
-        one transfer at a time its turn on the link.
-    shared
-        How many neighbouring ranks share one link to the host.
-    explain
-        Whether an error has to say why; to find that out takes many times as long as to compile.
-
-    Raises
-    ------
-    ScheduleError
-        When the order cannot run.
+    Where there are no sends and receives, what goes to another rank takes link time, and in a mode
+    that sends one transfer at a time its turn on the link. `shared` neighboring ranks share one
+    link to the host. Without `explain` the ScheduleError for an order that cannot run does not say
+    why; to find that out takes many times as long as to compile.
     """
     # The arrays are kept, not the graph: it points back at the schedule, and a cycle of the two
     # would hold on to memory until the garbage collector happens to come by.
@@ -88,7 +78,7 @@ def _compile(
     graph = _zero_graph(schedule, mode, nodes, few)
     dynamic = np.zeros((3, costs), dtype=np.int32)
     frame = _frame(schedule, mode, parts, sizes, graph, dynamic)
-    sweep.sweep.run(
+    sweep.run(
         5 * len(schedule),
         frame,
         _group(len(schedule), sizes.places) if parts.grouped or parts.side else None,
@@ -99,32 +89,19 @@ def _compile(
     used = int(frame.state[layout.DYNAMIC])
     if used > costs:
         return _compile(schedule, mode, shared, explain, few=False)
-    outcome = int(frame.state[layout.OUTCOME])
-    if outcome == sweep.DONE and parts.kinds & _COPIES and _recomputed_in_part(schedule):
-        outcome = sweep.MIXED
-    if outcome != sweep.DONE:
+    copies = parts.kinds & _COPIES
+    if frame.state[layout.FAILURE] or (copies and _recomputed_in_part(schedule)):
         if not explain:
             raise ScheduleError(f"'{schedule.name}' cannot run")
         raise explain_refusal(schedule, mode)
     end = int(frame.state[layout.NODES])
     # A copy, because there was room for many more.
     dynamic_kind, dynamic_a, dynamic_b = dynamic[:, :used].copy()
+    first, second, lag, cost = (array[:end] for array in graph[:4])
     return EventGraph(
-        schedule,
-        mode,
-        graph.first[:end],
-        graph.second[:end],
-        graph.lag[:end],
-        graph.cost[:end],
-        graph.node,
-        graph.sent,
-        dynamic_kind,
-        dynamic_a,
-        dynamic_b,
-        int(frame.state[layout.COMPLETED]),
-        bool(frame.state[layout.OVERTAKEN]),
-        shared,
-    )
+        schedule, mode, first, second, lag, cost, graph.node, graph.sent, dynamic_kind, dynamic_a,
+        dynamic_b, int(frame.state[layout.COMPLETED]), bool(frame.state[layout.OVERTAKEN]), shared,
+    )  # fmt: skip
 
 
 class _Parts(NamedTuple):
@@ -242,7 +219,7 @@ def _arrays(*sizes: int) -> tuple[NDArray[Any], ...]:
 
 def _group(count: int, places: int) -> Group:
     slots = min(1 << count.bit_length(), _GROUP_SLOTS)
-    row, place, wanted = _arrays(*[sweep.MOST_MEMBERS] * 3)
+    row, place, wanted = _arrays(*[MOST_MEMBERS] * 3)
     pair, key = np.zeros(places, dtype=np.int64), np.zeros(slots, dtype=np.int64)
     return Group(row, place, wanted, pair, _zeros(places), key, _zeros(slots))
 
@@ -288,11 +265,8 @@ def _side(schedule: Schedule, mode: P2PMode, kinds: int, shared: int, explain: b
     copied = bool(kinds & _COPIES)
     # A rank may hold a stage of several copies of the model; the first stands for all.
     table = np.asarray(placement.table)
-    owner = np.arange(copies * stages).reshape(copies, stages)
-    for copy in range(copies - 1, 0, -1):
-        for earlier in range(copy):
-            same = table[copy] == table[earlier]
-            owner[copy, same] = np.minimum(owner[copy, same], owner[earlier, same])
+    first_copy = (table[:, None] == table[None]).argmax(axis=1)
+    owner = first_copy * stages + np.arange(stages)
     order = _shared_order(schedule, mode, shared, explain) if copied and shared > 1 else None
     places, cells = copies * stages, stages * schedule.units
     return SideStreams(

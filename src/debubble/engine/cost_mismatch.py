@@ -1,4 +1,4 @@
-"""Orders that were computed from costs, on other costs."""
+"""Caveats of times: orders that lack actions, or were computed for other costs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.kind_relations import PASS_KINDS
-from debubble.core.kinds import VOCABULARY_KINDS
+from debubble.core.kinds import VOCABULARY_KINDS, Kind
 from debubble.core.schedule import Schedule
-from debubble.core.slicing_times import even_cut
+from debubble.core.slicing import even_cut
+from debubble.engine.validate import has
 
 DEFAULT = Costs()
 
@@ -23,6 +24,20 @@ WORDS = {
     "copies": "the places of copies were",
 }
 """Computed part of a schedule, of :data:`debubble.core.schedule.FROM_COSTS`, and its verb."""
+
+
+LACKING = "the order lacks backwards, so that its time is that of a part; debubble.check says which"
+UNREDUCED = (
+    "no REDUCE_GRAD, as in listings of older PyTorch: today's neither divides its gradients by the "
+    "number of microbatches nor reduces them"
+)
+
+
+def caveats_of(schedule: Schedule, table: CostTable, complete: bool) -> tuple[str, ...]:
+    """Return caveats of the times of a schedule, which may lack actions unless it is complete."""
+    unreduced = schedule.explicit_reduction and not has(schedule, (Kind.REDUCE_GRAD,))
+    notes = ("" if complete else LACKING, mismatch(schedule, table), UNREDUCED if unreduced else "")
+    return tuple(filter(None, notes))
 
 
 def mismatch(schedule: Schedule, table: CostTable) -> str:
@@ -36,7 +51,9 @@ def mismatch(schedule: Schedule, table: CostTable) -> str:
         return ""
     parts = schedule.from_costs or ("order",)
     other = not _alike(schedule, made.table(schedule), table)
-    recut = "cut" in parts and not _same_cut(schedule, made, table.costs)
+    both = (made, table.costs) if "cut" in parts else ()
+    cuts = [even_cut(schedule.placement, schedule.slices, costs) for costs in both] or [(), ()]
+    recut = len(cuts[0]) != len(cuts[1]) or not _equal(*map(np.array, cuts))
     off = [name for name in parts if (recut if name == "cut" else other)]
     if not off:
         return ""
@@ -49,11 +66,6 @@ def mismatch(schedule: Schedule, table: CostTable) -> str:
     )
 
 
-def uses_default_costs(schedule: Schedule) -> bool:
-    """Return whether a schedule was computed from default costs."""
-    return schedule.made_for == DEFAULT
-
-
 def remembering(schedule: Schedule, part: str, costs: Costs) -> Schedule:
     """Return a schedule that records a part computed from costs; earlier costs stay."""
     return replace(
@@ -61,12 +73,6 @@ def remembering(schedule: Schedule, part: str, costs: Costs) -> Schedule:
         made_for=schedule.made_for or costs,
         from_costs=tuple(dict.fromkeys((*schedule.from_costs, part))),
     )
-
-
-def _same_cut(schedule: Schedule, *both: Costs) -> bool:
-    """Return whether two costs lead to the same cut into slices of equal work."""
-    cuts = [even_cut(schedule.placement, schedule.slices, costs) for costs in both]
-    return len(cuts[0]) == len(cuts[1]) and _equal(*map(np.asarray, cuts))
 
 
 def _alike(schedule: Schedule, made: CostTable, table: CostTable) -> bool:

@@ -315,8 +315,8 @@ def wins(spreads: Sequence[Spread]) -> list[float]:
     jitter = spreads[0].jitter
     copies, samples = jitter.replicas, len(spreads[0].times)
     if copies == 1:
-        steps = np.array([_one_copy(spread) for spread in spreads])
-        return _shares(steps)
+        times = ((spread.times, spread.slow_times) for spread in spreads)
+        return _shares(np.array([usual if slow is None else slow for usual, slow in times]))
     rng = np.random.default_rng(jitter.seed)
     total, count = np.zeros(len(spreads)), max(1, min(samples, MOST_DRAWS // copies))
     block = max(1, 1_000_000 // copies)
@@ -326,10 +326,6 @@ def wins(spreads: Sequence[Spread]) -> list[float]:
         total += np.array(_shares(steps)) * len(drawn)
     found: list[float] = (total / count).tolist()
     return found
-
-
-def _one_copy(spread: Spread) -> Floats:
-    return spread.times if spread.slow_times is None else spread.slow_times
 
 
 def _slowest(spread: Spread, drawn: NDArray[np.int64]) -> Floats:

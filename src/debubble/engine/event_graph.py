@@ -109,6 +109,11 @@ class EventGraph:
         return len(self.first) - 1
 
     @property
+    def edges(self) -> tuple[NDArray[np.unsignedinteger], ...]:
+        """The four arrays of the nodes."""
+        return self.first, self.second, self.lag, self.cost
+
+    @property
     def complete(self) -> bool:
         """Return whether every backward is done."""
         return self.completed >= self.schedule.stages * self.schedule.units
@@ -237,7 +242,7 @@ class EventGraph:
     ) -> NDArray[np.float64]:
         """End time of every node, shape ``(nodes + 1,)``, for one cost vector; reuses `out`."""
         end = np.empty(len(self.first)) if out is None else out
-        walk.evaluate.run(len(self.first), self.first, self.second, self.lag, self.cost, costs, end)
+        walk.evaluate.run(len(self.first), *self.edges, costs, end)
         return end
 
     def makespans(self, costs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -251,16 +256,7 @@ class EventGraph:
         for begin in range(0, len(rows), lanes):
             block = rows[begin : begin + lanes]
             columns[:, : len(block)] = block.T
-            walk.evaluate_lanes.run(
-                len(self.first) * lanes,
-                self.first,
-                self.second,
-                self.lag,
-                self.cost,
-                columns,
-                end,
-                last,
-            )
+            walk.evaluate_lanes.run(len(self.first) * lanes, *self.edges, columns, end, last)
             result[begin : begin + lanes] = last[: len(block)]
         return result
 

@@ -7,19 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from debubble.core.actions import KIND_MASK
-from debubble.core.kinds import (
-    TRANSFER_KINDS,
-    kind_bits,
-)
+from debubble.core.kinds import TRANSFER_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
 from debubble.engine.event_graph import ARRAYS, LINK, SUM, EventGraph
 from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode, check_mode
 from debubble.engine.transfers import insert_transfers
-from debubble.engine.validate import (
-    refuse_invalid,
-    scan,
-)
+from debubble.engine.validate import refuse_invalid, scan
 
 __all__ = [
     "LINK", "MEETING", "P2P_MODES", "QUEUES", "SUM", "EventGraph", "P2PMode", "compile_graph",
@@ -37,23 +31,11 @@ def compile_graph(
 ) -> EventGraph:
     """Lower a schedule to an event graph; the same schedule is lowered once.
 
-    Parameters
-    ----------
-    schedule
-        Any schedule. One without sends and receives gets some where it matters how ranks order
-        them; the graph then speaks about the actions of the schedule as given.
-    mode
-        What a transfer between ranks does, see :mod:`debubble.engine.modes`.
-    host_link_shared_by
-        How many neighbouring ranks share one link to the host.
-    explain
-        Whether an error has to say why; to find that out takes many times as long as to compile.
-
-    Returns
-    -------
-    EventGraph
-        The node of a send and of its receive is their transfer's: it starts when the transfer
-        does and takes link time.
+    A schedule without sends and receives gets some where it matters how ranks order them; the graph
+    then speaks about the actions of the schedule as given. The node of a send and of its receive is
+    their transfer's: it starts when the transfer does and takes link time. For the modes see
+    :mod:`debubble.engine.modes`, for the other parameters
+    :func:`debubble.engine.compile.compile_programs`.
 
     Raises
     ------

@@ -62,18 +62,12 @@ _interpreted = 0
 
 
 class Kernel(Generic[R]):
-    """A function over arrays that can run compiled or interpreted.
+    """A function over arrays, in the subset that numba compiles, compiled or interpreted.
 
-    Parameters
-    ----------
-    py_func
-        The function, in the subset of Python that numba compiles.
-    writes
-        Parameters that the function writes to, one-dimensional arrays or tuples of them; with dots
-        those of fields, ``"frame.graph"`` for instance.
-    allocates
-        Whether it makes arrays. Else compiled code need not count who uses an array, which takes
-        ten times as long as all else where tuples of arrays are handed to helpers.
+    `writes` are the parameters that it writes to, one-dimensional arrays or tuples of them; with
+    dots those of fields, ``"frame.graph"`` for instance. Unless it `allocates` arrays, compiled
+    code need not count who uses one, which takes ten times as long as all else where tuples of
+    arrays are handed to helpers.
     """
 
     def __init__(
@@ -87,6 +81,7 @@ class Kernel(Generic[R]):
         self._writes = [(names.index(first), fields) for first, *fields in paths]
         self._compiled: Callable[..., R] | None = None
         self._is_kept = True
+        self._size = 0  # of the bytecode, helpers included; known once it is `compiled`
         self._ready: set[tuple[object, ...]] = set()
         self._entries: dict[tuple[object, ...], Callable[..., R]] = {}
         self._uncompiled: dict[tuple[object, ...], int] = {}
@@ -106,6 +101,7 @@ class Kernel(Generic[R]):
             # Without numba's runtime arrays are not counted, and cannot be made.
             options: Any = {} if self._allocates else {"_nrt": False}
             function = _linked(self.py_func, found, **options)
+            self._size = sum(len(used.__code__.co_code) for used in (self.py_func, *found))
             # Compiled code is kept on disk by this name, until the file of the kernel changes.
             # What comes from other files, helpers and numbers, has a say in the name.
             function.__qualname__ = f"{self.py_func.__qualname__}{_digest(self.py_func, found)}"
@@ -152,7 +148,7 @@ class Kernel(Generic[R]):
         # Looking at the disk takes as long as interpreting some hundred iterations: it is done
         # at first, and again once a second process may have written there.
         if not ((is_new or worth_asking) and self._is_on_disk(args)):
-            limit = INTERPRET_UNCOMPILED * _size(self.py_func)
+            limit = INTERPRET_UNCOMPILED * self._size
             # A single call that is worth the compiler does not wait for the second process.
             waits = worth_asking and work <= limit and self._is_being_compiled(args)
             if waits or total <= limit:
@@ -278,12 +274,16 @@ def _as_unsigned(number: int) -> Any:
     return np.uint64(number)
 
 
-def unsigned(number: int) -> int:
-    """Return a nonnegative number as an index: compiled code does not look at its sign."""
-    return number
+unsigned: Callable[[int], int] = abs
+"""A nonnegative number as an index: compiled code does not look at its sign.
+
+Interpreted it is the quickest function that changes nothing.
+"""
 
 
-setattr(unsigned, HELPER, _as_unsigned)
+def _compiled_form(used: object) -> Any:
+    """Return the function that compiled code calls instead of a helper; None for other things."""
+    return _as_unsigned if used is unsigned else getattr(used, HELPER, None)
 
 
 def _linked(
@@ -294,32 +294,13 @@ def _linked(
 
     scope = dict(function.__globals__)
     for name in function.__code__.co_names:
-        used = getattr(scope.get(name), HELPER, None)
+        used = _compiled_form(scope.get(name))
         if used is not None:
             if used not in found:
                 inner = _linked(used, found, **options)
                 found[used] = numba.njit(**options, **ONLY_CALLED_BY_KERNELS)(inner)
             scope[name] = found[used]
-    return types.FunctionType(
-        function.__code__,
-        scope,
-        function.__name__,
-        function.__defaults__,
-    )
-
-
-def _size(function: Callable[..., Any]) -> int:
-    """Return the length of the bytecode of a kernel and of every helper that it leads to."""
-    found: dict[Any, None] = {function: None}
-    waiting = [function]
-    while waiting:
-        at = waiting.pop()
-        for name in at.__code__.co_names:
-            used = getattr(at.__globals__.get(name), HELPER, None)
-            if used is not None and used not in found:
-                found[used] = None
-                waiting.append(used)
-    return sum(len(used.__code__.co_code) for used in found)
+    return types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
 
 
 def _digest(function: Callable[..., Any], helpers: Iterable[Callable[..., Any]]) -> str:

@@ -7,6 +7,7 @@ either stands before it in the program of its rank, which is checked by bits, or
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -71,13 +72,7 @@ _CONDITIONS = tuple(need.when for spec in KINDS for need in spec.needs if need.w
 
 
 def kind_columns(schedule: Schedule) -> NDArray[np.int64]:
-    """Return the needs of each kind as columns, see :mod:`debubble.engine.kernels.sweep`.
-
-    Returns
-    -------
-    NDArray[np.int64]
-        Column c of kind k is at ``k * WIDTH + c``.
-    """
+    """Return the needs of each kind as columns: column c of kind k is at ``k * WIDTH + c``."""
     return _columns_where(tuple(condition(schedule) for condition in _CONDITIONS))
 
 
@@ -98,13 +93,12 @@ def _columns_where(holds: tuple[bool, ...]) -> NDArray[np.int64]:
 def _row(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
     kind, own = spec.kind, needs[spec.kind]
     row = {layout.SORT: _sort(spec), layout.BIT: _BITS.get(kind, 0)}
-    row[layout.NEVER] = row[layout.BIT] | _bits(spec.instead_of)
     here = [need for need in own if need.of is Of.STAGE and not need.stage and not need.slice]
     required = [need for need in here if not need.optional]
     assert len(required) <= 1, f"{kind.name} needs several results of its own stage"
     before = _bits(kind for need in required for kind in need.kinds)
     row[layout.BEFORE] = before or layout.ALWAYS
-    row[layout.NOT] = row[layout.NEVER] | _bits(_users(kind, needs))
+    row[layout.NOT] = row[layout.BIT] | _bits((*spec.instead_of, *_users(kind, needs)))
     for need in own:
         if need.of is Of.STAGE and need.stage:
             row[layout.TOWARDS] = need.stage
@@ -178,8 +172,5 @@ def _result(kinds: tuple[Kind, ...]) -> int:
     return next(i for i, (made_by, _) in enumerate(_RESULTS) if set(kinds) <= set(made_by))
 
 
-def _bits(kinds: object) -> int:
-    total = 0
-    for kind in kinds:  # type: ignore[attr-defined]
-        total |= _BITS[kind]
-    return total
+def _bits(kinds: Iterable[Kind]) -> int:
+    return sum({_BITS[kind] for kind in kinds})

@@ -24,26 +24,12 @@ def measured_timeline(
     end: NDArray[np.float64],
     costs: Costs | None = None,
 ) -> Timeline:
-    """Return the timeline of a schedule with the times that were measured.
+    """Return the timeline of a schedule with times that were measured, from the first start on.
 
     What waits for what is the schedule's, so that idle times have causes and there is a critical
-    path: an action that began later than its input was computed waited for p2p that long.
-
-    Parameters
-    ----------
-    schedule
-        The schedule that was run.
-    start, end
-        Start and end of every action, shape ``(n,)``, from the first start on.
-    costs
-        Memory of activations; its times are not used.
-
-    Raises
-    ------
-    ScheduleError
-        When the order cannot run, or there are too many actions.
-    CostError
-        When the costs do not fit the schedule.
+    path: an action that began later than its input was computed waited for p2p that long. Costs are
+    for the memory of activations; their times are not used. Raises ScheduleError for an order that
+    cannot run or has too many actions, CostError for costs that do not fit it.
     """
     if len(schedule) * schedule.ranks > MAX_CELLS:
         raise ScheduleError(

@@ -1,4 +1,9 @@
-"""Activation memory: every action adds at its start and frees at its end."""
+"""Activation memory: every action adds at its start and frees at its end.
+
+Where activations leave their ranks, the times of copies count: ``OFFLOAD`` frees its share of an
+activation when it ends, ``RELOAD`` takes it again when it starts. An activation on another rank is
+held there from the start of the one to the end of the other.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, Program, kinds_of, microbatches_of
+from debubble.core.actions import COPY_KINDS, Kind, Program, kinds_of, microbatches_of
 from debubble.core.cost_table import CostTable, static_memory
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
@@ -21,6 +26,8 @@ from debubble.core.units import memory_scale
 from debubble.engine.kernels.memory import peak_memory
 from debubble.engine.recompute import recompute_share, recomputed_forwards
 from debubble.engine.validate import refuse_outside, scan
+
+Floats = NDArray[np.float64]
 
 Limit: TypeAlias = float | Sequence[float]
 """A memory limit of every rank, or one for each."""
@@ -72,19 +79,23 @@ class MemoryUse:
 
 _EFFECTS = tuple((spec.kind, spec.takes, spec.frees) for spec in KINDS if spec.takes or spec.frees)
 
-_AMOUNTS: dict[str, Callable[[CostTable, NDArray[np.bool_]], NDArray[np.float64] | float]] = {
+AMOUNTS: dict[str, Callable[[CostTable, NDArray[np.bool_]], Floats | float]] = {
+    # What a forward leaves, and what a recompute brings back of it.
     "stored": lambda table, whole: np.where(whole, table.checkpoint, table.activation),
     "recomputed": lambda table, _: table.activation - table.checkpoint,
     "activation": lambda table, _: table.activation,
+    # Its parts without and with use for the weights.
     "not_kept": lambda table, _: table.activation - table.kept,
     "kept": lambda table, _: table.kept,
     "moved": lambda table, whole: table.moved(whole),
     "shard": lambda table, _: table.shard,
+    # Keys and values of a slice, the gradients of all slices, and a slice's share of both.
     "kv": lambda table, _: table.kv,
     "kv_gradients": lambda table, _: _gradients_of_all_slices(table),
     "kv_with_gradients": lambda table, _: 2 * table.kv,
 }
-"""Each of :data:`debubble.core.kinds.QUANTITIES` on every place."""
+"""Quantities of memory that actions take and free, on every place, by their names in the table of
+kinds; from costs, and where all microbatches of a place are recomputed."""
 
 
 def _gradients_of_all_slices(table: CostTable) -> NDArray[np.float64]:
@@ -107,7 +118,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     S takes what a shard of the output layer needs of a microbatch, and T frees it.
 
     OFFLOAD frees what it moves and RELOAD takes it again, here as if copies took no time and what
-    goes to another rank took none of its memory; see :mod:`debubble.engine.memory_over_time`.
+    goes to another rank took none of its memory; see :func:`measure_over_time`.
     """
     refuse_outside(schedule)
     present, slicing = scan(schedule).kinds, table.costs.kv != 0
@@ -123,28 +134,83 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
             for row, names in ((at_start[kind], takes), (at_end[kind], frees)):
                 for name in names:
                     if slicing or not name.startswith("kv"):
-                        row += _AMOUNTS[name](table, whole)
+                        row += AMOUNTS[name](table, whole)
     np.negative(at_end, at_end)
     at_start[RECOMPUTED_F] = table.checkpoint + table.kv if slicing else table.checkpoint
     peak = np.zeros(schedule.ranks)
     left = np.zeros(schedule.ranks)
     peak_memory.run(
-        len(schedule),
-        actions,
-        schedule.offsets,
-        schedule.stages,
-        schedule.microbatches,
-        schedule.slices,
-        schedule.placement.copies,
-        at_start.ravel(),
-        at_end.ravel(),
-        table.lengths,
-        peak,
-        left,
-    )
+        len(schedule), actions, schedule.offsets, schedule.stages, schedule.microbatches,
+        schedule.slices, schedule.placement.copies, at_start.ravel(), at_end.ravel(),
+        table.lengths, peak, left,
+    )  # fmt: skip
     return MemoryUse(
         peak + table.static, left, table.static, at_start, at_end, actions, table.lengths
     )
+
+
+def changes(
+    schedule: Schedule, use: MemoryUse, begin: Floats, end: Floats, rank: int
+) -> tuple[Floats, Floats]:
+    """Return sorted times at which a rank's memory changes, and the changes.
+
+    `begin` and `end` of every action, shape ``(n,)``, are such that an action that follows another
+    at once begins at the very number at which that one ends. At equal times memory is freed before
+    more is taken. Actions of no duration take and free at one time, and follow the order of the
+    program.
+    """
+    part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
+    added, freed = use.deltas(schedule, rank)
+    position = np.arange(part.start, part.stop)
+    times = [begin[part], end[part]]
+    deltas = [added, freed]
+    order = [2 * position, np.where(end[part] > begin[part], -1, 2 * position + 1)]
+    for other, target in enumerate(schedule.copy_targets):
+        if target != rank:
+            continue
+        first = int(schedule.offsets[other])
+        kinds = kinds_of(schedule.program(other))
+        added, freed = use.deltas(schedule, other)
+        for kind in COPY_KINDS:
+            comes = KINDS[kind].undoes is None
+            here = np.flatnonzero(kinds == kind)
+            times.append((begin if comes else end)[here + first])
+            deltas.append(-(freed if comes else added)[here])
+            order.append(np.full(len(here), 0 if comes else -1))
+    moments, amounts, turns = (np.concatenate(column) for column in (times, deltas, order))
+    real = amounts != 0
+    moments, amounts, turns = moments[real], amounts[real], turns[real]
+    sorted_by_time = np.lexsort((turns, moments))
+    return moments[sorted_by_time], amounts[sorted_by_time]
+
+
+def changes_in_order(
+    schedule: Schedule, use: MemoryUse, begin: Floats, end: Floats, rank: int
+) -> tuple[Floats, Floats]:
+    """Return changes as :func:`changes` if no activation leaves its rank and starts are rounded."""
+    part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
+    added, freed = use.deltas(schedule, rank)
+    holds = (added != 0) | (freed != 0)
+    start, stop, added, freed = begin[part][holds], end[part][holds], added[holds], freed[holds]
+    # A sum may round to just after the start of the next action, which has to wait for it.
+    later = np.append(start, np.inf)[np.searchsorted(start, start, side="right")]
+    times = np.concatenate([start, np.minimum(stop, later)])
+    deltas = np.concatenate([added, freed])
+    real = deltas != 0
+    times, deltas = times[real], deltas[real]
+    # At equal times memory is freed before more is taken.
+    order = np.lexsort((deltas, times))
+    return times[order], deltas[order]
+
+
+def measure_over_time(schedule: Schedule, use: MemoryUse, begin: Floats, end: Floats) -> MemoryUse:
+    """Return the use with peaks and rests by the times of a simulation."""
+    peak, left = np.zeros(schedule.ranks), np.zeros(schedule.ranks)
+    for rank in range(schedule.ranks):
+        held = np.cumsum(changes(schedule, use, begin, end, rank)[1])
+        peak[rank] = use.static[rank] + held.max(initial=0.0)
+        left[rank] = held[-1] if len(held) else 0.0
+    return replace(use, peak=peak, left=left)
 
 
 ROUNDING = 1e-9

@@ -17,7 +17,13 @@ SHARE = "recompute_share"
 def recompute_share(schedule: Schedule) -> NDArray[np.float64]:
     """Share of its microbatches that every place recomputes, shape ``(places,)``."""
     if SHARE not in schedule.derived:
-        schedule.derived[SHARE] = _share(schedule)
+        found = np.zeros(schedule.slices * schedule.placement.copies * schedule.stages)
+        if has(schedule, RECOMPUTE_KINDS):
+            again, forwards = (
+                _count(schedule, kinds, len(found)) for kinds in (RECOMPUTE_KINDS, ACTIVATION_KINDS)
+            )
+            np.divide(again, forwards, out=found, where=forwards > 0)
+        schedule.derived[SHARE] = found
     share: NDArray[np.float64] = schedule.derived[SHARE]
     return share
 
@@ -38,24 +44,9 @@ def recomputed_forwards(schedule: Schedule) -> NDArray[np.bool_]:
     return found
 
 
-def _share(schedule: Schedule) -> NDArray[np.float64]:
-    places = schedule.slices * schedule.placement.copies * schedule.stages
-    if not has(schedule, RECOMPUTE_KINDS):
-        return np.zeros(places)
-    recomputes = _count(schedule, RECOMPUTE_KINDS, places)
-    forwards = _count(schedule, ACTIVATION_KINDS, places)
-    return np.divide(recomputes, forwards, out=np.zeros(places), where=forwards > 0)
-
-
-def _count(schedule: Schedule, kinds: tuple[Kind, ...], places: int) -> NDArray[np.float64]:
+def _count(schedule: Schedule, kinds: tuple[Kind, ...], places: int) -> NDArray[np.int64]:
     """Count actions of some kinds on every (copy, stage)."""
-    counts = np.zeros(places)
-    # Block by block, so that a schedule without such actions takes no memory.
-    for begin in range(0, len(schedule), 65536):
-        block = schedule.actions[begin : begin + 65536]
-        found: Program = block[among(kinds_of(block), kinds)]
-        # A file may name stages that do not exist; checks report them.
-        found = found[stages_of(found) < schedule.stages]
-        if len(found):
-            counts += np.bincount(schedule.places_of(found), minlength=places)
-    return counts
+    found: Program = schedule.actions[among(kinds_of(schedule.actions), kinds)]
+    # A file may name stages that do not exist; checks report them.
+    found = found[stages_of(found) < schedule.stages]
+    return np.bincount(schedule.places_of(found), minlength=places)

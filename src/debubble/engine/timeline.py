@@ -17,10 +17,10 @@ from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
 from debubble.core.kind_relations import RECOMPUTE_KINDS
-from debubble.core.kinds import FORWARD_KINDS, Kind
+from debubble.core.kinds import FORWARD_KINDS
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.core.schedule import Schedule
-from debubble.engine import cost_mismatch, memory_over_time
+from debubble.engine import cost_mismatch
 from debubble.engine.action_table import ActionTable
 from debubble.engine.action_times import checked, with_times
 from debubble.engine.critical_path import CriticalAction, critical_actions, times_paid
@@ -28,10 +28,14 @@ from debubble.engine.ensembles import Spread, spread_of
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph
 from debubble.engine.jitter import Jitter, Times
 from debubble.engine.kernels import evaluate as walk
-from debubble.engine.memory import MemoryUse, measure_memory
+from debubble.engine.memory import (
+    MemoryUse,
+    changes,
+    changes_in_order,
+    measure_memory,
+    measure_over_time,
+)
 from debubble.engine.validate import has
-
-LACKING = "the order lacks backwards, so that its time is that of a part; debubble.check says which"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,14 +78,8 @@ class Timeline:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """Caveats of the times: the order lacks actions, or was computed for other costs."""
-        notes = [] if self.graph.complete or self.measured else [LACKING]
-        notes.append(cost_mismatch.mismatch(self.schedule, self.table))
-        if self.schedule.explicit_reduction and not has(self.schedule, (Kind.REDUCE_GRAD,)):
-            notes.append(
-                "no REDUCE_GRAD, as in listings of older PyTorch: today's neither divides its "
-                "gradients by the number of microbatches nor reduces them"
-            )
-        return tuple(filter(None, notes))
+        complete = self.graph.complete or self.measured
+        return cost_mismatch.caveats_of(self.schedule, self.table, complete)
 
     @property
     def mode(self) -> P2PMode:
@@ -165,7 +163,7 @@ class Timeline:
         use = measure_memory(self.schedule, self.table)
         if not self.graph.has_copies:
             return use
-        return memory_over_time.measure_over_time(self.schedule, use, self._shown_begin, self.end)
+        return measure_over_time(self.schedule, use, self._shown_begin, self.end)
 
     @cached_property
     def _begin(self) -> NDArray[np.float64]:
@@ -191,9 +189,9 @@ class Timeline:
 
     def memory_curve(self, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return times at which a rank's memory changes, and the memory from each time on."""
-        change, begin = memory_over_time.changes_in_order, self.start
+        change, begin = changes_in_order, self.start
         if self.graph.has_copies:
-            change, begin = memory_over_time.changes, self._shown_begin
+            change, begin = changes, self._shown_begin
         times, deltas = change(self.schedule, self.memory, begin, self.end, rank)
         return times, self.table.static[rank] + np.cumsum(deltas)
 
@@ -202,31 +200,17 @@ class Timeline:
         """Largest delay of each action's end that keeps the makespan, shape ``(n,)``."""
         graph = self.graph
         latest = np.empty(len(graph.first))
-        walk.latest_ends.run(
-            len(latest),
-            graph.first,
-            graph.second,
-            graph.lag,
-            graph.cost,
-            self.costs,
-            self.makespan,
-            latest,
-        )
+        walk.latest_ends.run(len(latest), *graph.edges, self.costs, self.makespan, latest)
         return latest[graph.node] - self.end
 
     @cached_property
     def _critical_nodes(self) -> NDArray[np.int64]:
         graph = self.graph
         path = np.zeros(len(graph.first), dtype=np.int64)
+        last = len(path) - 1 - int(np.argmax(self.node_end[::-1]))
+        first, second, lag, _ = graph.edges
         length = walk.trace_back.run(
-            len(path),
-            graph.first,
-            graph.second,
-            graph.lag,
-            self.costs,
-            self.node_end,
-            len(path) - 1 - int(np.argmax(self.node_end[::-1])),
-            path,
+            len(path), first, second, lag, self.costs, self.node_end, last, path
         )
         return path[:length][::-1]
 
@@ -281,10 +265,7 @@ class Timeline:
         movable[graph.node[kinds & (pairs_of(actions) == 0)]] = True
         movable[0] = False
         late = np.empty(len(graph.first))
-        walk.delayed_ends.run(
-            len(late), graph.first, graph.second, graph.lag, graph.cost, self.costs, self.node_end,
-            movable, late,
-        )  # fmt: skip
+        walk.delayed_ends.run(len(late), *graph.edges, self.costs, self.node_end, movable, late)
         return replace(self, late=late)
 
     def jitter(self, times: Times | Jitter | None = None, **more: Any) -> Spread:
@@ -342,8 +323,7 @@ def simulate(
     costs
         Costs of actions; the default is one unit of time each for F, I and W.
     p2p_mode
-        ``"overlapped"``, ``"channel"``, ``"blocking"``, ``"pair"`` or ``"group"``, see
-        :func:`debubble.engine.graph.compile_graph`.
+        What a transfer between ranks does, see :mod:`debubble.engine.modes`.
     durations
         Time of every action in the schedule's order (rank 0's program, then rank 1's, …), shape
         ``(n,)``, in place of what `costs` say: measured ones, for instance. What actions take that
@@ -371,7 +351,7 @@ def simulate(
     check_costs(costs)
     given = None if durations is None else checked(durations, len(schedule))
     timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs(), given)
-    if cost_mismatch.uses_default_costs(schedule) and timeline.notes:
+    if schedule.made_for == cost_mismatch.DEFAULT and timeline.notes:
         warnings.warn(f"{schedule.name}: {timeline.notes[-1]}", stacklevel=2)
     return timeline
 

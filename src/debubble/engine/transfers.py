@@ -49,7 +49,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
-    KIND_MASK,
     SHARDING_KINDS,
     TRANSFER_KINDS,
     VOCABULARY_KINDS,
@@ -67,6 +66,7 @@ from debubble.engine.compile import UNIT_COSTS, compile_programs
 from debubble.engine.kernels import transfers as kernels
 from debubble.engine.kind_columns import kind_columns
 from debubble.engine.modes import RECEIVE_POLICIES, ReceivePolicy
+from debubble.engine.validate import has
 
 __all__ = [
     "RECEIVE_POLICIES", "UNIT_COSTS", "ReceivePolicy", "first_transfer", "insert_transfers",
@@ -82,21 +82,9 @@ def insert_transfers(
 ) -> Schedule:
     """Return the schedule with a send and a receive for everything that moves between ranks.
 
-    Parameters
-    ----------
-    schedule
-        A schedule of compute actions, copies of activations, and collectives.
-    policy
-        Position of receives, see above.
-    explain
-        Whether the error for a schedule that cannot run has to say why.
-
-    Raises
-    ------
-    ParameterError
-        When there is no such policy.
-    ScheduleError
-        When the schedule has transfers already, or cannot run.
+    The schedule has compute actions, copies and collectives. Raises ScheduleError when it has
+    transfers already, or cannot run, for which `explain` says whether to say why; ParameterError
+    for an unknown policy.
     """
     if policy not in RECEIVE_POLICIES:
         raise ParameterError(
@@ -123,17 +111,14 @@ def insert_transfers(
         )  # fmt: skip
     lowered = np.zeros(count + 2 * transfers, dtype=np.int64)
     offsets = np.zeros(ranks + 1, dtype=np.int64)
-    if policy == "just-in-time":
-        kernels.write_programs.run(
-            3 * count, schedule.actions, schedule.offsets, consumer, order, slot,
-            np.zeros(count, dtype=np.int32), lowered, offsets,
-        )  # fmt: skip
-    else:
+    sends_first = policy == "just-in-time"
+    if not sends_first:
         shared = _one_order(schedule, home, start, order, slot)
-        kernels.write_queues.run(
-            4 * count, schedule.actions, schedule.offsets, home, consumer, order[shared],
-            slot[shared], np.zeros(count + ranks, dtype=np.int32), lowered, offsets,
-        )  # fmt: skip
+        order, slot = order[shared], slot[shared]
+    kernels.write_programs.run(
+        4 * count, schedule.actions, schedule.offsets, home, consumer, order, slot, sends_first,
+        np.zeros(count + ranks, dtype=np.int32), lowered, offsets,
+    )  # fmt: skip
     return replace(schedule, actions=lowered, offsets=offsets)
 
 
@@ -150,13 +135,7 @@ def _unit_times(schedule: Schedule, explain: bool) -> tuple[NDArray[np.int32], N
 
 
 def refuse_transfers(schedule: Schedule) -> None:
-    """Refuse a schedule whose transfers are actions already.
-
-    Raises
-    ------
-    ScheduleError
-        Names the first of them.
-    """
+    """Raise a ScheduleError that names the first transfer among the actions, if any."""
     position = first_transfer(schedule)
     if position is not None:
         raise ScheduleError(
@@ -175,15 +154,9 @@ def consumers_of(schedule: Schedule) -> tuple[NDArray[np.int32], NDArray[np.int3
     home = schedule.ranks_of_actions.astype(np.int32)
     consumer = np.zeros(count, dtype=np.int32)
     transfers: int = kernels.find_transfers.run(
-        2 * count,
-        schedule.actions,
-        home,
-        schedule.stages,
-        schedule.units,
-        kind_columns(schedule),
-        np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
-        consumer,
-    )
+        2 * count, schedule.actions, home, schedule.stages, schedule.units, kind_columns(schedule),
+        np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32), consumer,
+    )  # fmt: skip
     return home, consumer, transfers
 
 
@@ -242,10 +215,6 @@ def _with_aside(
 
 def first_transfer(schedule: Schedule) -> int | None:
     """Return the position of the first send or receive of a schedule, None if there is none."""
-    low, high = min(TRANSFER_KINDS), max(TRANSFER_KINDS)
-    for begin in range(0, len(schedule), 65536):
-        kinds = schedule.actions[begin : begin + 65536] & KIND_MASK
-        found = (kinds >= low) & (kinds <= high)
-        if found.any():
-            return begin + int(found.argmax())
-    return None
+    if not has(schedule, TRANSFER_KINDS):
+        return None
+    return int(among(kinds_of(schedule.actions), TRANSFER_KINDS).argmax())

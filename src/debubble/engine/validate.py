@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.core.actions import KIND_MASK, Kind, code_text, unpack
+from debubble.core.actions import KIND_MASK, Kind, unpack
 from debubble.core.errors import ScheduleError
 from debubble.core.kinds import STEP_KINDS, kind_bits
 from debubble.core.schedule import Schedule
@@ -52,19 +52,12 @@ def scan(schedule: Schedule) -> Scan:
     if survey is None:
         state = np.empty(kernels.STATES, dtype=np.int64)
         placement = schedule.placement
+        sizes = schedule.units, schedule.microbatches, schedule.iterations
         kernels.scan_actions.run(
-            len(schedule),
-            schedule.actions,
-            schedule.offsets,
-            placement.ranks_of_stages,
-            placement.stages,
-            min(schedule.units, MOST),
-            min(schedule.microbatches, MOST),
-            min(schedule.iterations, MOST),
-            schedule.slices,
-            placement.copies,
-            state,
-        )
+            len(schedule), schedule.actions, schedule.offsets, placement.ranks_of_stages,
+            placement.stages, *(min(size, MOST) for size in sizes), schedule.slices,
+            placement.copies, state,
+        )  # fmt: skip
         outside, away, kinds, grouped = state.tolist()
         strays = InvalidActions(*(None if at < 0 else at for at in (outside, away)))
         survey = schedule.derived[Scan] = Scan(kinds, bool(grouped), strays)
@@ -88,7 +81,7 @@ def refuse_outside(schedule: Schedule) -> None:
     """
     position = invalid_actions(schedule).outside
     if position is not None:
-        raise ScheduleError(f"{_where(schedule, position)} {outside_text(schedule, position)}")
+        raise ScheduleError(f"{spot_text(schedule, position)} {outside_text(schedule, position)}")
 
 
 def refuse_invalid(schedule: Schedule) -> None:
@@ -102,7 +95,7 @@ def refuse_invalid(schedule: Schedule) -> None:
         stage = unpack(int(schedule.actions[position])).stage
         homes = sorted({row[stage] for row in schedule.placement.table})
         raise ScheduleError(
-            f"{_where(schedule, position)} is on the wrong rank; stage {stage} lives on rank "
+            f"{spot_text(schedule, position)} is on the wrong rank; stage {stage} lives on rank "
             + " and ".join(map(str, homes))
         )
 
@@ -118,7 +111,8 @@ def outside_text(schedule: Schedule, position: int) -> str:
     return f"is out of range; stages go to {schedule.stages - 1}, {last}"
 
 
-def _where(schedule: Schedule, position: int) -> str:
+def spot_text(schedule: Schedule, position: int) -> str:
+    """Return the rank of the action at a position, its place in that program, and its text."""
     rank = schedule.rank_of(position)
-    text = code_text(int(schedule.actions[position]), schedule.slices)
-    return f"rank {rank}, action {position - int(schedule.offsets[rank])}: {text}"
+    place = position - int(schedule.offsets[rank])
+    return f"rank {rank}, action {place}: {schedule.text_at(position)}"

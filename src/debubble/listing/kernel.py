@@ -137,19 +137,11 @@ def list_schedule(
     scores: Array,
     order: Array,
 ) -> None:
-    """Schedule one problem under each policy in turn; `order` keeps that of the last.
+    """Schedule one problem under each policy in turn; `order` keeps the packed actions of the last.
 
-    Parameters
-    ----------
-    policies
-        ``PARAMETERS`` numbers per policy.
-    give_up, tolerance, by_stage_time
-        A policy is dropped once it cannot stay below `give_up` or (1 + `tolerance`) times the best
-        of this call, in stage time or in makespan.
-    scores
-        ``SCORES`` numbers per policy.
-    order
-        Packed actions, rank by rank.
+    `policies` has ``PARAMETERS`` numbers per policy, `scores` gets ``SCORES``. A policy is dropped
+    once it cannot stay below `give_up` or (1 + `tolerance`) times the best of this call, in stage
+    time or in makespan.
     """
     for which in range(len(scores) // SCORES):
         rules = read_policy(policies, which, problem)

@@ -45,14 +45,8 @@ def key_of(candidate: ListCandidate) -> tuple[float, float, float]:
 class Passes:
     """A workload as the arrays of the kernel, with scratch space.
 
-    Parameters
-    ----------
-    work
-        What is ordered.
-    objective
-        ``"makespan"`` or ``"stage-time"``.
-    late
-        Whether recomputes wait for the gradient, too.
+    The objective is ``"makespan"`` or ``"stage-time"``; `late` if recomputes wait for the gradient,
+    too.
     """
 
     def __init__(self, work: Workload, objective: str, late: bool = False) -> None:

@@ -123,14 +123,8 @@ def few_policies(placement: Placement, in_flight: float) -> tuple[Policy, ...]:
     """Return a few policies that are about as good as a long search, where there are any.
 
     Greedy covers, as in :func:`first_policies`, of 1224 problems on a V of 4 to 24 ranks with many
-    microbatches: of those with roomy memory, and of those with about half of it.
-
-    Parameters
-    ----------
-    placement
-        Where the stages live.
-    in_flight
-        Microbatches whose activations every rank can hold.
+    microbatches: of those with roomy memory, and of those with about half of it. `in_flight` is the
+    number of microbatches whose activations every rank can hold.
     """
     homes, ranks = placement.ranks_of_stages, placement.ranks
     in_flight *= 1 + TOLERANCE

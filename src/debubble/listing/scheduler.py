@@ -235,14 +235,7 @@ def _search(passes: Passes, effort: float) -> ListCandidate:
 def _long_search(passes: Passes, trial: Passes, effort: float, least: int) -> ListCandidate:
     """Try known policies, then variations of the best of them, for as long as the budget lasts.
 
-    Parameters
-    ----------
-    passes, trial
-        Of all microbatches, and of those on which policies are compared.
-    effort
-        Multiplies how many policies are tried.
-    least
-        Actions placed at least.
+    Policies are compared on `trial`; at least `least` actions are placed.
     """
     budget = effort * max(least, BUDGET_PER_ACTION * passes.size)
     policies = first_policies(passes.work.placement)

@@ -100,13 +100,7 @@ class Workload:
         return np.array(needed)
 
     def check_limits(self) -> None:
-        """Refuse limits under which there is no order.
-
-        Raises
-        ------
-        ParameterError
-            When a limit is too small; the message names the smallest that works.
-        """
+        """Refuse limits under which there is no order, and name the smallest that works."""
         needed = self.smallest_limits
         short = np.flatnonzero(~(self.limits >= needed * (1 - TOLERANCE / 2)))
         if len(short):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import compile_graph
-from debubble.engine.memory import excess, memory_limits
+from debubble.engine.graph import P2PMode, compile_graph
+from debubble.engine.memory import Limit, excess, memory_limits
 from debubble.engine.timeline import evaluate_graph
-
-if TYPE_CHECKING:
-    from debubble.engine.graph import P2PMode
-    from debubble.engine.memory import Limit
 
 
 class Setting(NamedTuple):

@@ -90,23 +90,12 @@ def into_waits(
     simulated: Callable[[Schedule], Timeline],
     refused: NDArray[np.float64] | None = None,
 ) -> Timeline:
-    """Recomputes moved into waits, round by round, as long as that makes it faster.
+    """Return recomputes moved into waits, round by round, as long as that makes it faster.
 
-    Parameters
-    ----------
-    start
-        An order with recomputes.
-    limit
-        Limit of every rank's memory, shape ``(ranks,)``.
-    simulated
-        Simulates another order of the same work.
-    refused
-        Lowered to the least memory, of every rank, that the limit did not allow.
-
-    Notes
-    -----
-    A recompute that fits into a wait delays nothing: every action can still start when it did. One
-    that only fits in part may pay off or not, which the next simulation says.
+    `limit` is that of every rank's memory, and `refused` is lowered to the least memory, of every
+    rank, that it did not allow. A recompute that fits into a wait delays nothing: every action can
+    still start when it did. One that only fits in part may pay off or not, which the next
+    simulation says.
     """
     refused = np.full(len(limit), np.inf) if refused is None else refused
     best = current = start
@@ -138,20 +127,10 @@ def _filled(
     deltas = [timeline.memory.deltas(schedule, rank) for rank in range(schedule.ranks)]
     place = np.zeros(count, dtype=np.int64)
     moved = fill_waits.run(
-        20 * count,
-        schedule.actions,
-        schedule.offsets,
-        timeline.start,
-        timeline.end,
-        np.concatenate([added for added, _ in deltas]),
-        np.concatenate([freed for _, freed in deltas]),
-        limit,
-        share,
-        np.zeros(count),
-        np.zeros(count),
-        place,
-        refused,
-    )
+        20 * count, schedule.actions, schedule.offsets, timeline.start, timeline.end,
+        *(np.concatenate(column) for column in zip(*deltas, strict=True)), limit, share,
+        np.zeros(count), np.zeros(count), place, refused,
+    )  # fmt: skip
     if not moved:
         return None
     stays = place == np.arange(count)

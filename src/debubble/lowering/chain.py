@@ -8,24 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.options import OptionSpec, Range, Word, quoted, read_whole
 from debubble.core.schedule import Schedule
-from debubble.engine.modes import check_mode
+from debubble.engine.memory import Limit
+from debubble.engine.modes import P2PMode, check_mode
 from debubble.lowering.best_lowering import Setting
 from debubble.lowering.offload import ways_to_offload
 from debubble.lowering.recompute import check_cap, place_of, ways_to_recompute
 from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding
 from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
-
-if TYPE_CHECKING:
-    from debubble.engine.graph import P2PMode
-    from debubble.engine.memory import Limit
-
 
 NOTHING = "none"
 """The text of no such actions, for a grid of values."""
@@ -50,65 +46,54 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Lowering:
-    """A pass that adds actions to a schedule, or a parameter of one."""
+class LoweringType:
+    """The values of a lowering: typed texts, and lists of them in files."""
 
-    name: str
-    """Keyword of :func:`lower` and of :func:`debubble.compare`; with hyphens, the flag."""
-    metavar: str
+    read_text: Callable[[str, str], Any]
+    """Value in a text; gets the flag, for messages, and the text."""
     help: str
-    """As `metavar`, a text of ``--help``."""
-    read: Callable[[str, str], Any]
-    """The value in the text of a flag; gets the flag, for messages, and the text."""
+    """Description of the values, for messages."""
+    part: bool = False
+    """Whether it is a parameter of another lowering, which cannot be :data:`NOTHING`."""
+    range: Range = ""
+
+    def read(self, name: str, text: str) -> Any:
+        """Return the value in a typed text."""
+        return None if text == NOTHING and not self.part else self.read_text(name, text)
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return the value that a file gives: a text, or a list of numbers."""
+        if not isinstance(value, str | list):
+            raise ParameterError(f"{name} is {quoted(value)}; give a text: {self.help}")
+        return self.read(name, ",".join(map(str, value)) if isinstance(value, list) else value)
+
+
+@dataclass(frozen=True)
+class Lowering(OptionSpec):
+    """A pass that adds actions to a schedule, or a parameter of one, as an option of a question.
+
+    Its name is a keyword of :func:`lower` and of :func:`debubble.compare`.
+    """
+
     apply: Callable[[Schedule, Values, Setting], Schedule | list[Schedule]] | None = None
     """The schedule with it, or several ways to that, of which the best is taken when all lowerings
     are added; gets the schedule, all values, and the setting. None for a parameter of another
     lowering."""
-    part_of: str = ""
-    """The lowering whose parameter this is."""
-    example: str = ""
-    """A value as text, for messages and tests."""
     on_page: Choice | None = None
     """Control in the playground; None for none."""
     check: Callable[[Values], object] | None = None
     """Refuses values that do not go together, where that can be said before there is a schedule."""
 
-    in_search: bool = False
-    """Whether ``debubble optimize`` reads it, in its own way."""
 
-    @property
-    def flag(self) -> str:
-        """Its flag in the command line."""
-        return self.option.flag
-
-    @property
-    def option(self) -> OptionSpec:
-        """The row of the table of options."""
-        return OptionSpec(
-            self.name, LoweringType(self), self.metavar, self.help, "lowerings",
-            part_of=self.part_of, in_search=self.in_search, example=self.example,
-            neutral="" if self.part_of else NOTHING,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LoweringType:
-    """The values of a lowering: typed texts, and lists of them in files."""
-
-    row: Lowering
-    range: Range = ""
-
-    def read(self, name: str, text: str) -> Any:
-        """Return the value in a typed text."""
-        if text == NOTHING and not self.row.part_of:
-            return None
-        return self.row.read(name, text)
-
-    def check(self, name: str, value: Any) -> Any:
-        """Return the value that a file gives: a text, or a list of numbers."""
-        if not isinstance(value, str | list):
-            raise ParameterError(f"{name} is {quoted(value)}; give a text: {self.row.help}")
-        return self.read(name, ",".join(map(str, value)) if isinstance(value, list) else value)
+def _lowering(
+    name: str, metavar: str, help: str, read: Callable[[str, str], Any], *, part_of: str = "",
+    in_search: bool = False, **more: Any,
+) -> Lowering:  # fmt: skip
+    """Return a row of :data:`LOWERINGS`, whose values `read` finds in texts."""
+    return Lowering(
+        name, LoweringType(read, help, bool(part_of)), metavar, help, "lowerings",
+        part_of=part_of, in_search=in_search, neutral="" if part_of else NOTHING, **more,
+    )  # fmt: skip
 
 
 def read_stages(flag: str, text: str) -> str | list[int]:
@@ -156,16 +141,16 @@ def _recompute(schedule: Schedule, values: Values, setting: Setting) -> list[Sch
 
 
 LOWERINGS: list[Lowering] = [
-    Lowering(
+    _lowering(
         "recompute", "STAGES",
         "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
-        read_stages, _recompute, example="full", in_search=True, check=_check_recompute,
+        read_stages, apply=_recompute, example="full", in_search=True, check=_check_recompute,
         on_page=Choice(
             "recompute", {"full": "all stages"}, "nothing",
             "Run forwards again before their backwards instead of keeping activations",
         ),
     ),
-    Lowering(
+    _lowering(
         "recompute_at", "PLACE", "Where: just-in-time, bubbles or with-backward.",
         lambda _flag, text: place_of("full", text), part_of="recompute", example="with-backward",
         on_page=Choice("where", {
@@ -174,30 +159,30 @@ LOWERINGS: list[Lowering] = [
         }, hint="Right before the backward, where the rank would be idle, or as a part of the"
            " backward"),
     ),
-    Lowering(
+    _lowering(
         "recompute_cap", "COUNT",
         "Recompute only what a rank holds beyond so many whole activations of a stage.",
         read_whole, part_of="recompute", example="2",
     ),
-    Lowering(
+    _lowering(
         "offload", "STAGES",
         "Keep activations on the host until their backwards: full, or 0,1,4-7.",
         read_stages, example="full", in_search=True,
         apply=lambda order, values, setting: ways_to_offload(order, values["offload"], setting),
     ),
-    Lowering(
+    _lowering(
         "transfers", "POLICY",
         "Make sends and receives actions, receives eager, just-in-time, queued, or PyTorch's:"
         " pytorch, pytorch-deferred.",
         Word(TRANSFER_POLICIES).read,
-        lambda order, values, _: add_transfers(order, policy=values["transfers"]),
+        apply=lambda order, values, _: add_transfers(order, policy=values["transfers"]),
         example="just-in-time",
     ),
-    Lowering(
+    _lowering(
         "sharding", "MODE",
         "Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
         Word(SHARDING_MODES).read,
-        lambda order, values, _: add_sharding(
+        apply=lambda order, values, _: add_sharding(
             order, mode=values["sharding"], lookahead=values["unshard_lookahead"] or "full"
         ),
         example="fsdp",
@@ -205,7 +190,7 @@ LOWERINGS: list[Lowering] = [
             "ddp": "reduce gradients (DDP)", "fsdp": "gather weights, too (FSDP)",
         }, hint="What data-parallel replicas of a stage exchange"),
     ),
-    Lowering(
+    _lowering(
         "unshard_lookahead", "POLICY",
         "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
         _read_lookahead, part_of="sharding", example="1", check=_check_lookahead,
@@ -244,8 +229,7 @@ def read_lowerings(texts: Mapping[str, str | None]) -> dict[str, Any]:
             raise ParameterError(
                 f"{lowering.flag} needs {whole.metavar.lower()}; add {whole.flag} {whole.example}"
             )
-        values = lowering.option.type
-        found[name] = None if text is None else values.read(lowering.flag, text)
+        found[name] = None if text is None else lowering.type.read(lowering.flag, text)
     return found
 
 

@@ -60,8 +60,7 @@ def add_offload(
     Parameters
     ----------
     schedule
-        A schedule of compute actions, with recomputes or without. Where a stage recomputes, its
-        checkpoint is moved.
+        A schedule of compute actions. Where a stage recomputes, its checkpoint is moved.
     stages
         Stages, as for :func:`debubble.lowering.recompute.add_recompute`.
     costs, p2p_mode
@@ -76,11 +75,6 @@ def add_offload(
     Schedule
         The fastest with one distance between RELOAD and backward for all. What would come back
         within two actions stays.
-
-    Raises
-    ------
-    ParameterError
-        When a stage does not exist, the schedule has copies already, or copies would take no time.
     """
     setting = Setting(costs, memory, p2p_mode)
     return setting.best(ways_to_offload(schedule, stages, setting))

@@ -13,14 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    COPY_KINDS,
-    STAGE_SHIFT,
-    Program,
-    among,
-    group_bounds,
-    kinds_of,
-)
+from debubble.core.actions import COPY_KINDS, STAGE_SHIFT, Program, among, group_bounds, kinds_of
 from debubble.core.cost_table import CostTable
 from debubble.core.kinds import WAIT_KINDS
 from debubble.core.schedule import Schedule
@@ -35,20 +28,9 @@ Floats = NDArray[np.float64]
 def with_waits(schedule: Schedule, table: CostTable, limits: Floats) -> Schedule:
     """Return a schedule with copies in which ranks wait for the memory that these give back.
 
-    Parameters
-    ----------
-    schedule
-        A schedule with copies, and without waits for them.
-    table
-        Its costs; only memory matters.
-    limits
-        Memory limit of every rank, infinite for none; shape ``(ranks,)``.
-
-    Returns
-    -------
-    Schedule
-        It keeps the limits whatever its actions and copies take, if the order keeps them with
-        copies that are over at once. It is the same schedule where that needs no waits.
+    It keeps `limits`, of every rank and infinite for none, whatever its actions and copies take, if
+    the order keeps them with copies that are over at once. It is the same schedule where that needs
+    no waits. Of the table only memory matters.
     """
     use = measure_memory(schedule, table)
     programs = []

@@ -119,11 +119,7 @@ def add_recompute(
 
 
 def ways_to_recompute(
-    schedule: Schedule,
-    stages: Stages | None,
-    at: str | None,
-    cap: int | None,
-    setting: Setting,
+    schedule: Schedule, stages: Stages | None, at: str | None, cap: int | None, setting: Setting
 ) -> list[Schedule]:
     """Return the schedule with recomputes in every way; ``"bubbles"`` has more than one."""
     at = place_of(stages, at, setting.costs)

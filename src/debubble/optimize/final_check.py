@@ -19,14 +19,7 @@ from debubble.optimize.stage_choices.choices import OFFLOAD, choice_in
 
 
 def check_result(request: Request, result: Result) -> Result:
-    """Return a result after checking that it answers the request.
-
-    Raises
-    ------
-    AssertionError
-        When the schedule does not answer the request or breaks a memory limit, when its time is
-        not the result's or below its bound, or when the status does not go with both.
-    """
+    """Return a result after checking its order, memory, times and status against the request."""
     wrong = _wrong(request, result)
     if wrong:
         raise AssertionError(f"the search returned a schedule that is not allowed: {wrong}")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from debubble.core.actions import Program
-from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.listing import TOLERANCE
 from debubble.optimize.bounds.paths import prove
@@ -24,16 +23,8 @@ Known: TypeAlias = dict[object, list[tuple[str, list[Program]]]]
 class Incumbent:
     """The best order so far, offered from any thread.
 
-    Parameters
-    ----------
-    problem
-        Problem that is solved.
-    stop
-        Limit of the strategies; asked to stop when the best meets the bound.
-    report
-        Called with the name of every better one, and when the bound rises.
-    known
-        Published orders that others have made already, filled in by those that make more.
+    `stop` limits the strategies, and is asked to stop when the best meets the bound. `report` is
+    called with the finder of every better order, and when the bound rises.
     """
 
     def __init__(
@@ -61,14 +52,8 @@ class Incumbent:
         """Keep an order if it fits, runs and is the fastest; return whether it was kept."""
         kept = False
         for schedule in with_asked_copies(self.problem, programs):
-            try:
-                if not self.problem.fits(schedule):
-                    continue
-                makespan = self.problem.timeline(schedule).makespan
-            except DebubbleError:
-                # With blocking transfers an order that runs otherwise can be a deadlock.
-                continue
-            if makespan < self.makespan and outside(self.problem, schedule):
+            makespan = self.problem.makespan(schedule)
+            if not makespan < self.makespan or outside(self.problem, schedule):
                 continue
             with self._lock:
                 if not makespan < self.makespan * (1 - TOLERANCE):

@@ -20,6 +20,7 @@ from debubble.core.actions import (
     microbatches_of,
     stages_of,
 )
+from debubble.core.errors import DebubbleError
 from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS, KINDS, Of
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
@@ -247,6 +248,16 @@ class Problem(Workload):
         """Simulate a schedule; the error does not explain why one cannot run."""
         shared = self.table.costs.host_link_shared_by
         return timeline_of(compile_graph(schedule, self.mode, shared, explain=False), self.table)
+
+    def makespan(self, schedule: Schedule) -> float:
+        """Return the simulated makespan; infinite where a schedule cannot run or does not fit.
+
+        With blocking transfers an order that runs otherwise can be a deadlock.
+        """
+        try:
+            return self.timeline(schedule).makespan if self.fits(schedule) else float("inf")
+        except DebubbleError:
+            return float("inf")
 
     def fits(self, schedule: Schedule) -> bool:
         """Return whether a schedule stays within the memory of every rank.

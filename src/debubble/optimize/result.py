@@ -9,7 +9,7 @@ import numpy as np
 
 from debubble.analysis.layout import PIPED
 from debubble.analysis.metrics import ranges, recompute_text, units
-from debubble.analysis.spread import spread_lines
+from debubble.analysis.results import spread_lines
 from debubble.core.actions import STAGE_SHIFT, among, kinds_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -51,18 +51,9 @@ def optimize_robust(
 ) -> Result:
     """Find an order whose steps are fast under jitter: the least p95.
 
-    The orders that the search for the smallest makespan finds and compares with are held against
+    The orders that the `search` for the smallest makespan finds and compares with are held against
     each other on the same random numbers, and the best is changed action by action as long as that
     helps. The reported step times come from other random numbers.
-
-    Parameters
-    ----------
-    search
-        Finds the fastest schedule, with or without published ones to compare.
-    robust
-        Jitter of the times.
-    request, budget, published
-        Request, limits of the search, and true if published schedules are to be compared.
     """
     began = time.monotonic()
     jitter = robust if isinstance(robust, Jitter) else Jitter(robust)
@@ -70,12 +61,13 @@ def optimize_robust(
     share = None if limit is None else FIRST * limit
     found = search(request, budget.within(share), published)
     judge = _Judge(found, replace(jitter, samples=min(jitter.samples, SAMPLES)), request)
-    best = _Best(found.schedule, found.found_by)
+    schedule, name = found.schedule, found.found_by
     if not budget.stop.asked:
         end = None if limit is None else BEFORE_LAST * limit
         moves = int(MOVES * budget.effort * (1 if limit is None else MORE_IN_TIME))
-        _improve(best, found, request, judge, moves, Stop(time_left(end, began), budget.stop))
-    chosen = judge.simulated(best.schedule)
+        until = Stop(time_left(end, began), budget.stop)
+        schedule, name = _improved(found, request, judge, moves, until)
+    chosen = judge.simulated(schedule)
     assert chosen is not None, "it was simulated before"
     timeline = replace(chosen, table=found.timeline.table)
     again = replace(jitter, seed=jitter.seed + 1)
@@ -91,17 +83,9 @@ def optimize_robust(
     return replace(
         found, schedule=timeline.schedule, timeline=timeline, makespan=timeline.makespan,
         status="interrupted" if budget.stop.asked else found.status if met else "feasible",
-        seconds=time.monotonic() - began, found_by=best.name, cached=False, published=compared,
+        seconds=time.monotonic() - began, found_by=name, cached=False, published=compared,
         spread=timeline.jitter(again),
     )  # fmt: skip
-
-
-@dataclass
-class _Best:
-    """The best order so far, and the strategy that found it."""
-
-    schedule: Schedule
-    name: str
 
 
 class _Judge:
@@ -146,33 +130,29 @@ def _candidates(found: Result, request: Request) -> Iterator[tuple[Schedule, str
             yield row.schedule, row.name
 
 
-def _improve(
-    best: _Best,
-    result: Result,
-    request: Request,
-    judge: _Judge,
-    moves: int,
-    stop: Callable[[], bool],
-) -> None:
-    """Hold orders against each other, and move single actions of the best, until it is to stop."""
-    score = judge.score(result.timeline)
+def _improved(
+    result: Result, request: Request, judge: _Judge, moves: int, stop: Callable[[], bool]
+) -> tuple[Schedule, str]:
+    """Return the best order and its finder; single actions of it are moved until it is to stop."""
+    best, name, score = result.schedule, result.found_by, judge.score(result.timeline)
     for schedule, label in _candidates(result, request):
         if stop():
-            return
+            return best, name
         timeline = judge.simulated(schedule)
         if timeline is not None and (other := judge.score(timeline)) < score:
-            best.schedule, best.name, score = schedule, label, other
-    schedule, name = best.schedule, best.name
-    if has(schedule, COPY_KINDS):
-        return
+            best, name, score = schedule, label, other
+    if has(best, COPY_KINDS):
+        return best, name
+    first, kept = best, [best]
 
-    def evaluate(programs: list[Program]) -> float | None:
-        timeline = judge.simulated(schedule.with_programs(programs))
-        return None if timeline is None else judge.score(timeline)
+    def evaluate(programs: list[Program]) -> float:
+        timeline = judge.simulated(first.with_programs(programs))
+        return np.inf if timeline is None else judge.score(timeline)
 
     def found(programs: list[Program]) -> None:
-        best.schedule, best.name = schedule.with_programs(programs), f"{name}, changed for jitter"
+        kept.append(first.with_programs(programs))
 
-    programs = [schedule.program(rank) for rank in range(schedule.ranks)]
+    programs = [first.program(rank) for rank in range(first.ranks)]
     rng = np.random.default_rng(judge.jitter.seed)
     move_actions(programs, evaluate, moves, rng, stop, found)
+    return kept[-1], f"{name}, changed for jitter" if len(kept) > 1 else name

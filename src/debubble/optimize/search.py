@@ -140,8 +140,7 @@ def optimize(
 
     Notes
     -----
-    Without OR-Tools nothing is solved exactly and no patterns are sought; annealing and the bounds
-    that need no solver remain.
+    Without OR-Tools nothing is solved exactly; annealing and the bounds that need no solver remain.
 
     Examples
     --------

@@ -35,14 +35,7 @@ class WorkLimit:
 class Stop:
     """Limit of a search, checked between its steps from any thread.
 
-    Parameters
-    ----------
-    seconds
-        Time limit from now, infinite for none.
-    parent
-        Stops this one, too.
-    work
-        Work until then; the parent's unless given.
+    It counts from now, infinite without one. A parent stops it, too, and lends its work.
     """
 
     def __init__(

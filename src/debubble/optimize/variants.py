@@ -51,22 +51,15 @@ ROUNDS = 8
 
 
 class Space(Protocol):
-    """All variants over one placement.
-
-    Parameters
-    ----------
-    root
-        The placement with everything that all variants have in common.
-    shares
-        Shares of the effort, and of the time, for the variants that are improved, best first.
-        Empty for all of the effort and equal parts of the time.
-    complete
-        True if every variant that can be faster has an incumbent.
-    """
+    """All variants over one placement."""
 
     root: Problem
+    """The placement with everything that all variants have in common."""
     shares: Sequence[float]
+    """Shares of the effort, and of the time, for the variants that are improved, best first; empty
+    for all of the effort and equal parts of the time."""
     complete: bool
+    """True if every variant that can be faster has an incumbent."""
 
     def first(self) -> list[Problem]:
         """Return variants to begin with."""
@@ -88,16 +81,9 @@ class Space(Protocol):
 
 
 class Variants:
-    """The incumbents of all variants that are looked at.
+    """The incumbents of all variants that are looked at, over spaces of one kind.
 
-    Parameters
-    ----------
-    spaces
-        One for every placement, all of one kind.
-    stop
-        Ends the search; its work is the limit of each variant.
-    report
-        Callback for every improvement.
+    The work of `stop` is the limit of each variant. `report` is called for every improvement.
     """
 
     def __init__(self, spaces: Sequence[Space], stop: Stop, report: Report | None = None) -> None:

@@ -8,9 +8,9 @@ from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.runtimes import RECOMPUTED_WHOLE, RUNTIMES
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.schedules import registry
 
 RECOMPUTES = ("none", "selective", "full")
 """Ways to recompute every layer; ``"full:N"`` recomputes the first N layers of every stage."""
@@ -147,6 +147,11 @@ class Candidate:
                 f" {self.degrees.chunks} has {self.degrees.stages}"
             )
 
+    @property
+    def uses_costs(self) -> bool:
+        """True if its schedule is made for costs and memory."""
+        return registry.find(self.schedule).uses_costs
+
     def recomputing(self, recompute: str) -> Candidate:
         """Return the candidate with another way to recompute."""
         return replace(self, recompute=recompute)
@@ -158,16 +163,20 @@ class Candidate:
         starts = zip(self.first_layers, self.layers, strict=False)
         return tuple(start + min(most, count) for start, count in starts)
 
-    def without_order(self, recompute: str | None = None) -> Candidate:
+    def without_order(
+        self, recompute: str | None = None, modules: tuple[str, ...] | None = None, *,
+        replicas: bool = True,
+    ) -> Candidate:  # fmt: skip
         """Return the candidate as one layer sees it, recomputed as here or in a given way.
 
         Without schedule, split and microbatches; and without data-parallel replicas where they
-        split neither weights nor gradients.
+        split neither weights nor gradients, or where they do not matter.
         """
-        degrees, alone = self.degrees, self.zero < 2
+        degrees, alone = self.degrees, self.zero < 2 or not replicas
         return _one_stage(
             degrees.tp, degrees.cp, degrees.ep, 1 if alone else degrees.dp, self.microbatch_size,
-            recompute or self.recompute, 0 if alone else self.zero, self.modules,
+            recompute or self.recompute, 0 if alone else self.zero,
+            self.modules if modules is None else modules,
         )  # fmt: skip
 
     @cached_property
@@ -183,11 +192,3 @@ def _one_stage(
 ) -> Candidate:  # fmt: skip
     """Return a candidate with one stage and microbatch; the same object for the same numbers."""
     return Candidate(Degrees(tp, cp, ep, dp), size, 1, "", (0,), recompute, zero, modules)
-
-
-def whole_backwards(training: Training, candidate: Candidate) -> bool:
-    """Return whether I does the whole backward of every stage, where recompute is part of it."""
-    return (
-        RECOMPUTED_WHOLE in RUNTIMES[training.runtime.engine].rules
-        and candidate.recompute != "none"
-    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.planner.candidate import PRECISIONS, Training
+from debubble.planner.candidate import PRECISIONS, Candidate, Training
+from debubble.planner.case import Case
 from debubble.planner.cost.published_efficiencies import Factors, shipped_factors
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.table import find_framework
@@ -52,11 +54,15 @@ class PlanRequest:
     model: Model
     cluster: Cluster
     training: Training
-    factors: Factors
+    factors: Factors = field(default_factory=Factors)
     """Efficiencies of kernels."""
-    limit: float
+    limit: float = math.inf
     """Memory of one GPU in bytes."""
     fixed: Fixed = Fixed()
+
+    def case(self, candidate: Candidate) -> Case:
+        """Return one of its candidates as a case."""
+        return Case(self.model, self.cluster, self.training, candidate, self.factors)
 
 
 def plan_request(
@@ -64,25 +70,12 @@ def plan_request(
     precision: str = "bf16", memory: str | float | None = None, imbalance: float = 1.0,
     fixed: Fixed | None = None,
 ) -> PlanRequest:  # fmt: skip
-    """Return a request from names, files and numbers.
+    """Return a request from names, files and numbers, or with a model that was read.
 
-    Parameters
-    ----------
-    model, gpu
-        Names, or files, see :func:`debubble.planner.model.files.read_model` and
-        :func:`debubble.planner.hardware.cluster.find_gpu`; or a model that was read.
-    gpus, batch, sequence
-        Number of GPUs, sequences per step, tokens per sequence; of the latter :data:`SEQUENCE`
-        unless given, or as many as the model has learned positions.
-    precision
-        ``"bf16"``, ``"fp16"`` or ``"fp8"``.
-    memory
-        Memory of one GPU in bytes, or such as ``"72GB"``; the default is all that it has.
-    imbalance
-        Tokens of the busiest experts over the mean.
-    fixed
-        Constraints. Their framework decides what stays in memory, and how long; Megatron-LM
-        unless given.
+    `sequence` is :data:`SEQUENCE` tokens unless given, or as many as the model has learned
+    positions; `memory` that of one GPU in bytes, or such as ``"72GB"``, by default all that it has;
+    `imbalance` tokens of the busiest experts over the mean. The framework of `fixed` decides what
+    stays in memory, and how long; Megatron-LM unless given.
     """
     if not 1 <= imbalance <= MOST_IMBALANCE:
         raise ParameterError(

@@ -6,31 +6,20 @@ Every suggested value is tried: there are plans with it, while all else stays as
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import islice
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.planner.candidate import (
-    RECOMPUTES,
-    Candidate,
-    Degrees,
-    Training,
-    recomputed_layers,
-)
+from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, recomputed_layers
 from debubble.planner.frameworks.any_rules import ANY_RULES
-from debubble.planner.frameworks.case import DEGREES, STATE, Case, Rule, divisors
-from debubble.planner.frameworks.rules import broken, rules_of
-from debubble.planner.frameworks.table import find_framework
-from debubble.planner.model.transformer import Model
+from debubble.planner.frameworks.rule import DEGREES, STATE, Rule, divisors
+from debubble.planner.frameworks.table import broken, find_framework, rules_of
 from debubble.planner.plannable import first_cut, plannable, why_not
 from debubble.planner.request import Fixed, PlanRequest, check_precision
 from debubble.planner.search.groups import ZEROS, candidates, groups
 from debubble.schedules import registry
-
-if TYPE_CHECKING:
-    from debubble.planner.hardware.cluster import Cluster
 
 SIZES = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size")
 OF_GPUS = ("tp", "cp", "dp", "pp")
@@ -43,19 +32,21 @@ TRIES = 24
 """Numbers of GPUs and of sequences that are tried around the ones given."""
 
 
+WORDS = {"microbatch_size": "microbatch size", "schedules": "schedule", "gpus": "GPUs",
+         "sequence_parallel": "sequence parallelism", "mtp": "MTP layers"}  # fmt: skip
+
+
 def check_request(request: PlanRequest) -> None:
     """Refuse a request that no plan can meet, with value, limit and the nearest that works."""
     _check_words(request.fixed)
     check_precision(request.training.precision, request.cluster.gpu)
-    _check_counts(request.training, request.fixed)
-    check = RequestCheck(request.model, request.cluster, request.training, request.fixed)
-    check.gpus()
-    check.degrees()
-    check.batch()
-    check.stages()
-    check.layers()
-    check.recompute()
-    check.rest()
+    given = {name: getattr(request.fixed, name) for name in SIZES}
+    given |= {"batch": request.training.batch, "sequence": request.training.sequence}
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or value < 1):
+            raise ParameterError(f"{WORDS.get(name, name)} is {value}; it is at least 1")
+    for check in (_gpus, _degrees, _batch, _stages, _layers, _recompute, _rest):
+        check(request)
 
 
 def _check_words(fixed: Fixed) -> None:
@@ -73,205 +64,196 @@ def _check_words(fixed: Fixed) -> None:
         raise ParameterError(f"zero is {fixed.zero}; it goes from 0 to 3; the nearest is {near}")
 
 
-def _check_counts(training: Training, fixed: Fixed) -> None:
-    given = {name: getattr(fixed, name) for name in SIZES}
-    given |= {"batch": training.batch, "sequence": training.sequence}
+def _gpus(request: PlanRequest) -> None:
+    """Check that degrees divide the GPUs, each and together."""
+    total = request.cluster.gpus
+    given = {name: value for name in OF_GPUS if (value := getattr(request.fixed, name))}
     for name, value in given.items():
-        if value is not None and (isinstance(value, bool) or value < 1):
-            raise ParameterError(f"{WORDS.get(name, name)} is {value}; it is at least 1")
+        if total % value:
+            _refuse(request, f"{name} {value} does not divide {total} GPUs", (name, "gpus"))
+    together = prod(given.values())
+    shown = " × ".join(f"{name} {value}" for name, value in given.items())
+    if total % together:
+        text = f"{shown} = {together} does not divide {total} GPUs"
+        _refuse(request, text, (*given, "gpus"))
+    if len(given) == len(OF_GPUS) and together != total:
+        _refuse(request, f"{shown} are {together} GPUs of {total}", (*given, "gpus"))
 
 
-@dataclass(frozen=True)
-class RequestCheck:
-    """A request, and changes to it that lead to plans."""
+def _degrees(request: PlanRequest) -> None:
+    """Check the rules about degrees for those that are given."""
+    fixed, model = request.fixed, request.model
+    sizes = {name: getattr(fixed, name) or 1 for name in ("tp", "cp", "ep", "pp")}
+    ranks = sizes["tp"] * sizes["cp"] * sizes["pp"]
+    own = Degrees(**sizes, dp=fixed.dp or request.cluster.gpus // ranks)
+    case = request.case(
+        Candidate(own, 1, 1, "1f1b", first_cut(len(model.layers), own.pp, model.mtp))
+    )
+    case = replace(case, cluster=replace(case.cluster, gpus=own.gpus))
+    for rule in rules_of(fixed.framework, DEGREES):
+        problem = rule.check(case)
+        if problem is not None:
+            who = "" if rule in ANY_RULES else f"{fixed.framework} does not run this: "
+            names = [one for one in problem.changes if one != "schedule"]
+            _refuse(request, who + problem.text, names)
 
-    model: Model
-    cluster: Cluster
-    training: Training
-    fixed: Fixed
 
-    def gpus(self) -> None:
-        """Check that degrees divide the GPUs, each and together."""
-        total = self.cluster.gpus
-        given = {name: value for name in OF_GPUS if (value := getattr(self.fixed, name))}
-        for name, value in given.items():
-            if total % value:
-                self.refuse(f"{name} {value} does not divide {total} GPUs", (name, "gpus"))
-        together = prod(given.values())
-        shown = " × ".join(f"{name} {value}" for name, value in given.items())
-        if total % together:
-            text = f"{shown} = {together} does not divide {total} GPUs"
-            self.refuse(text, (*given, "gpus"))
-        if len(given) == len(OF_GPUS) and together != total:
-            self.refuse(f"{shown} are {together} GPUs of {total}", (*given, "gpus"))
+def _batch(request: PlanRequest) -> None:
+    """Check that replicas and microbatches divide the batch, each and together."""
+    batch, dp, size = (request.training.batch, request.fixed.dp, request.fixed.microbatch_size)
+    for name, value in (("dp", dp), ("microbatch_size", size)):
+        if value is not None and batch % value:
+            text = f"{WORDS.get(name, name)} {value} does not divide a batch of {batch}"
+            _refuse(request, text, (name, "batch"))
+    if dp is not None and size is not None and batch % (dp * size):
+        text = f"dp {dp} × microbatch size {size} = {dp * size} does not divide a batch of "
+        _refuse(request, f"{text}{batch}", ("microbatch_size", "dp", "batch"))
 
-    def degrees(self) -> None:
-        """Check the rules about degrees for those that are given."""
-        sizes = {name: getattr(self.fixed, name) or 1 for name in ("tp", "cp", "ep", "pp")}
-        dp = self.fixed.dp or self.cluster.gpus // (sizes["tp"] * sizes["cp"] * sizes["pp"])
-        own = Degrees(**sizes, dp=dp)
-        stages = first_cut(len(self.model.layers), own.pp, self.model.mtp)
-        one = Candidate(own, 1, 1, "1f1b", stages)
-        case = Case(self.model, own.gpus, self.training, one)
-        for rule in rules_of(self.fixed.framework, DEGREES):
-            problem = rule.check(case)
-            if problem is not None:
-                any_plan = rule in ANY_RULES
-                who = "" if any_plan else f"{self.fixed.framework} does not run this: "
-                self.refuse(
-                    who + problem.text, [one for one in problem.changes if one != "schedule"]
-                )
 
-    def batch(self) -> None:
-        """Check that replicas and microbatches divide the batch, each and together."""
-        batch, dp, size = self.training.batch, self.fixed.dp, self.fixed.microbatch_size
-        for name, value in (("dp", dp), ("microbatch_size", size)):
-            if value is not None and batch % value:
-                text = f"{WORDS.get(name, name)} {value} does not divide a batch of {batch}"
-                self.refuse(text, (name, "batch"))
-        if dp is not None and size is not None and batch % (dp * size):
-            text = f"dp {dp} × microbatch size {size} = {dp * size} does not divide a batch of "
-            self.refuse(f"{text}{batch}", ("microbatch_size", "dp", "batch"))
+def _stages(request: PlanRequest) -> None:
+    """Check that stages have a layer each, but for the first and the last."""
+    count, pp, chunks = (len(request.model.layers), request.fixed.pp, request.fixed.chunks)
+    stages = (pp or 1) * (chunks or 1)
+    if stages > count + 2:
+        shown = " × ".join(
+            f"{name} {value}" for name, value in (("pp", pp), ("chunks", chunks)) if value
+        )
+        text = (
+            f"{shown} makes {stages} stages of {count} layers; embedding and head can be "
+            f"stages of their own, so that {count + 2} are the most"
+        )
+        _refuse(request, text, ("pp", "chunks"))
 
-    def stages(self) -> None:
-        """Check that stages have a layer each, but for the first and the last."""
-        count, pp, chunks = len(self.model.layers), self.fixed.pp, self.fixed.chunks
-        stages = (pp or 1) * (chunks or 1)
-        if stages > count + 2:
-            shown = " × ".join(
-                f"{name} {value}" for name, value in (("pp", pp), ("chunks", chunks)) if value
+
+def _layers(request: PlanRequest) -> None:
+    """Check that given layers are the model's, on the given stages."""
+    cut, count = request.fixed.layers, len(request.model.layers)
+    pp, chunks = request.fixed.pp, request.fixed.chunks
+    if cut is None:
+        return
+    if sum(cut) != count or min(cut) < 0:
+        near = "/".join(map(str, first_cut(count, len(cut), request.model.mtp)))
+        raise ParameterError(
+            f"layers {'/'.join(map(str, cut))} are {sum(cut)}, and the model has {count}; "
+            f"the nearest that works is layers {near}"
+        )
+    stages = (pp or 1) * (chunks or 1)
+    if len(cut) % stages or (pp and chunks and len(cut) != stages):
+        text = f"layers names {len(cut)} stages, which are not pp {pp or 'any'} × chunks "
+        _refuse(request, f"{text}{chunks or 'any'}", ("pp", "chunks", "layers"))
+
+
+def _recompute(request: PlanRequest) -> None:
+    """Check that recomputed layers are at most the model's, and that a number is taken."""
+    recompute, count = request.fixed.recompute, len(request.model.layers)
+    layers = None if recompute is None else recomputed_layers(recompute)
+    if recompute is None or layers is None:
+        return
+    if layers > count:
+        text = f"recompute {recompute} of a model with {count} layers"
+        _refuse(request, text, ("recompute",))
+    one = Candidate(Degrees(), 1, 1, "1f1b", (count,), recompute)
+    for rule in rules_of(request.fixed.framework, STATE):
+        problem = rule.check(request.case(one))
+        if problem is not None and "recompute" in problem.changes:
+            _refuse(
+                request, f"{problem.text}, is not for {request.fixed.framework}", ("recompute",)
             )
-            text = (
-                f"{shown} makes {stages} stages of {count} layers; embedding and head can be "
-                f"stages of their own, so that {count + 2} are the most"
-            )
-            self.refuse(text, ("pp", "chunks"))
 
-    def layers(self) -> None:
-        """Check that given layers are the model's, on the given stages."""
-        cut, count = self.fixed.layers, len(self.model.layers)
-        pp, chunks = self.fixed.pp, self.fixed.chunks
-        if cut is None:
-            return
-        if sum(cut) != count or min(cut) < 0:
-            near = "/".join(map(str, first_cut(count, len(cut), self.model.mtp)))
-            raise ParameterError(
-                f"layers {'/'.join(map(str, cut))} are {sum(cut)}, and the model has {count}; "
-                f"the nearest that works is layers {near}"
-            )
-        stages = (pp or 1) * (chunks or 1)
-        if len(cut) % stages or (pp and chunks and len(cut) != stages):
-            text = f"layers names {len(cut)} stages, which are not pp {pp or 'any'} × chunks "
-            self.refuse(f"{text}{chunks or 'any'}", ("pp", "chunks", "layers"))
 
-    def recompute(self) -> None:
-        """Check that recomputed layers are at most the model's, and that a number is taken."""
-        recompute, count = self.fixed.recompute, len(self.model.layers)
-        layers = None if recompute is None else recomputed_layers(recompute)
-        if recompute is None or layers is None:
-            return
-        if layers > count:
-            text = f"recompute {recompute} of a model with {count} layers"
-            self.refuse(text, ("recompute",))
-        one = Candidate(Degrees(), 1, 1, "1f1b", (count,), recompute)
-        case = Case(self.model, 1, self.training, one)
-        for rule in rules_of(self.fixed.framework, STATE):
-            problem = rule.check(case)
-            if problem is not None and "recompute" in problem.changes:
-                self.refuse(f"{problem.text}, is not for {self.fixed.framework}", ("recompute",))
+def _rest(request: PlanRequest) -> None:
+    """Check that there is a plan."""
+    if _works(request):
+        return
+    given = {spec.name: getattr(request.fixed, spec.name) for spec in fields(Fixed)}
+    given = {name: value for name, value in given.items() if value is not None}
+    shown = ", ".join(_said(name, value) for name, value in given.items())
+    gpus = request.cluster.gpus
+    text = f"no plan has a batch of {request.training.batch} on {gpus} GPUs"
+    text += f" with {shown}" if shown else ""
+    if reasons := _reasons(request):
+        text += f" ({request.fixed.framework} does not run this: {'; '.join(reasons)})"
+    _refuse(request, text, (*given, "batch", "gpus"))
 
-    def rest(self) -> None:
-        """Check that there is a plan."""
-        if self.works():
-            return
-        given = {spec.name: getattr(self.fixed, spec.name) for spec in fields(Fixed)}
-        given = {name: value for name, value in given.items() if value is not None}
-        shown = ", ".join(_said(name, value) for name, value in given.items())
-        text = f"no plan has a batch of {self.training.batch} on {self.cluster.gpus} GPUs"
-        text += f" with {shown}" if shown else ""
-        if reasons := self.reasons():
-            text += f" ({self.fixed.framework} does not run this: {'; '.join(reasons)})"
-        self.refuse(text, (*given, "batch", "gpus"))
 
-    def reasons(self) -> list[str]:
-        """Return the framework's refusals that all plans without it have in common."""
-        if self.fixed.framework is None:
-            return []
-        free = replace(self.fixed, framework=None)
-        plans = candidates(self.model, self.cluster, self.training, free)
-        found: dict[Rule, str] | None = None
-        for one in islice(plans, SOME):
-            case = Case.of(self.model, self.cluster.gpus, self.training, one)
-            problems = broken(case, self.fixed.framework)
-            texts = {rule: problem.text for rule, problem in problems.items()}
-            found = {rule: text for rule, text in (found or texts).items() if rule in texts}
-            if not found:
+def _reasons(request: PlanRequest) -> list[str]:
+    """Return the framework's refusals that all plans without it have in common."""
+    if request.fixed.framework is None:
+        return []
+    free = replace(request, fixed=replace(request.fixed, framework=None))
+    found: dict[Rule, str] | None = None
+    for one in islice(candidates(free), SOME):
+        problems = broken(free.case(one), request.fixed.framework)
+        texts = {rule: problem.text for rule, problem in problems.items()}
+        found = {rule: text for rule, text in (found or texts).items() if rule in texts}
+        if not found:
+            break
+    return list((found or {}).values())
+
+
+def _refuse(request: PlanRequest, text: str, names: Iterable[str]) -> None:
+    """Raise an error with the nearest value of each of these options that works."""
+    found = []
+    for name in names:
+        for value in _values(request, name):
+            if _works(_changed(request, name, value)):
+                found.append(_said(name, value))
                 break
-        return list((found or {}).values())
-
-    def refuse(self, text: str, names: Iterable[str]) -> None:
-        """Raise an error with the nearest value of each of these options that works."""
-        found = []
-        for name in names:
-            for value in self.values(name):
-                if self.changed(name, value).works():
-                    found.append(_said(name, value))
-                    break
-        if found:
-            verb = "works is" if len(found) == 1 else "work are"
-            text += f"; the nearest that {verb} {', or '.join(found)}"
-        else:
-            text += "; leave out more of what is given"
-        raise ParameterError(text)
-
-    def works(self) -> bool:
-        """Return whether any plan meets the request."""
-        found = groups(self.model, self.cluster, self.training, self.fixed)
-        return next(found, None) is not None
-
-    def changed(self, name: str, value: Any) -> RequestCheck:
-        """Return the request with another value."""
-        if name == "gpus":
-            return replace(self, cluster=replace(self.cluster, gpus=value))
-        if name in ("batch", "sequence", "sequence_parallel", "precision"):
-            return replace(self, training=replace(self.training, **{name: value}))
-        if name in ("mtp", "tied"):
-            return replace(self, model=replace(self.model, **{name: value}))
-        return replace(self, fixed=replace(self.fixed, **{name: value}))
-
-    def values(self, name: str) -> list[Any]:
-        """Return the values to try for an option, the nearest first."""
-        if name in ("layers", "framework", "zero"):
-            return [None]
-        if name == "recompute":
-            return [one for one in reversed(RECOMPUTES) if one != self.fixed.recompute]
-        if name == "schedules":
-            return [(one,) for one in plannable()]
-        if name in ("sequence_parallel", "mtp", "tied", "precision"):
-            return [{"sequence_parallel": True, "mtp": 0, "tied": False, "precision": "bf16"}[name]]
-        given = {"gpus": self.cluster.gpus, "batch": self.training.batch,
-                 "sequence": self.training.sequence}  # fmt: skip
-        value = given[name] if name in given else getattr(self.fixed, name)
-        if value is None:
-            return []
-        if name in OF_GPUS:
-            found = set(divisors(self.cluster.gpus))
-        elif name in given:
-            found = set(range(max(value - TRIES, 1), value + TRIES + 1))
-            unit = prod(getattr(self.fixed, size) or 1 for size in OF_GPUS)
-            unit *= 2 * (self.fixed.microbatch_size or 1)
-            found |= {max(value // unit + step, 1) * unit for step in (0, 1)}
-            found |= {max(2 * value // unit + step, 1) * unit // 2 for step in (0, 1)}
-            found |= {unit << power for power in range(24) if unit << power < 2 * value}
-        elif name == "microbatch_size":
-            found = set(divisors(self.training.batch))
-        else:
-            found = set(range(1, 2 * value + TRIES))
-        return sorted(found - {value}, key=lambda one: (max(one, value) / min(one, value), one))
+    if found:
+        verb = "works is" if len(found) == 1 else "work are"
+        text += f"; the nearest that {verb} {', or '.join(found)}"
+    else:
+        text += "; leave out more of what is given"
+    raise ParameterError(text)
 
 
-WORDS = {"microbatch_size": "microbatch size", "schedules": "schedule", "gpus": "GPUs",
-         "sequence_parallel": "sequence parallelism", "mtp": "MTP layers"}  # fmt: skip
+def _works(request: PlanRequest) -> bool:
+    """Return whether any plan meets the request."""
+    return next(groups(request), None) is not None
+
+
+def _changed(request: PlanRequest, name: str, value: Any) -> PlanRequest:
+    """Return the request with another value."""
+    owner = "fixed"
+    if name == "gpus":
+        owner = "cluster"
+    elif name in ("batch", "sequence", "sequence_parallel", "precision"):
+        owner = "training"
+    elif name in ("mtp", "tied"):
+        owner = "model"
+    part = replace(getattr(request, owner), **{name: value})
+    return replace(request, **{owner: part})
+
+
+def _values(request: PlanRequest, name: str) -> list[Any]:
+    """Return the values to try for an option, the nearest first."""
+    if name in ("layers", "framework", "zero"):
+        return [None]
+    if name == "recompute":
+        return [one for one in reversed(RECOMPUTES) if one != request.fixed.recompute]
+    if name == "schedules":
+        return [(one,) for one in plannable()]
+    if name in ("sequence_parallel", "mtp", "tied", "precision"):
+        return [{"sequence_parallel": True, "mtp": 0, "tied": False, "precision": "bf16"}[name]]
+    given = {"gpus": request.cluster.gpus, "batch": request.training.batch,
+             "sequence": request.training.sequence}  # fmt: skip
+    value = given[name] if name in given else getattr(request.fixed, name)
+    if value is None:
+        return []
+    if name in OF_GPUS:
+        found = set(divisors(request.cluster.gpus))
+    elif name in given:
+        found = set(range(max(value - TRIES, 1), value + TRIES + 1))
+        unit = prod(getattr(request.fixed, size) or 1 for size in OF_GPUS)
+        unit *= 2 * (request.fixed.microbatch_size or 1)
+        found |= {max(value // unit + step, 1) * unit for step in (0, 1)}
+        found |= {max(2 * value // unit + step, 1) * unit // 2 for step in (0, 1)}
+        found |= {unit << power for power in range(24) if unit << power < 2 * value}
+    elif name == "microbatch_size":
+        found = set(divisors(request.training.batch))
+    else:
+        found = set(range(1, 2 * value + TRIES))
+    return sorted(found - {value}, key=lambda one: (max(one, value) / min(one, value), one))
 
 
 def _said(name: str, value: Any) -> str:

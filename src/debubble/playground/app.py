@@ -19,11 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from debubble.analysis.metrics import MODES
 from debubble.core.errors import DebubbleError
 from debubble.playground import limits, plans, traces, work
-from debubble.playground.controls import catalogue, choices, cost_controls, page_limits
-from debubble.playground.faster_schedules import faster
+from debubble.playground.controls import page_lists
 from debubble.playground.guard import Clients, Guard, client_of, refusal
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search, Searches
@@ -62,14 +60,16 @@ def make_app(
         Route("/timeline.js", partial(_script, component.script)),
         Route("/shared.js", partial(_script, partial(component.asset, "timeline/shared.js"))),
     ]
-    asked: dict[str, Endpoint] = {"schedules": service.schedules, "planner": service.planner}
+    asked: dict[str, Endpoint] = {
+        "schedules": service.listing(page_lists), "planner": service.listing(plans.inputs),
+    }  # fmt: skip
     sent: dict[str, Endpoint] = {
         # Found when called, so that a test can put another one in its place.
         "simulate": service.computing(PageState, lambda state: work.simulate(state)),
         "upload": service.computing(File, upload),
         "export": service.export,
         "plan": service.searching(PlanForm, plans.plan),
-        "optimize": service.searching(PageState, faster),
+        "optimize": service.searching(PageState, work.faster),
         "trace": service.trace,
         "search": service.search,
     }
@@ -131,22 +131,13 @@ class Service:
         self.searches = Searches()
         self.pool.submit(work.warm_up)
 
-    async def schedules(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer the registry, the p2p modes, the controls, and the limits of the page."""
-        return await self._answer(
-            b"schedules",
-            lambda: {
-                "schedules": catalogue(),
-                "modes": MODES,
-                "costs": cost_controls(),
-                "choices": choices(),
-                "limits": page_limits(),
-            },
-        )
+    def listing(self, compute: Callable[[], Any]) -> Endpoint:
+        """Return an endpoint that answers what is the same for all requests."""
 
-    async def planner(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer the choices of the plan form."""
-        return await self._answer(b"planner", plans.inputs)
+        async def listed(request: Request) -> Response:
+            return await self._answer(request.url.path.encode(), compute)
+
+        return listed
 
     def computing(self, model: type[Strict], compute: Callable[[Any], Any]) -> Endpoint:
         """Return an endpoint that answers the result of a function of a request."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from debubble.analysis.metrics import MODES
 from debubble.analysis.unread_costs import NEEDS
 from debubble.core.costs import COST_FIELDS
 from debubble.lowering.chain import LOWERINGS
@@ -14,47 +14,29 @@ from debubble.playground.state import MOST
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry, Option
 
-
-@dataclass(frozen=True)
-class CostControl:
-    """Field of a cost, with a slider; its hint is the cost's own description."""
-
-    name: str
-    label: str = ""
-    """Label; the default is the name."""
-    value: str = ""
-    """Text at the start; empty for the cost's default."""
-    placeholder: str = ""
-    """Text for the cost's default."""
-    most: float = 4
-    """Largest value of the slider at the start."""
-    tick: float = 0.05
-    """Distance of its values."""
-
-
-COSTS = (
-    CostControl("F", value="1"),
-    CostControl("I", value="1"),
-    CostControl("W", value="1"),
-    CostControl("O", "O pair", placeholder="sum", most=12, tick=0.1),
-    CostControl("p2p", placeholder="0", most=1, tick=0.01),
-    CostControl("OPT", "optimizer step", placeholder="0"),
-    CostControl("unshard", "gather weights", placeholder="0"),
-    CostControl("reduce_grad", "reduce gradients", placeholder="0"),
-)
+COSTS: dict[str, dict[str, Any]] = {
+    "F": {"value": "1"},
+    "I": {"value": "1"},
+    "W": {"value": "1"},
+    "O": {"label": "O pair", "placeholder": "sum", "most": 12, "tick": 0.1},
+    "p2p": {"placeholder": "0", "most": 1, "tick": 0.01},
+    "OPT": {"label": "optimizer step", "placeholder": "0"},
+    "unshard": {"label": "gather weights", "placeholder": "0"},
+    "reduce_grad": {"label": "reduce gradients", "placeholder": "0"},
+}
 """Costs with a field on the page, in its order; requests and files may have the others."""
+
+USUAL = {"value": "", "placeholder": "", "most": 4, "tick": 0.05}
+"""Text of a field at the start, empty for the cost's default, which the placeholder shows; largest
+value of its slider at the start, and the distance of its values."""
 
 
 def cost_controls() -> list[dict[str, Any]]:
-    """Return the fields of costs as plain data."""
+    """Return the fields of costs as plain data; the hint is the cost's own description."""
     return [
-        asdict(control)
-        | {
-            "label": control.label or control.name,
-            "hint": COST_FIELDS[control.name].text,
-            "needs": _needs_of(control.name),
-        }
-        for control in COSTS
+        {"name": name, "label": name, **USUAL, **own}
+        | {"hint": COST_FIELDS[name].text, "needs": _needs_of(name)}
+        for name, own in COSTS.items()
     ]
 
 
@@ -76,14 +58,15 @@ def choices() -> list[dict[str, Any]]:
     ]
 
 
-def page_limits() -> dict[str, Any]:
-    """Return the limits that the page itself keeps to."""
+def page_lists() -> dict[str, Any]:
+    """Return the registry, the p2p modes, the controls, and the limits that the page keeps to."""
     return {
-        "sizes": MOST,
-        "file": limits.MAX_FILE,
-        "trace": limits.MAX_TRACE,
-        "trace_files": limits.MAX_TRACE_FILES,
-    }
+        "schedules": catalogue(), "modes": MODES, "costs": cost_controls(), "choices": choices(),
+        "limits": {
+            "sizes": MOST, "file": limits.MAX_FILE, "trace": limits.MAX_TRACE,
+            "trace_files": limits.MAX_TRACE_FILES,
+        },
+    }  # fmt: skip
 
 
 def _needs_of(cost: str) -> dict[str, Any] | None:

@@ -8,13 +8,7 @@ from typing import Any
 
 from debubble.core.errors import did_you_mean
 from debubble.planner.answer.plan import Plan, with_measured_steps
-from debubble.planner.answer.report import (
-    columns,
-    costs_yaml,
-    gigabytes,
-    left_out,
-    paragraphs,
-)
+from debubble.planner.answer.report import columns, costs_yaml, gigabytes, left_out, paragraphs
 from debubble.planner.answer.why import why_not, why_text
 from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
 from debubble.planner.frameworks.table import FRAMEWORKS
@@ -26,7 +20,6 @@ from debubble.planner.plannable import plannable
 from debubble.planner.request import PlanRequest
 from debubble.planner.request_check import check_request
 from debubble.planner.search.best_plans import search
-from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import ZEROS, CandidateGroup, groups
 from debubble.planner.search.layer_split import runnable
 from debubble.planner.search.search_result import Found
@@ -92,8 +85,7 @@ def plan(question: PlanForm, running: Search) -> dict[str, Any]:
             raise KeyboardInterrupt
 
     def searched(request: PlanRequest, count: int = 1, long: list[int] | None = None) -> Found:
-        every = groups(request.model, request.cluster, request.training, request.fixed)
-        short = _short(every, [] if long is None else long)
+        short = _short(groups(request), [] if long is None else long)
         splits = None if request.fixed.layers else runnable(request)
         return search(request, short, count, report, splits)
 
@@ -174,11 +166,7 @@ def _answer(plan: Plan) -> dict[str, Any]:
         "front": picture,
         "flags": [[name, plan.flags(name)] for name in FRAMEWORKS],
         "timelines": encode([plan.timeline], limit=found.request.limit),
-        "other_tab": _for_comparison(plan.best),
+        # Costs, sizes and schedule, for the page that compares schedules.
+        "other_tab": upload(File(name="plan.yaml", text=costs_yaml(plan.best)))
+        | {"name": plan.candidate.schedule},
     }
-
-
-def _for_comparison(best: Evaluated) -> dict[str, Any]:
-    """Return costs, sizes and schedule of the best plan, for the page that compares schedules."""
-    file = File(name="plan.yaml", text=costs_yaml(best))
-    return upload(file) | {"name": best.candidate.schedule}

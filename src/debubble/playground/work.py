@@ -1,4 +1,4 @@
-"""Simulations of the page's schedules, and files to download."""
+"""Simulations of the page's schedules, searches for faster ones, and files to download."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from debubble.interchange.chrome_trace import trace_text
 from debubble.interchange.cost_files import CostFile
 from debubble.interchange.files import text_of
 from debubble.interchange.text import shown
+from debubble.lowering.chain import LOWERINGS
 from debubble.lowering.sharding import MAX_ACTIVE
-from debubble.playground.limits import MAX_ACTIONS, RefusedError
-from debubble.playground.state import ExportRequest, PageState, Wanted, cost_named
+from debubble.playground.limits import FASTER_SECONDS, MAX_ACTIONS, MAX_SEARCHED, RefusedError
+from debubble.playground.searches import Search
+from debubble.playground.state import ExportRequest, File, PageState, Wanted, cost_named
 from debubble.playground.uploads import cost_lines
 from debubble.playground.uploads import items as read_items
 from debubble.schedules import registry
@@ -290,3 +292,49 @@ def stem(label: str) -> str:
     """
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", label.removesuffix(".csv").removesuffix(".json"))
     return plain.strip("-.")[:60] or "schedule"
+
+
+OPTIMIZED = "optimized.json"
+"""File of a schedule that was found."""
+
+
+def faster(state: PageState, running: Search) -> dict[str, Any]:
+    """Search for a faster schedule than those on the page, at the same sizes, costs and memory.
+
+    Returns the best schedule found until the search is over, as a file, and its headline.
+    """
+    from debubble.optimize.search import optimize
+
+    _check_searched(state)
+    state, file = state.with_costs()
+    costs = file.costs
+    chunks = state.chunks or 1
+    cuts = sorted({1, chunks}) if costs.same_model else chunks
+
+    def report(makespan: float, bound: float, found_by: str) -> None:
+        running.progress = {"best": makespan, "bound": bound, "found_by": found_by}
+
+    result = optimize(
+        ranks=state.ranks, microbatches=state.microbatches, chunks=cuts, costs=costs,
+        memory=state.memory, p2p_mode=state.mode, time_limit=FASTER_SECONDS, workers=1,
+        cache=False, published=False, report=report, until=running.over,
+    )  # fmt: skip
+    found = File(name=OPTIMIZED, text=text_of(result.schedule, "json"))
+    return {"headline": result.headline, "file": found.model_dump(), "status": result.status}
+
+
+def _check_searched(state: PageState) -> None:
+    for row in LOWERINGS:
+        if row.on_page and not row.part_of and getattr(state, row.name) is not None:
+            raise RefusedError(f"{row.name} is for published schedules; turn it off", row.name)
+    if state.iterations is not None:
+        raise RefusedError("a search is about one iteration; leave iterations empty", "iterations")
+    size = 3 * state.ranks * state.microbatches * (state.chunks or 1)
+    if size > MAX_SEARCHED:
+        most = state.microbatches * MAX_SEARCHED // size
+        raise RefusedError(
+            f"{size:,} actions; a faster order is sought for {MAX_SEARCHED:,} at most; use "
+            "fewer microbatches",
+            "microbatches",
+            most or None,
+        )

@@ -176,24 +176,12 @@ def fill_gaps(
 ) -> None:
     """Move passes and backwards for weights to the earliest slot that is free.
 
-    Parameters
-    ----------
-    events
-        Pieces to move, in this order: passes as ``pass * microbatches + microbatch``, backwards for
-        weights as the number of all passes plus their cell.
-    ranks_of
-        Rank of every pass.
-    width
-        Slots per rank; rank r has the cells from r·width.
-    most
-        Activations a rank may hold.
-    displace
-        Whether a backward for input may change places with one for weights.
-    slots
-        Slot of every pass.
-    cells, held, due
-        Contents of every slot; after it, the activations that the rank holds and its backwards for
-        weights that could run.
+    `events` are the pieces to move, in this order: passes as ``pass * microbatches + microbatch``,
+    backwards for weights as the number of all passes plus their cell. `ranks_of` and `slots` are by
+    pass; rank r has the cells from r·width. A rank may hold `most` activations; with `displace` a
+    backward for input may change places with one for weights. `cells` are the contents of every
+    slot, `held` and `due` the activations that its rank holds after it and the backwards for
+    weights that could run.
     """
     passes = len(ranks_of) * microbatches
     for event in events:

@@ -8,7 +8,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
@@ -117,6 +117,13 @@ class ClosedForm:
             found = found * (case.v * case.s * case.unit)
         plain: float | list[float] = np.asarray(found).tolist()
         return plain
+
+
+makespan_is, stage_time_is, bubble_is, peak_is = (
+    partial(ClosedForm, quantity)
+    for quantity in ("makespan", "stage_time", "bubble_time", "peak_activation")
+)
+"""Closed forms of these quantities."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +282,11 @@ class Entry:
         """Return whether the schedule of a case is computed from its costs."""
         return self.uses_costs and not getattr(case, "published", False)
 
+    def from_costs(self, case: Any) -> tuple[str, ...]:
+        """Return what is computed from the costs of a case, of :data:`FROM_COSTS`."""
+        cuts = "cut" in self.fields and case.slices > 1 and getattr(case, "cut", "") != "tokens"
+        return ("order",) * self.orders_by_costs(case) + ("cut",) * cuts
+
     def placed(self, case: Any) -> Placement:
         """Return the placement of a case; the same parameters lead to the same object."""
         return _placed(self.placement, case.ranks, case.chunks)
@@ -304,25 +316,6 @@ class Entry:
         usual = {"chunks": self.chunks or self.default_chunks, "slices": 1}
         nothing = dict.fromkeys(("iterations", "costs", "memory", "storage"))
         return SimpleNamespace(**nothing | usual | defaults | given)
-
-
-class Reading(SimpleNamespace):
-    """A case that notes for which fields of a schedule its costs are read."""
-
-    def of(self, field: str) -> Reading:
-        """Return the case, about to be read for a field."""
-        self.field = field
-        return self
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "costs":
-            vars(self).setdefault("noted", set()).add(self.field)
-        return super().__getattribute__(name)
-
-    @property
-    def readers(self) -> set[str]:
-        """Fields that the costs were read for."""
-        return getattr(self, "noted", set())
 
 
 @lru_cache(maxsize=16)

@@ -10,7 +10,7 @@ from debubble.core.actions import Kind, Program
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.sequence import interleaved_table
-from debubble.core.slicing_times import even_cut
+from debubble.core.slicing import even_cut
 from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.registry import Constraint
 

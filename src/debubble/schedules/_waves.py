@@ -20,7 +20,7 @@ import numpy as np
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import backward, by_slot, forward
-from debubble.schedules.registry import ClosedForm
+from debubble.schedules.registry import ClosedForm, makespan_is, peak_is
 
 
 def waves(placement: Placement, microbatches: int, batch: int = 1) -> Iterator[Program]:
@@ -95,23 +95,19 @@ def forms(
         return peak(k, copies, batch)
 
     return (
-        ClosedForm(
-            "makespan", time_text, time,
+        makespan_is(time_text, time,
             holds=lambda k: applies(k) and k.c == 0 and k.m % (batch * k.p) == 0,
             condition=f"{prefix}no latency, m = U·{unit}",
         ),
-        ClosedForm(
-            "makespan", f"{time_text} with m rounded up to U·{unit}", time, "upper bound",
+        makespan_is(f"{time_text} with m rounded up to U·{unit}", time, "upper bound",
             holds=lambda k: applies(k) and k.c == 0 and k.m % (batch * k.p) != 0,
             condition=f"{prefix}no latency, a short last unit",
         ),
-        ClosedForm(
-            "peak_activation", peak_text, held,
+        peak_is(peak_text, held,
             holds=lambda k: applies(k) and k.m >= batch * k.p,
             condition=f"{prefix}m ≥ {unit}",
         ),
-        ClosedForm(
-            "peak_activation", f"{peak_text}, at most m", held, "upper bound",
+        peak_is(f"{peak_text}, at most m", held, "upper bound",
             holds=lambda k: applies(k) and k.m < batch * k.p,
             condition=f"{prefix}m < {unit}",
         ),

@@ -11,7 +11,7 @@ from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import as_kind, backward, forward, merge
 from debubble.schedules.one_f_one_b import FILL_AND_WORK
-from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.registry import makespan_is, peak_is, register
 
 
 def bound(ranks: int) -> int:
@@ -38,14 +38,12 @@ def _hidden(k: Any) -> bool:
     chunks=1,
     offload_to=pairs,
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             FILL_AND_WORK,
             holds=lambda k: k.c == 0 and _hidden(k),
             condition="no latency, a copy takes at most F, at most B and at most (F + B)/2",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "min(⌈(p + 2)/2⌉, p, m)",
             holds=_hidden,
             condition="a copy takes at most F, at most B and at most (F + B)/2",

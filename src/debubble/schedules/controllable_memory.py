@@ -14,7 +14,7 @@ from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.engine.memory import ROUNDING
 from debubble.schedules._storage import Storage, Terms, named_by
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import ClosedForm, Constraint, peak_is, register
 
 
 @dataclass(frozen=True)
@@ -151,15 +151,13 @@ def _forms(
     return (
         *timed("makespan", longest),
         *timed("stage_time", longest if inside else work),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             f"{memory}, at most m",
             lambda k: 2 * min(block.memory(k.p), k.m) * k.unit,
             holds=lambda k: k.published and k.kept == k.unit,
             condition="published order, kept_for_weight = 1",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             f"{memory}, or the memory limit",
             lambda k: 2 * block.memory(k.p) * k.unit if k.memory is None else k.memory,
             accuracy="upper bound",
@@ -216,26 +214,10 @@ def v_half() -> None:
 
     Parameters
     ----------
-    ranks, microbatches
-        Ranks p, at most 512, and microbatches m, any number.
-    costs
-        Costs of actions; the default is one unit of time for each F, I and W of a chunk.
     memory
         Limit for the activations on a rank, or one for each rank, in the unit of
         ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
         is the published memory, ⌊p/2⌋ + 1 with the largest activation of a chunk.
-    storage
-        Stages whose activations do not stay until their backward; an order without recomputes and
-        copies that knows what they free.
-    objective
-        ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action.
-    published
-        Take the fixed order whatever it costs.
-
-    Raises
-    ------
-    ParameterError
-        When the memory is too small, or the objective unknown.
     """
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, as_kind, backward, forward, paired, sequence
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import ClosedForm, Constraint, peak_is, register
 
 
 def meeting(
@@ -173,7 +173,7 @@ def _forms(
             "(3p/2)F + (m − p/2 − 2)·O + (p − 1)I + W + 2B",
             lambda k: (k.p / 2, k.m / 2),
         ),
-        ClosedForm("peak_activation", "p + 1"),
+        peak_is("p + 1"),
     ),
 )  # fmt: skip
 def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
@@ -233,7 +233,7 @@ def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
             lambda k: (k.p, k.m),
             split_drain=False,
         ),
-        ClosedForm("peak_activation", "p + 1/2"),
+        peak_is("p + 1/2"),
     ),
 )
 def dualpipe_v(*, ranks: int, microbatches: int, split_drain: bool = True) -> Iterator[Program]:
@@ -260,8 +260,6 @@ def dualpipe_v(*, ranks: int, microbatches: int, split_drain: bool = True) -> It
 
     Parameters
     ----------
-    ranks, microbatches
-        Ranks p and microbatches m, at least 2p.
     split_drain
         Whether the last backwards run as I and W.
     """

@@ -9,7 +9,7 @@ nearest simpler case, and the differences to that case are listed as obstacles.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -59,23 +59,15 @@ class Obstacle(NamedTuple):
 
 
 def closed_forms(
-    schedule: Schedule, costs: Costs, transfer: float, obstacles: Sequence[Obstacle] = ()
+    schedule: Schedule, costs: Costs, obstacles: Sequence[Obstacle] = ()
 ) -> list[FormValue]:
     """Return the closed forms of a schedule that hold for these costs.
 
-    Parameters
-    ----------
-    schedule
-        A schedule made by :func:`debubble.make`, with or without lowerings.
-    costs
-        Costs of actions; forms hold for costs that are the same on all stages and, where the
-        schedule is computed from costs, that it was computed from.
-    transfer
-        Time of a transfer between ranks.
-    obstacles
-        Further properties that forms of times do not cover.
+    Forms hold for costs that are the same on all stages and, where the schedule is computed from
+    costs, that it was computed from. `obstacles` are further properties that forms of times do
+    not cover.
     """
-    found = _Forms.of(schedule, costs, transfer, obstacles)
+    found = _Forms.of(schedule, costs, obstacles)
     if found is None or found.always or found.unsure:
         return []
     return [
@@ -86,14 +78,14 @@ def closed_forms(
 
 
 def nearest_forms(
-    schedule: Schedule, costs: Costs, transfer: float, obstacles: Sequence[Obstacle] = ()
+    schedule: Schedule, costs: Costs, obstacles: Sequence[Obstacle] = ()
 ) -> list[NearestForm]:
     """Return the closed forms that would hold for simpler costs; parameters as above.
 
     Left out are those of quantities that an exact form is known of, and those that are about other
     sizes or options.
     """
-    found = _Forms.of(schedule, costs, transfer, obstacles)
+    found = _Forms.of(schedule, costs, obstacles)
     if found is None:
         return []
     known, always = found.known, found.always
@@ -101,7 +93,7 @@ def nearest_forms(
     if recomputes and not any(form.quantity in TIME_QUANTITIES for form in known):
         always = [*always, Obstacle("forwards are recomputed", "without recompute")]
         known = found.entry.forms
-    holding = [] if always else closed_forms(schedule, costs, transfer, obstacles)
+    holding = [] if always else closed_forms(schedule, costs, obstacles)
     exact = {item.form.quantity for item in holding if item.form.accuracy == "exact"}
     seen = {(item.form.quantity, item.form.text) for item in holding}
     nearest = []
@@ -138,9 +130,7 @@ class _Forms:
     """Obstacles of forms of times and of memory: costs that formulas do not have."""
 
     @classmethod
-    def of(
-        cls, schedule: Schedule, costs: Costs, transfer: float, obstacles: Sequence[Obstacle]
-    ) -> _Forms | None:
+    def of(cls, schedule: Schedule, costs: Costs, obstacles: Sequence[Obstacle]) -> _Forms | None:
         """Look at a schedule and its costs; None for a schedule without any forms."""
         if schedule.name not in entries():
             return None
@@ -162,16 +152,18 @@ class _Forms:
             if costs.microbatch is not None:
                 owners = "stages, ranks or microbatches"
             always.append(Obstacle(f"the costs of {owners} differ", "for their mean"))
-            costs, transfer = _mean(schedule, costs)
-        case = form_case(schedule, costs, transfer)
+            costs = _mean(schedule, costs)
+        case = form_case(schedule, costs)
         known = _with_recompute(entry.forms, case, schedule, case.table)
         known = _with_offload(known, entry, schedule)
         copied = not entry.copies_activations and has(schedule, COPY_KINDS)
         unsure = entry.uses_costs and bool(copied or recompute_share(schedule).any())
-        unknown = {
-            part: _distinct(_obstacle(spec) for spec in foreign if part in _changed(spec, entry))
-            for part in ("times", "memory")
-        }
+        unknown: dict[str, list[Obstacle]] = {"times": [], "memory": []}
+        for spec in foreign:
+            obstacle = Obstacle(f"formulas know no {spec.name}", f"without {spec.name}")
+            for part in _changed(spec, entry):
+                unknown[part].append(_WORDS.get(spec.name, obstacle))
+        unknown = {part: list(dict.fromkeys(found)) for part, found in unknown.items()}
         unknown["times"] = [*obstacles, *unknown["times"]]
         return cls(entry, case, known, always, unsure, unknown)
 
@@ -202,16 +194,7 @@ _WORDS = {
 """Words for costs that no formula has."""
 
 
-def _obstacle(spec: CostField) -> Obstacle:
-    name = spec.name
-    return _WORDS.get(name) or Obstacle(f"formulas know no {name}", f"without {name}")
-
-
-def _distinct(obstacles: Iterable[Obstacle]) -> list[Obstacle]:
-    return list(dict.fromkeys(obstacles))
-
-
-def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamespace:
+def form_case(schedule: Schedule, costs: Costs) -> SimpleNamespace:
     """Return the variables of a registered schedule's closed forms, see :class:`ClosedForm`."""
     table = costs.table(schedule)
     F, I, W, B, S, T = (
@@ -221,7 +204,7 @@ def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamesp
     vars(case).update(
         ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=schedule.chunks,
         p=schedule.ranks, m=schedule.microbatches, v=schedule.chunks, s=schedule.slices,
-        F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), S=S, T=T, c=transfer,
+        F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), S=S, T=T, c=costs.transfer,
         shard=table.shard, unit=float(table.activation[0]), kept=float(table.kept[0]), table=table,
         copy=_copy_time(schedule, table),
     )  # fmt: skip
@@ -358,8 +341,8 @@ def _nearest_case(
     return None
 
 
-def _mean(schedule: Schedule, costs: Costs) -> tuple[Costs, float]:
-    """Return costs that are the same everywhere, the means of given ones, and a transfer's time."""
+def _mean(schedule: Schedule, costs: Costs) -> Costs:
+    """Return costs that are the same everywhere, the means of given ones."""
     table = costs.table(schedule)
     whole = table.duration.reshape(len(Kind), schedule.slices, -1).sum(axis=1).mean(axis=1)
     held = table.activation.reshape(schedule.slices, -1).sum(axis=0)
@@ -376,8 +359,7 @@ def _mean(schedule: Schedule, costs: Costs) -> tuple[Costs, float]:
         pair = pair / (costs.chunks or schedule.chunks)
     F, I, W, B, R = (float(whole[kind]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R))
     kept = float(np.clip(table.kept.sum() / total, 0, 1)) if total else 1.0
-    mean = Costs(
+    return Costs(
         F=F, I=I, W=W, B=B, R=R, O=pair, overlap_factor=costs.overlap_factor, p2p=transfer,
         activation=activation, kept_for_weight=kept,
     )  # fmt: skip
-    return mean, transfer

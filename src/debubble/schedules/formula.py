@@ -66,17 +66,8 @@ def legend(texts: Iterable[str]) -> str:
 def terms(text: str, values: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return the terms of the sum that a formula is, each with its sign and value.
 
-    Parameters
-    ----------
-    text
-        The formula; words after it, from a comma or ``with`` on, are left out.
-    values
-        Numbers for its symbols.
-
-    Returns
-    -------
-    list of (str, float)
-        Empty when the text is no such formula, or a symbol has no value.
+    Words after the formula, from a comma or ``with`` on, are left out. Empty when the text is no
+    such formula, or a symbol has no value.
 
     Examples
     --------

@@ -9,7 +9,7 @@ import numpy as np
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, backward, forward
-from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.registry import makespan_is, peak_is, register
 
 
 @register(
@@ -20,10 +20,8 @@ from debubble.schedules.registry import ClosedForm, register
     placement=Placement.bidirectional,
     chunks=1,
     forms=(
-        ClosedForm(
-            "makespan", "p(F + B) + 2(p − 1)c + (m − 1)(p·max(F, B) + min(F, B) + (p − 1)c)"
-        ),
-        ClosedForm("peak_activation", "1", lambda k: [k.unit] * k.p),
+        makespan_is("p(F + B) + 2(p − 1)c + (m − 1)(p·max(F, B) + min(F, B) + (p − 1)c)"),
+        peak_is("1", lambda k: [k.unit] * k.p),
     ),
 )
 def gems(*, ranks: int, microbatches: int) -> Iterator[Program]:

@@ -9,7 +9,7 @@ from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.schedules.interleaved import group
 from debubble.schedules.interleaved_zb import trailing_weights
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
 
 def _half(k: Any) -> int:
@@ -50,22 +50,18 @@ SOURCE = "@wan2025pipeoffload"
         ),
     ),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "m·v(F + I + W) + (p − 1)(F + I)",
             holds=lambda k: k.c == 0 and group(k) == k.p,
             condition="no latency, g = p",
         ),
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "m·v(F + I + W) + (p − 1)(F + I) + (p − g)(v − 1)F",
             lambda k: _longer(k, group(k)),
             holds=lambda k: k.c == 0 and group(k) < k.p and k.F == k.I == k.W,
             condition="no latency, g < p, F = I = W",
         ),
-        ClosedForm(
-            "peak_activation", "(g(v − 1) + p)/v, capped by m", lambda k: _peak(k, group(k))
-        ),
+        peak_is("(g(v − 1) + p)/v, capped by m", lambda k: _peak(k, group(k))),
     ),
 )
 def gis(
@@ -104,16 +100,13 @@ def gis(
         ),
     ),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "m·v(F + I + W) + (p − 1)(F + I) + (p − g)(v − 1)F with g = ⌈p/2⌉",
             lambda k: _longer(k, _half(k)),
             holds=lambda k: k.c == 0 and k.F == k.I == k.W,
             condition="no latency, F = I = W",
         ),
-        ClosedForm(
-            "peak_activation", "(⌈p/2⌉(v − 1) + p)/v, capped by m", lambda k: _peak(k, _half(k))
-        ),
+        peak_is("(⌈p/2⌉(v − 1) + p)/v, capped by m", lambda k: _peak(k, _half(k))),
     ),
 )
 def gis_h(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:

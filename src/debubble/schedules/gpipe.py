@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, sequence
-from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.registry import makespan_is, peak_is, register
 
 
 @register(
@@ -18,10 +18,7 @@ from debubble.schedules.registry import ClosedForm, register
     placement=Placement.loop,
     chunks=1,
     aliases=("afab", "f-then-b"),
-    forms=(
-        ClosedForm("makespan", "(m + p − 1)(F + B) + 2(p − 1)c"),
-        ClosedForm("peak_activation", "m"),
-    ),
+    forms=(makespan_is("(m + p − 1)(F + B) + 2(p − 1)c"), peak_is("m")),
 )
 def gpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
     """Every rank runs all its forwards, then all its backwards.

@@ -52,8 +52,6 @@ def hanayo(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
 
     Parameters
     ----------
-    ranks, microbatches
-        Any numbers.
     chunks
         Stages per rank, two for each wave.
     """

@@ -13,7 +13,7 @@ from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, interleaved_table
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
 Table: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Chunk and microbatch at every position of an interleaved order."""
@@ -128,14 +128,12 @@ RELAXED = (
     aliases=("interleaved", "vpp", "megatron-interleaved"),
     constraints=RELAXED,
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             FILL_AND_WORK,
             holds=lambda k: k.c == 0 and (k.m % group(k) == 0 or not k.short_last_group),
             condition="no latency, no short group",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v",
             lambda k: ramp_peaks(k, (k.v - 1) * group(k), pace=2),
         ),
@@ -166,8 +164,6 @@ def interleaved_1f1b(
 
     Parameters
     ----------
-    ranks, microbatches, chunks
-        Ranks p, microbatches m and chunks v.
     group_size
         Microbatches g that a chunk handles in a row, as many as ranks if not given.
     short_last_group
@@ -202,15 +198,13 @@ def _overlapped_time(k: Any) -> float:
     aliases=("interleaved-1f1b-overlap",),
     constraints=_constraints(),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "(p − 1 + n)(F + B) + (m·v − n)·O with n = p(v − 1) + 1",
             _overlapped_time,
             holds=lambda k: k.c == 0 and group(k) == k.p and k.m > k.p and max(k.F, k.B) <= k.O,
             condition="no latency, g = p, m > p, O ≥ F and O ≥ B",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "min((v − 1)g + 2(p − r), m·v)/v",
             lambda k: ramp_peaks(k, (k.v - 1) * group(k) + 1, pace=2),
         ),

@@ -8,7 +8,7 @@ from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import interleaved_table, moved
 from debubble.schedules.interleaved import forwards_and_backwards
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 from debubble.schedules.zero_bubble import split
 
 
@@ -47,14 +47,12 @@ def trailing_weights(
         ),
     ),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "m·v(F + I + W) + (p − 1)(F + I − W)",
             holds=lambda k: k.c == 0 and k.m >= k.p and min(k.F, k.I) >= k.W,
             condition="no latency, m ≥ p, W ≤ F and I",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "((v − 1)g + p)/v with g = m / (m // p), capped by m",
             lambda k: min((k.v - 1) * in_rounds(k.m, k.p) + k.p, k.m * k.v) * k.unit,
             holds=lambda k: k.kept == k.unit,

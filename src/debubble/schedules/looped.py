@@ -16,13 +16,10 @@ from debubble.schedules.interleaved import (
     in_two_sizes,
 )
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
-TIME = ClosedForm(
-    "makespan",
-    FILL_AND_WORK,
-    holds=lambda k: k.c == 0 and k.m >= k.p,
-    condition="no latency, m ≥ p",
+TIME = makespan_is(
+    FILL_AND_WORK, holds=lambda k: k.c == 0 and k.m >= k.p, condition="no latency, m ≥ p"
 )
 
 
@@ -34,7 +31,7 @@ TIME = ClosedForm(
     placement=Placement.loop,
     default_chunks=2,
     aliases=("breadth-first", "loopedbfs"),
-    forms=(TIME, ClosedForm("peak_activation", "m")),
+    forms=(TIME, peak_is("m")),
 )
 def looped_bfs(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
     """Chunk after chunk runs all its forwards, then in reverse all its backwards.
@@ -100,8 +97,7 @@ def largest_group(microbatches: int, wanted: int) -> int:
     ),
     forms=(
         TIME,
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v with g the largest group",
             lambda k: ramp_peaks(k, (k.v - 1) * largest_group(k.m, k.group_size or k.p), pace=2),
             holds=lambda k: k.m >= k.p,

@@ -8,7 +8,7 @@ from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.schedules.interleaved import FILL_AND_WORK
 from debubble.schedules.looped import looped_bfs
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
 
 @register(
@@ -27,27 +27,24 @@ from debubble.schedules.registry import ClosedForm, Constraint, register
         ),
     ),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             FILL_AND_WORK,
             holds=lambda k: k.c == 0 and (k.chunks == 1 or k.m >= k.p),
             condition="no latency",
         ),
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "(m·v + p − 1)(F + B + 2c)",
             accuracy="upper bound",
             holds=lambda k: k.c > 0 and not k.delay,
             condition="in lockstep, latency between iterations",
         ),
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "(m·v + 2(p − 1))(F + B)",
             accuracy="upper bound",
             holds=lambda k: k.delay and 0 < k.c <= min(k.F, k.B),
             condition="in lockstep, latency hidden behind an iteration: c ≤ F and B",
         ),
-        ClosedForm("peak_activation", "m"),
+        peak_is("m"),
     ),
 )
 def maxtext_circular(
@@ -73,8 +70,6 @@ def maxtext_circular(
 
     Parameters
     ----------
-    ranks, microbatches, chunks
-        Ranks p, microbatches m and chunks v (repeats, there).
     delay
         Send alongside the next iteration.
     """

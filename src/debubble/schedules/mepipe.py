@@ -11,7 +11,7 @@ from debubble.core.sequence import moved
 from debubble.schedules._slices import alike
 from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.looped import grouped_table, largest_group
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 from debubble.schedules.zero_bubble import split
 
 
@@ -45,8 +45,7 @@ def _in_flight(k: Any) -> int:
         ),
     ),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "m·v(F + I + W) + (p − 1)(F + I − W)/s",
             lambda k: k.m * k.v * k.s * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I - k.W),
             holds=lambda k: (
@@ -59,8 +58,7 @@ def _in_flight(k: Any) -> int:
             condition="no latency, slices take the same time, W ≤ F and I, (m − 1)s + 1 ≥ p, "
             "in_flight left out",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "((v − 1)g + s + p − 1)/(v·s), g slices in a group, or in_flight/(v·s); capped by m",
             lambda k: min(_in_flight(k), k.m * k.v * k.s) * k.unit,
             holds=lambda k: k.kept == k.unit,

@@ -1,4 +1,4 @@
-"""1F1B and its eager variant: alternate one forward and one backward."""
+"""1F1B, eager or with overlapped pairs: alternate one forward and one backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from debubble.core.actions import PAIR_SHIFT, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, moved
-from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.registry import makespan_is, peak_is, register
 
 FILL_AND_WORK = "(m + p − 1)(F + B)"
 
@@ -71,15 +71,14 @@ def one_stage_per_rank(
     chunks=1,
     aliases=("pipedream-flush", "dapple"),
     forms=(
-        ClosedForm("makespan", FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency"),
-        ClosedForm(
-            "makespan",
+        makespan_is(FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency"),
+        makespan_is(
             f"{FILL_AND_WORK} + 2c((p − 1)m/p + p − 2)",
             holds=lambda k: 0 < k.c <= min(k.F, k.B) / 2 and k.m % k.p == 0 and k.p > 1,
             condition="p divides m, small latency: only p − r microbatches may be in flight, so "
             "a round trip is paid once per p microbatches",
         ),
-        ClosedForm("peak_activation", "min(p − r, m)"),
+        peak_is("min(p − r, m)"),
     ),
 )
 def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
@@ -110,13 +109,12 @@ def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     placement=Placement.loop,
     chunks=1,
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             f"{FILL_AND_WORK} + 2(p − 1)c",
             holds=lambda k: 2 * k.c <= k.F + k.B,
             condition="2c ≤ F + B",
         ),
-        ClosedForm("peak_activation", "min(2(p − r) − 1, m)"),
+        peak_is("min(2(p − r) − 1, m)"),
     ),
 )
 def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
@@ -136,3 +134,41 @@ def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
         r3 | .  .  .  F0 B0--- F1 B1--- F2 B2--- F3 B3--- F4 B4--- F5 B5--- .  .  .  .  .  .
     """
     return one_stage_per_rank(ranks, microbatches, least=0, pace=2)
+
+
+@register(
+    "1f1b-overlap",
+    title="1F1B with forward and backward executed together",
+    year=2025,
+    source="@megatron, combined 1F1B for expert-parallel overlap",
+    placement=Placement.loop,
+    chunks=1,
+    forms=(
+        makespan_is(
+            "p(F + B) + (m − 1)·O",
+            holds=lambda k: k.c == 0 and k.m >= 2 * k.p - 1 and max(k.F, k.B) <= k.O,
+            condition="no latency, m ≥ 2p − 1, O ≥ F and O ≥ B",
+        ),
+        peak_is("min(2(p − r), m)"),
+    ),
+)
+def overlapped_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
+    """Rank r starts with 2(p − 1 − r) + 1 forwards, then runs a forward and a backward together.
+
+    Twice the warm-up of 1F1B makes the two halves of a pair independent of each other, so that the
+    communication of one can hide behind the computation of the other.
+
+    When to use it: experts with one stage per rank, whose all-to-all hides behind another
+    microbatch's computing, and room for twice the activations of 1f1b. Give the time of a pair, O,
+    or `overlap_factor`: without one there is nothing to gain.
+
+    p = 3, m = 6, B twice as long as F::
+
+        r0 | F0 F1 F2 F3 F4 .  .  .  .  F5------ B1--- .  B2--- B3--- .  B4--- B5---
+           |                            B0------
+        r1 | .  F0 F1 F2 .  .  F3------ F4------ F5------ B3--- .  B4--- B5--- .  .
+           |                   B0------ B1------ B2------
+        r2 | .  .  F0 F1------ F2------ F3------ F4------ F5------ B5--- .  .  .  .
+           |          B0------ B1------ B2------ B3------ B4------
+    """
+    return one_stage_per_rank(ranks, microbatches, least=1, pace=2, together=True)

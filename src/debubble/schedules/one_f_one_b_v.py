@@ -12,7 +12,7 @@ from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import backward, by_slot, forward
 from debubble.engine.jit import Array, kernel
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
 PERIOD = 6
 """Slots from one microbatch to the next: F of two chunks, and B of two, twice as long."""
@@ -153,27 +153,24 @@ def _as_drawn(k: Any) -> bool:
         Constraint("ranks", f"at most {MAX_RANKS:,} ranks", lambda k: k.ranks <= MAX_RANKS),
     ),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "(6m + 5(p − 1))F",
             holds=lambda k: _as_drawn(k) and k.p % 3 == 1,
             condition="no latency, B = 2F, m ≥ p, p = 1 mod 3",
         ),
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "(6m + 5(p − 1))F, 1F to 4F too long",
             accuracy="upper bound",
             holds=lambda k: _as_drawn(k) and k.p % 3 != 1,
             condition="no latency, B = 2F, m ≥ p, p = 0 or 2 mod 3",
         ),
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "2(m + p − 1)(F + max(B, 2F))",
             accuracy="upper bound",
             holds=lambda k: k.c == 0 and k.B <= 4 * k.F and not _as_drawn(k),
             condition="no latency, B ≤ 4F",
         ),
-        ClosedForm("peak_activation", "min(⌊2p/3⌋ + 1, m)"),
+        peak_is("min(⌊2p/3⌋ + 1, m)"),
     ),
 )
 def one_f_one_b_v(*, ranks: int, microbatches: int) -> Iterator[Program]:

@@ -9,7 +9,7 @@ from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.schedules.interleaved import FILL_AND_WORK, forwards_and_backwards, in_two_sizes
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
 GROUPS = ("paddle", "one", "larger-first")
 
@@ -57,16 +57,14 @@ def _chosen(k: Any) -> bool:
         ),
     ),
     forms=(
-        ClosedForm("makespan", FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency"),
-        ClosedForm(
-            "peak_activation",
+        makespan_is(FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency"),
+        peak_is(
             "(m(v − 1) + p − r)/v",
             _peak,
             holds=_chosen,
             condition="balanced memory, by default with m < 2p",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v with g = p + m mod p",
             _peak,
             holds=lambda k: not _chosen(k),
@@ -96,8 +94,6 @@ def paddle_interleaved(
 
     Parameters
     ----------
-    ranks, microbatches, chunks
-        Ranks p, microbatches m, at least p, and chunks v.
     groups
         ``"one"`` is balanced memory for any number of microbatches, ``"larger-first"`` groups of p
         after a first one of p + m mod p; ``"paddle"`` takes the former below 2p, as PaddlePaddle

@@ -18,7 +18,7 @@ import numpy as np
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import as_kind, backward_input, forward, merge
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
 
 def chunk_slots(ranks: int, chunks: int) -> list[int]:
@@ -83,8 +83,7 @@ def _kept_chunks(k: Any) -> int:
     return sum(-(-life // k.v) for life in lives)
 
 
-TIME = ClosedForm(
-    "makespan",
+TIME = makespan_is(
     "(m + p − 1)·v(F + I + W)",
     accuracy="upper bound",
     holds=_steady,
@@ -111,8 +110,7 @@ SOURCE = "@wan2025pipeoffload"
     ),
     forms=(
         TIME,
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "(Σ ⌈slots a chunk lives/v⌉ over the chunks that stay, + 3)/v, about (v + 2)p/(8v)",
             lambda k: min(_kept_chunks(k) + 3, k.m * k.v) * k.unit,
             accuracy="upper bound",
@@ -163,8 +161,7 @@ def pipeoffload_half(*, ranks: int, microbatches: int, chunks: int) -> Iterator[
     aliases=("po-f",),
     forms=(
         TIME,
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "3/v",
             lambda k: min(3, k.m * k.v) * k.unit,
             accuracy="upper bound",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,30 +25,29 @@ from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
-from debubble.core.schedule import FROM_COSTS, Schedule
-from debubble.engine.memory import beside_static, memory_limits
-from debubble.engine.modes import check_mode
+from debubble.core.schedule import Schedule
+from debubble.engine.memory import Limit, beside_static, memory_limits
+from debubble.engine.modes import P2PMode, check_mode
 from debubble.schedules._entry import (
     OPTIONS,
     ClosedForm,
     Constraint,
     Entry,
     Option,
-    Reading,
+    bubble_is,
     check_constraints,
     check_count,
     described_parameters,
+    makespan_is,
     nearest,
+    peak_is,
+    stage_time_is,
 )
 
-if TYPE_CHECKING:
-    from debubble.engine.memory import Limit
-    from debubble.engine.modes import P2PMode
-
 __all__ = [
-    "LIMITS", "ClosedForm", "Constraint", "Entry", "Option", "check_constraints",
-    "check_count", "entries", "find", "make", "nearest", "optimizer_step",
-    "register", "schedules",
+    "LIMITS", "ClosedForm", "Constraint", "Entry", "Option", "bubble_is", "check_constraints",
+    "check_count", "entries", "find", "make", "makespan_is", "nearest", "optimizer_step",
+    "peak_is", "register", "schedules", "stage_time_is",
 ]  # fmt: skip
 
 COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory", "storage")
@@ -157,13 +156,7 @@ def schedules() -> list[Entry]:
 
 
 def find(name: str) -> Entry:
-    """Find a registered schedule by name or alias.
-
-    Raises
-    ------
-    ParameterError
-        When there is none; the message names the nearest.
-    """
+    """Find a registered schedule by name or alias; a ParameterError names the nearest."""
     _import_families()
     known = _ENTRIES
     wanted = str(name).strip().lower().replace("_", "-")
@@ -313,13 +306,8 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
     if "memory" in entry.parameters and case.memory is not None:
         # Plain numbers: files hold them, and formulas compare them with peaks.
         shown["memory"] = np.asarray(case.memory, dtype=np.float64).tolist()
-    reading = Reading(**vars(case))
-    fields = {
-        key: value(reading.of(key)) if callable(value) else value
-        for key, value in entry.fields.items()
-    }
-    ordered = ("order",) if entry.orders_by_costs(case) else ()
-    from_costs = (*ordered, *(key for key in FROM_COSTS if key in reading.readers))
+    fields = {key: made(case) if callable(made) else made for key, made in entry.fields.items()}
+    from_costs = entry.from_costs(case)
     return Schedule.from_programs(
         entry.name,
         placement,

@@ -8,7 +8,7 @@ from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.schedules._slices import CUT, alike, cut_of, microbatch_by_microbatch, same_size
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
-from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.registry import makespan_is, peak_is, register
 
 
 @register(
@@ -21,15 +21,13 @@ from debubble.schedules.registry import ClosedForm, register
     cut=cut_of,
     constraints=(CUT,),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "(m·s + p − 1)(F + B)/s",
             lambda k: (k.m * k.s + k.p - 1) * (k.F + k.B),
             holds=lambda k: k.c == 0 and alike(k, Kind.F, Kind.B),
             condition="no latency, slices take the same time",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "min(s + p − 1 − r, m·s)/s",
             lambda k: ramp_peaks(k, k.s - 1, pace=1),
             holds=same_size,

@@ -11,7 +11,7 @@ from debubble.schedules._slices import CUT, alike, cut_of, same_size
 from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.looped import grouped_table, largest_group
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import ClosedForm, Constraint, makespan_is, peak_is, register
 
 MINDSPORE = "@mindspore"
 
@@ -41,15 +41,13 @@ def _forms(
         return ramp_peaks(k, least, pace(k))
 
     return (
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "m·v(F + B) + (p − 1)(F + B)/s",
             lambda k: (k.m * k.v * k.s + k.p - 1) * (k.F + k.B),
             holds=lambda k: k.c == 0 and alike(k, Kind.F, Kind.B) and k.m * k.s >= k.p,
             condition="no latency, slices take the same time, m·s ≥ p",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             f"min((v − 1)g·s + {steps} + s, m·v·s)/(v·s) with g the largest group",
             held,
             holds=same_size,
@@ -115,16 +113,9 @@ def seq1f1b_interleaved(
 
     Parameters
     ----------
-    ranks, microbatches, chunks
-        Ranks p, microbatches m and chunks v.
-    slices
-        Pieces that every microbatch's sequence is cut into.
     group_size
         Microbatches g that a chunk handles in a row, ⌈p/s⌉ if not given. What does not divide
         evenly is spread over the groups.
-    cut
-        ``"flops"`` shortens later slices until all take the same time; ``"tokens"`` makes all
-        equally long.
     """
     wanted = group_size or -(-ranks // slices)
     return _orders(ranks, microbatches, chunks, slices, wanted, min(chunks, 2))

@@ -8,7 +8,7 @@ from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.schedules._slices import alike, microbatch_by_microbatch
 from debubble.schedules.one_f_one_b import ramp, ramp_peaks
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, makespan_is, peak_is, register
 
 
 @register(
@@ -27,17 +27,14 @@ from debubble.schedules.registry import ClosedForm, Constraint, register
         ),
     ),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "(m·v·s + p − 1)(F + B)/s, exchange counted in F and B",
             lambda k: (k.m * k.v * k.s + k.p - 1) * (k.F + k.B),
             holds=lambda k: k.c == 0 and alike(k, Kind.F, Kind.B),
             condition="no latency, slices take the same time",
         ),
-        ClosedForm(
-            "peak_activation",
-            "1 + 2(p − 1 − r)/(v·s), capped by m",
-            lambda k: ramp_peaks(k, k.v * k.s - 1, pace=2),
+        peak_is(
+            "1 + 2(p − 1 − r)/(v·s), capped by m", lambda k: ramp_peaks(k, k.v * k.s - 1, pace=2)
         ),
     ),
 )

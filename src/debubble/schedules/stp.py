@@ -11,7 +11,7 @@ import numpy as np
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, as_kind, backward, forward, overlap, sequence
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, bubble_is, makespan_is, peak_is, register
 
 
 def _alternating_pairs(*columns: Program) -> Program:
@@ -90,13 +90,10 @@ SUMS = "no latency, pairs take the sum of their parts, B = I + W, W ≤ F and I"
         ),
     ),
     forms=(
-        ClosedForm("makespan", f"2m(F + B) + {BUBBLE}", holds=_sums, condition=SUMS),
-        ClosedForm("bubble_time", BUBBLE, holds=_sums, condition=SUMS),
-        ClosedForm(
-            "peak_activation",
-            "(3p + max(1, r))/2",
-            holds=lambda k: k.kept == k.unit,
-            condition="kept_for_weight = 1",
+        makespan_is(f"2m(F + B) + {BUBBLE}", holds=_sums, condition=SUMS),
+        bubble_is(BUBBLE, holds=_sums, condition=SUMS),
+        peak_is(
+            "(3p + max(1, r))/2", holds=lambda k: k.kept == k.unit, condition="kept_for_weight = 1"
         ),
     ),
 )

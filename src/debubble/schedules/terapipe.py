@@ -12,7 +12,7 @@ from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import as_kind, moved, sequence
 from debubble.schedules._slices import CUT, cut_of, microbatch_by_microbatch
-from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.registry import makespan_is, peak_is, register
 
 
 def _of_slices(k: Any, kind: Kind) -> NDArray[np.float64]:
@@ -35,14 +35,13 @@ def _flow(k: Any) -> float:
     cut=cut_of,
     constraints=(CUT,),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "m(F + B) + (p − 1)(max F + max B), each the longest slice's",
             _flow,
             holds=lambda k: k.c == 0,
             condition="no latency",
         ),
-        ClosedForm("peak_activation", "m", lambda k: k.m * k.table.activation[:: k.p].sum()),
+        peak_is("m", lambda k: k.m * k.table.activation[:: k.p].sum()),
     ),
 )
 def terapipe(

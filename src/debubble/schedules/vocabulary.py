@@ -30,7 +30,7 @@ from debubble.core.sequence import merge, moved
 from debubble.engine.timeline import Timeline, simulate
 from debubble.schedules.controllable_memory import RANKS, V_HALF
 from debubble.schedules.one_f_one_b import one_stage_per_rank
-from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.registry import ClosedForm, makespan_is, peak_is, register
 
 SOURCE = "@yeung2025balancing"
 
@@ -104,8 +104,7 @@ def _forms(vocabulary: int) -> tuple[ClosedForm, ...]:
         return float(k.m * (k.F + k.B + k.S + k.T) + (k.p - 1) * (k.F + k.B))
 
     return (
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "m(F + B + S + T) + (p − 1)(F + B)",
             longest,
             holds=lambda k: (
@@ -113,8 +112,7 @@ def _forms(vocabulary: int) -> tuple[ClosedForm, ...]:
             ),
             condition=f"no latency, F and B take time, m ≥ p + {delay}; S and T of one shard",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             f"min(p − r + {delay}, m)",
             holds=lambda k: k.shard == 0,
             condition="shards of the head that keep nothing",
@@ -140,31 +138,27 @@ def _v_forms(vocabulary: int) -> tuple[ClosedForm, ...]:
     thirds = "F = I = W, no latency, m ≥ 2p"
     condition = "kept_for_weight = 1, shards of the head that keep nothing"
     return (
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "m(2(F + I + W) + S + T) + (3p − 7)F, or (3p − 4)F for odd p",
             longest,
             accuracy="upper bound",
             holds=lambda k: equal(k) and 3 <= k.p < 11,
             condition=f"{thirds}, 3 ≤ p < 11",
         ),
-        ClosedForm(
-            "makespan",
+        makespan_is(
             f"m(2(F + I + W) + S + T) + (3p − {7 + 6 * delay})F, or (3p − {4 + 6 * delay})F for "
             "odd p",
             lambda k: longest(k) - 6 * delay * float(k.F),
             holds=lambda k: equal(k) and k.p >= 11,
             condition=f"{thirds}, p ≥ 11",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             f"⌊p/2⌋ + {1 + delay}",
             most,
             holds=lambda k: plain(k) and k.m >= 2 * k.p,
             condition=f"{condition}, m ≥ 2p",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             f"⌊p/2⌋ + {1 + delay}, at most m",
             most,
             accuracy="upper bound",
@@ -209,8 +203,6 @@ def vocab_1(*, ranks: int, microbatches: int, costs: Costs | None = None) -> Ite
 
     Parameters
     ----------
-    ranks, microbatches
-        Any numbers.
     costs
         Costs of actions, for the times at which passes are put in; the default is one unit of time
         for each F, I and W. The head makes no difference.

@@ -9,7 +9,7 @@ from debubble.core.actions import Program
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.schedules._storage import Storage, Terms, named_by
-from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.registry import ClosedForm, makespan_is, peak_is, register, stage_time_is
 from debubble.schedules.zero_bubble import zb_h1, zb_h2
 
 SOURCE = "@qi2024zero; search: debubble"
@@ -46,14 +46,12 @@ def _plain(k: Any) -> bool:
     return k.c == 0 and k.memory is None and k.m >= k.p
 
 
-BOUND = ClosedForm(
-    "makespan",
+BOUND = makespan_is(
     "m(F + I + W) + (p − 1)(F + c)",
     accuracy="lower bound",
     condition="the last rank works all the time once the first microbatch is there",
 )
-REACHED = ClosedForm(
-    "makespan",
+REACHED = makespan_is(
     "m(F + I + W) + (p − 1)F",
     holds=lambda k: _plain(k) and k.F == k.I == k.W and k.objective == "makespan",
     condition="F = I = W, no latency, m ≥ p, default memory, objective makespan",
@@ -66,8 +64,7 @@ def _forms(times: int) -> tuple[ClosedForm, ...]:
     return (
         BOUND,
         REACHED,
-        ClosedForm(
-            "stage_time",
+        stage_time_is(
             f"m(F + I + W) + (p − 1)(F + I − {'W' if times == 1 else '2W'})",
             accuracy="upper bound",
             holds=lambda k: (
@@ -78,8 +75,7 @@ def _forms(times: int) -> tuple[ClosedForm, ...]:
             ),
             condition=f"no latency, {enough}, W ≤ F and I, default memory, objective stage-time",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             f"min({limit}, m), or the memory limit",
             lambda k: min(times * k.p, k.m) * k.unit if k.memory is None else k.memory,
             accuracy="upper bound",
@@ -119,26 +115,12 @@ def zb_auto() -> None:
 
     Parameters
     ----------
-    ranks, microbatches
-        Ranks p and microbatches m, any numbers.
-    costs
-        Costs of actions; the default is one unit of time for each F, I and W.
     memory
-        Limit for the activations on a rank, or one for each rank, in the unit of
-        ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
-        is p times the largest activation, what 1F1B and ZB-H1 hold; 2p makes ZB-2p. One activation
-        is the smallest that works.
-    storage
-        Stages whose activations do not stay until their backward; an order without recomputes and
-        copies that knows what they free.
+        As of v-half; the default is p times the largest activation, what 1F1B and ZB-H1
+        hold; 2p makes ZB-2p. One activation is the smallest that works.
     objective
         ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action,
         which the paper minimizes.
-
-    Raises
-    ------
-    ParameterError
-        When the memory is too small, or the objective unknown.
     """
 
 

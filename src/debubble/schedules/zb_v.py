@@ -11,7 +11,7 @@ from debubble.core.actions import Program, microbatches_of
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, backward_input, backward_weight, forward, sequence
 from debubble.schedules.controllable_memory import searched
-from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.registry import makespan_is, peak_is, register, stage_time_is
 
 
 def published_order(ranks: int, microbatches: int) -> Iterator[Program]:
@@ -67,27 +67,23 @@ def _as_published(case: Any) -> bool:
     chunks=2,
     aliases=("zbv",),
     forms=(
-        ClosedForm(
-            "makespan",
+        makespan_is(
             "2m(F + I + W) + (p − 1)F",
             holds=_as_published,
             condition="F = I = W, no latency, m ≥ 2p, default memory",
         ),
-        ClosedForm(
-            "stage_time",
+        stage_time_is(
             "2m(F + I + W)",
             holds=_as_published,
             condition="F = I = W, no latency, m ≥ 2p, default memory",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "p on every rank, in any case the memory limit",
             lambda k: 2 * k.p * k.unit if k.memory is None else k.memory,
             holds=lambda k: not k.published,
             accuracy="upper bound",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "p on every rank",
             lambda k: 2 * k.p * k.unit,
             holds=lambda k: k.published,
@@ -119,25 +115,9 @@ def zb_v() -> None:
 
     Parameters
     ----------
-    ranks, microbatches
-        Ranks p and microbatches m, any numbers.
-    costs
-        Costs of actions; the default is one unit of time for each F, I and W of a chunk.
     memory
-        Limit for the activations on a rank, or one for each rank, in the unit of
-        ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
-        is the published memory, 2p times the largest activation of a chunk. The smallest that works
-        is what one microbatch leaves on both chunks of a rank.
-    storage
-        Stages whose activations do not stay until their backward; an order without recomputes and
-        copies that knows what they free.
-    objective
-        ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action.
+        As of v-half; the default is 2p times the largest activation of a chunk. The
+        smallest that works is what one microbatch leaves on both chunks of a rank.
     published
         Take the fixed order whatever it costs: PyTorch's ``ScheduleZBVZeroBubble``.
-
-    Raises
-    ------
-    ParameterError
-        When the memory is too small, or the objective unknown.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, as_kind, backward, forward, moved, sequence
-from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.registry import Constraint, peak_is, register, stage_time_is
 
 
 def split(forwards: Program, backwards: Program, warm_up: int, lag: int) -> Program:
@@ -49,21 +49,18 @@ def _one_stage_per_rank(ranks: int, microbatches: int, pace: int) -> Iterator[Pr
     chunks=1,
     aliases=("zb-1p", "zb1p", "zbh1"),
     forms=(
-        ClosedForm(
-            "stage_time",
+        stage_time_is(
             "m(F + I + W) + (p − 1)(F + I − W)",
             holds=lambda k: k.c == 0 and k.m >= k.p and min(k.F, k.I) >= k.W,
             condition="no latency, m ≥ p, W ≤ F and I",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "min(p, m) (all of it kept until W)",
             lambda k: min(k.p, k.m) * k.unit,
             holds=lambda k: k.kept == k.unit,
             condition="kept_for_weight = 1",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "(p − r) + r·kept",
             lambda k: [(k.p - r) * k.unit + r * k.kept for r in range(k.p)],
             accuracy="upper bound",
@@ -108,14 +105,12 @@ def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
         ),
     ),
     forms=(
-        ClosedForm(
-            "stage_time",
+        stage_time_is(
             "m(F + I + W) + (p − 1)(F + I − 2W)",
             holds=lambda k: k.c == 0 and min(k.F, k.I) >= k.W,
             condition="no latency, W ≤ F and I",
         ),
-        ClosedForm(
-            "peak_activation",
+        peak_is(
             "2p − 1 (all of it kept until W)",
             lambda k: (2 * k.p - 1) * k.unit,
             holds=lambda k: k.kept == k.unit,

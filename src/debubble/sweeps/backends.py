@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -14,13 +15,28 @@ from typing import Any, TypeAlias
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.sweeps.store import PointResult
-from debubble.sweeps.work import start_worker
 
 Task: TypeAlias = Callable[[], list[PointResult]]
 """A batch of points, ready to be computed anywhere."""
 
 ROUND = 4
 """Batches per worker that are sent at once to backends that return them all together."""
+
+
+WATCH_SECONDS = 0.5
+"""Time between a worker's looks for the process that started it."""
+
+
+def start_worker(parent: int) -> None:
+    """Leave Ctrl-C to the process that started this one, and end with it, even if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def cores() -> int:

@@ -6,9 +6,13 @@ the commands: spec files, batches, files of results and pictures follow from thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from debubble.analysis.compare import has_choice
 from debubble.analysis.measures import MEASURES
@@ -16,20 +20,25 @@ from debubble.analysis.question import Question
 from debubble.analysis.results import keeps
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
-from debubble.core.errors import ParameterError
+from debubble.core.errors import DebubbleError, ParameterError
 from debubble.interchange import named
 from debubble.interchange.files import is_foreign
 from debubble.lowering.chain import LOWERINGS
 from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
-from debubble.sweeps import plans
+from debubble.planner.options import request_of
+from debubble.planner.request_check import check_request
+from debubble.planner.search.best_plans import best_plans
 from debubble.sweeps.parameters import (
     COSTS,
+    PLAN,
     SCHEDULE,
     SCHEDULES,
     SIMULATION,
     SIZES,
     Parameters,
 )
+from debubble.sweeps.points import Point
+from debubble.sweeps.store import OWN, PointResult
 
 Options: TypeAlias = Mapping[str, Any]
 """Values by dotted name, as read; names of cost files are replaced by what is in them."""
@@ -147,10 +156,84 @@ _SEARCH: Parameters = {
     "recompute": RECOMPUTE, "offload": OFFLOAD,
 }  # fmt: skip
 
+CHOSEN = ("microbatch_size", "microbatches", "schedule", "recompute", "zero")
+"""Fields of a plan that are results by the same names."""
+
+
+def plan(options: Options) -> list[Row]:
+    """Return the best plan that fits, as one row of results."""
+    request = request_of({**options, "schedule": options.get("schedules")})
+    check_request(request)
+    found = best_plans(request, 1)
+    if not found.plans:
+        raise ParameterError(f"no plan fits into {request.limit / 1e9:.1f} GB")
+    best = found.plans[0]
+    candidate, fast = best.candidate, best.speed
+    return [
+        asdict(candidate.degrees) | {
+            **{name: getattr(candidate, name) for name in CHOSEN},
+            "step_time": best.step_time,
+            "step_time_error": best.step_error * best.step_time,
+            "tokens_per_second": fast.tokens_per_second, "mfu": fast.mfu["causal"],
+            "bubble_ratio": best.bubble_ratio, "peak": max(best.peaks),
+        }
+    ]  # fmt: skip
+
+
 COMMANDS: dict[str, Command] = {
     "simulate": Command(simulate, {"schedule": SCHEDULE, **SIMULATION}, ("schedule",)),
     "compare": Command(compare, {"schedules": SCHEDULES, **SIMULATION}, ("schedules",)),
     "optimize": Command(optimize, {**SIZES, **COSTS, **_SEARCH}, brief=False),
-    "plan": Command(plans.plan, plans.PLAN, plans.REQUIRED, brief=False),
+    "plan": Command(plan, PLAN, ("model", "gpu", "gpus", "batch", "seq"), brief=False),
 }
 """Every command by name."""
+
+
+LONGEST_ERROR = 2000
+"""Characters of an error message that are kept."""
+
+
+def compute(command: str, files: Mapping[str, Any], points: Sequence[Point]) -> list[PointResult]:
+    """Compute a batch of points; `files` is the content of files that options name."""
+    with warnings.catch_warnings():
+        # There would be thousands of the same.
+        warnings.simplefilter("ignore")
+        return [_compute(COMMANDS[command], files, point) for point in points]
+
+
+def _compute(command: Command, files: Mapping[str, Any], point: Point) -> PointResult:
+    began, error = time.perf_counter(), ""
+    rows: list[Row] = []
+    try:
+        options = {name: _filled(value, files) for name, value in point.options.items()}
+        rows = [_plain(row) for row in command.run(options)]
+    except DebubbleError as refused:
+        error = str(refused)
+    except MemoryError:
+        error = "not enough memory for this size"
+    except Exception as bug:
+        # A bug at one point is no reason to lose the others.
+        error = f"internal error: {type(bug).__name__}: {bug}"
+    found = [{"error": error[:LONGEST_ERROR]}] if error else rows
+    return PointResult(*point, found, time.perf_counter() - began)
+
+
+def _filled(value: Any, files: Mapping[str, Any]) -> Any:
+    """Return the value of an option with the content of files in place of their names."""
+    if isinstance(value, list):
+        return [_filled(item, files) for item in value]
+    if not isinstance(value, str):
+        return value
+    path, colon, function = value.rpartition(":")
+    if colon and path in files:
+        return f"{files[path]}:{function}"
+    return files.get(value, value)
+
+
+def _plain(row: Row) -> Row:
+    """Return a row without numpy's numbers; its names are no columns of the file itself."""
+    assert not (set(row) - {"error"}).intersection(OWN), f"results cannot be called {OWN}"
+    return {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in row.items()
+    }

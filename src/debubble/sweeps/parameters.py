@@ -16,33 +16,26 @@ from debubble.core.former_names import current_name
 from debubble.core.options import OptionType, Range, Word, quoted
 from debubble.interchange.files import is_file_name, is_foreign, is_function
 from debubble.interchange.named import SIZES as NAMES_OF_SIZES
+from debubble.planner.candidate import PRECISIONS
+from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.hardware.cluster import find_gpu
+from debubble.planner.model.files import ENDINGS, read_model
+from debubble.planner.options import ROWS
+from debubble.planner.options import SIZES as SIZES_OF_PLANS
 from debubble.schedules.registry import entries, find
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """The values of a parameter that is no row of the table of options.
-
-    Parameters
-    ----------
-    check
-        Returns the value to compute with, given the parameter's name and the value in a spec. It is
-        plain data, equal where two values mean the same. The check raises
-        :class:`~debubble.core.errors.ParameterError` for a value that cannot be used.
-    range
-        The numbers that a range has; empty where values are no numbers.
-    files
-        The files that a value names. Their content is part of what a point is.
-    """
+    """The values of a parameter that is no row of the table of options."""
 
     check: Callable[[str, Any], Any]
+    """Returns the value to compute with, given the parameter's name and the value in a spec: plain
+    data, equal where two values mean the same. A value that cannot be used is refused."""
     range: Range = ""
+    """The numbers that a range has; empty where values are no numbers."""
     files: Callable[[Any], list[str]] = lambda value: []  # noqa: ARG005 - most name no file
-
-
-def files_of(parameter: OptionType | Parameter, value: Any) -> list[str]:
-    """Return the files that a value of a parameter names."""
-    return parameter.files(value) if isinstance(parameter, Parameter) else []
+    """The files that a value names. Their content is part of what a point is."""
 
 
 def schedule_name(name: str, value: Any) -> str:
@@ -121,3 +114,49 @@ COSTS: Parameters = {
 SIMULATION: Parameters = {**_OPTIONS, **COSTS, "options.*": Parameter(_option, "whole")}
 SCHEDULE = Parameter(schedule_name, files=_schedule_files)
 SCHEDULES = Parameter(_schedule_names, files=lambda names: _schedule_files(*names))
+
+
+def _model_files(value: str) -> list[str]:
+    return [value] if value.lower().endswith(ENDINGS) else []
+
+
+def _model(name: str, value: Any) -> str:
+    text = _text(name, value, "llama-3.1-8b")
+    if not _model_files(text):
+        read_model(text)
+    return text
+
+
+def _gpu(name: str, value: Any) -> str:
+    text = _text(name, value, "h100")
+    return text if _model_files(text) else find_gpu(text).name
+
+
+def _memory(name: str, value: Any) -> str:
+    return _text(name, str(value) if isinstance(value, int | float) else value, "72GB")
+
+
+def _text(name: str, value: Any, example: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ParameterError(f"{name} is {value!r}; give a text such as {example}")
+    return value
+
+
+def _schedules(name: str, value: Any) -> list[str]:
+    names = value if isinstance(value, list) else [value]
+    return [schedule_name(name, item) for item in names]
+
+
+PLAN: Parameters = {
+    "model": Parameter(_model, files=_model_files),
+    "gpu": Parameter(_gpu, files=_model_files),
+    **{
+        name: ROWS[name].type
+        for name in ("gpus", "batch", "seq", *SIZES_OF_PLANS, "recompute", "zero")
+    },
+    "schedules": Parameter(_schedules),
+    "precision": Word(tuple(PRECISIONS)),
+    "framework": Word(tuple(FRAMEWORKS)),
+    "memory": Parameter(_memory),
+    "imbalance": ROWS["imbalance"].type,
+}

@@ -13,11 +13,10 @@ from pathlib import Path
 from debubble._version import __version__
 from debubble.core.errors import ParameterError
 from debubble.sweeps import backends
-from debubble.sweeps.commands import COMMANDS
+from debubble.sweeps.commands import COMMANDS, compute
 from debubble.sweeps.points import Spec
 from debubble.sweeps.spec import read_spec
 from debubble.sweeps.store import ENDINGS, PointResult, Writer
-from debubble.sweeps.work import compute
 
 BATCH_SECONDS = 0.5
 """Work of a batch: long next to sending it, and a small loss."""

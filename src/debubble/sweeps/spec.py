@@ -17,7 +17,7 @@ from debubble.interchange import syntax
 from debubble.interchange.cost_files import parse_costs
 from debubble.interchange.text import SHOWN, check_keys, read_text, shown
 from debubble.sweeps.commands import COMMANDS, Command
-from debubble.sweeps.parameters import Parameter, files_of
+from debubble.sweeps.parameters import Parameter
 from debubble.sweeps.points import MOST_POINTS, Range, Spec
 
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
@@ -145,7 +145,7 @@ class _SpecReader:
     def _value(self, name: str, value: Any) -> Any:
         parameter = self._parameter(name)
         found = parameter.check(name, value)
-        for path in files_of(parameter, found):
+        for path in parameter.files(found) if isinstance(parameter, Parameter) else ():
             self._load(name, path)
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,7 @@ import pytest
 import debubble as db
 from debubble.core.actions import STAGE_SHIFT
 from debubble.engine.modes import MEETING
-from debubble.optimize.anneal.simulated_moves import (
-    makespan_in_engine,
-    move_actions,
-    move_one_action,
-)
+from debubble.optimize.anneal.simulated_moves import move_actions, move_one_action
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
@@ -46,8 +41,10 @@ def test_no_action_passes_one_of_its_own_stage_and_microbatch() -> None:
 
 
 def move(asked: Problem, programs: list[Any], found: Callable[[list[Any]], object]) -> None:
-    rng, evaluate = np.random.default_rng(0), partial(makespan_in_engine, asked)
-    move_actions(programs, evaluate, 600, rng, lambda: False, found, heat=0.5)
+    move_actions(
+        programs, lambda some: asked.makespan(asked.schedule(some)), 600,
+        np.random.default_rng(0), lambda: False, found, heat=0.5,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", MEETING)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from debubble.planner.answer.more_gpus import enough_gpus, one_more_node, with_gpus
-from debubble.planner.request import Fixed, plan_request
+from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
+from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import search
 from debubble.planner.search.groups import groups
 from tests.planner.cases import evaluate
@@ -15,12 +15,15 @@ from tests.planner.cases import evaluate
 HELD = Fixed(schedules=("1f1b",), zero=1, cp=1, microbatch_size=1)
 
 
+def with_gpus(asked: PlanRequest, gpus: int) -> PlanRequest:
+    return replace(asked, cluster=replace(asked.cluster, gpus=gpus))
+
+
 def test_one_more_node_is_a_search_with_it() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 8, 16, 4096)
     more = with_gpus(asked, 16)
     best, wanted = (
-        search(one, groups(one.model, one.cluster, one.training, HELD), 1).plans[0]
-        for one in (asked, more)
+        search(one, groups(replace(one, fixed=HELD)), 1).plans[0] for one in (asked, more)
     )
     found = one_more_node(replace(asked, fixed=HELD), best)
     assert found is not None
@@ -37,14 +40,14 @@ def test_a_node_is_filled_first() -> None:
 
 
 def _any(asked):  # type: ignore[no-untyped-def]
-    found = groups(asked.model, asked.cluster, asked.training, HELD)
+    found = groups(replace(asked, fixed=HELD))
     return next(next(found).candidates())
 
 
 def test_a_node_that_no_degrees_use_buys_nothing() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 8, 16, 4096)
     held = replace(HELD, tp=8, dp=1, pp=1)
-    best = search(asked, groups(asked.model, asked.cluster, asked.training, held), 1).plans[0]
+    best = search(asked, groups(replace(asked, fixed=held)), 1).plans[0]
     assert one_more_node(replace(asked, fixed=held), best) is None
 
 
@@ -56,7 +59,7 @@ def test_enough_gpus_fit_and_half_of_them_do_not() -> None:
     assert found.fits
     half = with_gpus(asked, found.candidate.degrees.gpus // 2)
     small = replace(held, schedules=("1f1b",), recompute="full", microbatch_size=1)
-    assert not search(half, groups(half.model, half.cluster, half.training, small), 1).plans
+    assert not search(half, groups(replace(half, fixed=small)), 1).plans
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_efficiencies_say_where_they_are_from() -> None:
 
 def test_calibration_explains_the_step() -> None:
     case = llama_70b()
-    factors = calibrated(shipped_factors(), *case)
+    factors = calibrated(case.case(shipped_factors()), case.measured)
     assert case.seconds(factors) == pytest.approx(case.measured, rel=1e-5)
     [new] = set(factors.table) - set(shipped_factors().table)
     assert (new.gpu, new.tp, new.precision, new.measured) == ("h100", 4, "bf16", True)
@@ -97,8 +97,8 @@ def test_calibration_explains_the_step() -> None:
 
 def test_a_second_step_replaces_the_first() -> None:
     case = llama_70b()
-    once = calibrated(Factors(), *case)
-    twice = calibrated(once, *case._replace(measured=20.0))
+    once = calibrated(case.case(), case.measured)
+    twice = calibrated(case.case(once), 20.0)
     assert len(once.table) == len(twice.table) == 1
     assert case.seconds(twice) == pytest.approx(20.0, rel=1e-5)
 
@@ -112,7 +112,7 @@ def test_a_time_that_nothing_explains_is_refused(seconds: float) -> None:
 
 def test_a_known_efficiency_can_be_given() -> None:
     case = korthikanti("175B", "full")
-    factors = with_measured(Factors(), *case[:4], 0.7)
+    factors = with_measured(case.case(), 0.7)
     assert factors.efficiency(case.cluster.gpu, 8, case.training, experts=False) == 0.7
 
 

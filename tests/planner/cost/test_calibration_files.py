@@ -10,7 +10,7 @@ from debubble.planner.candidate import Candidate
 from debubble.planner.cost.calibration_files import calibrate_from, log_seconds, measured_run
 from debubble.planner.cost.layer_times import layer_times
 from debubble.planner.cost.published_efficiencies import Factors
-from debubble.planner.request import Fixed, plan_request
+from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import search
 from debubble.planner.search.groups import groups
 from tests.planner.published import llama_70b
@@ -25,7 +25,9 @@ STEP = "{tp: 4, cp: 2, pp: 4, chunks: 5, gpus: 64, batch: 128, seconds: 14.66}"
 
 def read(path: Path, candidate: Candidate | None = None) -> Factors:
     case = CASE
-    return calibrate_from(str(path), Factors(), case.model, case.cluster, case.training, candidate)
+    return calibrate_from(
+        str(path), PlanRequest(case.model, case.cluster, case.training), candidate
+    )
 
 
 def written(path: Path, text: str) -> Path:
@@ -85,7 +87,7 @@ def test_steps_faster_than_the_best_product_warn(tmp_path: Path) -> None:
     for ms, warns in ((4100.0, True), (6000.0, False)):
         path = str(written(tmp_path / "run.log", LINE.format(n=9, ms=ms, batch=64)))
         measured = with_measured_steps(replace(asked, fixed=fixed), path)
-        found = search(measured, groups(measured.model, measured.cluster, measured.training, fixed))
+        found = search(measured, groups(replace(measured, fixed=fixed)))
         said = " ".join(paragraphs(found))
         assert ("more than the 80.00 % that the best matrix product on h100" in said) == warns
 
@@ -100,10 +102,7 @@ def test_iterations_of_another_batch_are_refused() -> None:
 
 
 def test_a_profile_says_what_a_layer_takes(tmp_path: Path) -> None:
-    one = layer_times(
-        CASE.model, CASE.model.layers[0], CASE.cluster, CASE.training, CASE.candidate,
-        CASE.calibrated(),
-    )  # fmt: skip
+    one = layer_times(CASE.case(CASE.calibrated()), CASE.model.layers[0])
     rows = "".join(
         f"  {kind}: [{seconds * 1e3:.9f}, {seconds * 1e3:.9f}]\n"
         for kind, seconds in (("F", one.F), ("I", one.I), ("W", one.W))
@@ -117,10 +116,7 @@ def test_a_profile_says_what_a_layer_takes(tmp_path: Path) -> None:
 
 def test_costs_of_a_trace_say_what_a_layer_takes(tmp_path: Path) -> None:
     """Of every stage, in the order of the model; embedding and head make the ends longer."""
-    one = layer_times(
-        CASE.model, CASE.model.layers[0], CASE.cluster, CASE.training, CASE.candidate,
-        CASE.calibrated(),
-    )  # fmt: skip
+    one = layer_times(CASE.case(CASE.calibrated()), CASE.model.layers[0])
     degrees, layers = CASE.candidate.degrees, CASE.candidate.layers
     rows = [[seconds * 1e3 * count for count in layers] for seconds in (one.F, one.I + one.W)]
     rows[0][-1] *= 2
@@ -142,8 +138,8 @@ def test_options_say_what_ran() -> None:
         "tp": 4, "cp": 2, "ep": None, "dp": None, "pp": 4, "chunks": 5, "microbatch_size": None,
         "schedule": None, "recompute": None, "zero": None,
     }  # fmt: skip
-    run = measured_run(given, "options", CASE.model, CASE.cluster, CASE.training)
-    assert run == (CASE.cluster, CASE.training, CASE.candidate)
+    run = measured_run(given, "options", PlanRequest(CASE.model, CASE.cluster, CASE.training))
+    assert run == CASE.case()
 
 
 def test_rows_calibrate(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.case import Case
 from debubble.planner.cost.layer_times import INTERFERENCE, LayerTimes, layer_times
 from debubble.planner.cost.layer_work import Times
 from debubble.planner.cost.published_efficiencies import Factors
@@ -22,8 +23,8 @@ def times(training: Training, recompute: str = "none") -> LayerTimes:
     candidate = replace(case.candidate, recompute=recompute)
     layer = case.model.layers[0]
     return layer_times(
-        case.model, layer, case.cluster, training, candidate, case.calibrated()
-    )  # fmt: skip
+        Case(case.model, case.cluster, training, candidate, case.calibrated()), layer
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,9 @@ def modern(degrees: Degrees, name: str = "llama-3.1-8b", **fields: object) -> La
     rest = {key: value for key, value in fields.items() if key not in options}
     layer: Layer = model.layers[-1]
     return layer_times(
-        model, layer, cluster, replace(training, **rest), replace(candidate, **options), FACTORS
-    )  # fmt: skip
+        Case(model, cluster, replace(training, **rest), replace(candidate, **options), FACTORS),
+        layer,
+    )
 
 
 def parts(times: LayerTimes) -> dict[str, float]:
@@ -117,11 +119,7 @@ def test_the_efficiency_scales_kernels_alone() -> None:
     case = korthikanti("22B", "full")
     layer = case.model.layers[0]
     slow, fast = (
-        dict(
-            layer_times(
-                case.model, layer, case.cluster, case.training, case.candidate, factors
-            ).parts
-        )
+        dict(layer_times(case.case(factors), layer).parts)
         for factors in (Factors(), case.calibrated())
     )
     assert slow["tp"] == fast["tp"]

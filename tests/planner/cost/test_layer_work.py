@@ -11,6 +11,7 @@ from debubble.planner.memory.state import layer_parameters
 from debubble.planner.model.files import read_model
 from debubble.planner.model.mixers import NO_MIXER, Attention, LatentAttention, Recurrence
 from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
+from tests.planner.cases import case_of
 
 TRAINING = Training(128, 8192)
 
@@ -34,7 +35,7 @@ def test_times_are_added_and_scaled() -> None:
 )  # fmt: skip
 def test_modules_have_the_names_that_can_be_computed_again(name: str, modules: set[str]) -> None:
     model = read_model(name)
-    found = module_times(model, model.layers[-1], GPUS["h100"], TRAINING, candidate())
+    found = module_times(case_of(model, TRAINING, candidate()), model.layers[-1])
     assert set(found) == modules
 
 
@@ -42,7 +43,7 @@ def test_modules_have_the_names_that_can_be_computed_again(name: str, modules: s
 def test_no_layer_is_faster_than_its_flops(name: str) -> None:
     model, gpu = read_model(name), GPUS["h100"]
     layer = model.layers[-1]
-    total = sum(module_times(model, layer, gpu, TRAINING, candidate()).values(), Times())
+    total = sum(module_times(case_of(model, TRAINING, candidate()), layer).values(), Times())
     flops = layer_flops(model, layer, TRAINING.sequence)
     least = 8192 * (flops.linear + flops.experts + flops.core) / gpu.bf16
     assert least < total.F
@@ -51,27 +52,28 @@ def test_no_layer_is_faster_than_its_flops(name: str) -> None:
 
 
 def test_tensor_parallelism_divides_most_of_the_work() -> None:
-    model, gpu = read_model("llama-3.1-70b"), GPUS["h100"]
+    model = read_model("llama-3.1-70b")
     layer = model.layers[0]
     one, eight = (
-        sum(module_times(model, layer, gpu, TRAINING, candidate(tp=tp)).values(), Times()).F
+        sum(module_times(case_of(model, TRAINING, candidate(tp=tp)), layer).values(), Times()).F
         for tp in (1, 8)
     )
     assert one / 8 < eight < one / 6
 
 
 def test_flash_attention_reads_no_scores() -> None:
-    part, gpu = read_model("llama-3.1-8b").layers[0].attention, GPUS["h100"]
-    stored = core_times(part, gpu, Training(128, 8192, flash=False), candidate())
-    assert core_times(part, gpu, TRAINING, candidate()).F < stored.F
-    assert stored.W == 0
+    model = read_model("llama-3.1-8b")
+    part = model.layers[0].attention
+    stored = Training(128, 8192, flash=False)
+    flash = core_times(case_of(model, TRAINING, candidate()), part)
+    scores = core_times(case_of(model, stored, candidate()), part)
+    assert flash.F < scores.F
+    assert scores.W == 0
 
 
 def test_a_window_makes_attention_shorter() -> None:
-    model, gpu = read_model("gpt-oss-20b"), GPUS["h100"]
-    near, far = (
-        core_times(layer.attention, gpu, TRAINING, candidate()).F for layer in model.layers[:2]
-    )
+    case = case_of(read_model("gpt-oss-20b"), TRAINING, candidate())
+    near, far = (core_times(case, layer.attention).F for layer in case.model.layers[:2])
     assert near < far / 10
 
 
@@ -99,27 +101,25 @@ LINEAR = Recurrence(32, 128, 128, 12352, 4096, vectors=32960)
 
 
 def test_linear_attention_takes_the_same_per_token_whatever_the_length() -> None:
-    gpu = GPUS["h100"]
-    short = core_times(LINEAR, gpu, Training(128, 4096), candidate())
-    long = core_times(LINEAR, gpu, Training(128, 32768), candidate())
+    model = read_model("llama-3.1-8b")
+    cases = [case_of(model, Training(128, length), candidate()) for length in (4096, 32768)]
+    short, long = (core_times(case, LINEAR) for case in cases)
     assert 6 * short.F < long.F < 8 * short.F
     full = Attention(16, 2, 256)
-    times = [
-        core_times(full, gpu, Training(128, length), candidate()).F for length in (4096, 32768)
-    ]
+    times = [core_times(case, full).F for case in cases]
     assert times[1] > 40 * times[0]
 
 
 def test_blocks_and_an_indexer_shorten_attention() -> None:
-    gpu, training = GPUS["h100"], Training(128, 65536)
+    case = case_of(read_model("llama-3.1-8b"), Training(128, 65536), candidate())
     full = LatentAttention(128, 1536, 512, 128, 64, 128)
     sparse = replace(full, index_heads=64, index_dim=128, index_top_k=2048)
     reused = replace(sparse, index_heads=0)
     blocks = Attention(40, 8, 128, chunk=8192)
-    times = [core_times(part, gpu, training, candidate()).F for part in (full, sparse, reused)]
+    times = [core_times(case, part).F for part in (full, sparse, reused)]
     assert times[0] > 3 * times[1] > 3 * times[2]
-    whole = core_times(replace(blocks, chunk=None), gpu, training, candidate()).F
-    assert pytest.approx(whole / 8, rel=0.1) == core_times(blocks, gpu, training, candidate()).F
+    whole = core_times(case, replace(blocks, chunk=None)).F
+    assert pytest.approx(whole / 8, rel=0.1) == core_times(case, blocks).F
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_blocks_and_an_indexer_shorten_attention() -> None:
 )
 def test_layers_of_all_kinds_have_times_bytes_and_parameters(layer: Layer) -> None:
     model, gpu = Model("any", 2048, (layer,) * 4, 32000), GPUS["h100"]
-    total = sum(module_times(model, layer, gpu, TRAINING, candidate()).values(), Times())
+    total = sum(module_times(case_of(model, TRAINING, candidate()), layer).values(), Times())
     flops = layer_flops(model, layer, TRAINING.sequence)
     assert 8192 * flops.F / gpu.bf16 < total.F
     assert sum(layer_parameters(model, layer, 1, 1)) == model.layer_parameters(layer)

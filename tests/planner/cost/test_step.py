@@ -6,15 +6,16 @@ from itertools import combinations
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.case import Case
 from debubble.planner.cost.calibration_files import spread
 from debubble.planner.cost.published_efficiencies import shipped_factors
 from debubble.planner.cost.step import step_time
-from debubble.planner.frameworks.deepspeed import DEEPSPEED
+from debubble.planner.frameworks.habits import DEEPSPEED
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.model.files import read_model
 from tests.planner.published import (
-    Case,
+    Published,
     gpt,
     gpt_175b,
     korthikanti,
@@ -68,7 +69,7 @@ def test_a_model_of_530b_takes_what_it_took_on_280_nodes() -> None:
     degrees = Degrees(tp=8, dp=8, pp=35)
     candidate = Candidate(degrees, 1, 240, "1f1b", (3,) * 35, "full", 1)
     cluster = Cluster(case.cluster.gpu, 2240)
-    found = step_time(case.model, cluster, training, candidate, shipped_factors())
+    found = step_time(Case(case.model, cluster, training, candidate, shipped_factors()))
     assert found.seconds == pytest.approx(60.1, rel=0.05)
 
 
@@ -81,7 +82,9 @@ def test_interleaving_gains_what_torchtitan_measured() -> None:
         degrees = Degrees(tp=8, dp=8, pp=8, chunks=chunks)
         layers = spread(len(model.layers), degrees.stages)
         candidate = Candidate(degrees, 1, 8, schedule, layers, "full", 2)
-        times.append(step_time(model, cluster, training, candidate, shipped_factors()).seconds)
+        times.append(
+            step_time(Case(model, cluster, training, candidate, shipped_factors())).seconds
+        )
     assert times[0] / times[1] == pytest.approx(1.28, rel=0.05)
 
 
@@ -93,7 +96,7 @@ def test_a_ramp_of_the_batch_takes_what_it_took() -> None:
     degrees, factors = Degrees(tp=4, pp=12, dp=8), shipped_factors()
     for batch, seconds in ((512, 35.77), (1024, 59.65), (1536, 83.11), (2048, 107.12)):
         candidate = Candidate(degrees, 2, batch // 16, "1f1b", (6,) * 12, "full", 1)
-        found = step_time(model, cluster, replace(training, batch=batch), candidate, factors)
+        found = step_time(Case(model, cluster, replace(training, batch=batch), candidate, factors))
         assert found.seconds == pytest.approx(seconds, rel=0.04)
 
 
@@ -110,11 +113,11 @@ def test_plans_rank_as_they_ran() -> None:
     cluster = Cluster(replace(find_gpu("a100-80gb"), nic=6.25e9), 384)
     training = replace(korthikanti("175B", "full").training, runtime=DEEPSPEED, batch=2048)
 
-    def case(tp: int, pp: int, size: int) -> Case:
+    def case(tp: int, pp: int, size: int) -> Published:
         degrees = Degrees(tp=tp, pp=pp, dp=384 // tp // pp)
         layers, count = (72 // pp,) * pp, 2048 // size // degrees.dp
         candidate = Candidate(degrees, size, count, "1f1b", layers, "full", 1)
-        return Case(model, cluster, training, candidate, PLANS[tp, pp, size])
+        return Published(model, cluster, training, candidate, PLANS[tp, pp, size])
 
     factors = case(4, 12, 2).calibrated()
     found = {plan: case(*plan).seconds(factors) for plan in PLANS}
@@ -126,7 +129,7 @@ def test_plans_rank_as_they_ran() -> None:
 
 def test_the_step_ends_when_every_rank_has_stepped() -> None:
     case = llama_70b()
-    step = step_time(*case[:4], shipped_factors())
+    step = step_time(case.case(shipped_factors()))
     assert step.seconds >= step.timeline.makespan + max(step.ends.optimizer)
     assert step.seconds <= step.timeline.makespan + sum(
         max(part) for part in (step.ends.gradients, step.ends.optimizer, step.ends.weights)

@@ -4,7 +4,8 @@ import pytest
 
 from debubble.core.placement import Placement
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.cost.step_overheads import StepEnds, step_ends
+from debubble.planner.case import Case
+from debubble.planner.cost.step import StepEnds, step_ends
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.model.files import read_model
 from debubble.schedules import registry
@@ -25,7 +26,7 @@ def ends(training: Training = TRAINING, zero: int = 1, **degrees: int) -> StepEn
     model, sizes = read_model("llama-3.1-8b"), Degrees(pp=4, chunks=2, **degrees)
     candidate = Candidate(sizes, 1, 8, "interleaved-1f1b", (4,) * 8, zero=zero)
     cluster = Cluster(find_gpu("h100"), sizes.gpus)
-    return step_ends(model, cluster, training, candidate, (0.02,) * 8, loop(candidate))
+    return step_ends(Case(model, cluster, training, candidate), (0.02,) * 8, loop(candidate))
 
 
 def test_one_replica_sums_no_gradients() -> None:
@@ -56,7 +57,9 @@ def test_gradients_of_530b_take_what_was_measured() -> None:
     degrees = replace(case.candidate.degrees, dp=8)
     candidate = replace(case.candidate, degrees=degrees)
     cluster = Cluster(case.cluster.gpu, degrees.gpus)
-    found = step_ends(case.model, cluster, case.training, candidate, (0.1,) * 105, loop(candidate))
+    found = step_ends(
+        Case(case.model, cluster, case.training, candidate), (0.1,) * 105, loop(candidate)
+    )
     assert max(found.gradients) == pytest.approx(1.32, rel=0.1)
 
 
@@ -71,5 +74,5 @@ def test_an_optimizer_step_is_limited_by_memory() -> None:
     candidate = Candidate(Degrees(tp=8), 4, 1, "1f1b", (48,), zero=0)
     training = korthikanti("22B", "full").training
     placement = registry.make("1f1b", ranks=1, microbatches=1).placement
-    found = step_ends(model, cluster, training, candidate, (1.0,), placement)
+    found = step_ends(Case(model, cluster, training, candidate), (1.0,), placement)
     assert found.optimizer[0] == pytest.approx(1.10 - 48 * 0.0203, rel=0.25)

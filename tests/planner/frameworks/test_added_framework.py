@@ -9,8 +9,9 @@ import pytest
 
 import debubble as db
 from debubble.cli import completion
-from debubble.planner.frameworks.case import ORDER, Case, Refusal, Rule
+from debubble.planner.case import Case
 from debubble.planner.frameworks.habits import Habits
+from debubble.planner.frameworks.rule import ORDER, Refusal, Rule
 from debubble.planner.frameworks.table import FRAMEWORKS, Framework
 from debubble.playground import plans
 
@@ -65,7 +66,7 @@ def test_help_completion_and_the_page_have_it() -> None:
     options = util.module_from_spec(spec)
     spec.loader.exec_module(options)
     assert "automodel or own can run" in options.ROWS["framework"].help
-    assert completion.frameworks("ow") == ["own"]
+    assert completion.BY_NAME["framework"]("ow") == ["own"]
     assert "own" in plans.inputs()["frameworks"]
 
 

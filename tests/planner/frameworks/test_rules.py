@@ -8,17 +8,16 @@ import pytest
 
 import debubble as db
 from debubble.planner.candidate import Candidate
+from debubble.planner.case import Case
 from debubble.planner.frameworks.any_rules import ANY_RULES
-from debubble.planner.frameworks.case import (
-    Case,
+from debubble.planner.frameworks.rule import (
     Refusal,
     Rule,
     divisors,
     nearest_multiple,
     nearest_of,
 )
-from debubble.planner.frameworks.rules import broken, rules_of
-from debubble.planner.frameworks.table import FRAMEWORKS, find_framework
+from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, rules_of
 from debubble.schedules import registry
 from tests.planner.cases import case, changed, dense, latent, mixture
 
@@ -26,7 +25,7 @@ RULES = {rule.name: rule for name in FRAMEWORKS for rule in rules_of(name)}
 
 
 def with_gpus(one: Case, gpus: int) -> Case:
-    return replace(one, gpus=gpus)
+    return replace(one, cluster=replace(one.cluster, gpus=gpus))
 
 
 EXAMPLES: dict[str, list[tuple[Case, str]]] = {
@@ -142,7 +141,7 @@ def test_a_case_is_refused_and_taken_with_the_nearest_change(
 
 
 def refused(one: Case, framework: str | None) -> dict[str, Refusal]:
-    found = broken(Case.of(one.model, one.gpus, one.training, one.candidate), framework)
+    found = broken(one, framework)
     return {rule.name: problem for rule, problem in found.items()}
 
 

@@ -8,14 +8,14 @@ from debubble.core.errors import ParameterError
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.memory.activations import (
-    default_modules,
     logits_bytes,
-    stage_activation,
+    recompute_modules,
+    stage_activations,
 )
 from debubble.planner.model.files import read_model
 from debubble.planner.model.mixers import Attention
 from debubble.planner.model.transformer import Layer, Mlp, Model
-from tests.planner.cases import layer_activation
+from tests.planner.cases import case_of, layer_activation
 
 GIB = 1 << 30
 CLASSIC = Training(8, 2048, flash=False)
@@ -27,6 +27,10 @@ def candidate(model, *, size=1, recompute="none", modules=(), **degrees):
     return Candidate(
         Degrees(**degrees), size, 8, "1f1b", layers, recompute=recompute, modules=modules
     )
+
+
+def modules_of(model, training):
+    return recompute_modules(case_of(model, training, candidate(model, recompute="selective")))
 
 
 def gpt(hidden, heads, layers):
@@ -143,9 +147,9 @@ def test_modules_drop_what_they_compute_again(name, at, module, dropped):
 
 def test_selective_means_what_pays():
     flash = Training(8, 4096)
-    assert default_modules(gpt(64, 4, 2), replace(flash, flash=False)) == ("core_attn",)
-    assert default_modules(read_model("llama-3.1-8b"), flash) == ("layernorm",)
-    modules = default_modules(read_model("deepseek-v3"), flash)
+    assert modules_of(gpt(64, 4, 2), replace(flash, flash=False)) == ("core_attn",)
+    assert modules_of(read_model("llama-3.1-8b"), flash) == ("layernorm",)
+    modules = modules_of(read_model("deepseek-v3"), flash)
     assert modules == ("layernorm", "mla_up_proj", "moe_act")
     model = read_model("llama-3.1-8b")
     plan = candidate(model, recompute="selective", modules=("core_atn",))
@@ -168,7 +172,7 @@ def test_ends_store_the_dropout_mask_and_the_heads_inputs():
     s, h = 2048, 6144
     plan = candidate(model, tp=8, pp=4)
     one = layer_activation(model, model.layers[0], CLASSIC, plan).stored
-    first, inner, last = (stage_activation(model, CLASSIC, plan, at) for at in (0, 1, 3))
+    first, inner, last = (stage_activations(case_of(model, CLASSIC, plan))[at] for at in (0, 1, 3))
     assert inner.stored == 12 * one
     assert first.stored - inner.stored == s * h / 8
     assert last.stored - inner.stored == 4 * s * h / 8
@@ -177,7 +181,7 @@ def test_ends_store_the_dropout_mask_and_the_heads_inputs():
 def test_uneven_stages_and_stages_without_layers():
     model, training = read_model("deepseek-v3"), Training(8, 4096)
     plan = Candidate(Degrees(pp=4), 1, 8, "1f1b", (0, 3, 57, 1))
-    found = [stage_activation(model, training, plan, stage) for stage in range(4)]
+    found = [stage_activations(case_of(model, training, plan))[stage] for stage in range(4)]
     assert found[0].stored == 0
     dense = layer_activation(model, model.layers[0], training, plan).stored
     sparse = layer_activation(model, model.layers[3], training, plan).stored
@@ -190,9 +194,9 @@ def test_uneven_stages_and_stages_without_layers():
 def test_logits():
     model = read_model("llama-3.1-8b")
     plan = candidate(model, size=2, tp=2, cp=2)
-    assert logits_bytes(model, Training(8, 8192), plan) == 12 * 8192 * 128256 / 2
+    assert logits_bytes(case_of(model, Training(8, 8192), plan)) == 12 * 8192 * 128256 / 2
     predicting = replace(model, mtp=1)
-    assert logits_bytes(predicting, Training(8, 8192), plan) == 12 * 8192 * 128256
+    assert logits_bytes(case_of(predicting, Training(8, 8192), plan)) == 12 * 8192 * 128256
 
 
 def test_torchtitans_selective_recompute_keeps_every_second_product():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import debubble as db
-from debubble.planner.frameworks.deepspeed import DEEPSPEED
+from debubble.planner.frameworks.habits import DEEPSPEED
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.memory.buffers import buffers
@@ -13,8 +13,8 @@ from debubble.planner.memory.memory_events import Moments
 
 def held(schedule, rank, runtime, costs=None):
     timeline = db.simulate(schedule, costs or db.Costs(F=1, B=2))
-    moments = Moments.of(timeline, rank)
-    return moments, buffers(timeline, rank, moments, 1.0, runtime)
+    moments = Moments(timeline, rank)
+    return moments, buffers(moments, 1.0, runtime)
 
 
 def test_pytorch_keeps_a_buffer_for_every_microbatch_and_stage():

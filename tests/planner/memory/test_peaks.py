@@ -7,10 +7,10 @@ import pytest
 
 import debubble as db
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.frameworks.deepspeed import DEEPSPEED
+from debubble.planner.frameworks.habits import DEEPSPEED
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.torch.runtime import TORCH
-from debubble.planner.memory.activations import logits_bytes, stage_activation
+from debubble.planner.memory.activations import logits_bytes, stage_activations
 from debubble.planner.memory.peaks import (
     FRAGMENTATION,
     MARGIN,
@@ -20,11 +20,11 @@ from debubble.planner.memory.peaks import (
     memory_of,
     rank_state,
 )
-from debubble.planner.memory.state import stage_state
+from debubble.planner.memory.state import stage_states
 from debubble.planner.model.files import read_model
 from debubble.planner.model.mixers import Attention
 from debubble.planner.model.transformer import Layer, Mlp, Model
-from tests.planner.cases import PLAIN
+from tests.planner.cases import PLAIN, case_of
 
 GIB = 1 << 30
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")
@@ -45,7 +45,7 @@ def planned(
     chunks = {"chunks": degrees.chunks} if degrees.chunks > 1 and schedule not in V_SHAPED else {}
     order = db.make(schedule, ranks=degrees.pp, microbatches=microbatches, **chunks)
     timeline = db.simulate(order, db.Costs(F=1, I=1, W=1))
-    return plan, timeline, memory_of(model, Gpu(gpu), training, plan, timeline)
+    return plan, timeline, memory_of(case_of(model, training, plan, Gpu(gpu)), timeline)
 
 
 def fullest(ranks):
@@ -68,9 +68,9 @@ TRAINING = Training(64, 512)
 def test_activations_are_the_engines(schedule, chunks):
     degrees = Degrees(pp=4, chunks=chunks)
     plan, timeline, _ = planned(SMALL, TRAINING, degrees, microbatches=8, schedule=schedule)
-    costs = db.Costs(F=1, I=1, W=1, **memory_costs(SMALL, TRAINING, plan))
+    costs = db.Costs(F=1, I=1, W=1, **memory_costs(case_of(SMALL, TRAINING, plan)))
     expected = db.simulate(timeline.schedule, costs).peak_activation
-    curves = memory_curves(SMALL, TRAINING, plan, timeline)
+    curves = memory_curves(case_of(SMALL, TRAINING, plan), timeline)
     found = np.array([curve.activations.max() for curve in curves])
     if schedule in ("bpipe", "pipeoffload-half"):
         # Copies free and take memory between the moments of a rank's own work.
@@ -89,7 +89,9 @@ def test_nothing_is_negative_and_all_parts_add_up(schedule, chunks, runtime):
     training = replace(TRAINING, runtime=runtime)
     degrees = Degrees(pp=4, chunks=chunks)
     plan, timeline, ranks = planned(SMALL, training, degrees, microbatches=8, schedule=schedule)
-    for rank, curve in zip(ranks, memory_curves(SMALL, training, plan, timeline), strict=True):
+    for rank, curve in zip(
+        ranks, memory_curves(case_of(SMALL, training, plan), timeline), strict=True
+    ):
         for part in (curve.activations, curve.buffers, curve.logits):
             assert part.min() >= -1e-6
         assert curve.activations[-1] == pytest.approx(0, abs=1e-6)
@@ -106,13 +108,13 @@ def test_nothing_is_negative_and_all_parts_add_up(schedule, chunks, runtime):
 
 def test_the_peak_of_1f1b_is_at_the_first_rank_when_its_backwards_begin():
     plan, _, ranks = planned(SMALL, TRAINING, Degrees(pp=4), microbatches=8)
-    one = stage_activation(SMALL, TRAINING, plan, 0).stored
+    one = stage_activations(case_of(SMALL, TRAINING, plan))[0].stored
     assert [round(rank.activations / one) for rank in ranks[:3]] == [4, 3, 2]
     # With the first gradient, which has come when the last rank is done with 3B0.
     assert ranks[0].at.action == "0B0"
     assert ranks[0].at.time == 4 + 3 * 2
     last = ranks[3]
-    assert last.logits == logits_bytes(SMALL, TRAINING, plan)
+    assert last.logits == logits_bytes(case_of(SMALL, TRAINING, plan))
     assert last.at.action == "3B0"
     assert [rank.logits for rank in ranks[:3]] == [0, 0, 0]
 
@@ -120,27 +122,31 @@ def test_the_peak_of_1f1b_is_at_the_first_rank_when_its_backwards_begin():
 def test_gpipe_holds_a_third_of_all_logits_and_all_of_one():
     _, _, ranks = planned(SMALL, TRAINING, Degrees(pp=2), microbatches=6, schedule="gpipe")
     plan, _, _ = planned(SMALL, TRAINING, Degrees(pp=2), microbatches=6, schedule="gpipe")
-    assert ranks[1].logits == pytest.approx(logits_bytes(SMALL, TRAINING, plan) * (5 / 3 + 1))
+    assert ranks[1].logits == pytest.approx(
+        logits_bytes(case_of(SMALL, TRAINING, plan)) * (5 / 3 + 1)
+    )
 
 
 def test_sharded_vocabulary_spreads_head_and_logits():
     training = replace(TRAINING, runtime=PLAIN)
     plan, timeline, _ = planned(SMALL, training, Degrees(pp=4), microbatches=8, schedule="vocab-1")
-    states = [rank_state(SMALL, training, plan, timeline.schedule, rank) for rank in range(4)]
-    whole = [stage_state(SMALL, training, plan, stage) for stage in range(4)]
+    states = [
+        rank_state(case_of(SMALL, training, plan), timeline.schedule, rank) for rank in range(4)
+    ]
+    whole = [stage_states(case_of(SMALL, training, plan))[stage] for stage in range(4)]
     assert sum(state.weights for state in states) == pytest.approx(
         sum(state.weights for state in whole)
     )
     head = SMALL.head_parameters * 2
     assert states[3].weights == pytest.approx(whole[3].weights - head * 3 / 4)
-    curves = list(memory_curves(SMALL, training, plan, timeline))
+    curves = list(memory_curves(case_of(SMALL, training, plan), timeline))
     assert all(curve.logits.max() > 0 for curve in curves)
     assert curves[0].logits.max() == pytest.approx(curves[3].logits.max(), rel=0.5)
 
 
 def test_full_recompute_brings_one_layer_back():
     plan, _, ranks = planned(SMALL, TRAINING, Degrees(pp=4), recompute="full")
-    one = stage_activation(SMALL, TRAINING, plan, 0)
+    one = stage_activations(case_of(SMALL, TRAINING, plan))[0]
     assert ranks[0].activations == pytest.approx(4 * one.stored + one.recomputed)
     assert ranks[0].at.action == "0B0"
 
@@ -148,7 +154,7 @@ def test_full_recompute_brings_one_layer_back():
 def test_layers_behind_the_recomputed_ones_are_freed_before_those_come_back():
     plan, _, ranks = planned(SMALL, TRAINING, Degrees(pp=4), recompute="full:3")
     some, none, full = (
-        stage_activation(SMALL, TRAINING, replace(plan, recompute=recompute), 0)
+        stage_activations(case_of(SMALL, TRAINING, replace(plan, recompute=recompute)))[0]
         for recompute in ("full:3", "none", "full")
     )
     # One of four layers is stored whole; its backward makes room for what comes back.
@@ -156,7 +162,7 @@ def test_layers_behind_the_recomputed_ones_are_freed_before_those_come_back():
     assert full.recomputed > 0 == some.recomputed
     assert ranks[0].activations == pytest.approx(4 * some.stored)
     split = replace(plan, schedule="zb-h1")
-    one = stage_activation(SMALL, TRAINING, split, 0)
+    one = stage_activations(case_of(SMALL, TRAINING, split))[0]
     assert 0 < one.recomputed_for_input < full.recomputed_for_input
     all_of_them, _, whole = planned(SMALL, TRAINING, Degrees(pp=4), recompute="full:4")
     assert all_of_them.layers == (4, 4, 4, 4)
@@ -167,22 +173,22 @@ def test_a_split_backward_keeps_gradients_beside_checkpoints():
     plan, timeline, _ = planned(
         SMALL, TRAINING, Degrees(pp=4), schedule="zb-h2", recompute="full", microbatches=8
     )
-    one = stage_activation(SMALL, TRAINING, plan, 1)
+    one = stage_activations(case_of(SMALL, TRAINING, plan))[1]
     assert one.kept_for_weight > one.stored
-    curve = list(memory_curves(SMALL, TRAINING, plan, timeline))[1]
+    curve = list(memory_curves(case_of(SMALL, TRAINING, plan), timeline))[1]
     assert curve.activations.max() > one.kept_for_weight
     assert curve.activations[-1] == pytest.approx(0, abs=1e-6)
 
 
 def test_two_copies_of_the_model_and_two_versions_of_weights_count_twice():
     plan, timeline, _ = planned(SMALL, TRAINING, Degrees(pp=4), microbatches=8, schedule="chimera")
-    states = [stage_state(SMALL, TRAINING, plan, stage) for stage in range(4)]
-    found = rank_state(SMALL, TRAINING, plan, timeline.schedule, 0)
+    states = [stage_states(case_of(SMALL, TRAINING, plan))[stage] for stage in range(4)]
+    found = rank_state(case_of(SMALL, TRAINING, plan), timeline.schedule, 0)
     assert found.optimizer == states[0].optimizer + states[3].optimizer
     plan, timeline, _ = planned(
         SMALL, TRAINING, Degrees(pp=4), microbatches=8, schedule="pipedream-2bw"
     )
-    found = rank_state(SMALL, TRAINING, plan, timeline.schedule, 1)
+    found = rank_state(case_of(SMALL, TRAINING, plan), timeline.schedule, 1)
     assert found.weights == 2 * states[1].weights
     assert found.optimizer == states[1].optimizer
 
@@ -322,10 +328,15 @@ def test_activations_of_deepseek_v3():
 def test_a_fused_loss_keeps_logits_in_16_bits():
     one = replace(TRAINING, fused_loss=True)
     plan, timeline, _ = planned(SMALL, TRAINING, Degrees(pp=4))
-    assert logits_bytes(SMALL, one, plan) == logits_bytes(SMALL, TRAINING, plan) / 3
-    curve = list(memory_curves(SMALL, one, plan, timeline))[-1]
+    assert (
+        logits_bytes(case_of(SMALL, one, plan)) == logits_bytes(case_of(SMALL, TRAINING, plan)) / 3
+    )
+    curve = list(memory_curves(case_of(SMALL, one, plan), timeline))[-1]
     values = set(curve.logits.round(3)) - {0.0}
-    assert values == {logits_bytes(SMALL, one, plan), logits_bytes(SMALL, one, plan) / 2}
+    assert values == {
+        logits_bytes(case_of(SMALL, one, plan)),
+        logits_bytes(case_of(SMALL, one, plan)) / 2,
+    }
 
 
 def test_deepspeeds_bucket_of_gradients_is_wider_in_bf16():

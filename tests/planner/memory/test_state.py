@@ -14,12 +14,12 @@ from debubble.planner.memory.state import (
     layer_parameters,
     padded_vocabulary,
     stage_parameters,
-    stage_state,
+    stage_states,
 )
 from debubble.planner.model.files import read_model
 from debubble.planner.model.mixers import Attention
 from debubble.planner.model.transformer import Layer, Mlp, Model
-from tests.planner.cases import PLAIN, mtp_parameters
+from tests.planner.cases import PLAIN, case_of, mtp_parameters
 
 GIB = 1 << 30
 
@@ -60,8 +60,8 @@ def test_bytes_per_parameter_are_megatrons():
 def test_measured_between_steps(name, degrees, sequence, allocated):
     model = read_model(name)
     training = Training(128, sequence, gradient_bytes=2)
-    state = stage_state(model, training, even(model, **degrees), 0)
-    assert state.between_steps == pytest.approx(allocated, rel=0.01)
+    state = stage_states(case_of(model, training, even(model, **degrees)))[0]
+    assert state.total == pytest.approx(allocated, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,17 @@ def test_a_stage_sum_is_the_model():
     for name in ("llama-3.1-8b", "deepseek-v2", "mixtral-8x7b", "gpt-oss-20b"):
         model = read_model(name)
         plan = even(model, pp=2, chunks=2)
-        counts = [stage_parameters(model, training, plan, stage).total for stage in range(4)]
+        counts = [
+            stage_parameters(case_of(model, training, plan))[stage].total for stage in range(4)
+        ]
         assert sum(counts) == model.parameters, name
 
 
 def test_both_ends_have_a_tied_embedding():
     model, training = read_model("llama-3.2-1b"), Training(8, 1024, runtime=PLAIN)
-    alone = stage_parameters(model, training, even(model), 0).total
+    alone = stage_parameters(case_of(model, training, even(model)))[0].total
     plan = even(model, pp=2)
-    ends = sum(stage_parameters(model, training, plan, stage).total for stage in range(2))
+    ends = sum(stage_parameters(case_of(model, training, plan))[stage].total for stage in range(2))
     assert alone == model.parameters
     assert ends == model.parameters + model.embedding_parameters
 
@@ -115,17 +117,17 @@ def test_multi_token_prediction_is_on_the_last_stage_with_an_embedding():
     model = read_model("deepseek-v3")
     plan = candidate([31, 30], pp=2)
     without = replace(model, mtp=0)
-    more = stage_parameters(model, training, plan, 1).total
-    more -= stage_parameters(without, training, plan, 1).total
+    more = stage_parameters(case_of(model, training, plan))[1].total
+    more -= stage_parameters(case_of(without, training, plan))[1].total
     assert more == mtp_parameters(model) + model.embedding_parameters
 
 
 def test_experts_have_replicas_of_their_own():
     model, training = read_model("qwen3-30b-a3b"), Training(8, 4096)
     plan = even(model, ep=8, dp=16)
-    found = stage_parameters(model, training, plan, 0)
+    found = stage_parameters(case_of(model, training, plan))[0]
     assert found.experts == 48 * 128 * 3 * 2048 * 768 / 8
-    state = stage_state(model, training, plan, 0)
+    state = stage_states(case_of(model, training, plan))[0]
     assert state.optimizer == found.dense * 12 / 16 + found.experts * 12 / 2
 
 
@@ -153,31 +155,32 @@ def test_zero_3_gathers_two_layers_and_fsdp_in_a_pipeline_keeps_all():
     training = Training(8, 8192)
     layer = model.layer_parameters(model.layers[0])
     plan = even(model, dp=8, zero=3)
-    state = stage_state(model, training, plan, 0)
+    state = stage_states(case_of(model, training, plan))[0]
     assert state.weights == 2 * model.parameters / 8 + 2 * 2 * layer
     assert state.gradients == 4 * model.parameters / 8 + 2 * 4 * layer
-    two = stage_state(model, training, replace(plan, zero=2), 0)
+    two = stage_states(case_of(model, training, replace(plan, zero=2)))[0]
     assert (two.weights, two.gradients) == (2 * model.parameters, state.gradients)
-    assert two.between_steps == (2 + 16 / 8) * model.parameters
+    assert two.total - 2 * 4 * layer == pytest.approx((2 + 16 / 8) * model.parameters)
     fsdp = replace(training, runtime=TORCH)
-    one = stage_state(model, fsdp, replace(plan, zero=1), 0)
-    assert one == stage_state(model, fsdp, replace(plan, zero=2), 0)
-    assert stage_state(model, fsdp, plan, 0).between_steps == 16 * model.parameters / 8
+    one = stage_states(case_of(model, fsdp, replace(plan, zero=1)))[0]
+    assert one == stage_states(case_of(model, fsdp, replace(plan, zero=2)))[0]
+    whole = stage_states(case_of(model, fsdp, plan))[0].total
+    assert whole - 2 * 2 * layer == pytest.approx(16 * model.parameters / 8)
     split = even(model, dp=4, pp=2, zero=3)
-    count = stage_parameters(model, fsdp, split, 0).total
-    state = stage_state(model, fsdp, split, 0)
+    count = stage_parameters(case_of(model, fsdp, split))[0].total
+    state = stage_states(case_of(model, fsdp, split))[0]
     assert state.weights == 4 * count / 4 + 2 * count
     assert state.gradients == 4 * count / 4 + 4 * count
-    assert state.between_steps == 16 * count / 4
+    assert state.total - 2 * count - 4 * count == pytest.approx(16 * count / 4)
 
 
 def test_stages_without_layers_have_their_ends_alone():
     model, training = read_model("llama-3.1-8b"), Training(8, 8192)
     plan = candidate([0, 32, 0], pp=3)
-    counts = [stage_parameters(model, training, plan, stage).total for stage in range(3)]
+    counts = [stage_parameters(case_of(model, training, plan))[stage].total for stage in range(3)]
     assert counts[0] == model.embedding_parameters
     assert counts[2] == model.head_parameters + model.hidden
-    assert stage_state(model, training, plan, 0).weights == 2 * counts[0]
+    assert stage_states(case_of(model, training, plan))[0].weights == 2 * counts[0]
 
 
 @given(st.data())
@@ -189,8 +192,16 @@ def test_any_split_of_layers_has_the_same_parameters(data):
     layers = [end - begin for begin, end in pairwise([0, *cuts, 27])]
     zero = data.draw(st.integers(0, 3))
     plan = candidate(layers, pp=stages, dp=data.draw(st.integers(1, 4)), zero=zero)
-    counts = [stage_parameters(model, training, plan, stage).total for stage in range(stages)]
+    counts = [
+        stage_parameters(case_of(model, training, plan))[stage].total for stage in range(stages)
+    ]
     assert sum(counts) == model.parameters
-    states = [stage_state(model, training, plan, stage) for stage in range(stages)]
+    states = [stage_states(case_of(model, training, plan))[stage] for stage in range(stages)]
     total = sum(sum(bytes_per_parameter(training, zero, plan.degrees.dp)) * n for n in counts)
-    assert sum(state.between_steps for state in states) == pytest.approx(total)
+    # And of two layers at a time what replicas gather, or have not split yet.
+    there = 2 * (zero == 3 and plan.degrees.dp > 1) + 4 * (zero >= 2)
+    for begin, count in zip([0, *cuts], layers, strict=True):
+        own = model.layers[begin : begin + count]
+        sizes = [sum(layer_parameters(model, layer, 1, 1)) for layer in own]
+        total += there * min(2, count) * max(sizes, default=0.0)
+    assert sum(state.total for state in states) == pytest.approx(total)

@@ -14,8 +14,7 @@ from debubble.core.errors import DebubbleError
 from debubble.planner.answer.report import text
 from debubble.planner.answer.why import why_data, why_not, why_text
 from debubble.planner.candidate import Candidate
-from debubble.planner.frameworks.case import Case
-from debubble.planner.frameworks.rules import broken
+from debubble.planner.frameworks.table import broken
 from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import Found, search
 from debubble.planner.search.bounds import least_peaks, pipeline_bound
@@ -30,7 +29,7 @@ SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
 
 def few(asked: PlanRequest, **held: object) -> list[CandidateGroup]:
     given = {"schedules": SCHEDULES, "zero": 1, "cp": 1} | held
-    found = groups(asked.model, asked.cluster, asked.training, Fixed(**given))  # type: ignore[arg-type]
+    found = groups(replace(asked, fixed=Fixed(**given)))  # type: ignore[arg-type]
     return [group for group in found if group.microbatches <= 16]
 
 
@@ -134,7 +133,7 @@ def test_fewest_layers_are_recomputed_where_all_are_too_slow_and_none_do_not_fit
 
     def best(recompute: str | None) -> Found:
         fixed = Fixed(tp=2, pp=4, schedules=("1f1b",), recompute=recompute)
-        return search(asked, groups(asked.model, asked.cluster, asked.training, fixed), 1)
+        return search(asked, groups(replace(asked, fixed=fixed)), 1)
 
     assert not best("none").plans
     assert not best("selective").plans
@@ -178,14 +177,14 @@ def test_a_framework_runs_refined_splits() -> None:
     )
     assert found.plans[0].step_time < even.plans[0].step_time
     for plan in found.plans:
-        case = Case.of(asked.model, asked.cluster.gpus, asked.training, plan.candidate)
+        case = asked.case(plan.candidate)
         assert not broken(case, "torchtitan")
 
 
 @pytest.mark.slow
 def test_bounds_hold_and_are_near() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 32, 64, 8192)
-    held = groups(asked.model, asked.cluster, asked.training, Fixed(zero=1, recompute="none"))
+    held = groups(replace(asked, fixed=Fixed(zero=1, recompute="none")))
     draw = random.Random(0)
     ratios = []
     for group in draw.sample(list(held), 30):
@@ -220,7 +219,7 @@ def test_a_search_that_is_stopped_at_once_has_a_plan() -> None:
         if found.best:
             raise KeyboardInterrupt
 
-    found = search(asked, groups(asked.model, asked.cluster, asked.training), 3, stop)
+    found = search(asked, groups(PlanRequest(asked.model, asked.cluster, asked.training)), 3, stop)
     assert found.interrupted
     (plan,) = found.plans
     assert plan.fits

@@ -32,7 +32,7 @@ def candidate(schedule: str = "1f1b", chunks: int = 1, **more: object) -> Candid
 def test_causes_close_the_account_of_a_step(schedule: str, chunks: int) -> None:
     one = candidate(schedule, chunks)
     plan = evaluate(ASKED, one)
-    timeline = simulated(ASKED, one)
+    timeline = simulated(ASKED.case(one))
     assert set(plan.causes) == set(CAUSES)
     assert math.isclose(sum(plan.causes.values()), plan.step_time, rel_tol=1e-9)
     assert min(plan.causes.values()) >= -1e-12

@@ -40,9 +40,9 @@ def test_a_faster_order_within_the_memory(solver: bool, monkeypatch: pytest.Monk
     assert found.schedule == "optimized"
     assert found.candidate == plan.candidate
     assert sum(found.causes.values()) == pytest.approx(found.step_time)
-    timeline = simulated(ASKED, ONE, found.order)
+    timeline = simulated(ASKED.case(ONE), found.order)
     assert timeline.makespan < found.step_time
-    assert timeline.schedule.placement == simulated(ASKED, ONE).schedule.placement
+    assert timeline.schedule.placement == simulated(ASKED.case(ONE)).schedule.placement
 
 
 @pytest.mark.slow

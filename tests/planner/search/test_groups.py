@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, Training
-from debubble.planner.frameworks.case import Case
-from debubble.planner.frameworks.rules import broken
-from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.case import Case
+from debubble.planner.frameworks.table import FRAMEWORKS, broken
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import first_cut, fits, plannable, why_not
-from debubble.planner.request import Fixed
+from debubble.planner.request import Fixed, PlanRequest
 from debubble.planner.search.groups import candidates, groups
 from debubble.schedules import registry
 from tests.planner.cases import Gpus, dense, latent, mixture
@@ -24,7 +23,9 @@ SCHEDULES = ("1f1b", "interleaved-1f1b", "interleaved-overlap", "zb-v", "hanayo"
 
 def found(model: Model, gpus: int, batch: int, sequence: int = 64, **fixed: Any) -> list[Candidate]:
     cluster: Any = Gpus(gpus)
-    return list(candidates(model, cluster, Training(batch, sequence), Fixed(**fixed)))
+    return list(
+        candidates(PlanRequest(model, cluster, Training(batch, sequence), fixed=Fixed(**fixed)))
+    )
 
 
 def by_hand(
@@ -57,7 +58,7 @@ def by_hand(
                         Degrees(tp, cp, ep, dp, pp, chunks), size, number, name,
                         first_cut(count, pp * chunks, model.mtp), recompute, zero,
                     )  # fmt: skip
-                    if not broken(Case.of(model, cluster.gpus, training, one), framework):
+                    if not broken(Case(model, cluster, training, one), framework):
                         left.add(one)
     return left
 
@@ -78,7 +79,7 @@ def test_candidates_are_all_that_rules_leave(
 
 def test_groups_share_degrees_and_count_what_they_hold() -> None:
     cluster: Any = Gpus(64)
-    seen = list(groups(dense(), cluster, Training(128, 8192)))
+    seen = list(groups(PlanRequest(dense(), cluster, Training(128, 8192))))
     for group in seen[::37]:
         made = list(group.candidates())
         assert len(made) == group.count
@@ -196,14 +197,14 @@ def test_first_cuts_have_all_layers_and_no_empty_stage_between() -> None:
 def test_large_searches_are_counted_without_being_made() -> None:
     cluster: Any = Gpus(2048)
     training = Training(4096, 4096)
-    assert sum(group.count for group in groups(latent(), cluster, training)) > 10**7
+    assert sum(group.count for group in groups(PlanRequest(latent(), cluster, training))) > 10**7
 
 
 def test_a_real_cluster_keeps_tensor_groups_in_a_node() -> None:
     training = Training(64, 4096)
     for name, most in (("h100", 8), ("gb200", 32)):
         cluster = Cluster(find_gpu(name), 64)
-        found = {group.degrees.tp for group in groups(dense(), cluster, training)}
+        found = {group.degrees.tp for group in groups(PlanRequest(dense(), cluster, training))}
         assert max(found) == most
-    given = groups(dense(), cluster, training, Fixed(tp=16))
+    given = groups(PlanRequest(dense(), cluster, training, fixed=Fixed(tp=16)))
     assert {group.degrees.tp for group in given} == {16}

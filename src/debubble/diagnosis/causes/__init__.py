@@ -1,10 +1,9 @@
 """Causes of lost time in the times of actions, found one after the other.
 
-Each cause is searched for in the times that the previous ones leave unexplained: pauses of hosts,
-lengths of sequences, a slow data-parallel copy, a slow worker (one rank of one copy), a heavy
-stage, single actions that take far longer than others of their kind. So a slow worker is not a
-heavy stage as well, and long sequences are not jitter. Only like times are compared: a worker with
-the workers of other copies that have its stage, in one step; a stage with the mean of all stages.
+Each cause is searched for in the times that the previous ones leave unexplained. So a slow worker
+is not a heavy stage as well, and long sequences are not jitter. Only like times are compared: a
+worker with the workers of other copies that have its stage, in one step; a stage with the mean of
+all stages.
 """
 
 from __future__ import annotations
@@ -29,12 +28,8 @@ CAUSES = (
 def find_faults(run: Run, times: Times, gaps: Times) -> list[Fault]:
     """Return causes of lost time in actions, in the sequence of :data:`CAUSES`.
 
-    Parameters
-    ----------
-    run
-        The run.
-    times, gaps
-        Time of every action, and host delay before it, in seconds, shape ``(rows, actions)``.
+    `times` of actions and `gaps`, host delays before them, are in seconds, shape ``(rows,
+    actions)``.
     """
     left = Unexplained(run, times, gaps)
     found = []

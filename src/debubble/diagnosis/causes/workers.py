@@ -8,6 +8,7 @@ import numpy as np
 
 from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow
 from debubble.diagnosis.observed import Times
+from debubble.diagnosis.run import work_of_ranks
 
 
 def slow_copies(left: Unexplained) -> Iterator[Fault]:
@@ -53,7 +54,7 @@ def _against_copies(left: Unexplained) -> Times | None:
     copies = int(run.copy.max()) + 1
     if copies < 2:
         return None
-    work = _work(left)
+    work = work_of_ranks(run.schedule, left.medians())
     steps, place = run.step_of
     table = np.full((len(steps), copies, run.schedule.ranks), np.nan)
     table[place, run.copy] = work
@@ -68,12 +69,3 @@ def _against_copies(left: Unexplained) -> Times | None:
             ratio = work[here] / peer[place[here]]
         found[here] = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
     return found
-
-
-def _work(left: Unexplained) -> Times:
-    """Return the computing time of every rank at its medians, shape ``(rows, ranks)``."""
-    run = left.run
-    usual = np.where(run.counted, left.medians(), 0.0)
-    starts = np.asarray(run.schedule.offsets[:-1])
-    full = np.concatenate([usual, np.zeros((run.rows, 1))], axis=1)
-    return np.asarray(np.add.reduceat(full, starts, axis=1))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.kinds import FORWARD_KINDS
+from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.diagnosis.observed import Times, Whole
+from debubble.diagnosis.readers.messages import packed
 
 CHUNK_TWO_IS_NEXT = 0.5
 """Maximum time from chunk to chunk on the last rank of a V, as a share of rank 0's."""
@@ -33,24 +33,17 @@ class Calls(NamedTuple):
         return Calls(*(column[rows] for column in self))
 
 
-def first_units(parts: Iterable[Calls], ranks: int) -> Calls:
-    """Return the forwards of the first microbatch on the first and last rank, to detect a V."""
-    found = []
-    for calls in parts:
-        shows = (calls.microbatch == 0) & (calls.chunk < 2) & np.isin(calls.kind, FORWARD_KINDS)
-        shows &= (calls.rank == 0) | (calls.rank == ranks - 1)
-        found.append(calls.taken(shows))
-    return Calls(*map(np.concatenate, zip(*found, strict=True)))
-
-
 def is_v_shaped(calls: Calls, ranks: int) -> bool:
-    """Return True if second chunks are placed in reverse, judged by their :func:`first_units`.
+    """Return True if second chunks are placed in reverse, judged by first forwards at both ends.
 
     In a V, the last rank's second chunk comes right after its first, and rank 0's after the way to
     the last rank and back. Else the time from one chunk to the next is equal on every rank.
     """
+    shows = (calls.microbatch == 0) & (calls.chunk < 2) & np.isin(calls.kind, FORWARD_KINDS)
+    shows &= (calls.rank == 0) | (calls.rank == ranks - 1)
     times: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
-    for step, rank, _, chunk, _, start, end in zip(*map(np.ndarray.tolist, calls), strict=True):
+    columns = (column[shows].tolist() for column in calls)
+    for step, rank, _, chunk, _, start, end in zip(*columns, strict=True):
         times.setdefault((step, rank), {})[chunk] = (start, end)
     waits = {
         rank: [
@@ -62,6 +55,19 @@ def is_v_shaped(calls: Calls, ranks: int) -> bool:
     if ranks < 2 or not all(waits.values()):
         return False
     return bool(np.median(waits[ranks - 1]) < CHUNK_TWO_IS_NEXT * np.median(waits[0]))
+
+
+def with_split_backwards(calls: Calls, *more: Whole) -> Whole:
+    """Return the kinds of calls: a backward is one for the input if one for weights exists.
+
+    `more` are columns that identify an action in addition to its chunk and microbatch.
+    """
+    weights = calls.kind == Kind.W
+    if not weights.any():
+        return calls.kind
+    action = packed([calls.step, calls.rank, calls.chunk, calls.microbatch, *more])
+    split = np.isin(action, action[weights])
+    return np.where(split & (calls.kind == Kind.B), Kind.I, calls.kind)
 
 
 def stage_of(rank: Whole, chunk: Whole, ranks: int, v_shaped: bool) -> Whole:

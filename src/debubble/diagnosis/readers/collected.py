@@ -81,12 +81,7 @@ class _ColumnParts:
 class Collected:
     """Collector of rows. Times are in seconds from any zero; unknown ones are NaN.
 
-    Parameters
-    ----------
-    where
-        The file or folder, for messages.
-    left_out
-        Numbers of unused things, by reason.
+    `where` is the file or folder, for messages; `left_out` has numbers of unused things by reason.
     """
 
     where: str
@@ -137,21 +132,10 @@ class Collected:
     ) -> Observed:
         """Return all rows as columns, with times from the earliest event on.
 
-        Parameters
-        ----------
-        format, taken_for, clocks, others
-            Fields of :class:`Observed`.
-        hosts
-            Host by copy and rank.
-        ranks, copies
-            Numbers of ranks and copies, if the format has them.
-        unit
-            Seconds of the format's unit. If all actions take exactly one, nothing was measured.
-
-        Raises
-        ------
-        FormatError
-            When no step is complete, or nothing was measured.
+        `hosts` are by copy and rank; `ranks` and `copies` are numbers of the format, 0 if it has
+        none. If all actions take exactly one `unit` of seconds, nothing was measured. `others` are
+        fields of :class:`Observed`. Raise FormatError when no step is complete, or nothing was
+        measured.
         """
         actions = self._rows("actions", ObservedActions)
         self._check_numbers()

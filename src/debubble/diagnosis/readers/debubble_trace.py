@@ -104,13 +104,7 @@ def recognizes(head: bytes) -> bool:
 
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
-    """Read one file, or one for each step.
-
-    Raises
-    ------
-    FormatError
-        When all times are simulated ones.
-    """
+    """Read one file, or one for each step; raise FormatError when all times are simulated ones."""
     collected = Collected(where, left_out)
     hosts: tuple[str, ...] = ()
     ranks = 0

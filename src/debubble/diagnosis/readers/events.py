@@ -46,20 +46,10 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 class EventFile(Generic[E]):
-    """The events of one file.
+    """The events of one file, as records of a type; a missing or null ``args`` is None in them.
 
-    Parameters
-    ----------
-    path
-        The file.
-    type
-        Record of an event; a missing or null ``args`` is None in it.
-    left_out
-        Counter of unused things, by reason.
-    by_pattern
-        Parser of an event that is not JSON; None to count and skip those.
-    wanted
-        Pattern of the events that are decoded one by one if a block as a whole is not JSON.
+    `by_pattern` parses an event that is not JSON; by default those are counted and skipped. If a
+    block as a whole is not JSON, only events with the `wanted` pattern are decoded.
     """
 
     def __init__(
@@ -170,20 +160,13 @@ def _last_gap(text: bytes) -> re.Match[bytes] | None:
         window *= 8
 
 
-def number(value: Any) -> float:
-    """Return a finite number of an event, or NaN."""
-    if type(value) in (int, float) and abs(value) < FINITE:
-        return float(value)
-    return math.nan
-
-
 def whole(value: Any, most: int = 1 << 31) -> int:
     """Return a whole number of an event that is not negative, or −1."""
     return value if type(value) is int and 0 <= value < most else -1
 
 
 def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return :func:`number` of each value."""
+    """Return the finite numbers of events; NaN for anything else."""
     if {*map(type, values)} <= {int, float}:
         try:
             found = np.array(values, np.float64)
@@ -191,7 +174,11 @@ def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
             pass
         else:
             return np.where(np.abs(found) < FINITE, found, np.nan)
-    return np.array([number(value) for value in values], np.float64)
+    kept = (
+        float(value) if type(value) in (int, float) and abs(value) < FINITE else math.nan
+        for value in values
+    )  # fmt: skip
+    return np.array([*kept], np.float64)
 
 
 def wholes(values: Sequence[Any], most: int = 1 << 31) -> NDArray[np.int64]:

@@ -74,20 +74,11 @@ finds a run are read."""
 
 
 def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed:
-    """Read the trace of a run.
+    """Read the trace of a run: of a file, or of a folder with the files of all ranks.
 
-    Parameters
-    ----------
-    path
-        A file, or a folder with the files of all ranks, also in its subfolders.
-    format
-        Name of the format, one of those in :data:`READERS`; None to detect it from the files.
-        In a folder, the files that look like the format are read, or all files if none does.
-
-    Raises
-    ------
-    FormatError
-        When nothing can be read; the message has the reasons.
+    `format` is the name of one of :data:`READERS`, or None to detect it. In a folder, the files
+    that look like the format are read, or all files if none does. Raise FormatError with the
+    reasons when nothing can be read.
     """
     where = str(path)
     known = {reader.NAME: reader for reader in READERS}

@@ -8,7 +8,7 @@ starts when its input is complete.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -56,22 +56,20 @@ NO_DEVICE = "files of an NCCL run without kernels: ranges of the host are no dur
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the files of all ranks; several files of a rank are several windows of one run.
 
-    Raises
-    ------
-    FormatError
-        When no file has both a rank and a pipeline.
+    Raise FormatError when no file has both a rank and a pipeline.
     """
     traces: dict[int, list[RankTrace]] = defaultdict(list)
-    unnamed: dict[Path, list[UnnamedAction]] = {}
-    for path, content in read_each(_read_file, files, left_out):
+    unnamed: list[tuple[KinetoFile, list[UnnamedAction]]] = []
+    for _, content in read_each(_read_file, files, left_out):
         if isinstance(content, RankTrace):
             traces[content.file.rank].append(content)
         elif content is not None:
-            unnamed[path] = content
-    microbatches = 0 if traces else microbatches_of(unnamed.values())
-    again = [(path, runs, microbatches) for path, runs in unnamed.items()]
-    for _, trace in read_each(_read_unnamed, again, left_out, [*unnamed]):
-        if trace is not None:
+            unnamed.append(content)
+    microbatches = 0 if traces else microbatches_of(runs for _, runs in unnamed)
+    for file, runs in unnamed:
+        if microbatches:
+            add_ranges(file, runs, microbatches)
+        if (trace := _kept(file, left_out)) is not None:
             traces[trace.file.rank].append(trace)
     assumed = "1f1b" if microbatches else ""
     if not traces:
@@ -99,29 +97,20 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     return _observed(collected, traces, found, assumed)
 
 
-def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[UnnamedAction] | None:
-    """Read a file: its trace, or its forwards and backwards if no range names an action."""
+def _read_file(
+    path: Path, left_out: LeftOut
+) -> RankTrace | tuple[KinetoFile, list[UnnamedAction]] | None:
+    """Read a file: its trace, or events and forwards and backwards if no range is an action."""
     file = read_file(path, left_out)
     if file.rank < 0:
         left_out[NO_RANK] += 1
     elif file.numbers:
         return _kept(file, left_out)
     elif len(file.sends.values) or len(file.receives.values):
-        return unnamed_actions(path, Counter())
+        return file, unnamed_actions(path)
     else:
         left_out[NO_ACTIONS] += 1
     return None
-
-
-def _read_unnamed(
-    task: tuple[Path, list[UnnamedAction], int], left_out: LeftOut
-) -> RankTrace | None:
-    """Read a file with unnamed forwards and backwards of a given number of microbatches."""
-    path, runs, microbatches = task
-    file = read_file(path, Counter()) if microbatches else KinetoFile(path)
-    if microbatches:
-        add_ranges(file, runs, microbatches)
-    return _kept(file, left_out)
 
 
 def _kept(file: KinetoFile, left_out: LeftOut) -> RankTrace | None:

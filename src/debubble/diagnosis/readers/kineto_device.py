@@ -24,18 +24,10 @@ WORK, COLLECTIVE, P2P = range(3)
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """Kernels launched in ranges, sorted by range and start.
+    """Kernels launched in ranges, sorted by range and start; times in nanoseconds.
 
-    Parameters
-    ----------
-    owner
-        Range of each kernel.
-    launched, start, end
-        Times of launch, start and end in nanoseconds.
-    sort
-        Sort of each kernel: computation, or a collective or p2p of NCCL.
-    torn
-        Ranges with a launch whose kernel is not in the trace.
+    `owner` is the range of each kernel, `sort` computation, or a collective or p2p of NCCL. Ranges
+    in `torn` have a launch whose kernel is not in the trace.
     """
 
     owner: Indices
@@ -86,10 +78,8 @@ class Kernels:
 def launched_in(ranges: Nanoseconds, file: KinetoFile, left_out: LeftOut) -> Kernels:
     """Return the kernels of a file by the ranges of their launches.
 
-    Parameters
-    ----------
-    ranges
-        Start and end of ranges that do not overlap, sorted; shape ``(2 or more, n)``.
+    `ranges` has the starts and ends of ranges that do not overlap, sorted; shape ``(2 or more,
+    n)``.
     """
     launches, kernels = file.launches.sorted(), file.kernels.sorted()
     known, at = _found(kernels[0], launches[0])

@@ -176,47 +176,26 @@ class IntRows:
 
 @dataclass(eq=False)
 class KinetoFile:
-    """Events of a pipeline in one file; times in nanoseconds.
-
-    Attributes
-    ----------
-    rank
-        Rank in the whole job, −1 if unknown; `named_by` is its source.
-    world
-        Number of ranks of the whole job, 0 if unknown.
-    groups
-        Process groups of the rank, as names with their ranks.
-    ranges
-        Start and end of ranges named like actions, and the number of each name.
-    numbers
-        Names of ranges by their numbers.
-    steps
-        Start, end and number of the profiler's steps.
-    sends, receives, arrivals
-        Starts of c10d's sends and receives on the host, start and end of gloo's receives.
-    launches
-        Correlation, time, and 1 for the launch of a kernel.
-    kernels
-        Correlation, start, end, stream, and sort: a collective (1) or a p2p (2).
-    """
+    """Events of a pipeline in one file; times in nanoseconds."""
 
     path: Path
-    rank: int = -1
-    named_by: str = ""
-    world: int = 0
+    rank: int = -1  # in the whole job, -1 if unknown
+    named_by: str = ""  # source of the rank
+    world: int = 0  # ranks of the whole job, 0 if unknown
     backend: str = ""
     host: str = ""
-    groups: Sequence[tuple[str, tuple[int, ...]]] = ()
-    numbers: dict[str, int] = field(default_factory=dict)
-    ranges: IntRows = field(default_factory=lambda: IntRows(3))
-    steps: IntRows = field(default_factory=lambda: IntRows(3))
-    sends: IntRows = field(default_factory=lambda: IntRows(1))
-    receives: IntRows = field(default_factory=lambda: IntRows(1))
-    arrivals: IntRows = field(default_factory=lambda: IntRows(2))
-    launches: IntRows = field(default_factory=lambda: IntRows(3))
+    groups: Sequence[tuple[str, tuple[int, ...]]] = ()  # process groups: names and ranks
+    base: int = 0  # zero of times
+    numbers: dict[str, int] = field(default_factory=dict)  # of the names of ranges
+    ranges: IntRows = field(default_factory=lambda: IntRows(3))  # start, end, number of the name
+    steps: IntRows = field(default_factory=lambda: IntRows(3))  # start, end, number
+    sends: IntRows = field(default_factory=lambda: IntRows(1))  # start on the host
+    receives: IntRows = field(default_factory=lambda: IntRows(1))  # start on the host
+    arrivals: IntRows = field(default_factory=lambda: IntRows(2))  # start, end of gloo's receives
+    launches: IntRows = field(default_factory=lambda: IntRows(3))  # correlation, time, of a kernel
+    # Correlation, start, end, stream, and sort: a collective (1) or a p2p (2).
     kernels: IntRows = field(default_factory=lambda: IntRows(5))
-    pauses: IntRows = field(default_factory=lambda: IntRows(3))
-    base: int = 0
+    pauses: IntRows = field(default_factory=lambda: IntRows(3))  # start, end, cause
 
     def add_on_host(self, use: str, name: str, start: int, end: int) -> None:
         """Add an event of the host to the columns that :func:`use_of` names."""
@@ -234,11 +213,6 @@ class KinetoFile:
     def add_range(self, name: str, start: int, end: int) -> None:
         """Add a range named like an action."""
         self.ranges.add(start, end, self.numbers.setdefault(name, len(self.numbers)))
-
-    @property
-    def names(self) -> list[str]:
-        """Names of ranges by their numbers."""
-        return list(self.numbers)
 
     def forget(self) -> None:
         """Drop all events to free memory; there may be millions."""

@@ -27,16 +27,9 @@ def places(
     groups: Mapping[int, Sequence[ProcessGroup]],
     left_out: LeftOut,
 ) -> dict[int, Place]:
-    """Return the place of every rank of the job.
+    """Return the place of every rank of the job, except tensor-parallel peers, which are counted.
 
-    Parameters
-    ----------
-    stages
-        Stages of each rank; negative if unknown.
-    groups
-        Process groups of each rank.
-    left_out
-        Counter of ranks without a place: tensor-parallel peers do the same work.
+    `stages` of a rank are negative if unknown; `groups` are its process groups.
     """
     first = {rank for rank in stages if not _is_tensor_peer(rank, groups.get(rank, ()))}
     if len(first) < len(stages):

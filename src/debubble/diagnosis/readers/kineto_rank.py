@@ -64,18 +64,10 @@ Step = tuple[list[Computed], list[Moved]]
 
 @dataclass(eq=False)
 class RankTrace:
-    """Steps of one rank in one file.
+    """Steps of one rank in one file, sorted by time.
 
-    Attributes
-    ----------
-    steps
-        Actions and message ends of every step, sorted by time.
-    numbers
-        The profiler's numbers of the steps, if every step has its own.
-    waits_inside
-        True if the times of actions contain their wait for input.
-    on_device
-        True if times are measured on the device.
+    `numbers` are the profiler's numbers of the steps, if every step has its own. If `waits_inside`,
+    times of actions contain their wait for input; if `on_device`, they are measured on the device.
     """
 
     file: KinetoFile
@@ -123,7 +115,7 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
     coming: dict[_Key, int] = {}
     torn = kernels.torn if 2 * len(kernels.torn) < ranges.shape[1] else frozenset()
     waits = received = 0
-    names = [parts_of(name) for name in file.names]
+    names = [parts_of(name) for name in file.numbers]
     for at, (start, end, number) in enumerate(ranges.T.tolist()):
         parts = names[number]
         if all(part.kind in COMPUTE_KINDS for part in parts):

@@ -13,13 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.diagnosis.readers.kineto_file import (
-    TOO_MANY,
-    IntRows,
-    KinetoFile,
-    Nanoseconds,
-    events_of,
-)
+from debubble.diagnosis.readers.kineto_file import IntRows, KinetoFile, Nanoseconds, events_of
 from debubble.diagnosis.readers.stream import LeftOut
 
 EVALUATION = "autograd::engine::evaluate_function: "
@@ -37,10 +31,10 @@ class UnnamedAction(NamedTuple):
     kind: int
 
 
-def unnamed_actions(path: Path, left_out: LeftOut) -> list[UnnamedAction]:
-    """Return the forwards and backwards of a file, sorted by time."""
+def unnamed_actions(path: Path) -> list[UnnamedAction]:
+    """Return the forwards and backwards of a file that is already read, sorted by time."""
     recorded, evaluated = IntRows(3), IntRows(3)
-    for block in events_of(path, left_out).blocks():
+    for block in events_of(path, LeftOut()).blocks():
         for event in block:
             if event.cat not in OPERATORS:
                 continue
@@ -49,7 +43,6 @@ def unnamed_actions(path: Path, left_out: LeftOut) -> list[UnnamedAction]:
             if number >= 0 or evaluates:
                 (evaluated if evaluates else recorded).add(*event.times, number)
         if recorded.full or evaluated.full:
-            left_out[TOO_MANY] += 1
             break
     return _runs(evaluated.sorted(), recorded.sorted())
 

@@ -52,10 +52,7 @@ def recognizes(head: bytes) -> bool:
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the logs of one run.
 
-    Raises
-    ------
-    FormatError
-        When the log has no sums of forwards and backwards, or no number of microbatches.
+    Raise FormatError when they lack sums of forwards and backwards, or the number of microbatches.
     """
     log = _Log(left_out)
     for path in files:
@@ -98,15 +95,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 
 
 class _Log:
-    """Content of the logs of one run.
-
-    Attributes
-    ----------
-    arguments
-        Numbers in the list of arguments.
-    iterations
-        Iterations with times.
-    """
+    """Logs of one run: numbers in the list of arguments, and iterations with times."""
 
     def __init__(self, left_out: LeftOut) -> None:
         self._left_out = left_out
@@ -116,7 +105,11 @@ class _Log:
         self._inside, self._timer = False, ""
 
     def read(self, path: Path) -> None:
-        """Read a log line by line."""
+        """Read the logs of one run.
+
+        Raise FormatError when they lack sums of forwards and backwards, or the number of
+        microbatches.
+        """
         self._inside, self._timer = False, ""
         for text in lines(path, self._left_out):
             if not self._lines(text.decode("utf-8", "replace")):

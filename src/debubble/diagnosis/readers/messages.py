@@ -114,12 +114,7 @@ def paired(
 ) -> tuple[Messages, int]:
     """Return messages with the known times of both ends, and the number without an action.
 
-    Parameters
-    ----------
-    actions
-        Actions of whole steps, with indices of steps in place of their numbers.
-    steps
-        Numbers of the steps.
+    `actions` are those of whole `steps`, with indices of steps in place of their numbers.
     """
     if not len(sends) and not len(receives):
         return Messages.of(), 0

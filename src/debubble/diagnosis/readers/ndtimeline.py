@@ -21,14 +21,7 @@ from debubble.core.errors import FormatError
 from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import KINDS, Kind
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed, Times, Whole
-from debubble.diagnosis.readers.chunks import (
-    Calls,
-    first_units,
-    is_v_shaped,
-    placed,
-    rank_of,
-    stage_of,
-)
+from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, rank_of, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
 from debubble.diagnosis.readers.messages import grouped
@@ -120,24 +113,24 @@ def recognizes(head: bytes) -> bool:
 
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
-    """Read one file, or several with some of the workers each.
-
-    Raises
-    ------
-    FormatError
-        When no event is an action.
-    """
+    """Read one file, or several with some of the workers; raise FormatError without actions."""
     named, events = _read_files(files, left_out)
     events = _first_tensor_ranks(named, events, left_out)
     if not len(events.name):
         raise FormatError(f"{where}: no thread is called 'PP rank 0, TP rank 0, compute'")
     ranks = int(named[:, 1].max()) + 1
     works = _works(events, left_out)
-    v_shaped = is_v_shaped(_first_copy(named, events, works, ranks), ranks)
+    # The first copy shows a V-shaped placement of chunks.
+    copy, rank, _ = named[events.worker[works]].T
+    mine = events.taken(works[copy == 0])
+    kind = np.array([*WORK.values()])[mine.name]
+    v_shaped = is_v_shaped(
+        Calls(mine.step, rank[copy == 0], kind, mine.chunk, mine.unit, mine.start, mine.end), ranks
+    )
     collected = Collected(where, left_out)
     _add(collected, named, events, works, ranks, v_shaped)
     # The rows now contain all data.
-    del events, works
+    del events, works, mine
     return collected.observed(
         NAME,
         {
@@ -258,27 +251,10 @@ def _works(events: _WorkerEvents, left_out: LeftOut) -> Whole:
     return found
 
 
-def _first_copy(named: Whole, events: _WorkerEvents, works: Whole, ranks: int) -> Calls:
-    """Return actions of the first copy, to detect a V-shaped placement of chunks."""
-    works = works[events.unit[works] == 0]
-    copy, rank, _ = named[events.worker[works]].T
-    works, rank = works[copy == 0], rank[copy == 0]
-    kind = np.array([*WORK.values()])[events.name[works]]
-    calls = Calls(
-        events.step[works], rank, kind, events.chunk[works], events.unit[works],
-        events.start[works], events.end[works],
-    )  # fmt: skip
-    return first_units([calls], ranks)
-
-
 def _add(
-    collected: Collected,
-    named: Whole,
-    events: _WorkerEvents,
-    works: Whole,
-    ranks: int,
+    collected: Collected, named: Whole, events: _WorkerEvents, works: Whole, ranks: int,
     v_shaped: bool,
-) -> None:
+) -> None:  # fmt: skip
     copy, rank = (named[:, place].astype(np.int32)[events.worker] for place in (0, 1))
     start, end = events.start, events.end
     chunks = 1 + int(events.chunk[works].max(initial=0))

@@ -24,14 +24,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
-from debubble.core.kinds import Kind
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import ALONE, Observed
-from debubble.diagnosis.readers.chunks import Calls, first_units, is_v_shaped, placed, stage_of
+from debubble.diagnosis.readers.chunks import (
+    Calls,
+    is_v_shaped,
+    placed,
+    stage_of,
+    with_split_backwards,
+)
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
-from debubble.diagnosis.readers.messages import packed
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -63,10 +67,7 @@ def recognizes(head: bytes) -> bool:
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the reports of all ranks; one may have several processes.
 
-    Raises
-    ------
-    FormatError
-        When no process has a rank, ranges named like actions, and kernels.
+    Raise FormatError when no process has a rank, ranges named like actions, and kernels.
     """
     ranks: dict[int, _Rank] = {}
     for _, found in read_each(_read_file, files, left_out):
@@ -142,12 +143,10 @@ def _observed(where: str, found: dict[int, _Rank], stride: int, left_out: LeftOu
         np.where(time == UNKNOWN, NAN, (bases + time) * NANOSECONDS) for time in times
     )
     calls = Calls(step, rank, kind, chunk, microbatch, start, end)
-    v_shaped = is_v_shaped(first_units([calls], ranks), ranks)
-    action = packed([step, rank, chunk, microbatch, piece])
-    split = np.isin(action, action[kind == Kind.W])
+    v_shaped = is_v_shaped(calls, ranks)
     collected = Collected(where, left_out)
     collected.many(
-        "actions", step, 0, rank, np.where(split & (kind == Kind.B), Kind.I, kind),
+        "actions", step, 0, rank, with_split_backwards(calls, piece),
         stage_of(rank, chunk, ranks, v_shaped), microbatch, piece, ALONE, start, end, issued, NAN,
         busy * NANOSECONDS,
     )  # fmt: skip

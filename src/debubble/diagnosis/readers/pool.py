@@ -1,13 +1,10 @@
 """Process pool to read the files of a large trace, with a share of the files each.
 
-A reader calls :func:`read_each` with a function that reads one file. For few bytes, a single file,
-or on a busy machine, everything is read in this process. Otherwise new Python processes
-(``python -m debubble.diagnosis.readers.pool``) read a share each while this one reads its own. They
-are started, not forked, which is safe with threads. Unlike those of :mod:`multiprocessing` they
-never import the program's ``__main__``, which need not have a guard.
-
-Tasks and results are passed in temporary files. If a process dies or raises, this process reads its
-files instead. All are killed at the end of the reading, for any reason.
+For few bytes, a single file, or on a busy machine, everything is read in this process. Otherwise
+new Python processes (``python -m debubble.diagnosis.readers.pool``) read a share each while this
+one reads its own. They are started, not forked, which is safe with threads, and unlike those of
+:mod:`multiprocessing` never import the program's ``__main__``, which need not have a guard. If one
+dies or raises, this process reads its files instead. All are killed at the end of the reading.
 """
 
 from __future__ import annotations
@@ -75,16 +72,9 @@ def read_each(
 ) -> Iterator[tuple[A, R]]:
     """Yield the tasks in sequence, with the result of `read` for each.
 
-    Parameters
-    ----------
-    read
-        A function of a module without side effects, except on the given counts.
-    tasks
-        Files, or other arguments of `read`.
-    left_out
-        Counter to which the counts of each task are added when it is yielded.
-    files
-        The files that all tasks read; the tasks themselves by default.
+    `read` is a function of a module without side effects, except on the counts it is given, which
+    are added to `left_out` when a task is yielded. `files` are those that all tasks read, if the
+    tasks are no files.
     """
     count = processes_for(files if files is not None else [Path(str(task)) for task in tasks])
     count = min(count, len(tasks))

@@ -9,7 +9,7 @@ own schedules, where they follow from the index of the call.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +20,11 @@ from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.diagnosis.observed import ALONE, Observed, Whole
 from debubble.diagnosis.readers.chunks import (
     Calls,
-    first_units,
     is_v_shaped,
     kth_call,
     placed,
     stage_of,
+    with_split_backwards,
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.messages import packed
@@ -58,9 +58,7 @@ class _Run(NamedTuple):
     calls: Calls
     longest: Mapping[int, float]
     """Minimum length of every iteration, in milliseconds."""
-    named: bool = True
-    """True if the file numbers the calls."""
-    without: int = 0
+    without: int
     """Iterations without calls."""
 
 
@@ -70,19 +68,13 @@ def recognizes(head: bytes) -> bool:
 
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
-    """Read the files of all ranks.
-
-    Raises
-    ------
-    FormatError
-        When no file has a rank in its name and iterations.
-    """
+    """Read the files of all ranks; raise FormatError when none has a rank and iterations."""
     config: Mapping[str, Any] = {}
     runs: dict[int, _Run] = {}
-    for path, (run, other) in read_each(_read_file, files, left_out):
+    for path, (run, data) in read_each(_read_file, files, left_out):
         name = _FILE.fullmatch(path.name)
         if path.name == CONFIG:
-            config = other
+            config = data
         elif name is None:
             left_out["files without a rank in their name, as pp_rank_0.json has it"] += 1
         elif run:
@@ -93,63 +85,16 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         left_out[NO_STEP] += without
     ranks = max(_size(config, "pp_size"), max(runs) + 1)
     chunks = max(_size(config, "vp_size"), 1)
-    named = all(run.named for run in runs.values())
-    return _observed(where, _together(runs, ranks, chunks), ranks, chunks, named, left_out)
-
-
-def _read_file(path: Path, left_out: LeftOut) -> tuple[_Run | None, Mapping[str, Any]]:
-    """Return the run of a rank's file, or None without one, and the object in the file."""
-    data = as_object(whole(path, MAX_BYTES, left_out), left_out)
-    is_ranks = data and _FILE.fullmatch(path.name) is not None
-    return _run(data) if is_ranks else None, data if path.name == CONFIG else {}
-
-
-def _together(runs: Mapping[int, _Run], ranks: int, chunks: int) -> Iterator[Calls]:
-    """Yield the calls of all ranks, with iterations laid one after the other."""
-    longest: dict[int, float] = {}
-    for run in runs.values():
-        for step, length in run.longest.items():
-            longest[step] = max(longest.get(step, 0.0), length)
-    steps = np.array(sorted(longest))
-    zeros = np.cumsum([0.0, *(longest[step] for step in steps.tolist())])
-    for rank, run in runs.items():
-        calls = _numbered(run.calls, ranks, chunks)
-        zero = zeros[np.searchsorted(steps, calls.step)]
-        yield calls._replace(
-            rank=np.full(len(zero), rank), start=zero + calls.start, end=zero + calls.end
-        )
-
-
-def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
-    """Return calls with chunks and microbatches, inferred if the file does not number them."""
-    without = calls.chunk == UNNUMBERED
-    if not without.any():
-        return calls
-    chunk, microbatch = np.where(without, 0, calls.chunk), calls.microbatch.copy()
-    if chunks > 1:
-        for backward in (False, True):
-            here = without & (np.isin(calls.kind, FORWARD_KINDS) != backward)
-            chunk[here], microbatch[here] = kth_call(microbatch[here], ranks, chunks, backward)
-    return calls._replace(chunk=chunk, microbatch=microbatch)
-
-
-def _observed(
-    where: str, calls: Iterable[Calls], ranks: int, chunks: int, named: bool, left_out: LeftOut
-) -> Observed:
+    calls = _together(runs)
+    named = not (calls.chunk == UNNUMBERED).any()
+    calls = _numbered(calls, ranks, chunks)
+    v_shaped = named and is_v_shaped(calls, ranks)
     collected = Collected(where, left_out)
-    parts = list(calls)
-    v_shaped = named and is_v_shaped(first_units(parts, ranks), ranks)
-    pairs = 0
-    while parts:
-        part = parts.pop(0)
-        pair = _pairs(part)
-        collected.many(
-            "actions", part.step, 0, part.rank, _kinds(part),
-            stage_of(part.rank, part.chunk, ranks, v_shaped), part.microbatch, 0,
-            np.where(pair == ALONE, ALONE, pair + pairs) if np.ndim(pair) else pair,
-            part.start * MILLISECONDS, part.end * MILLISECONDS, NAN, NAN, NAN,
-        )  # fmt: skip
-        pairs += len(part.step)
+    collected.many(
+        "actions", calls.step, 0, calls.rank, with_split_backwards(calls),
+        stage_of(calls.rank, calls.chunk, ranks, v_shaped), calls.microbatch, 0, _pairs(calls),
+        calls.start * MILLISECONDS, calls.end * MILLISECONDS, NAN, NAN, NAN,
+    )  # fmt: skip
     return collected.observed(
         NAME,
         {
@@ -165,13 +110,36 @@ def _observed(
     )  # fmt: skip
 
 
-def _kinds(calls: Calls) -> Whole:
-    """Return the kinds of calls: a backward is one for the input if one for weights exists."""
-    if not (calls.kind == Kind.W).any():
-        return calls.kind
-    action = packed([calls.step, calls.rank, calls.chunk, calls.microbatch])
-    split = np.isin(action, action[calls.kind == Kind.W])
-    return np.where(split & (calls.kind == Kind.B), Kind.I, calls.kind)
+def _read_file(path: Path, left_out: LeftOut) -> tuple[_Run | None, Mapping[str, Any]]:
+    """Return the run of a rank's file, or None without one, and the object of the config file."""
+    data = as_object(whole(path, MAX_BYTES, left_out), left_out)
+    is_ranks = data and _FILE.fullmatch(path.name) is not None
+    return _run(data) if is_ranks else None, data if path.name == CONFIG else {}
+
+
+def _together(runs: Mapping[int, _Run]) -> Calls:
+    """Return the calls of all ranks, with iterations laid one after the other."""
+    longest: dict[int, float] = {}
+    for run in runs.values():
+        for step, length in run.longest.items():
+            longest[step] = max(longest.get(step, 0.0), length)
+    calls = Calls(*map(np.concatenate, zip(*(run.calls for run in runs.values()), strict=True)))
+    steps = np.array(sorted(longest))
+    zeros = np.cumsum([0.0, *(longest[step] for step in steps.tolist())])
+    zero = zeros[np.searchsorted(steps, calls.step)]
+    rank = np.repeat([*runs], [len(run.calls.step) for run in runs.values()])
+    return calls._replace(rank=rank, start=zero + calls.start, end=zero + calls.end)
+
+
+def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
+    """Return calls with chunks and microbatches, inferred if the file does not number them."""
+    without = calls.chunk == UNNUMBERED
+    chunk, microbatch = np.where(without, 0, calls.chunk), calls.microbatch.copy()
+    if chunks > 1:
+        for backward in (False, True):
+            here = without & (np.isin(calls.kind, FORWARD_KINDS) != backward)
+            chunk[here], microbatch[here] = kth_call(microbatch[here], ranks, chunks, backward)
+    return calls._replace(chunk=chunk, microbatch=microbatch)
 
 
 def _pairs(calls: Calls) -> Whole | int:
@@ -196,77 +164,52 @@ def _pairs(calls: Calls) -> Whole | int:
 
 
 def _run(data: Mapping[str, Any]) -> _Run:
-    """Return the iterations of a file."""
-    lists = {name: _Lists() for name in KINDS}
-    steps: list[int] = []
+    """Return the iterations of a file; calls have no rank yet."""
+    parts: list[tuple[int, Kind, int]] = []
+    columns: list[list[Any]] = [[], [], [], []]
     longest: dict[int, float] = {}
     without = 0
     for key, one in data.items():
         if not (key.isdecimal() and len(key) < MOST_DIGITS and isinstance(one, dict)):
             continue
         step = int(key)
-        steps.append(step)
         times = {
             name: [_numbers(one.get(f"{name}_{edge}")) for edge in ("start", "end")]
             for name in KINDS
         }
         sound = all(len(starts) == len(ends) for starts, ends in times.values())
-        for name, (starts, ends) in times.items():
-            numbered = (one.get(f"{name}_chunk"), one.get(f"{name}_minibatch")) if sound else ()
-            lists[name].add(starts if sound else [], ends if sound else [], *numbered)
+        for name, (starts, ends) in times.items() if sound else ():
+            numbered = one.get(f"{name}_chunk"), one.get(f"{name}_minibatch")
+            parts.append((step, KINDS[name], len(starts)))
+            chunks, units = _chunks_and_units(*numbered, len(starts))
+            for column, more in zip(columns, (chunks, units, starts, ends), strict=True):
+                column.extend(more)
         without += not sound or not any(starts for starts, _ in times.values())
         last = [max(ends, default=0.0) for _, ends in times.values()]
         longest[step] = max(longest.get(step, 0.0), *last, *_numbers([one.get("total")]))
-    parts = [lists[name].calls(steps, kind) for name, kind in KINDS.items()]
-    calls = Calls(*map(np.concatenate, zip(*parts, strict=True)))
-    return _Run(calls, longest, not (calls.chunk == UNNUMBERED).any(), without)
+    steps, kinds, counts = np.array(parts, np.int64).reshape(-1, 3).T
+    of_calls, kind = np.repeat(steps, counts), np.repeat(kinds, counts)
+    chunk = np.array(columns[0], np.int64)
+    try:
+        unit = np.array(columns[1], np.int64)
+    except OverflowError:
+        unit = np.array([max(min(each, LATEST), 0) for each in columns[1]], np.int64)
+    start, end = (np.array(each, np.float64) for each in columns[2:])
+    calls = Calls(of_calls, np.full(len(kind), UNNUMBERED), kind, chunk, unit, start, end)
+    return _Run(calls.taken(chunk != NO_CALL), longest, without)
 
 
-class _Lists:
-    """Calls of one kind in all iterations of a file."""
-
-    def __init__(self) -> None:
-        self._counts: list[int] = []
-        self._starts: list[float] = []
-        self._ends: list[float] = []
-        self._chunks: list[int] = []
-        self._units: list[int] = []
-
-    def add(
-        self, starts: Sequence[float], ends: Sequence[float], chunks: Any = None, units: Any = None
-    ) -> None:
-        """Add an iteration; a call is numbered if all calls of its kind are."""
-        count = len(starts)
-        self._counts.append(count)
-        self._starts += starts
-        self._ends += ends
-        both = [each if isinstance(each, list) and len(each) == count else [] for each in
-                (chunks, units)]  # fmt: skip
-        are_whole = all(both) and {type(one) for each in both for one in each} == {int}
-        if are_whole and max(both[0]) < MOST_CHUNKS:
-            chunks, units = both
-            if min(map(min, both)) < 0:
-                pairs = zip(chunks, units, strict=True)
-                chunks = [chunk if min(chunk, unit) >= 0 else NO_CALL for chunk, unit in pairs]
-            self._chunks += chunks
-            self._units += units
-        else:
-            self._chunks += [UNNUMBERED] * count
-            self._units += range(count)
-
-    def calls(self, steps: Sequence[int], kind: Kind) -> Calls:
-        """Return the calls."""
-        step = np.repeat(np.array(steps, np.int64), self._counts)
-        try:
-            unit = np.array(self._units, np.int64)
-        except OverflowError:
-            unit = np.array([max(min(unit, LATEST), 0) for unit in self._units], np.int64)
-        start, end = np.array(self._starts, np.float64), np.array(self._ends, np.float64)
-        rank = np.full(len(step), UNNUMBERED)
-        kinds = np.full(len(step), int(kind))
-        chunk = np.array(self._chunks, np.int64)
-        calls = Calls(step, rank, kinds, chunk, unit, start, end)
-        return calls.taken(chunk != NO_CALL) if NO_CALL in self._chunks else calls
+def _chunks_and_units(chunks: Any, units: Any, count: int) -> tuple[Iterable[int], Iterable[int]]:
+    """Return chunk and microbatch of the calls of a kind; no chunks if not all are numbered."""
+    both = [each if isinstance(each, list) and len(each) == count else [] for each in
+            (chunks, units)]  # fmt: skip
+    are_whole = all(both) and {type(one) for each in both for one in each} == {int}
+    if not are_whole or max(both[0]) >= MOST_CHUNKS:
+        return [UNNUMBERED] * count, range(count)
+    if min(map(min, both)) < 0:
+        pairs = zip(*both, strict=True)
+        both[0] = [chunk if min(chunk, unit) >= 0 else NO_CALL for chunk, unit in pairs]
+    return both[0], both[1]
 
 
 def _numbers(values: Any) -> list[float]:

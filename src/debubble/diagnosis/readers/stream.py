@@ -37,12 +37,8 @@ LeftOut = Counter[str]
 def chunks(path: Path, left_out: LeftOut, size: int = CHUNK) -> Iterator[bytes]:
     """Yield the content of a file, unpacked if it is packed, in pieces of about `size` bytes.
 
-    A damaged file is read up to the damage, and counted in `left_out`.
-
-    Raises
-    ------
-    FormatError
-        When the file cannot be read at all.
+    A damaged file is read up to the damage, and counted in `left_out`. Raise FormatError when it
+    cannot be read at all.
     """
     try:
         with open(path, "rb") as file:
@@ -112,13 +108,7 @@ def head(path: Path) -> bytes:
 
 
 def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:
-    """Return the content of a file in one piece.
-
-    Raises
-    ------
-    FormatError
-        When it has more than `limit` bytes.
-    """
+    """Return a file's content in one piece; raise FormatError for more than `limit` bytes."""
     found: list[bytes] = []
     size = 0
     for piece in chunks(path, left_out):

@@ -23,12 +23,12 @@ when somebody began to wait for it and ends when it was there. A line whose acti
 from __future__ import annotations
 
 import csv
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +39,9 @@ from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import Collected
-from debubble.diagnosis.readers.csv_cells import Cells, cells_of, texts_of
 from debubble.diagnosis.readers.decimals import decimal, times_less
 from debubble.diagnosis.readers.messages import packed, some_of_each
-from debubble.diagnosis.readers.stream import LeftOut
+from debubble.diagnosis.readers.stream import LeftOut, lines
 from debubble.interchange.text import shown
 
 NAME = "table"
@@ -53,15 +52,25 @@ REQUIRED = ("rank", "action", "start", "end")
 OPTIONAL = ("step", "copy", "waited", "issued", "busy", "host")
 
 _UNIT = re.compile(f"({'|'.join(TIMES)})(_m?s|_us|_ns)?")
-_WHOLES = re.compile(r"(?:\d{1,9},)*\d{1,9}", re.ASCII)
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
-MOST_NAMES = 1 << 16
-"""Names that are kept; with more than that all are looked up again."""
+MOST = 10**9
+"""Exclusive limit of steps, copies and ranks."""
+
+BATCH = 2_000
+"""Rows of unlike lines that are read at a time."""
+
+BLANKS = " \t\r\v\f\x1c\x1d\x1e\x1f"
+"""Blanks of ASCII, without the line break."""
+
+NO_ROW = "\ufffd"
+"""A cell of a row that is none of a CSV."""
 
 WRONG = "lines that are no action with a rank and times"
 
-Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
+
+Cells = dict[str, list[str]]
+"""Cells of some lines by their columns, without blanks around them."""
 
 
 def recognizes(head: bytes) -> bool:
@@ -74,18 +83,17 @@ def recognizes(head: bytes) -> bool:
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the lines of all files.
 
-    Raises
-    ------
-    FormatError
-        When a column is missing or unknown, or no line is an action.
+    Raise FormatError when a column is missing or unknown, or no line is an action.
     """
     table = _Table(Collected(where, left_out))
     scale = 1.0
     for path in files:
-        texts = texts_of(path, left_out)
+        # A file cut by a full disk may have null bytes.
+        pieces = (piece.replace(b"\0", b"") for piece in lines(path, left_out))
+        texts = (piece.decode("utf-8", "replace") for piece in pieces)
         header, _, first = next(texts, "").partition("\n")
         columns, scale = _columns(path, _header(path, header), left_out)
-        for cells in cells_of(chain([first] if first else [], texts), columns):
+        for cells in _cells_of(chain([first] if first else [], texts), columns):
             check_cancelled()
             table.add(cells, scale)
     if table.wrong:
@@ -104,6 +112,58 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
+def _cells_of(texts: Iterator[str], columns: Mapping[str, int]) -> Iterator[Cells]:
+    """Yield the cells of lines that are not empty, some lines at a time."""
+    for text in texts:
+        quoted = '"' in text
+        text = text.replace("\r\n", "\n")
+        cells = None if quoted else _alike(text, columns)
+        if cells is not None:
+            yield cells
+            continue
+        # A quoted cell may go on in the next line, so csv takes all that follow.
+        every = chain([text], texts) if quoted else iter([text])
+        single = (line for each in every for line in each.removesuffix("\n").split("\n"))
+        rows = _records(single) if quoted else (line.split(",") for line in single)
+        while some := list(islice(rows, BATCH)):
+            filled = [row for row in some if any(map(str.strip, row))]
+            yield {
+                name: [row[at].strip() if at < len(row) else "" for row in filled]
+                for name, at in columns.items()
+            }
+
+
+def _alike(text: str, columns: Mapping[str, int]) -> Cells | None:
+    """Return the cells of lines that have equally many and no blanks; None for other lines."""
+    if not text.isascii() or any(map(text.__contains__, BLANKS)):
+        return None
+    text = text.removesuffix("\n")
+    # Line breaks are cells of their own; if all lines are alike they come at equal distances.
+    width = text.partition("\n")[0].count(",") + 2
+    breaks = text.count("\n")
+    cells = text.replace("\n", ",\n,").split(",")
+    if (
+        len(cells) != (breaks + 1) * width - 1 or max(columns.values()) > width - 2
+        or cells[width - 1 :: width].count("\n") < breaks
+    ):  # fmt: skip
+        return None
+    found = {name: cells[at::width] for name, at in columns.items()}
+    # A line of commas only is empty in all columns.
+    return found if any("" not in column for column in found.values()) else None
+
+
+def _records(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield rows of lines that have quotes."""
+    rows = csv.reader(texts)
+    while True:
+        try:
+            yield next(rows)
+        except StopIteration:
+            return
+        except csv.Error:
+            yield [NO_ROW]
+
+
 ACTION, SEND, RECEIVE, PAUSE, NOTHING = range(5)
 """Sorts of things that a name stands for."""
 
@@ -111,59 +171,15 @@ _Thing = tuple[int, int, int, int, int]
 """Sort, kind or cause of a pause, stage, microbatch and slice."""
 
 
-class _Numbering(dict[str, int]):
-    """Numbers of texts in order of their first occurrence."""
-
-    def __missing__(self, text: str) -> int:
-        number = self[text] = len(self)
-        return number
-
-    def codes(self, texts: Sequence[str]) -> Whole:
-        """Return the number of each text."""
-        return np.fromiter(map(self.__getitem__, texts), np.int64, len(texts))
-
-
-class _Names:
-    """Numbers of the names of actions, and the things that they stand for.
-
-    Attributes
-    ----------
-    things
-        Things of all names, one after the other: shape ``(things, fields)``.
-    counts
-        Things that each name stands for: none, one, or the actions of a pair.
-    firsts
-        First thing of each name.
-    """
-
-    def __init__(self) -> None:
-        self._numbers = _Numbering()
-        self.things = np.zeros((0, 5), np.int64)
-        self.counts = np.zeros(0, np.int64)
-        self.firsts = np.zeros(0, np.int64)
-
-    def codes(self, texts: Sequence[str]) -> Whole:
-        """Return the number of each name; numbers hold until the next call."""
-        if len(self._numbers) > MOST_NAMES:
-            self.__init__()  # type: ignore[misc]
-        codes = self._numbers.codes(texts)
-        if len(self._numbers) > len(self.counts):
-            new = [_things(text) for text in islice(self._numbers, len(self.counts), None)]
-            things = np.array(list(chain.from_iterable(new)), np.int64).reshape(-1, 5)
-            self.things = np.concatenate([self.things, things])
-            self.counts = np.append(self.counts, list(map(len, new)))
-            self.firsts = np.cumsum(self.counts) - self.counts
-        return codes
-
-
-def _things(name: str) -> list[_Thing]:
-    """Return the things that a name stands for."""
+@functools.lru_cache(maxsize=1 << 16)
+def _things(name: str) -> tuple[_Thing, ...]:
+    """Return the things that a name stands for: none, one, or the actions of a pair."""
     if name in PAUSES:
-        return [(PAUSE, PAUSES.index(name), 0, 0, 0)]
+        return ((PAUSE, PAUSES.index(name), 0, 0, 0),)
     named = actions_named(name)
     if len(named) > 1:
-        return [(ACTION, *one) for one in named]
-    return [_thing(*one) for one in named]
+        return tuple((ACTION, *one) for one in named)
+    return tuple(_thing(*one) for one in named)
 
 
 def _thing(kind: Kind, stage: int, microbatch: int, slice: int) -> _Thing:
@@ -176,40 +192,13 @@ def _thing(kind: Kind, stage: int, microbatch: int, slice: int) -> _Thing:
     return ACTION if kind in COMPUTE_KINDS else NOTHING, kind, stage, microbatch, slice
 
 
-class _Things(NamedTuple):
-    """Things of one sort by their columns; times in seconds."""
-
-    step: Whole
-    copy: Whole
-    rank: Whole
-    kind: Whole
-    stage: Whole
-    microbatch: Whole
-    slice: Whole
-    pair: Whole
-    start: Floats
-    end: Floats
-    waited: Floats
-    issued: Floats
-    busy: Floats
-
-
 class _Table:
-    """Lines in the making.
-
-    Attributes
-    ----------
-    hosts
-        Host by copy and rank.
-    wrong
-        Lines that are no action.
-    """
+    """Lines in the making: hosts by copy and rank, and the number of lines that are no action."""
 
     def __init__(self, collected: Collected) -> None:
         self.collected = collected
         self.hosts: dict[tuple[int, int], str] = {}
         self.wrong = 0
-        self._names = _Names()
         self._lines = 0
         self._zero: Decimal | None = None
 
@@ -228,8 +217,11 @@ class _Table:
         ]  # fmt: skip
         placed = (np.minimum.reduce(place) >= 0) & ~np.isnan(times[0])
         self._add_hosts(cells.get("host"), place[1], place[2], placed)
-        code = self._names.codes(cells["action"])
-        things_of = self._names.counts[code]
+        code, names = _coded(cells["action"])
+        of_names = [_things(name) for name in names]
+        counts = np.array([len(each) for each in of_names], np.int64)
+        things = np.array(list(chain.from_iterable(of_names)), np.int64).reshape(-1, 5)
+        first, things_of = (np.cumsum(counts) - counts)[code], counts[code]
         sound = placed & (things_of > 0)
         self.wrong += count - int(np.count_nonzero(sound))
         # All parts of a pair have the number of their line.
@@ -237,35 +229,34 @@ class _Table:
         self._lines += count
         for part in range(things_of.max(initial=0)):
             rows = np.flatnonzero(sound & (things_of > part))
-            thing = self._names.firsts[code[rows]] + part
-            sorts = self._names.things[thing, 0]
+            thing = things[first[rows] + part]
             for sort in (ACTION, SEND, RECEIVE, PAUSE):
-                some = sorts == sort
+                some = thing[:, 0] == sort
                 at = rows[some]
                 if len(at):
-                    self._add_things(sort, _Things(
-                        *(column[at] for column in place),
-                        *self._names.things[thing[some], 1:].T,
-                        *(column[at] for column in (pair, *times)),
-                    ))  # fmt: skip
+                    columns = (each[at] for each in (*place, pair, *times))
+                    self._add_things(sort, thing[some, 1:].T, *columns)
 
-    def _add_things(self, sort: int, things: _Things) -> None:
-        """Add things of one sort."""
-        step, copy, rank, kind, stage, microbatch, slice, _, start, end, waited, *_ = things
-        carried = step, copy, np.isin(kind, FORWARD_KINDS), stage, microbatch, slice, rank, start
-        if sort == ACTION:
-            self.collected.many(
-                "actions", *things[: things._fields.index("waited")], things.issued, waited,
-                things.busy,
-            )  # fmt: skip
-        elif sort == SEND:
-            self.collected.many("sends", *carried)
-        elif sort == RECEIVE:
-            self.collected.many("receives", *carried, waited, end)
-        else:
+    def _add_things(
+        self, sort: int, thing: Whole, step: Whole, copy: Whole, rank: Whole, pair: Whole,
+        *times: NDArray[np.float64],
+    ) -> None:  # fmt: skip
+        """Add things of one sort; a thing is its kind, stage, microbatch and slice."""
+        start, end, waited, issued, busy = times
+        if sort == PAUSE:
             with np.errstate(invalid="ignore"):
                 self.wrong += int(np.count_nonzero(~(end >= start)))
-            self.collected.many("pauses", copy, rank, kind, start, end)
+            self.collected.many("pauses", copy, rank, thing[0], start, end)
+        elif sort == ACTION:
+            self.collected.many(
+                "actions", step, copy, rank, *thing, pair, start, end, issued, waited, busy
+            )
+        else:
+            carried = step, copy, np.isin(thing[0], FORWARD_KINDS), *thing[1:], rank, start
+            if sort == SEND:
+                self.collected.many("sends", *carried)
+            else:
+                self.collected.many("receives", *carried, waited, end)
 
     def _add_hosts(
         self, hosts: list[str] | None, copy: Whole, rank: Whole, placed: NDArray[np.bool_]
@@ -275,18 +266,17 @@ class _Table:
         code, texts = _coded(hosts)
         rows = np.flatnonzero(placed & (np.array(texts) != "")[code])
         # The last line counts, as it would line by line.
-        for at in np.sort(
-            rows[some_of_each(packed([copy[rows], rank[rows], code[rows]]))]
-        ).tolist():
+        last = np.sort(rows[some_of_each(packed([copy[rows], rank[rows], code[rows]]))])
+        for at in last.tolist():
             self.hosts[int(copy[at]), int(rank[at])] = hosts[at]
 
 
 def _coded(texts: Sequence[str]) -> tuple[Whole, list[str]]:
     """Return a number for each text, and the different texts by their numbers."""
-    if texts and texts.count(texts[0]) == len(texts):
+    if texts and texts[0] == texts[-1] and texts.count(texts[0]) == len(texts):
         return np.zeros(len(texts), np.int64), [texts[0]]
-    numbers = _Numbering()
-    return numbers.codes(texts), list(numbers)
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts)), list(numbers)
 
 
 def _numbers(name: str, texts: Sequence[str] | None, count: int) -> Whole:
@@ -294,9 +284,11 @@ def _numbers(name: str, texts: Sequence[str] | None, count: int) -> Whole:
     missing = -1 if name == "rank" else 0
     if texts is None:
         return np.full(count, missing)
-    joined = ",".join(texts)
-    if _WHOLES.fullmatch(joined):
-        return np.fromstring(joined, np.int64, sep=",")
+    joined = ",".join(texts).encode()
+    if not joined.translate(None, b"0123456789,") and b",," not in b",%b," % joined:
+        found = np.fromstring(joined.decode(), np.int64, sep=",")
+        if len(found) == count and found.max(initial=0) < MOST:
+            return found
     code, different = _coded(texts)
     values = [
         int(text) if _WHOLE.fullmatch(text) else missing if not text else -1 for text in different

@@ -12,22 +12,14 @@ import functools
 import os
 import re
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
-from debubble.diagnosis.observed import ALONE, Observed
-from debubble.diagnosis.readers.chunks import (
-    Calls,
-    first_units,
-    is_v_shaped,
-    placed,
-    stage_of,
-)
+from debubble.diagnosis.observed import ALONE, Observed, Whole
+from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.events import numbers
 from debubble.diagnosis.readers.pool import read_each
@@ -56,10 +48,7 @@ def recognizes(head: bytes) -> bool:
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the files of all ranks; several folders of them are several iterations.
 
-    Raises
-    ------
-    FormatError
-        When no file has a pipeline rank in its name.
+    Raise FormatError when no file has a pipeline rank in its name.
     """
     parents = [os.path.dirname(path) for path in files]
     folders = {folder: number for number, folder in enumerate(dict.fromkeys(parents))}
@@ -80,21 +69,19 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     parts = [calls for _, calls in each if calls is not None]
     if not parts:
         raise FormatError(f"{where}: no file event_times_…_pp_rank_0_….json has times of actions")
-    v_shaped = is_v_shaped(first_units(parts, ranks), ranks)
+    calls = Calls(*map(np.concatenate, zip(*parts, strict=True)))
+    del parts
+    v_shaped = is_v_shaped(calls, ranks)
     # Iterations are laid one after the other.
     longest = np.zeros(len(folders))
-    for calls in parts:
-        np.fmax.at(longest, calls.step, calls.end)
-    zeros = np.append(0.0, np.cumsum(longest)[:-1])
+    np.fmax.at(longest, calls.step, calls.end)
+    zero = np.append(0.0, np.cumsum(longest)[:-1])[calls.step]
     collected = Collected(where, left_out)
-    for calls in parts:
-        zero = zeros[calls.step]
-        collected.many(
-            "actions", calls.step, 0, calls.rank, calls.kind,
-            stage_of(calls.rank, calls.chunk, ranks, v_shaped), calls.microbatch, 0, ALONE,
-            (zero + calls.start) * MILLISECONDS, (zero + calls.end) * MILLISECONDS, NAN, NAN, NAN,
-        )  # fmt: skip
-    del parts
+    collected.many(
+        "actions", calls.step, 0, calls.rank, calls.kind,
+        stage_of(calls.rank, calls.chunk, ranks, v_shaped), calls.microbatch, 0, ALONE,
+        (zero + calls.start) * MILLISECONDS, (zero + calls.end) * MILLISECONDS, NAN, NAN, NAN,
+    )  # fmt: skip
     return collected.observed(
         NAME,
         {
@@ -109,39 +96,45 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _read_file(task: _Task, left_out: LeftOut) -> Calls | None:
-    """Return the actions of a file, or None."""
-    step, rank, path = task
-    edges: dict[str, dict[_Action, Any]] = {"start": {}, "end": {}}
-    for key, value in as_object(whole(path, MAX_BYTES, left_out), left_out).items():
-        named = _named(key)
-        if named is not None:
-            edges[named[1]][named[0]] = value
-    starts, ends = edges.values()
-    actions = [action for action in starts if action in ends]
-    if still_open := len(starts) + len(ends) - 2 * len(actions):
-        left_out[OPEN] += still_open
-    if not actions:
-        return None
-    kind, chunk, microbatch = np.array(list(chain(*actions)), np.int64).reshape(-1, 3).T
-    return Calls(
-        np.full(len(kind), step), np.full(len(kind), rank), kind, chunk, microbatch,
-        numbers([starts[action] for action in actions]),
-        numbers([ends[action] for action in actions]),
-    )  # fmt: skip
-
-
 _Task = tuple[int, int, Path]
 """Step and rank of a file."""
 
-_Action = tuple[Kind, int, int]
-"""Kind, chunk and microbatch."""
 
-
-@functools.lru_cache(maxsize=1 << 16)
-def _named(key: str) -> tuple[_Action, str] | None:
-    """Return the action of a key, and its edge; None for any other key."""
-    match = _KEY.fullmatch(key)
-    if match is None:
+def _read_file(task: _Task, left_out: LeftOut) -> Calls | None:
+    """Return the actions of a file, or None."""
+    step, rank, path = task
+    data = as_object(whole(path, MAX_BYTES, left_out), left_out)
+    actions, starts, ends, still_open = _actions(tuple(data))
+    if still_open:
+        left_out[OPEN] += still_open
+    if not starts:
         return None
-    return (KINDS[match[1]], int(match[2] or 0), int(match[3])), match[4]
+    count, values = len(starts), [*data.values()]
+    times = numbers([values[at] for at in (*starts, *ends)])
+    kind, chunk, microbatch = actions
+    return Calls(
+        np.full(count, step), np.full(count, rank), kind, chunk, microbatch, times[:count],
+        times[count:],
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1 << 6)
+def _actions(keys: tuple[str, ...]) -> tuple[Whole, list[int], list[int], int]:
+    """Return the actions of a file's keys, which are the same in all files of a run.
+
+    These are kind, chunk and microbatch of every action, shape ``(3, n)``; the places of the keys
+    of their starts and ends; and the number of keys without the other edge.
+    """
+    edges: dict[str, dict[tuple[Kind, int, int], int]] = {"start": {}, "end": {}}
+    for at, key in enumerate(keys):
+        if (match := _KEY.fullmatch(key)) is not None:
+            action = KINDS[match[1]], int(match[2] or 0), int(match[3])
+            edges[match[4]][action] = at
+    starts, ends = edges.values()
+    actions = [action for action in starts if action in ends]
+    return (
+        np.array(actions, np.int64).reshape(-1, 3).T,
+        [starts[action] for action in actions],
+        [ends[action] for action in actions],
+        len(starts) + len(ends) - 2 * len(actions),
+    )

@@ -32,22 +32,9 @@ def whole_steps(
 ) -> tuple[ObservedActions, tuple[int, ...]]:
     """Return the actions of complete steps, and the numbers of those steps.
 
-    The usual actions of a rank are those of most of its steps. A rank whose usual actions are
-    incomplete is left out.
-
-    Parameters
-    ----------
-    where
-        The file or folder, for messages.
-    actions
-        All actions, sorted by step, copy and rank.
-    count
-        Function of a reason and the number of ranks or steps left out for it.
-
-    Raises
-    ------
-    FormatError
-        When nothing is left.
+    `actions` are sorted by step, copy and rank. The usual actions of a rank are those of most of
+    its steps; a rank whose usual actions are incomplete is left out. `count` is called with a
+    reason and the number of ranks or steps left out for it. Raise FormatError when nothing is left.
     """
     first, groups = _groups(actions)
     bounds = np.append(first, len(actions))
@@ -93,15 +80,7 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class _Set:
-    """Set of the actions of a rank in a step.
-
-    Attributes
-    ----------
-    key
-        Equal for equal sets.
-    again
-        True if an action occurs twice.
-    """
+    """Set of the actions of a rank in a step, its key, and whether an action occurs twice."""
 
     key: bytes
     again: bool
@@ -150,23 +129,23 @@ def _refuse_gaps(where: str, usual: Mapping[_Place, frozenset[tuple[int, ...]]])
         )
 
 
-def _parts(
-    usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]],
-) -> set[tuple[int, int]]:
+def _parts(usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]]) -> set[tuple[int, int]]:
     """Return the copies and ranks that always lack a microbatch, or a backward of one."""
-    forwards = {
-        at: {one[1:] for one in done if one[0] in FORWARD_KINDS} for at, done in usual.items()
-    }
-    backwards = {
-        at: {one[1:] for one in done if one[0] in GRADIENT_KINDS} for at, done in usual.items()
-    }
-    counts = {at: len({unit[1:] for unit in found}) for at, found in forwards.items()}
+    passes = {at: _passes(done) for at, done in usual.items()}
+    counts = {at: len({unit[1:] for unit in forward}) for at, (forward, _) in passes.items()}
     most = max(counts.values())
-    learns = any(backwards.values())
+    learns = any(backward for _, backward in passes.values())
     return {
-        at for at, found in forwards.items()
-        if counts[at] < most or (learns and backwards[at] != found)
+        at for at, (forward, backward) in passes.items()
+        if counts[at] < most or (learns and backward != forward)
     }  # fmt: skip
+
+
+def _passes(done: frozenset[tuple[int, ...]]) -> list[set[tuple[int, ...]]]:
+    """Return stage, microbatch and slice of the forwards, and of the backwards."""
+    return [
+        {one[1:] for one in done if one[0] in kinds} for kinds in (FORWARD_KINDS, GRADIENT_KINDS)
+    ]
 
 
 def _lacks(
@@ -194,8 +173,7 @@ def _absent(
     done: frozenset[tuple[int, ...]], units: set[tuple[int, ...]], backward: str
 ) -> list[str]:
     """Return names of missing actions: of these units, or to go with another action."""
-    forwards = {one[1:] for one in done if one[0] in FORWARD_KINDS}
-    backwards = {one[1:] for one in done if one[0] in GRADIENT_KINDS}
+    forwards, backwards = _passes(done)
     wanted = forwards | backwards | {(one[1], *unit) for one in done for unit in units}
     found = [(unit, stage, "F") for stage, unit, _ in wanted - forwards]
     if backward:

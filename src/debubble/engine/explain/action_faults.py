@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    Action,
-    among,
-    group_bounds,
-    pairs_of,
-    unpack,
-)
+from debubble.core.actions import Action, among, group_bounds, pairs_of, unpack
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.core.kind_relations import ranks_stepped_with
@@ -37,7 +32,7 @@ from debubble.core.kinds import (
 from debubble.core.schedule import Schedule
 from debubble.core.waits import ActionIndex, unmet, waits_for
 from debubble.engine.explain import words
-from debubble.engine.kernels.sweep import MOST_MEMBERS
+from debubble.engine.kernels.groups import MOST_MEMBERS
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
 from debubble.engine.validate import invalid_actions, refuse_invalid
@@ -120,7 +115,7 @@ def invalid_action(schedule: Schedule) -> ScheduleError | None:
         refuse_invalid(schedule)
     except ScheduleError as error:
         position = next(at for at in invalid_actions(schedule) if at is not None)
-        return ScheduleError(str(error), (words.text(schedule, position),))
+        return ScheduleError(str(error), (schedule.text_at(position),))
     return None
 
 
@@ -151,7 +146,7 @@ class ActionFaults(ActionIndex):
     def bad_groups(self) -> Iterator[ScheduleError]:
         """Yield actions in groups that cannot be, see :func:`bad_groups`."""
         for position, partner in np.transpose(bad_groups(self)).tolist():
-            others = () if partner < 0 else (words.text(self.schedule, partner),)
+            others = () if partner < 0 else (self.schedule.text_at(partner),)
             yield words.fault(
                 self.schedule,
                 position,
@@ -178,7 +173,7 @@ class ActionFaults(ActionIndex):
                 _, one, two = np.intersect1d(self.cell[here], self.cell[there], return_indices=True)
                 for pair in zip(here[one].tolist(), there[two].tolist(), strict=True):
                     first, last = sorted(pair)
-                    beside = words.text(self.schedule, first)
+                    beside = self.schedule.text_at(first)
                     reason = f"runs beside {beside} of the same microbatch; remove one"
                     yield words.fault(self.schedule, last, reason, beside)
 
@@ -250,7 +245,7 @@ class ActionFaults(ActionIndex):
         for position in wrong.tolist():
             action = words.named(self.schedule, position)
             text = "; ".join(misplaced_shard_text(self.schedule, position))
-            yield ScheduleError(f"{action} {text}", (words.text(self.schedule, position),))
+            yield ScheduleError(f"{action} {text}", (self.schedule.text_at(position),))
 
     def half_done_shards(self) -> Iterator[ScheduleError]:
         """Yield microbatches that begin on the last stage or a shard and lack a pass on a shard."""
@@ -304,10 +299,32 @@ class ActionFaults(ActionIndex):
         swapped = (link[1:] == link[:-1]) & (receives[1:] < receives[:-1])
         for index in np.flatnonzero(swapped).tolist():
             ends = (sends[index], sends[index + 1], receives[index + 1], receives[index])
-            chain = tuple(words.text(self.schedule, int(end)) for end in ends)
+            chain = tuple(self.schedule.text_at(int(end)) for end in ends)
             yield ScheduleError(
                 f"rank {self.rank[ends[0]]} sends {chain[0]} before {chain[1]}, "
                 f"rank {self.rank[ends[2]]} receives {chain[2]} before {chain[3]}: "
                 "the contents are swapped; receive in the order of the sends",
                 chain,
             )
+
+
+def matched(schedule: Schedule, *, limit: int = 100) -> list[ScheduleError]:
+    """Return faults of the pairs of sends and receives, at most `limit` of each sort.
+
+    Every transfer is sent once, by the rank of its producer, and received once, by the rank of its
+    consumer, which is another one; and every rank receives from another rank in the order in which
+    that one sends. Transfers have no tags: where the order differs, data ends up in the wrong
+    buffers and nothing reports it.
+
+    Actions that do not exist or are on the wrong rank come alone, and so do ends of what moves
+    between no ranks; else repeated ends come first, then missing ones, then wrong orders.
+    """
+    astray = invalid_action(schedule)
+    if astray is not None:
+        return [astray]
+    form = ActionFaults(schedule)
+    nowhere = list(islice(form.nowhere(), limit))
+    if nowhere:
+        return nowhere
+    sorts = (form.twice(TRANSFER_KINDS), form.alone(), form.crossed())
+    return [problem for sort in sorts for problem in islice(sort, limit)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.engine.kernels.reachable import mark_reachable
+from debubble.engine.jit import Array, kernel
 
 Numbers = NDArray[np.int64]
 
@@ -23,20 +23,10 @@ FEWEST = 2
 
 
 def shortest_cycle(tail: Numbers, head: Numbers, costs: NDArray[np.bool_]) -> list[int]:
-    """Return the cycle of the fewest edges that cost anything, as indices of edges.
+    """Return the cycle of the fewest edges that cost anything, as indices of edges; empty for none.
 
-    Parameters
-    ----------
-    tail, head
-        Node ``tail[i]`` waits for ``head[i]``; no nodes wait for each other through edges that cost
-        nothing.
-    costs
-        Whether an edge counts.
-
-    Returns
-    -------
-    list of int
-        Edges, each beginning where the one before ends; empty when there is no cycle.
+    Node ``tail[i]`` waits for ``head[i]``, and each edge of the cycle begins where the one before
+    ends. No nodes wait for each other through edges for which `costs` is false.
     """
     size = int(max(tail.max(initial=-1), head.max(initial=-1))) + 1
     stuck = _unsettled(tail, head, size)
@@ -66,6 +56,29 @@ def _unsettled(tail: Numbers, head: Numbers, size: int) -> NDArray[np.bool_]:
     mark_reachable.run(size + len(tail), begin, follower, waiting, np.zeros(size, dtype=np.int64))
     found: NDArray[np.bool_] = waiting > 0
     return found
+
+
+@kernel(writes=("waiting", "queue"))
+def mark_reachable(begin: Array, follower: Array, waiting: Array, queue: Array) -> None:
+    """End every node that can; ``waiting`` stays above 0 for those that cannot.
+
+    ``waiting[v]`` is how many nodes v waits for, and ``follower[begin[v]:begin[v + 1]]`` are those
+    that wait for v.
+    """
+    last = 0
+    for v in range(len(waiting)):
+        if waiting[v] == 0:
+            queue[last] = v
+            last += 1
+    head = 0
+    while head < last:
+        v = queue[head]
+        head += 1
+        for e in range(begin[v], begin[v + 1]):
+            waiting[follower[e]] -= 1
+            if waiting[follower[e]] == 0:
+                queue[last] = follower[e]
+                last += 1
 
 
 class _Graph:

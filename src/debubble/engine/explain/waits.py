@@ -36,13 +36,7 @@ _VERBS = (*Verb, None)
 
 
 def deadlock(schedule: Schedule, mode: P2PMode) -> ScheduleError:
-    """Return the error for actions that wait for each other: the shortest cycle of them.
-
-    Parameters
-    ----------
-    schedule, mode
-        A schedule without a fault of form that cannot run in a mode.
-    """
+    """Return the error for actions that wait for each other: the shortest cycle of them."""
     cycle = cycle_of(schedule, mode)
     assert cycle, "actions that cannot run wait for each other"
     return words.deadlock(schedule, cycle)

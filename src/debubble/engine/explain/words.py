@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.core.actions import Action, code_text
+from debubble.core.actions import Action
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
+from debubble.engine.validate import spot_text
 
 
 class Verb(Enum):
@@ -34,22 +35,15 @@ class WaitStep(NamedTuple):
     wanted: int
 
 
-def text(schedule: Schedule, position: int) -> str:
-    """Return the text of the action at a position."""
-    return code_text(int(schedule.actions[position]), schedule.slices)
-
-
 def named(schedule: Schedule, position: int) -> str:
     """Return the text of the action at a position, with its rank."""
-    return f"{text(schedule, position)} (rank {schedule.rank_of(position)})"
+    return f"{schedule.text_at(position)} (rank {schedule.rank_of(position)})"
 
 
 def fault(schedule: Schedule, position: int, reason: str, *others: str) -> ScheduleError:
     """Return the error for an action that cannot be there as it is; `others` are involved, too."""
-    rank = schedule.rank_of(position)
-    own = text(schedule, position)
-    where = f"rank {rank}, action {position - int(schedule.offsets[rank])}: {own}"
-    return ScheduleError(f"{where} {reason}", (own, *others))
+    chain = (schedule.text_at(position), *others)
+    return ScheduleError(f"{spot_text(schedule, position)} {reason}", chain)
 
 
 def home_of(schedule: Schedule, action: Action) -> int:
@@ -67,7 +61,7 @@ def missing(
     return ScheduleError(
         f"{named(schedule, position)} waits for {other}, which no rank runs; "
         f"add {other} on rank {rank}",
-        (text(schedule, position), other),
+        (schedule.text_at(position), other),
     )
 
 
@@ -98,7 +92,7 @@ def deadlock(schedule: Schedule, cycle: Sequence[WaitStep]) -> ScheduleError:
 
 def _move(schedule: Schedule, link: WaitStep) -> str:
     """Return the change that ends the wait of an action for its turn."""
-    here, ahead = text(schedule, link.waiting), text(schedule, link.wanted)
+    here, ahead = schedule.text_at(link.waiting), schedule.text_at(link.wanted)
     if link.verb is Verb.TOGETHER:
         return f"run {here} before {ahead}, not together with it"
     return f"move {here} before {ahead} on rank {schedule.rank_of(link.waiting)}"

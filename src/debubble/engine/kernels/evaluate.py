@@ -98,13 +98,7 @@ def delayed_ends(
 
 @kernel(writes=("path",))
 def trace_back(
-    first: Array,
-    second: Array,
-    lag: Array,
-    costs: Array,
-    end: Array,
-    from_node: int,
-    path: Array,
+    first: Array, second: Array, lag: Array, costs: Array, end: Array, from_node: int, path: Array
 ) -> int:
     """Nodes of one longest path, last first; a tie goes to the rank's own previous action."""
     length = 0

@@ -8,8 +8,8 @@ from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_SHIFT
 from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
-    BAD_GROUP,
     DONE,
+    FAILED,
     Frame,
     Item,
     Maybe,
@@ -58,9 +58,9 @@ def run_group(
     begin, rank = item.here, item.rank
     members = members_of(begin, stop, frame.program)
     if members == 0:
-        return BAD_GROUP
+        return FAILED
     for index in range(members):
-        member = read_item(begin + index, rank, frame)
+        member = read_item(begin + index, rank, frame) if index > 0 else item
         outcome, wanted = readiness(member, frame, transfers, side)
         if outcome != DONE:
             return outcome
@@ -70,13 +70,14 @@ def run_group(
     # Each member waits at a node of its own; the last one is that of the group.
     end = 0
     for index in range(members):
-        member = read_item(begin + index, rank, frame)
+        member = read_item(begin + index, rank, frame) if index > 0 else item
         if side is not None:
             join_side(member, frame, side)
         end = begin_work(member, group.wanted[index], frame, transfers)
     frame.graph.cost[end] = group_cost(members, frame, group)
     for index in range(members):
-        end_work(read_item(begin + index, rank, frame), end, frame, transfers, side)
+        member = read_item(begin + index, rank, frame) if index > 0 else item
+        end_work(member, end, frame, transfers, side)
     frame.turns.next_action[rank] = begin + members
     return DONE
 

@@ -10,22 +10,17 @@ from typing import Any, NamedTuple, TypeAlias
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, STAGE_MASK, STAGE_SHIFT
 from debubble.engine.jit import Array, helper, unsigned
 
-# Outcomes, in state[OUTCOME].
-(
-    DONE, STUCK, OTHER_KIND, OUT_OF_RANGE, WRONG_RANK, DUPLICATE, ORDER, BAD_GROUP, BAD_STEP,
-    NO_TRANSFER, UNMATCHED, CROSSED, INCOMPLETE, MIXED, REDUCED,
-) = range(15)  # fmt: skip
+WAITS, DONE, FAILED = -1, 0, 1
+"""Outcomes: the rank has to come back to this action; it is done; the schedule cannot run, for a
+reason that :mod:`debubble.engine.explain` looks for."""
 
-WAITS = -1
-"""In place of an outcome: the rank has to come back to this action."""
-
-# Indices into state: the outcome; how many nodes there are, the common start included, and how many
-# dynamic costs; how many (stage, microbatch) have all of their backward; 1 + the first action that
-# overtook another. The rest is for the sweep itself: ends of transfers whose other end was not
-# reached, ends that are queued, how many ranks have come to the next step over all of them and
-# which step that is, and how many turns were ever queued.
+# Indices into state: whether the schedule cannot run; how many nodes there are, the common start
+# included, and how many dynamic costs; how many (stage, microbatch) have all of their backward;
+# 1 + the first action that overtook another. The rest is for the sweep itself: ends of transfers
+# whose other end was not reached, ends that are queued, how many ranks have come to the next step
+# over all of them and which step that is, and how many turns were ever queued.
 (
-    OUTCOME, NODES, COMPLETED, DYNAMIC, OVERTAKEN, OPEN_ENDS, QUEUED_ENDS, ARRIVED, STEPS, TAIL,
+    FAILURE, NODES, COMPLETED, DYNAMIC, OVERTAKEN, OPEN_ENDS, QUEUED_ENDS, ARRIVED, STEPS, TAIL,
     STATES,
 ) = range(11)  # fmt: skip
 
@@ -37,9 +32,9 @@ WORK, TRANSFER, COPY, WAIT, SHARD, STEP, COLLECTIVE, UNKNOWN = range(8)
 
 # Columns of a kind, from kinds[kind * WIDTH] on, see `debubble.engine.kind_columns`.
 (
-    SORT, BIT, NEVER, BEFORE, NOT, TOWARDS, RESULT, THROUGH, SLICE, SLICE_BITS, GIVES, COST,
+    SORT, BIT, BEFORE, NOT, TOWARDS, RESULT, THROUGH, SLICE, SLICE_BITS, GIVES, COST,
     COMPLETES, HALF, SENDS, EDGE, GIVEN, AWAY, BACK, WEIGHTS, REDUCES, WIDTH,
-) = range(22)  # fmt: skip
+) = range(21)  # fmt: skip
 
 ALWAYS = 1 << 16
 """Stands for what a kind needs to have been done that needs nothing."""

@@ -18,8 +18,8 @@ from debubble.core.actions import KIND_MASK
 from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
-    CROSSED,
     DONE,
+    FAILED,
     Frame,
     Item,
     add_node,
@@ -85,7 +85,7 @@ def run_transfer(item: Item, frame: Frame, transfers: Transfers) -> int:
     link = Link(source, target, key, link_cost(source, target, item.unit, frame))
     end, send_before, receive_before = find_end(here, sends, link, frame, ends)
     if (rules.blocking or rules.queued) and frame.state[at.OVERTAKEN] > 0:
-        return CROSSED
+        return FAILED
     if rules.blocking:
         enter_group(rank, here, frame, ends)
         if end < 0:

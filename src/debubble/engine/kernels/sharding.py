@@ -1,21 +1,12 @@
-"""Times at which a rank holds the whole weights of its stages: chosen, and checked."""
+"""Choice of the times at which a rank holds the whole weights of its stages."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
-from debubble.core.kinds import KINDS, SHARDING_KINDS, WEIGHT_KINDS, WORK_KINDS, Of, Per, kind_bits
 from debubble.engine.jit import Array, helper, kernel
 
 NEVER = 1 << 62
-
-SHARDING, WORK, WEIGHTS = map(kind_bits, (SHARDING_KINDS, WORK_KINDS, WEIGHT_KINDS))
-REDUCE = next(int(kind) for kind in SHARDING_KINDS if KINDS[kind].per is Per.STAGE_STEP)
-GATHER = next(int(kind) for spec in KINDS for need in spec.needs if need.of is Of.LATEST
-              for kind in need.kinds)  # fmt: skip
-GATHERED = SHARDING & ~(1 << REDUCE)
-"""Kinds that gather or drop the weights of a stage."""
 
 
 @kernel(writes=("following",))
@@ -88,7 +79,7 @@ def hold_weights(uses: Uses, most: int, ahead: bool, weights: Weights, events: E
             if ahead:
                 active = min(size, most)
                 for member in range(active):
-                    count = gather(weights.members[member], begin << 1, count, weights, events)
+                    count = move(weights.members[member], 1, begin << 1, count, weights, events)
         last = begin
         while last + 1 < stop and uses.joined[last + 1]:
             last += 1
@@ -97,9 +88,9 @@ def hold_weights(uses: Uses, most: int, ahead: bool, weights: Weights, events: E
                 continue
             if active == most:
                 idle = farthest_idle(begin, last, size, weights)
-                count = drop(idle, begin << 1, count, weights, events)
+                count = move(idle, 0, begin << 1, count, weights, events)
                 active -= 1
-            count = gather(uses.stage[use], begin << 1, count, weights, events)
+            count = move(uses.stage[use], 1, begin << 1, count, weights, events)
             active += 1
         for use in range(begin, last + 1):
             weights.soonest[uses.stage[use]] = uses.following[use]
@@ -112,10 +103,10 @@ def hold_weights(uses: Uses, most: int, ahead: bool, weights: Weights, events: E
             if ahead and (active == most or done):
                 nearest = nearest_absent(weights.soonest[stage], size, weights)
             if nearest >= 0 or done:
-                count = drop(stage, last << 1 | 1, count, weights, events)
+                count = move(stage, 0, last << 1 | 1, count, weights, events)
                 active -= 1
             if nearest >= 0:
-                count = gather(nearest, last << 1 | 1, count, weights, events)
+                count = move(nearest, 1, last << 1 | 1, count, weights, events)
                 active += 1
         begin = last + 1
     return count
@@ -141,20 +132,11 @@ def open_chain(begin: int, uses: Uses, weights: Weights) -> tuple[int, int]:
 
 
 @helper
-def gather(stage: int, where: int, count: int, weights: Weights, events: Events) -> int:
-    """Write the gathering of a stage as event number `count`; return the new count."""
-    weights.held[stage] = 1
+def move(stage: int, held: int, where: int, count: int, weights: Weights, events: Events) -> int:
+    """Write that a stage is gathered, or dropped for `held` 0; return the number of events."""
+    weights.held[stage] = held
     events.where[count] = where
-    events.what[count] = stage << 1
-    return count + 1
-
-
-@helper
-def drop(stage: int, where: int, count: int, weights: Weights, events: Events) -> int:
-    """Write the drop of a stage as event number `count`; return the new count."""
-    weights.held[stage] = 0
-    events.where[count] = where
-    events.what[count] = stage << 1 | 1
+    events.what[count] = stage << 1 | (1 - held)
     return count + 1
 
 
@@ -227,117 +209,3 @@ def delay_gathers(
                 break
         if here > start:
             where[event] = here << 1
-
-
-class Seen(NamedTuple):
-    """State of the weights and gradients of the rank looked at, whose mark is its number plus one.
-
-    Per stage, ``sharded`` is the mark where its weights are gathered at all, and ``held`` is the
-    mark where they are there, minus the mark where they were gathered and not yet used. Per stage
-    and iteration, ``made`` and ``reduced`` are the mark where there are gradients, or reductions.
-    Other numbers are those of earlier ranks.
-    """
-
-    sharded: Array
-    held: Array
-    made: Array
-    reduced: Array
-
-
-@kernel()
-def sharding_holds(
-    actions: Array,
-    offsets: Array,
-    holds: Array,
-    stages: int,
-    units: int,
-    iterations: int,
-    required: bool,
-    seen: Seen,
-) -> bool:
-    """Return whether gradients are reduced once, when complete, and weights are there when used.
-
-    Weights are gathered only where the rank does not hold them, used before they are dropped, and
-    dropped only where it does.
-
-    For compute that is complete and in place. ``holds[rank·S + stage]`` is whether a rank has a
-    stage. Reductions have to be there when they are `required`, or when there is any. The arrays
-    of `seen` are zero.
-    """
-    period = units // iterations
-    reductions = 0
-    missing = 0
-    for rank in range(len(offsets) - 1):
-        mark = rank + 1
-        mark_sharded(actions, offsets[rank], offsets[rank + 1], stages, mark, seen)
-        joined = False
-        unused = 0
-        for position in range(offsets[rank], offsets[rank + 1]):
-            action = actions[position]
-            kind = action & KIND_MASK
-            stage = (action >> STAGE_SHIFT) & STAGE_MASK
-            unit = action >> MICROBATCH_SHIFT
-            pair = (action >> PAIR_SHIFT) & 3
-            if SHARDING >> kind & 1 != 0:
-                if joined or pair != 0 or stage >= stages or unit >= units or unit < 0:
-                    return False
-                if not holds[rank * stages + stage]:
-                    return False
-                if kind == REDUCE:
-                    if unit >= iterations or not reduces(stage * iterations + unit, mark, seen):
-                        return False
-                    reductions += 1
-                    missing -= 1
-                elif not moves_weights(kind, stage, mark, seen):
-                    return False
-                elif kind == GATHER:
-                    unused += 1
-            elif WORK >> kind & 1 != 0:
-                if seen.sharded[stage] == mark and seen.held[stage] != mark:
-                    if seen.held[stage] != -mark:
-                        return False
-                    seen.held[stage] = mark
-                    unused -= 1
-                if WEIGHTS >> kind & 1 != 0:
-                    key = stage * iterations + unit // period
-                    if seen.reduced[key] == mark:
-                        return False
-                    if seen.made[key] != mark:
-                        seen.made[key] = mark
-                        missing += 1
-            joined = pair % 2 == 1
-        if unused > 0:
-            return False
-    return missing == 0 or not (required or reductions > 0)
-
-
-@helper
-def mark_sharded(actions: Array, begin: int, stop: int, stages: int, mark: int, seen: Seen) -> None:
-    """Mark the stages whose weights a program gathers or drops."""
-    for position in range(begin, stop):
-        stage = (actions[position] >> STAGE_SHIFT) & STAGE_MASK
-        if GATHERED >> (actions[position] & KIND_MASK) & 1 != 0 and stage < stages:
-            seen.sharded[stage] = mark
-
-
-@helper
-def reduces(key: int, mark: int, seen: Seen) -> bool:
-    """Reduce gradients; return whether there are some and they were not reduced before."""
-    if seen.made[key] != mark or seen.reduced[key] == mark:
-        return False
-    seen.reduced[key] = mark
-    return True
-
-
-@helper
-def moves_weights(kind: int, stage: int, mark: int, seen: Seen) -> bool:
-    """Gather or drop weights; return whether they were not there, or were there and used."""
-    if kind == GATHER:
-        if seen.held[stage] == mark or seen.held[stage] == -mark:
-            return False
-        seen.held[stage] = -mark
-        return True
-    if seen.held[stage] != mark:
-        return False
-    seen.held[stage] = 0
-    return True

@@ -11,10 +11,8 @@ from debubble.engine.jit import Array, helper
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
     DONE,
-    ORDER,
-    REDUCED,
+    FAILED,
     WAITS,
-    WRONG_RANK,
     Frame,
     Item,
     Maybe,
@@ -69,11 +67,11 @@ def side_ready(item: Item, done: int, frame: Frame, side: SideStreams) -> int:
     """Look whether work has its activation, its gradients and its shards; returns an outcome."""
     kinds, row, sizes = frame.program.kinds, item.row, frame.sizes
     if done & kinds[row + at.AWAY] != 0 and done & kinds[row + at.BACK] == 0:
-        return ORDER
+        return FAILED
     if kinds[row + at.REDUCES] != 0:
         iteration = item.unit // (sizes.microbatches * sizes.slices)
         if side.reductions[side.owner_of[item.place] * sizes.iterations + iteration] != 0:
-            return REDUCED
+            return FAILED
     if kinds[row + at.EDGE] != 0 and item.stage == sizes.stages - 1:
         spot = SHARDS * item.unit + AWAITED
         if side.shards[spot + COUNT] < sizes.ranks:
@@ -217,7 +215,7 @@ def run_shard(item: Item, frame: Frame, side: SideStreams) -> int:
     """
     kinds, sizes, graph, rank = frame.program.kinds, frame.sizes, frame.graph, item.rank
     if frame.rules.vocabulary == 0 or side.first_stage[rank] != item.stage:
-        return WRONG_RANK
+        return FAILED
     shards, results = side.shards, frame.results
     spot = SHARDS * item.unit
     opens = kinds[item.row + at.EDGE] == 0

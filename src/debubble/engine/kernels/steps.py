@@ -5,8 +5,8 @@ from __future__ import annotations
 from debubble.engine.jit import helper
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
-    BAD_STEP,
     DONE,
+    FAILED,
     WAITS,
     Frame,
     Item,
@@ -28,7 +28,7 @@ def run_step(item: Item, frame: Frame, side: Maybe) -> int:
     frame.turns.next_action[rank] = item.here
     if sync == at.GLOBAL:
         if item.unit < state[at.STEPS]:
-            return BAD_STEP
+            return FAILED
         state[at.ARRIVED] += 1
         if state[at.ARRIVED] == frame.sizes.ranks:
             step_of_all(frame, side)
@@ -36,7 +36,7 @@ def run_step(item: Item, frame: Frame, side: Maybe) -> int:
     if sync == at.POST_VALIDATION:
         steps, iterations = frame.steps, frame.sizes.iterations
         if steps.done[rank] == iterations:
-            return BAD_STEP
+            return FAILED
         before = (rank - 1) * iterations + steps.done[rank]
         if rank > 0 and steps.norm[before] <= 0:
             steps.norm[before] = -1

@@ -10,15 +10,6 @@ What an action of each kind waits for comes as columns of the table of kinds, se
 :data:`debubble.engine.modes.MODES`. Every action exists and is on its rank, see
 :mod:`debubble.engine.validate`.
 
-* :mod:`debubble.engine.kernels.layout` has the arrays and numbers that all parts share,
-* this module the loop over the ranks' turns,
-* :mod:`debubble.engine.kernels.work` what computes: what it waits for, and what waits for it,
-* :mod:`debubble.engine.kernels.groups` overlapped groups,
-* :mod:`debubble.engine.kernels.steps` optimizer steps,
-* :mod:`debubble.engine.kernels.link` sends and receives that are actions, and
-  :mod:`debubble.engine.kernels.queues` those that ranks queue,
-* :mod:`debubble.engine.kernels.side_streams` copies, collectives and shards of the output layer.
-
 Compiled code is made for every combination of what schedules have (groups, transfers, side
 streams), without what belongs to the others: these parameters are None, and tests for that stand
 alone, so that numba leaves out the branch.
@@ -29,29 +20,8 @@ from __future__ import annotations
 from debubble.core.actions import PAIR_SHIFT
 from debubble.engine.jit import helper, kernel, unsigned
 from debubble.engine.kernels import layout as at
-from debubble.engine.kernels.groups import ALONE, MOST_MEMBERS, run_group
-from debubble.engine.kernels.layout import (
-    BAD_GROUP,
-    BAD_STEP,
-    CROSSED,
-    DONE,
-    DUPLICATE,
-    INCOMPLETE,
-    MIXED,
-    NO_TRANSFER,
-    ORDER,
-    OTHER_KIND,
-    OUT_OF_RANGE,
-    REDUCED,
-    STUCK,
-    UNMATCHED,
-    WAITS,
-    WRONG_RANK,
-    Frame,
-    Maybe,
-    push,
-    read_item,
-)
+from debubble.engine.kernels.groups import ALONE, run_group
+from debubble.engine.kernels.layout import DONE, FAILED, WAITS, Frame, Maybe, push, read_item
 from debubble.engine.kernels.link import leave_group, run_transfer
 from debubble.engine.kernels.side_streams import (
     all_passes_done,
@@ -64,24 +34,14 @@ from debubble.engine.kernels.side_streams import (
 from debubble.engine.kernels.steps import run_step
 from debubble.engine.kernels.work import begin_work, end_work, readiness
 
-__all__ = [
-    "BAD_GROUP", "BAD_STEP", "CROSSED", "DONE", "DUPLICATE", "INCOMPLETE", "MIXED", "MOST_MEMBERS",
-    "NO_TRANSFER", "ORDER", "OTHER_KIND", "OUT_OF_RANGE", "REDUCED", "STUCK", "UNMATCHED",
-    "WRONG_RANK", "sweep",
-]  # fmt: skip
-
 
 @kernel(writes=("frame.graph", "frame.rare", "frame.state"), allocates=False)
 def sweep(frame: Frame, group: Maybe, transfers: Maybe, side: Maybe) -> None:
-    """Fill the graph's arrays in topological order, or say in ``state`` what is wrong.
+    """Fill the graph's arrays in topological order, or say in ``state`` that it cannot be.
 
-    Parameters
-    ----------
-    frame
-        Sizes, rules and the program; all other arrays are zeros.
-    group, transfers, side
-        Zeros for overlapped groups, for sends and receives that are actions, and for side streams,
-        see :mod:`debubble.engine.compile`; None for schedules without.
+    All arrays but those of the program are zeros, see :mod:`debubble.engine.compile`: `group` for
+    overlapped groups, `transfers` for sends and receives that are actions, and `side` for side
+    streams are None for schedules without.
     """
     offsets, next_action, queue = frame.program.offsets, frame.turns.next_action, frame.turns.queue
     state = frame.state
@@ -97,8 +57,8 @@ def sweep(frame: Frame, group: Maybe, transfers: Maybe, side: Maybe) -> None:
         rank = queue[unsigned(head & (len(queue) - 1))]
         head += 1
         outcome, here = take_turn(rank, frame, group, transfers, side)
-        if outcome > DONE:
-            state[at.OUTCOME] = outcome
+        if outcome == FAILED:
+            state[at.FAILURE] = 1
             return
         next_action[unsigned(rank)] = here
         if outcome == DONE:
@@ -107,22 +67,18 @@ def sweep(frame: Frame, group: Maybe, transfers: Maybe, side: Maybe) -> None:
             else:
                 running -= 1
 
-    outcome = DONE
-    if running > 0 or state[at.QUEUED_ENDS] > 0:
-        outcome = STUCK
-    elif state[at.OPEN_ENDS] > 0:
-        outcome = UNMATCHED
+    if running > 0 or state[at.QUEUED_ENDS] > 0 or state[at.OPEN_ENDS] > 0:
+        state[at.FAILURE] = 1
     if side is not None:
-        if frame.rules.vocabulary > 0 and outcome == DONE:
+        if frame.rules.vocabulary > 0 and state[at.FAILURE] == 0:
             if not all_passes_done(frame, side):
-                outcome = INCOMPLETE
+                state[at.FAILURE] = 1
     if transfers is not None:
         # The sweep notes the position of the send that a result goes through.
         sent = frame.graph.sent
         for position in range(len(sent)):
             if sent[position] > 0:
                 sent[position] = frame.graph.node[sent[position] - 1]
-    state[at.OUTCOME] = outcome
 
 
 @helper
@@ -167,7 +123,7 @@ def take_turn(
             return DONE, here + 1
         if sort == at.STEP:
             return run_step(item, frame, side), next_action[rank]
-        outcome = OTHER_KIND
+        outcome = FAILED
         if transfers is not None:
             if sort == at.TRANSFER:
                 outcome = run_transfer(item, frame, transfers)

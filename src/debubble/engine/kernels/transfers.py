@@ -11,7 +11,7 @@ from __future__ import annotations
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
 from debubble.core.kind_relations import boundary_offsets, transfer_of
 from debubble.core.kinds import KINDS, Kind
-from debubble.engine.jit import Array, kernel
+from debubble.engine.jit import Array, helper, kernel
 from debubble.engine.kernels import layout as at
 
 SEND_OF = tuple(int(transfer_of(kind)[0]) if kind in boundary_offsets() else -1 for kind in Kind)
@@ -132,9 +132,7 @@ def place_late(
             latest -= 1
         if 0 < link_slot[link] <= latest:
             latest = link_slot[link] - 1
-        following = position + 1
-        while (actions[following - 1] >> PAIR_SHIFT) & 1 == 1:
-            following += 1
+        following = after_group(position, actions)
         here = slot[index]
         if following == offsets[home[position] + 1]:
             here = latest
@@ -149,68 +147,23 @@ def place_late(
 def write_programs(
     actions: Array,
     offsets: Array,
-    consumer: Array,
-    order: Array,
-    slot: Array,
-    incoming: Array,
-    lowered: Array,
-    lowered_offsets: Array,
-) -> None:
-    """Write programs with a send after every producer and the receives before their slots."""
-    for index in range(len(order)):
-        incoming[slot[index]] += 1
-    here = 0
-    held = -1
-    for rank in range(len(offsets) - 1):
-        for position in range(offsets[rank], offsets[rank + 1]):
-            # From here on ``incoming`` is where the next receive of this slot is written.
-            count = incoming[position]
-            incoming[position] = here
-            here += count
-            lowered[here] = actions[position]
-            here += 1
-            if held < 0:
-                held = position
-            # The results of a group are sent behind all of it.
-            if (actions[position] >> PAIR_SHIFT) & 1 == 1:
-                continue
-            for sender in range(held, position + 1):
-                if consumer[sender] >= 0:
-                    kind = SEND_OF[actions[sender] & KIND_MASK]
-                    lowered[here] = actions[sender] >> STAGE_SHIFT << STAGE_SHIFT | kind
-                    here += 1
-            held = -1
-        lowered_offsets[rank + 1] = here
-    for index in range(len(order)):
-        needed = consumer[order[index]]
-        kind = RECEIVE_OF[actions[needed] & KIND_MASK]
-        lowered[incoming[slot[index]]] = actions[needed] >> STAGE_SHIFT << STAGE_SHIFT | kind
-        incoming[slot[index]] += 1
-
-
-@kernel(writes=("lowered", "lowered_offsets"))
-def write_queues(
-    actions: Array,
-    offsets: Array,
     home: Array,
     consumer: Array,
     order: Array,
     slot: Array,
+    sends_first: bool,
     room: Array,
     lowered: Array,
     lowered_offsets: Array,
 ) -> None:
-    """Programs whose transfers between two compute actions stand as in ``order``, on every rank.
+    """Write programs with a send after every producer, or its group, and receives at their slots.
 
-    ``room`` has a zero for the gap before each action and behind each program: that before action
-    i of rank r has the number i + r.
+    Transfers between two compute actions stand as in ``order``, on every rank; with `sends_first`
+    sends as their producers, and receives behind them. ``room`` has a zero for the gap before each
+    action and behind each program: that before action i of rank r has the number i + r.
     """
     for index in range(len(order)):
-        sender = order[index]
-        after = sender + 1
-        while (actions[after - 1] >> PAIR_SHIFT) & 1 == 1:
-            after += 1
-        room[after + home[sender]] += 1
+        room[after_group(order[index], actions) + home[order[index]]] += 1
         room[slot[index] + home[slot[index]]] += 1
     here = 0
     for rank in range(len(offsets) - 1):
@@ -223,17 +176,31 @@ def write_queues(
                 lowered[here] = actions[position]
                 here += 1
         lowered_offsets[rank + 1] = here
+    if sends_first:
+        for sender in range(len(actions)):
+            if consumer[sender] >= 0:
+                gap = after_group(sender, actions) + home[sender]
+                write_end(actions[sender], SEND_OF[actions[sender] & KIND_MASK], gap, room, lowered)
     for index in range(len(order)):
         sender = order[index]
-        needed = consumer[sender]
-        after = sender + 1
-        while (actions[after - 1] >> PAIR_SHIFT) & 1 == 1:
-            after += 1
-        kind = SEND_OF[actions[sender] & KIND_MASK]
-        gap = after + home[sender]
-        lowered[room[gap]] = actions[sender] >> STAGE_SHIFT << STAGE_SHIFT | kind
-        room[gap] += 1
-        kind = RECEIVE_OF[actions[needed] & KIND_MASK]
+        needed = actions[consumer[sender]]
+        if not sends_first:
+            gap = after_group(sender, actions) + home[sender]
+            write_end(actions[sender], SEND_OF[actions[sender] & KIND_MASK], gap, room, lowered)
         gap = slot[index] + home[slot[index]]
-        lowered[room[gap]] = actions[needed] >> STAGE_SHIFT << STAGE_SHIFT | kind
-        room[gap] += 1
+        write_end(needed, RECEIVE_OF[needed & KIND_MASK], gap, room, lowered)
+
+
+@helper
+def after_group(position: int, actions: Array) -> int:
+    """Return the position behind an action, or behind the overlapped group that it is of."""
+    while (actions[position] >> PAIR_SHIFT) & 1 == 1:
+        position += 1
+    return position + 1
+
+
+@helper
+def write_end(action: int, kind: int, gap: int, room: Array, lowered: Array) -> None:
+    """Write an end of the transfer of what an action gives or takes to the next place of a gap."""
+    lowered[room[gap]] = action >> STAGE_SHIFT << STAGE_SHIFT | kind
+    room[gap] += 1

@@ -6,9 +6,7 @@ from debubble.engine.jit import helper, unsigned
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
     DONE,
-    DUPLICATE,
-    NO_TRANSFER,
-    ORDER,
+    FAILED,
     WAITS,
     Frame,
     Item,
@@ -35,16 +33,15 @@ def readiness(item: Item, frame: Frame, transfers: Maybe, side: Maybe) -> tuple[
     sort = kinds[row + at.SORT]
     if transfers is not None:
         if sort == at.TRANSFER and not (neighbor and rank_of[item.place + step] != item.rank):
-            return NO_TRANSFER, -1
+            return FAILED, -1
     # What has to be done on this stage stands before it in the program.
     if (done | at.ALWAYS) & kinds[row + at.BEFORE] == 0 or done & kinds[row + at.NOT] != 0:
-        repeated = done & kinds[row + at.NEVER] != 0
-        return DUPLICATE if repeated else ORDER, -1
+        return FAILED, -1
     if sizes.slices > 1:
         along = kinds[row + at.SLICE]
         if along != 0 and 0 <= item.unit % sizes.slices + along < sizes.slices:
             if results.seen[cell + along] & kinds[row + at.SLICE_BITS] == 0:
-                return ORDER, -1
+                return FAILED, -1
     wanted = -1
     if sort == at.WORK:
         if neighbor:
@@ -55,7 +52,7 @@ def readiness(item: Item, frame: Frame, transfers: Maybe, side: Maybe) -> tuple[
                 if rank_of[item.place + step] == item.rank:
                     ready = results.node[wanted] > 0
                 if not ready:
-                    return ORDER, wanted
+                    return FAILED, wanted
             if results.node[unsigned(wanted)] <= 0:
                 results.node[wanted] = -(item.rank + 1)
                 return WAITS, wanted

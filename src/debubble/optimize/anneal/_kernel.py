@@ -46,18 +46,9 @@ def anneal(
     than it is taken for. With exact times the orders of five problems, twelve seeds each, were 0 to
     0.6 % slower.
 
-    Parameters
-    ----------
-    cooling, actions
-        Moves and temperatures, and the arrays of the actions.
-    state
-        Its `order` is the order at the beginning, and after the call; all else is scratch.
-    best
-        The best order seen.
-    counters
-        See :data:`COUNTERS`; the last one, not 0, is where the random numbers go on.
-    halt
-        One number, which another thread makes 1 to end the loop.
+    The state's `order` is the order at the beginning, and after the call; all else is scratch, and
+    `best` gets the best order. The last of the :data:`COUNTERS`, not 0, is where the random numbers
+    go on. Another thread makes the number in `halt` 1 to end the loop.
     """
     random = int(counters[3])
     find_topological_order(actions, state)

@@ -68,18 +68,9 @@ def random_state(seed: int) -> int:
 class Annealer:
     """A schedule that is being annealed.
 
-    Parameters
-    ----------
-    problem
-        The problem; transfers take time and no link here, in every mode.
-    programs
-        An order within memory. Where backwards are free, those that are fused stay so.
-    seed
-        Start of the random numbers.
-    fixed
-        Places in every rank's program, from and to, that must stay as they are.
-    ahead
-        True if R may run ahead of its backward; the order then has all of them.
+    Transfers take time and no link here, in every mode. Where backwards are free, those that are
+    fused stay so. Places from and to in every rank's program may be `fixed`. If R may run `ahead`
+    of its backward, the order has all of them.
     """
 
     def __init__(
@@ -133,21 +124,12 @@ def refine(
     ahead: bool = False,
     found: Callable[[list[Program]], None] | None = None,
 ) -> list[Program]:
-    """Anneal an order round after round.
+    """Anneal an order round after round; most parameters are those of :class:`Annealer`.
 
-    Parameters
-    ----------
-    problem, programs, seed, fixed, ahead
-        As in :class:`Annealer`.
-    stop
-        Ends the search: when asked at once, by its time between the pieces of a round.
-    rounds
-        Most rounds, infinite for as many as the time allows. After every cycle of temperatures
-        rounds become twice as long, up to a limit.
-    stop_at
-        Lower bound, at which there is nothing left to gain.
-    found
-        Called with every better order.
+    There may be infinitely many rounds, as many as the time allows. After every cycle of
+    temperatures they become twice as long, up to a limit. The search ends when asked at once, by
+    its time between the pieces of a round, and at the lower bound `stop_at`. `found` is called with
+    every better order.
     """
     annealer = Annealer(problem, programs, seed, fixed, ahead)
     moves = int(np.clip(WORK_PER_ROUND // problem.size, FEWEST_MOVES, MOST_MOVES)) // PIECES

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from debubble.core.actions import STAGE_SHIFT, Program
-from debubble.core.errors import DebubbleError
 from debubble.listing import TOLERANCE
-from debubble.optimize.problem import Problem
 
 REACH = 6
 """Places by which an action is moved, at most."""
@@ -45,7 +43,7 @@ def move_one_action(programs: Sequence[Program], rng: np.random.Generator) -> li
 
 def move_actions(
     programs: Sequence[Program],
-    evaluate: Callable[[list[Program]], float | None],
+    evaluate: Callable[[list[Program]], float],
     moves: int,
     rng: np.random.Generator,
     stop: Callable[[], bool],
@@ -54,31 +52,18 @@ def move_actions(
 ) -> None:
     """Anneal programs by moves of single actions.
 
-    Parameters
-    ----------
-    programs
-        Programs to begin with.
-    evaluate
-        Function that returns the time of programs; None if they cannot run or do not fit.
-    moves
-        Number of moves that are tried.
-    rng
-        The random numbers.
-    stop
-        Ends the search early.
-    found
-        Called with programs that are faster than all before.
-    heat
-        Temperature to begin with, which falls to nothing; 0 to keep only faster programs.
+    `evaluate` returns the time of programs, infinite if they cannot run or do not fit. `found` is
+    called with programs that are faster than all before. The temperature falls from `heat` to
+    nothing; with 0 only faster programs are kept.
     """
     order = list(programs)
-    time = best = evaluate(order) or 0.0
+    time = best = evaluate(order)
     for count in range(moves):
         if stop():
             return
         other = move_one_action(order, rng)
-        its = None if other is None else evaluate(other)
-        if other is None or its is None:
+        its = math.inf if other is None else evaluate(other)
+        if other is None or its == math.inf:
             continue
         if not heat:
             refused = its >= time * (1 - TOLERANCE)
@@ -91,12 +76,3 @@ def move_actions(
         if time < best * (1 - TOLERANCE):
             best = time
             found(order)
-
-
-def makespan_in_engine(problem: Problem, programs: list[Program]) -> float | None:
-    """Return the simulated makespan of programs; None for a deadlock, or too little memory."""
-    try:
-        schedule = problem.schedule(programs)
-        return problem.timeline(schedule).makespan if problem.fits(schedule) else None
-    except DebubbleError:
-        return None

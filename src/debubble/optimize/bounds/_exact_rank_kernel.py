@@ -14,7 +14,34 @@ from debubble.engine.jit import Array, helper, kernel
 
 
 class Relaxation(NamedTuple):
-    """Arrays of :class:`debubble.optimize.bounds.exact_rank.Kept`."""
+    """The relaxation: chains c of F and I or B, in the order in which a microbatch passes them.
+
+    Parameters
+    ----------
+    microbatches
+        Number of microbatches.
+    rank_of
+        Rank of every chain, as a place among the kept ones; shape ``(chains,)`` as of all of these:
+    times, delays
+        Time of an action, and the time from the end of the chain before to its start.
+    waits
+        Column of a state in which the inputs under way begin; 0 where nothing is waited for.
+    heads, tails
+        Earliest start, and least time after the end; shape ``(chains, microbatches)``.
+    taken, changes
+        Memory that is taken at the start, and its remainder after the end.
+    limits
+        Memory of every exact rank.
+    class_of, needs
+        Class of its W, or of the R after a forward, and of the R before a backward; −1 for none.
+        Those of R come first, one for every stage.
+    class_rank, class_time, class_free
+        Rank of every class, time, and memory that one of it frees, or takes where that is below 0.
+    again
+        Number of classes of R.
+    width
+        Columns of a state.
+    """
 
     microbatches: int
     rank_of: Array
@@ -31,6 +58,8 @@ class Relaxation(NamedTuple):
     class_rank: Array
     class_time: Array
     class_free: Array
+    again: int
+    width: int
 
 
 class Counts(NamedTuple):
@@ -53,12 +82,8 @@ def next_states(
     """Run one more action of a chain in every state, with any W and R before it that may be of use.
 
     States that cannot end before `target` are left out. Results under way arrive at multiples of
-    `grid`, sooner than they do. `counts` is scratch space.
-
-    Returns
-    -------
-    int
-        Number of new states. States that do not fit into `found` are not written.
+    `grid`, sooner than they do. `counts` is scratch space. Return the number of new states, of
+    which those that do not fit into `found` are not written.
     """
     times, tails, waits = kept.times, kept.tails, kept.waits
     chains, classes = len(times), len(kept.class_time)

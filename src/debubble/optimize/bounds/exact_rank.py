@@ -53,7 +53,6 @@ arrival is sooner by less than one step of a way that is many steps long, so tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -88,57 +87,7 @@ PRECISION, COARSE_PRECISION = 2e-4, 5e-3
 """Tolerance of the largest target, relative to it; and that on a grid."""
 
 
-@dataclass(frozen=True, eq=False)
-class ExactRanks:
-    """The relaxation: chains c of F and I or B, in the order in which a microbatch passes them.
-
-    Parameters
-    ----------
-    microbatches
-        Number of microbatches.
-    rank_of
-        Rank of every chain, as a place among the kept ones; shape ``(chains,)`` as of all of these:
-    times, delays
-        Time of an action, and the time from the end of the chain before to its start.
-    waits
-        Column of a state in which the inputs under way begin; 0 where nothing is waited for.
-    class_of, needs
-        Class of its W, or of the R after a forward, and of the R before a backward; −1 for none.
-        Those of R come first, one for every stage.
-    taken, changes
-        Memory that is taken at the start, and its remainder after the end.
-    heads, tails
-        Earliest start, and least time after the end; shape ``(chains, microbatches)``.
-    limits
-        Memory of every exact rank.
-    class_rank, class_time, class_free
-        Rank of every class, time, and memory that one of it frees, or takes where that is below 0.
-    again
-        Number of classes of R.
-    width
-        Columns of a state.
-    """
-
-    microbatches: int
-    rank_of: Whole
-    times: Whole
-    delays: Whole
-    waits: Whole
-    heads: Whole
-    tails: Whole
-    taken: NDArray[np.float64]
-    changes: NDArray[np.float64]
-    limits: NDArray[np.float64]
-    class_of: Whole
-    needs: Whole
-    class_rank: Whole
-    class_time: Whole
-    class_free: NDArray[np.float64]
-    again: int
-    width: int
-
-
-def relax_others(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> ExactRanks:
+def relax_others(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> Relaxation:
     """Return the relaxation of a problem to some of its ranks, with times scaled by a factor."""
     stages, m = problem.stages, problem.microbatches
     way = [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
@@ -196,7 +145,7 @@ def relax_others(problem: Problem, ranks: Sequence[int], factor: float = 1.0) ->
             holder = c - 1 if chains[c - 1][0] == 0 else c
             stored = problem.taken[0, chains[holder][1]]
             width += int(min(m, limits[rank_of[holder]] / stored + 1)) if stored > 0 else m
-    return ExactRanks(
+    return Relaxation(
         m, np.array(rank_of), times, delays, waits, head, tail, taken, taken - freed, limits,
         class_of, needs, np.array([rank for rank, _, _ in whole], dtype=np.int64),
         np.array([time for _, time, _ in whole], dtype=np.int64),
@@ -222,7 +171,7 @@ class StateBudget:
 
 
 def ends_before(
-    kept: ExactRanks, target: int, left: StateBudget, stop: Stop, grid: int = 1
+    kept: Relaxation, target: int, left: StateBudget, stop: Stop, grid: int = 1
 ) -> bool | None:
     """Return whether a schedule ends before a target; None where that took too much.
 
@@ -236,7 +185,7 @@ def ends_before(
     return True if done == len(kept.times) * kept.microbatches else None
 
 
-def starts_before(kept: ExactRanks, target: int, left: StateBudget, stop: Stop) -> Whole | None:
+def starts_before(kept: Relaxation, target: int, left: StateBudget, stop: Stop) -> Whole | None:
     """Return starts of an order that ends before a target, shape ``(chains, microbatches)``.
 
     None where there is none, or finding one takes too much.
@@ -260,7 +209,7 @@ def starts_before(kept: ExactRanks, target: int, left: StateBudget, stop: Stop) 
 
 
 def _levels(
-    kept: ExactRanks, target: int, left: StateBudget, stop: Stop, grid: int = 1
+    kept: Relaxation, target: int, left: StateBudget, stop: Stop, grid: int = 1
 ) -> Iterator[tuple[Whole, Whole]]:
     """Yield one level of states after another, with their places in the level before.
 
@@ -271,7 +220,6 @@ def _levels(
     # Sums of counts with these are different for different counts, or else nothing is dropped.
     alike = chains + kept.again
     multipliers = np.random.default_rng(0).integers(1 << 62, size=alike) * 2 + 1
-    relaxation = Relaxation(*(getattr(kept, name) for name in Relaxation._fields))
     counts = Counts(*np.zeros((4, len(kept.class_time) + 1), dtype=np.int64))
     room = 1024
     for _ in range(chains * kept.microbatches):
@@ -281,7 +229,7 @@ def _levels(
                 return
             found = np.empty((room, kept.width), dtype=np.int64)
             parents = np.empty(room, dtype=np.int64)
-            number = next_states.compiled(states, target, grid, relaxation, counts, found, parents)
+            number = next_states.compiled(states, target, grid, kept, counts, found, parents)
             room = max(room, 2 * number if number > room else 0)
         found = found[:number]
         keys = found[:, :alike] @ multipliers
@@ -300,18 +248,9 @@ def _levels(
 def exact_rank_bound(
     problem: Problem, ranks: Sequence[int], low: float, best: float, left: StateBudget, stop: Stop
 ) -> float:
-    """Return the largest target that is shown to be a bound.
+    """Return the largest target that some exact ranks do not meet.
 
-    Parameters
-    ----------
-    problem, ranks
-        The problem, and its ranks that are exact.
-    low, best
-        A bound that is known, and a makespan that is reached: nothing above it is sought.
-    left
-        States that may be looked at.
-    stop
-        Ends the search early.
+    It is sought between a bound `low` and a makespan `best`, as far as the states that are left go.
     """
     exact = factor_for(all_times(problem), best)
     ways = [(exact, 1)]
@@ -325,7 +264,22 @@ def exact_rank_bound(
         if stop() or left.spent:
             break
         kept = relax_others(problem, ranks, factor)
-        low = _largest_target(kept, factor, grid, low, best, left, stop)
+        bound = int(low * factor * (1 + TOLERANCE))
+        highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
+        step = max(1, (highest - bound) // (FIRST_STEPS if grid == 1 else COARSE_STEPS))
+        grows = True
+        near = COARSE_PRECISION if grid > 1 else 0.0 if factor == round(factor) else PRECISION
+        while bound < highest and not stop() and not left.spent:
+            if not grows and highest - bound <= near * highest:
+                break
+            target = min(bound + step, highest)
+            if ends_before(kept, target, left, stop, grid) is False:
+                bound = target
+                step = 2 * step if grows else max(1, (highest - bound) // 2)
+            else:
+                highest, grows = target - 1, False
+                step = max(1, (highest - bound) // 2)
+        low = max(low, bound / factor)
     return low
 
 
@@ -333,31 +287,3 @@ def factor_of(problem: Problem, rank: int, best: float) -> float:
     """Return the factor that makes the times of one rank whole numbers."""
     own = problem.homes == rank
     return factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
-
-
-def _largest_target(
-    kept: ExactRanks,
-    factor: float,
-    grid: int,
-    low: float,
-    best: float,
-    left: StateBudget,
-    stop: Stop,
-) -> float:
-    """Return the largest target that is shown to be a bound on one grid."""
-    bound = int(low * factor * (1 + TOLERANCE))
-    highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
-    step = max(1, (highest - bound) // (FIRST_STEPS if grid == 1 else COARSE_STEPS))
-    grows = True
-    near = COARSE_PRECISION if grid > 1 else 0.0 if factor == round(factor) else PRECISION
-    while bound < highest and not stop() and not left.spent:
-        if not grows and highest - bound <= near * highest:
-            break
-        target = min(bound + step, highest)
-        if ends_before(kept, target, left, stop, grid) is False:
-            bound = target
-            step = 2 * step if grows else max(1, (highest - bound) // 2)
-        else:
-            highest, grows = target - 1, False
-            step = max(1, (highest - bound) // 2)
-    return max(low, bound / factor)

@@ -45,10 +45,10 @@ from debubble.core.kind_relations import FUSED_KIND, SPLIT_KINDS
 from debubble.core.kinds import COPY_KINDS
 from debubble.engine.modes import MODE
 from debubble.listing import TOLERANCE
-from debubble.optimize.bounds.exact_rank import ExactRanks, relax_others
+from debubble.optimize.bounds._exact_rank_kernel import Relaxation
+from debubble.optimize.bounds.exact_rank import relax_others
 from debubble.optimize.cp_sat.interval_model import OUT, IntervalModel, copy_units
 from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for, rounded_down
-from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.programs.offload import relax_copies
@@ -87,18 +87,8 @@ def copied_bound(
 ) -> tuple[float, float]:
     """Return the largest target that one rank with its copies does not meet, and the work spent.
 
-    Parameters
-    ----------
-    problem
-        With stages whose activations may be copied.
-    rank
-        The exact rank, for which :func:`may_help` holds.
-    low, best
-        A bound that is known, and a makespan that is reached: nothing above it is sought.
-    work
-        Limit of the solver's work, in its own unit of about a second.
-    stop
-        Ends the search early.
+    It is sought between a bound `low` and a makespan `best`. Work is in the solver's own unit of
+    about a second. :func:`may_help` holds for the rank.
     """
     table, used = problem.table, 0.0
     copies = np.array([table.copy(COPY_KINDS[0], s, None) for s in range(problem.stages)])
@@ -115,7 +105,7 @@ def copied_bound(
             break
         target = min(bound + step, highest)
         model = RankModel(problem, rank, factor, target, copies, whole)
-        with stop.ending(model.solver.stop_search):
+        with stop.ending(model.stop):
             if stop():
                 break
             met = model.met((work - used) * (FIRST_SHARE if grows else 0.5), stop)
@@ -133,20 +123,10 @@ def copied_bound(
 
 
 class RankModel(IntervalModel):
-    """A rank with its copies; :meth:`met` decides a target.
+    """A rank with its copies; :meth:`met` decides a target in whole numbers.
 
-    Parameters
-    ----------
-    problem, rank
-        The problem, and the rank of it that is modeled.
-    factor
-        Factor of times, before they are rounded down.
-    target
-        The target, in whole numbers.
-    copies
-        Time of a copy of every stage, shape ``(stages,)``.
-    whole
-        True if no time is rounded; then the actions that never wait are known.
+    `copies` are times of a copy of every stage, shape ``(stages,)``. If times are `whole`, none is
+    rounded down, and the actions that never wait are known.
     """
 
     def __init__(
@@ -169,7 +149,7 @@ class RankModel(IntervalModel):
         if whole and not MODE[problem.mode].blocks and _parts_are_whole(problem, self.stages(rank)):
             self._add_reasons(rank)
 
-    def _add_heads_and_tails(self, kept: ExactRanks) -> None:
+    def _add_heads_and_tails(self, kept: Relaxation) -> None:
         """Add heads and tails to the model; microbatches are numbered by their first forwards."""
         for c, b in product(range(len(self.way)), range(self.problem.microbatches)):
             key = (*self.way[c], b)
@@ -203,15 +183,10 @@ class RankModel(IntervalModel):
 
         Half of the time, as of the work, is left for others.
         """
-        from ortools.sat.python import cp_model
-
         if self.horizon < 0:
             return False
         self.solver.parameters.linearization_level = 0
-        status = run_solver(self.solver, self.model, work, stop.left / 2, 1, stop.work.seed)
-        if status == cp_model.INFEASIBLE:
-            return False
-        return True if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
+        return self.run(work, stop.left / 2, 1, stop.work.seed)
 
 
 def _parts_are_whole(problem: Problem, stages: list[int]) -> bool:

@@ -35,13 +35,12 @@ from times that are rounded down, is a bound, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from debubble.listing import TOLERANCE
+from debubble.optimize.bounds._exact_rank_kernel import Relaxation
 from debubble.optimize.bounds.exact_rank import (
-    ExactRanks,
     StateBudget,
     Whole,
     ends_before,
@@ -100,7 +99,7 @@ def follow(problem: Problem, rank: int, factor: float, stop: Stop) -> Whole:
         kept = with_rests(
             short, relax_others(short, [rank], factor), [rank], rests[: n + 1], factor
         )
-        kept = replace(kept, heads=np.zeros_like(kept.heads))
+        kept = kept._replace(heads=np.zeros_like(kept.heads))
         step = max(1, int(work))
         while step >= fine and not stop():
             left = StateBudget(MOST_OF_ONE)
@@ -112,8 +111,8 @@ def follow(problem: Problem, rank: int, factor: float, stop: Stop) -> Whole:
 
 
 def with_rests(
-    problem: Problem, kept: ExactRanks, ranks: Sequence[int], rests: Whole, factor: float
-) -> ExactRanks:
+    problem: Problem, kept: Relaxation, ranks: Sequence[int], rests: Whole, factor: float
+) -> Relaxation:
     """Return the relaxation with the remaining time of its first rank as tails of forwards."""
     goal = int(np.flatnonzero(problem.homes == ranks[0])[0])
     ways = np.append(0.0, np.cumsum(problem.pass_times[0, :-1] + problem.forward_link[1:]))
@@ -123,4 +122,4 @@ def with_rests(
         if stage <= goal:
             way = int(rounded_down(ways[[goal]] - ways[[stage]], factor)[0])
             tails[chain] = np.maximum(tails[chain], rests[:0:-1] + way - kept.times[chain])
-    return replace(kept, tails=tails)
+    return kept._replace(tails=tails)

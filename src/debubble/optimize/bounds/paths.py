@@ -270,13 +270,7 @@ def _name(problem: Problem, rows: NDArray[np.int64]) -> str:
 def one_rank(
     heads: NDArray[np.float64], times: NDArray[np.float64], tails: NDArray[np.float64]
 ) -> float:
-    """Return the least makespan of one machine with heads and tails, if actions can be interrupted.
-
-    Parameters
-    ----------
-    heads, times, tails
-        Earliest starts, times, and least time after each end; shape ``(n,)``.
-    """
+    """Return the least makespan of one machine whose actions can be interrupted."""
     urgent_first = np.argsort(-tails, kind="stable")
     heads, times, tails = heads[urgent_first], times[urgent_first], tails[urgent_first]
     n = len(heads)

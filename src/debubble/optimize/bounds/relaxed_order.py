@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
-from debubble.core.errors import DebubbleError
 from debubble.optimize.bounds.exact_rank import StateBudget, relax_others, starts_before
 from debubble.optimize.cp_sat.rounding import all_times, factor_for
 from debubble.optimize.problem import Problem
@@ -36,18 +35,7 @@ def relaxed_order(
 ) -> list[Program] | None:
     """Return programs of all ranks by the fastest schedule of one; None where that has none.
 
-    Parameters
-    ----------
-    problem
-        A problem with relaxed times.
-    rank
-        The exact rank.
-    bound
-        A bound of the makespan, about that of the rank.
-    left
-        States that may be looked at.
-    stop
-        Ends the search early.
+    The problem has relaxed times, and a bound of about that of the rank.
     """
     factor = factor_for(all_times(problem), 2 * bound)
     kept = relax_others(problem, [rank], factor)
@@ -57,18 +45,8 @@ def relaxed_order(
         starts = starts_before(kept, int(bound * factor * slack) + 1, left, stop)
         if starts is not None:
             programs = _programs(problem, _planned(problem, rank, starts / factor))
-            return programs if _runs(problem, programs) else None
+            return programs if problem.makespan(problem.schedule(programs)) < np.inf else None
     return None
-
-
-def _runs(problem: Problem, programs: list[Program]) -> bool:
-    """Return whether an order fits into memory and is no deadlock."""
-    schedule = problem.schedule(programs)
-    try:
-        problem.timeline(schedule)
-    except DebubbleError:
-        return False
-    return problem.fits(schedule)
 
 
 def _planned(problem: Problem, rank: int, starts: Times) -> Times:

@@ -156,18 +156,9 @@ def strongest(problem: Problem) -> list[int]:
 def strongest_rank_bound(
     easy: Problem, low: float, best: float, states: float, stop: Stop | None = None
 ) -> float:
-    """Return the bound by the strongest rank, as far as a number of states goes.
+    """Return the bound by the strongest rank between a bound and a makespan, as far as states go.
 
-    Parameters
-    ----------
-    easy
-        A problem with relaxed times.
-    low, best
-        A bound that is known, and a makespan that is reached.
-    states
-        States that may be looked at.
-    stop
-        Ends the search early.
+    The problem has relaxed times.
     """
     return exact_rank_bound(
         easy, strongest(easy)[:1], low, best, StateBudget(states), stop or Stop()
@@ -175,21 +166,9 @@ def strongest_rank_bound(
 
 
 def explain_bound(problem: Problem, low: float, bound: float) -> str:
-    """Name a single rank that explains a bound from an earlier search.
+    """Name a single rank that explains a bound from an earlier search, above one without a reason.
 
-    Parameters
-    ----------
-    problem
-        The problem without copies.
-    low
-        A bound that needs no reason.
-    bound
-        The one that does.
-
-    Returns
-    -------
-    str
-        The reason in words; empty if there is no such rank, or finding it takes too long.
+    Empty if there is no such rank, or finding it takes too long. The problem has no copies.
     """
     easy, stop = relaxed(problem), Stop(REASON_SECONDS)
     for ranks in single_ranks(easy):

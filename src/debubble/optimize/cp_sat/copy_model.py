@@ -32,7 +32,6 @@ from debubble.core.schedule import Schedule
 from debubble.optimize.cp_sat.interval_model import BACK, OUT, IntervalModel, copy_units
 from debubble.optimize.cp_sat.model import Key, follows
 from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for
-from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem
 
 OFFLOAD, RELOAD = COPY_KINDS
@@ -42,14 +41,8 @@ OFFLOAD, RELOAD = COPY_KINDS
 class CopyModel(IntervalModel):
     """A whole problem with its copies; :meth:`solve` runs the solver.
 
-    Parameters
-    ----------
-    problem
-        Problem with stages whose activations may be copied and none that recompute.
-    known
-        A schedule within memory; its makespan is the horizon, and the solver starts from it.
-    bound
-        A proven lower bound.
+    No stage recomputes. The makespan of a `known` schedule within memory is the horizon, and the
+    solver starts from it.
     """
 
     def __init__(self, problem: Problem, known: Schedule, bound: float) -> None:
@@ -130,14 +123,8 @@ class CopyModel(IntervalModel):
             self.model.add_hint(away, (OUT, *place) in known)
 
     def solve(self, work: float, seconds: float, workers: int, seed: int) -> list[Program] | None:
-        """Return programs with copies; None where none were found.
-
-        `work` is the solver's own unit, about a second; :meth:`stop` ends it early.
-        """
-        from ortools.sat.python import cp_model
-
-        status = run_solver(self.solver, self.model, work, seconds, workers, seed)
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        """Return programs with copies, within the limits of :meth:`run`; None if none is found."""
+        if not self.run(work, seconds, workers, seed):
             return None
         begin = {
             key: int(self.solver.value(start))
@@ -178,7 +165,3 @@ class CopyModel(IntervalModel):
         if key[0] == 1 and back in begin:
             times.append(begin[back] + self.time(back))
         return max(times)
-
-    def stop(self) -> None:
-        """End a running :meth:`solve` soon; callable from another thread."""
-        self.solver.stop_search()

@@ -41,14 +41,7 @@ def starts_by_number(
 ) -> NDArray[np.float64]:
     """Return starts of all actions of a simulated order, I and W for every fused backward.
 
-    Parameters
-    ----------
-    problem
-        The problem whose numbers are meant.
-    known, timeline
-        The order, and the simulation of its schedule.
-    apart
-        True if every R is an action of its own, rather than the beginning of its backward.
+    Every R is an action of its own where they are `apart`, else the beginning of its backward.
     """
     packed = timeline.schedule.actions
     redone = among(kinds_of(packed), RECOMPUTE_KINDS)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.optimize.cp_sat.model import AGAIN, WEIGHT, Key
+from debubble.optimize.cp_sat.solver import SolverModel
 from debubble.optimize.problem import Problem
 from debubble.optimize.times import microbatch_lengths
 
@@ -34,29 +35,18 @@ Chain: TypeAlias = tuple[int, int]
 """The number of a kind, and a stage."""
 
 
-class IntervalModel:
-    """Variables and constraints of some ranks.
+class IntervalModel(SolverModel):
+    """Variables and constraints of some ranks; nothing starts after the horizon.
 
-    Parameters
-    ----------
-    problem
-        The problem; stages may recompute, and their activations may be copied.
-    ranks
-        Ranks that are modeled.
-    units
-        Time of every action in whole numbers, shape ``(kinds, stages, microbatches)`` with rows for
-        R, OFFLOAD and RELOAD after those of the problem.
-    horizon
-        Last time at which anything starts.
+    `units` are times of all actions in whole numbers, shape ``(kinds, stages, microbatches)`` with
+    rows for R, OFFLOAD and RELOAD after those of the problem.
     """
 
     def __init__(
         self, problem: Problem, ranks: Iterable[int], units: NDArray[np.int64], horizon: int
     ) -> None:
-        from ortools.sat.python import cp_model
-
+        super().__init__()
         self.problem, self.ranks, self.units, self.horizon = problem, sorted(ranks), units, horizon
-        self.model, self.solver = cp_model.CpModel(), cp_model.CpSolver()
         self.start: dict[Key, Any] = {}
         self.away: dict[tuple[int, int], Any] = {}
         """True if the activation of a stage and microbatch is copied."""

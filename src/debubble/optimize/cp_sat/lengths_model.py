@@ -33,7 +33,6 @@ from debubble.optimize.cp_sat.from_start_times import programs_by_start
 from debubble.optimize.cp_sat.interval_model import IntervalModel
 from debubble.optimize.cp_sat.model import AGAIN, WEIGHT
 from debubble.optimize.cp_sat.rounding import MEMORY_UNITS, factor_for, rounded_down
-from debubble.optimize.cp_sat.solver import run_solver
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 from debubble.optimize.times import (
@@ -60,16 +59,7 @@ CONFLICTS = 10_000
 class LengthsModel(IntervalModel):
     """Some ranks of a problem, all others as delays; :meth:`makespan_below` runs the solver.
 
-    Parameters
-    ----------
-    problem
-        With the length of every microbatch.
-    ranks
-        Ranks that are modeled.
-    best
-        A makespan that is reached: nothing above it is sought.
-    bound
-        A proven lower bound.
+    Nothing above the makespan `best` is sought, and `bound` is proven.
     """
 
     def __init__(
@@ -131,8 +121,6 @@ class LengthsModel(IntervalModel):
         None if that is open after some `work`, the solver's own unit of about a second;
         :attr:`spent` is the part of it that was needed.
         """
-        from ortools.sat.python import cp_model
-
         highest = math.ceil(target * self.factor * (1 - TOLERANCE)) - 1
         self.model.add(self.makespan <= highest)
         parameters = self.solver.parameters
@@ -141,12 +129,11 @@ class LengthsModel(IntervalModel):
         # Else starts may be pushed on one unit at a time, which the solver does not count as work.
         parameters.use_dynamic_precedence_in_disjunctive = True
         parameters.max_number_of_conflicts = int(CONFLICTS * work)
-        with stop.ending(self.solver.stop_search):
+        with stop.ending(self.stop):
             # One thread needs a tenth of the work that several do.
-            status = run_solver(self.solver, self.model, work, stop.left, 1, stop.work.seed)
-        if status == cp_model.INFEASIBLE:
+            found = self.run(work, stop.left, 1, stop.work.seed)
+        if found is False:
             return target
-        found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         return self.solver.value(self.makespan) / self.factor if found else None
 
     @property

@@ -10,12 +10,12 @@ fused, its I takes the time of B, and its W none, right after. The W of those th
 microbatch order among themselves; that of a fused one may come before an older one.
 
 Where stages recompute, every R is an action of its own that may run well ahead of its backward, and
-takes its memory at its start. Or both are one action: with fewer to put in order more of these
-orders are found, but the bound only holds for them.
+takes its memory at its start; where it takes no time, or has to wait for the gradient, both are one
+action.
 
-Of transfers it knows what :mod:`debubble.optimize.bounds.paths` proves in their mode: which cannot
-run at the same time as others or as actions. In which order ranks queue them or where they post
-them is left open, so that except in the mode ``"overlapped"`` the solver's bound can be too low.
+Of transfers it knows their times, and the longest paths in their mode. Which cannot run at the same
+time as others or as actions is left open, so that except in the mode ``"overlapped"`` the solver's
+bound can be too low; with those constraints no problem that was measured had a better one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ from debubble.engine.timeline import Timeline
 from debubble.optimize.bounds.paths import (
     last_stages,
     longest_paths,
-    machines,
     memory_lag,
     spare_microbatches,
-    transfer_times,
 )
 from debubble.optimize.cp_sat.from_start_times import programs_by_start, starts_by_number
 from debubble.optimize.cp_sat.rounding import (
@@ -51,7 +49,7 @@ from debubble.optimize.cp_sat.rounding import (
     units_apart,
     whole_units,
 )
-from debubble.optimize.cp_sat.solver import run_solver
+from debubble.optimize.cp_sat.solver import SolverModel
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.programs.backward import fusable, fused_ones, relaxed, with_fused
 
@@ -72,36 +70,22 @@ class Solution:
     """True if the order is optimal for the rounded times."""
 
 
-class ExactModel:
+class ExactModel(SolverModel):
     """Variables, constraints and objective of a problem; :meth:`solve` runs the solver.
 
-    Parameters
-    ----------
-    problem
-        Problem to solve.
-    known
-        An order that fits; its makespan is the horizon, and the solver starts from it.
-    bound
-        A proven lower bound.
-    ahead
-        True if R may run ahead of the backward.
+    The makespan of a `known` order that fits is the horizon, and the solver starts from it.
     """
 
-    def __init__(
-        self, problem: Problem, known: Sequence[Program], bound: float = 0.0, ahead: bool = True
-    ) -> None:
-        from ortools.sat.python import cp_model
-
-        known = known if ahead else without_recomputes(known)
+    def __init__(self, problem: Problem, known: Sequence[Program], bound: float = 0.0) -> None:
+        super().__init__()
+        apart = problem.can_run_ahead
+        known = known if apart else without_recomputes(known)
         order = problem.schedule(known)
         self.known = problem.timeline(order).makespan
         self.factor = factor_for(all_times(problem), self.known)
         self.whole = round_times(problem, self.factor)
-        apart = ahead and problem.can_run_ahead
         self.again: list[int] = np.flatnonzero(problem.recomputed).tolist() if apart else []
         self.problem = without_recompute_time(self.whole) if self.again else self.whole
-        self.model = cp_model.CpModel()
-        self.solver = cp_model.CpSolver()
         timeline = self.whole.timeline(order)
         self.horizon = round(timeline.makespan)
         self.fusable = fusable(problem)
@@ -113,11 +97,8 @@ class ExactModel:
             for b in range(problem.microbatches)
         }
         self._literals: dict[tuple[Key, Key], Any] = {}
-        self._intervals: dict[int, list[Any]] = {}
         self._add_ranks()
         self._add_data()
-        if problem.mode != "overlapped":
-            self._add_transfers()
         self._add_memory()
         self._minimize(bound)
         self._add_hints(known, timeline)
@@ -179,10 +160,7 @@ class ExactModel:
             chains += [(AGAIN, stage) for stage in stages if stage in self.again]
             intervals: list[Any] = []
             for kind, stage in chains:
-                row = [self._interval(kind, stage, b) for b in range(m)]
-                place = len(self.problem.kinds) + 2 if kind == AGAIN else kind
-                self._intervals[place * self.problem.stages + stage] = row
-                intervals += row
+                intervals += [self._interval(kind, stage, b) for b in range(m)]
             self.model.add_no_overlap(intervals)
             for chain in chains:
                 if self._keeps_order(*chain):
@@ -250,35 +228,6 @@ class ExactModel:
                 freed = self._end(1, int(last[stage]), older) + round(lag[problem.homes[stage]])
                 add(self.start[0, stage, older + int(spare[stage]) + 1] >= freed)
 
-    def _add_transfers(self) -> None:
-        """Add transfers that take time, and keep actions and transfers from overlapping them."""
-        problem = self.problem
-        S, behind = problem.stages, len(problem.kinds) * problem.stages
-        for (kind, stage), time in np.ndenumerate(transfer_times(problem).astype(int)):
-            if time == 0:
-                continue
-            to = stage + 1 if kind == 0 else stage - 1
-            row = self._intervals.setdefault(behind + kind * S + stage, [])
-            for b in range(problem.microbatches):
-                begin = self.model.new_int_var(0, self.horizon, "")
-                self.model.add(begin >= self._end(kind, stage, b))
-                ahead = round(problem.recompute_time[to]) if kind else 0
-                self.model.add(self.start[kind, to, b] >= begin + int(time) - ahead)
-                row.append(self.model.new_fixed_size_interval_var(begin, int(time), ""))
-        whole = np.full(behind + 3 * S, True)
-        if not self.again:
-            # A gradient may come between R and its backward, which are one action here.
-            whole[S : 2 * S] = ~problem.recomputed
-        for rows in machines(self.whole):
-            sent = rows[(rows >= behind) & (rows < behind + 2 * S)]
-            if not len(sent):
-                continue
-            if np.any(problem.homes[rows[0] % S] != problem.homes[(sent - behind) % S]):
-                rows = rows[whole[rows]]
-            self.model.add_no_overlap(
-                [each for row in rows.tolist() for each in self._intervals.get(row, ())]
-            )
-
     def _add_memory(self) -> None:
         """Limit the memory held at the start of every action that takes some."""
         problem, m = self.problem, self.problem.microbatches
@@ -341,29 +290,23 @@ class ExactModel:
         return np.append(times, np.repeat(self.whole.recompute_time[self.again], m))
 
     def solve(self, work: float, seconds: float, workers: int, seed: int) -> Solution:
-        """Run the solver; `work` is its own unit, about a second. :meth:`stop` ends it early."""
-        from ortools.sat.python import cp_model
-
+        """Run the solver, within the limits of :meth:`run`."""
         parameters = self.solver.parameters
         # Order decides everything here: no linear relaxation helps, and probing costs more than it
         # saves.
         parameters.linearization_level = 0
         parameters.cp_model_probing_level = 0
         parameters.max_presolve_iterations = 1
-        status = run_solver(self.solver, self.model, work, seconds, workers, seed)
-        bound = self.solver.best_objective_bound / self.factor
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return Solution(None, bound, False)
+        found = self.run(work, seconds, workers, seed)
+        bound = self.solver.best_objective_bound
+        if not found:
+            return Solution(None, bound / self.factor, False)
         starts = np.array([self.solver.value(x) for x in self.start.values()])
         fused = np.zeros((self.problem.stages, self.problem.microbatches), dtype=bool)
         for place, literal in self.fused.items():
             fused[place] = self.solver.boolean_value(literal)
         programs = with_fused(programs_by_start(self.problem, starts, self._times(fused)), fused)
-        return Solution(programs, bound, status == cp_model.OPTIMAL)
-
-    def stop(self) -> None:
-        """End a running :meth:`solve` soon; callable from another thread."""
-        self.solver.stop_search()
+        return Solution(programs, bound / self.factor, bound >= self.solver.objective_value)
 
 
 def around_recomputes(problem: Problem) -> list[tuple[int, int]]:

@@ -64,12 +64,8 @@ def fused_times(problem: Problem) -> NDArray[np.float64]:
 def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:
     """Return memory actions take at their start, and the change when they are over.
 
-    Memory held between them is rounded down, so that no order that fits is refused.
-
-    Returns
-    -------
-    taken, changes
-        In whole units, shape ``(kinds, stages)``.
+    Both are in whole units, shape ``(kinds, stages)``. Memory held between them is rounded down, so
+    that no order that fits is refused.
     """
     return _levels(problem.taken, problem.freed, unit)
 

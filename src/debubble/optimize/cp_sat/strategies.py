@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
 import numpy as np
 
-from debubble.engine.modes import MEETING
-from debubble.optimize.anneal.simulated_moves import HOT, makespan_in_engine, move_actions
+from debubble.optimize.anneal.simulated_moves import HOT, move_actions
 from debubble.optimize.anneal.strategies import count_pairs, is_small
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.problem import Problem, without_recomputes
@@ -24,65 +20,36 @@ COPIED_SHARE = 0.2
 EXACT_WORK = 60.0
 """Work of the exact solver, in its own unit of about a second."""
 
-AHEAD_SHARE = 0.5
-"""Share of the time limit for solving as if R could not run ahead of its backward."""
-
 MOVES, MOVED_SHARE, MOST_MOVING = 8000, 0.2, 5.0
 """Moves that are simulated, the share of the time that the exact solver leaves for them, and how
 much effort they take at most."""
-
-MEETING_SHARE = 0.2
-"""Share of it with transfers for which ranks meet, which the solver models only in part."""
 
 COPIES_WORK = 5.0
 """Work of the solver that knows of copies, in its own unit of about a second."""
 
 
 def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Solve the whole problem exactly, with each R and its backward as one action.
-
-    It raises the bound as well, but where these may be apart: that takes :func:`solve_ahead`.
-    """
-    if problem.can_run_ahead:
-        stop = Stop(AHEAD_SHARE * stop.left, stop)
-    if moves_in_simulator(incumbent.problem):
-        stop = Stop((1 - MOVED_SHARE) * stop.left, stop)
-    _solve(problem, incumbent, stop, ahead=False)
-
-
-def solve_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Solve the whole problem exactly, with each R as an action of its own."""
-    _solve(problem, incumbent, stop, ahead=True)
-
-
-def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool) -> None:
+    """Solve the whole problem exactly, which raises the bound as well."""
     from debubble.optimize.cp_sat.model import ExactModel
 
+    if moves_in_simulator(incumbent.problem):
+        stop = Stop((1 - MOVED_SHARE) * stop.left, stop)
     effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
     # Choosing what to fuse takes the solver long; with relaxed times its bound holds as well.
     chosen = fusable(problem) & (count_pairs(problem) <= SMALL_MIXED)
-    # Where transfers meet, first as if they did not: that is sooner solved, and its bound holds.
-    meeting = {"overlapped": 1 - MEETING_SHARE, problem.mode: MEETING_SHARE}
-    for mode, share in (meeting if problem.mode in MEETING else {problem.mode: 1.0}).items():
-        if incumbent.done or stop():
+    known = separate(problem, incumbent.programs, chosen.tolist())
+    asked = problem if chosen.any() else relaxed(problem)
+    model = ExactModel(asked, known, incumbent.bound)
+    with stop.ending(model.stop):
+        if stop():
             return
-        known = separate(problem, incumbent.programs, chosen.tolist())
-        asked = replace(problem, mode=mode)
-        model = ExactModel(asked if chosen.any() else relaxed(asked), known, incumbent.bound, ahead)
-        with stop.ending(model.stop):
-            if stop():
-                return
-            seconds = stop.left * (1.0 if mode == problem.mode else share)
-            solution = model.solve(
-                EXACT_WORK * effort * share, seconds, stop.work.workers, stop.work.seed
-            )
-        if solution.programs is not None:
-            # With copies under way R goes right before its backward.
-            copies = bool(incumbent.problem.offload)
-            found = without_recomputes(solution.programs) if copies else solution.programs
-            incumbent.offer(found, "exact solving")
-        if ahead or not problem.can_run_ahead:
-            incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
+        solution = model.solve(EXACT_WORK * effort, stop.left, stop.work.workers, stop.work.seed)
+    if solution.programs is not None:
+        # With copies under way R goes right before its backward.
+        copies = bool(incumbent.problem.offload)
+        found = without_recomputes(solution.programs) if copies else solution.programs
+        incumbent.offer(found, "exact solving")
+    incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
 
 
 def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -105,7 +72,7 @@ def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> Non
 def move_in_simulator(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Move single actions if only the engine models the costs of transfers."""
     move_actions(
-        incumbent.programs, partial(makespan_in_engine, problem),
+        incumbent.programs, lambda programs: problem.makespan(problem.schedule(programs)),
         round(MOVES * min(stop.work.effort, MOST_MOVING)), np.random.default_rng(stop.work.seed),
         stop, lambda programs: incumbent.offer(programs, "moving single actions"),
         heat=HOT * (float(problem.times.mean()) or 1.0),

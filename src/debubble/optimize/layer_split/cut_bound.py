@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,67 +66,43 @@ ROUNDING = 1e-11
 
 
 def bound_of_cuts(cutting: Cutting, ways: Ways | None = None) -> float:
-    """Return a lower bound of the makespan under every cut.
+    """Return a lower bound of the makespan under every cut, and every choice open to the stages.
 
-    Parameters
-    ----------
-    cutting
-        The cuts.
-    ways
-        Choices open to every stage; by default those of the cutting's root.
+    By default stages do what those of the cutting's root do.
     """
     ways = ways or [(way,) for way in choice_of(cutting.root)]
-    return _Bound.of(cutting, ways).value()
+    return _Bound(cutting, ways).value()
 
 
-@dataclass(frozen=True, eq=False)
 class _Bound:
     """Layers, ends and ranks as the bound needs them."""
 
-    root: Problem
-    """The problem; here and in `ends` every stage keeps its activations."""
-    ends: Problem
-    """The problem of the stages without layers."""
-    forward: NDArray[np.float64]
-    """f of every layer, shape ``(layers,)``."""
-    back: NDArray[np.float64]
-    """i of every layer."""
-    work: NDArray[np.float64]
-    """t of every layer."""
-    again: NDArray[np.float64]
-    """R of every layer, shape ``(layers,)``."""
-    held: NDArray[np.float64]
-    """Least activation memory after the forward of every layer, shape ``(layers,)``."""
-    held_ends: tuple[float, float]
-    """Least activation memory of the first and last stage without their layers."""
-    must: NDArray[np.bool_]
-    """True if every stage of each rank has to recompute, shape ``(ranks,)``."""
-    before: NDArray[np.int64]
-    """Fewest layers before every stage, shape ``(stages,)``."""
-    filled: bool
-    """True if the last stage has a layer under every cut."""
-    equal: bool
-    """True if all layers are."""
-
-    @classmethod
-    def of(cls, cutting: Cutting, ways: Ways) -> _Bound:
+    def __init__(self, cutting: Cutting, ways: Ways) -> None:
+        # Here every stage keeps its activations.
         root = replace(_with_quick_gradients(cutting.root), recompute=(), offload=())
-        ends = cut_problem(root, [0] * root.stages)
+        self.root, self.ends = root, cut_problem(root, [0] * root.stages)
         alone = cutting.alone
-        forward, back, work = _times(root, alone)
-        must = np.ones(root.ranks, dtype=bool)
+        self.forward, self.back, self.work = _times(root, alone)
+        """f, i and t of every layer, shape ``(layers,)``."""
+        self.again = alone.duration[Kind.R]
+        """R of every layer, shape ``(layers,)``."""
+        self.must = np.ones(root.ranks, dtype=bool)
+        """True if every stage of each rank has to recompute, shape ``(ranks,)``."""
         for home, some in zip(root.homes.tolist(), ways, strict=True):
-            must[home] &= all(way & RECOMPUTE for way in some)
+            self.must[home] &= all(way & RECOMPUTE for way in some)
         anywhere = sorted({way for some in ways for way in some})
-        most = float(max(alone.offload.max(), ends.table.offload[[0, -1]].max()))
-        first, last = (_held(ends.table, ways[stage], most)[stage] for stage in (0, -1))
+        most = float(max(alone.offload.max(), self.ends.table.offload[[0, -1]].max()))
+        self.held = _held(alone, anywhere, most)
+        """Least activation memory after the forward of every layer, shape ``(layers,)``."""
+        self.held_ends = [_held(self.ends.table, ways[end], most)[end] for end in (0, -1)]
+        """Least activation memory of the first and last stage without their layers."""
+        self.before = np.append(0, np.cumsum(cutting.least)[:-1])
+        """Fewest layers before every stage, shape ``(stages,)``."""
+        self.filled = bool(cutting.least[-1])
+        """True if the last stage has a layer under every cut."""
         assert root.layers is not None
-        return cls(
-            root, ends, forward, back, work, alone.duration[Kind.R],
-            _held(alone, anywhere, most), (float(first), float(last)), must,
-            np.append(0, np.cumsum(cutting.least)[:-1]), bool(cutting.least[-1]),
-            not root.layers.each,
-        )  # fmt: skip
+        self.equal = not root.layers.each
+        """True if all layers are."""
 
     def value(self) -> float:
         root = self.root
@@ -235,9 +211,9 @@ class _Bound:
         root = self.root
         last = float(ends[:2, -1].sum())
         area = float((self.held * (trip[-1] - trip[:-1] + last)).sum())
-        area += self.held_ends[0] * (float(ends[:2, 0].sum()) + float(trip[-1]))
+        area += float(self.held_ends[0]) * (float(ends[:2, 0].sum()) + float(trip[-1]))
         if root.stages > 1:
-            area += self.held_ends[1] * (last + self.filled * float(trip[-1] - trip[-2]))
+            area += float(self.held_ends[1]) * (last + self.filled * float(trip[-1] - trip[-2]))
         roof = root.limits[ranks] * (1 + 2 * TOLERANCE)
         total = float(roof.sum())
         if total == 0:

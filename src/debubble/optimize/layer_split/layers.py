@@ -158,13 +158,7 @@ class Layers:
 
 
 def make_layers(given: Given, costs: Costs) -> Layers:
-    """Return the layers that are given, on costs that say the rest.
-
-    Raises
-    ------
-    ParameterError
-        When there are no layers, or a layer has no costs.
-    """
+    """Return the layers that are given, on costs that say the rest; refuse layers without costs."""
     if isinstance(given, Mapping):
         each = _checked(given)
         count = len(each["F"])

@@ -53,12 +53,7 @@ EXPLORING_SHARE = 0.3
 class Cuts:
     """The cuts over one placement, a :class:`debubble.optimize.variants.Space`.
 
-    Parameters
-    ----------
-    problems
-        The uncut problems in which all stages do the same, as far as they are free and it fits.
-    ways
-        Choices open to every stage.
+    In each of the uncut problems all stages do the same, as far as they are free and it fits.
     """
 
     shares: Sequence[float] = (1.0, 0.5, 0.5)

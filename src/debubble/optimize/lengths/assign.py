@@ -61,20 +61,8 @@ def arrange(
 ) -> Arranged | None:
     """Return the best microbatch for every place of a schedule; None where none tried fits.
 
-    Parameters
-    ----------
-    schedule
-        The order.
-    costs
-        With the length of every microbatch.
-    memory
-        Limit of every rank, or one for each.
-    mode
-        The p2p mode.
-    effort
-        Multiplies the number of assignments tried where there are too many to try all.
-    stop
-        Once it is true, the best of those that were tried is taken.
+    `effort` multiplies the number of assignments tried where there are too many to try all. Once
+    `stop` is true, the best of those that were tried is taken.
     """
     table = costs.table(schedule)
     if table.lengths is None:

@@ -1,1 +1,1 @@
-"""Schedules that repeat: patterns, cycles, and how they become schedules of all microbatches."""
+"""Schedules that repeat: cycles, and how they become schedules of all microbatches."""

@@ -53,22 +53,12 @@ def anneal_cycle(
     """Try exchanges of neighboring blocks of actions on one rank.
 
     Every rank runs its part of the order again and again. In repetition q, action x is that of
-    group q + ahead[x], where a group are the microbatches of one period.
+    group q + ahead[x], where a group are the microbatches of one period. The `lag` of an action is
+    counted from the start of the needed one, not its end.
 
-    Parameters
-    ----------
-    cooling
-        Moves and temperatures.
-    actions
-        Those of one group; `lag` is counted from the start of the needed action, not its end.
-    state
-        Its `order` and `ahead` are those at the beginning, and after the call; all else is scratch.
-    best
-        The order with the least period that was seen.
-    counters
-        Best period, infinite where the order is a deadlock, and where the random numbers go on.
-    halt
-        One number, which another thread makes 1 to end the loop.
+    The state's `order` and `ahead` are those at the beginning, and after the call; all else is
+    scratch. `counters` get the best period, infinite where the order is a deadlock, and where the
+    random numbers go on. Another thread makes the number in `halt` 1 to end the loop.
     """
     random = int(counters[1])
     for i in range(len(state.order)):

@@ -3,10 +3,12 @@
 A *cycle* is what every rank does again and again in the steady state: each action of `width`
 consecutive microbatches once, and for how many repetitions to come. Its period is that of its
 slowest circle of waiting: the time around it, divided by the repetitions that pass meanwhile. What
-a rank holds only depends on its own order, so that memory is exact. A cycle has as few actions as a
-pattern (:mod:`debubble.optimize.periodic.pattern`) but its times are not rounded and its order
-needs no solver: an annealer exchanges blocks of actions as in
+a rank holds only depends on its own order, so that memory is exact, and the number of actions does
+not depend on that of all microbatches. An annealer exchanges blocks of actions as in
 :mod:`debubble.optimize.anneal.annealer`, mostly on the slowest circle.
+
+With its starts a cycle is a *pattern*, which unrolls to any number of microbatches: action k of
+microbatch b starts at σ(k, b mod width) + ⌊b / width⌋ · period.
 
 Where times are uneven and memory is short, cycles of several microbatches are faster than any of
 one: what a rank holds on average is then a fraction, and nearer to its limit. A good start for one
@@ -27,16 +29,12 @@ from debubble.optimize.anneal.annealer import TEMPERATURES, actions_of, random_s
 from debubble.optimize.anneal.moves import ActionArrays, Cooling
 from debubble.optimize.periodic._critical_cycle import CycleState
 from debubble.optimize.periodic._cycle_kernel import Best, anneal_cycle
-from debubble.optimize.periodic.pattern import Pattern
-from debubble.optimize.periodic.unroll import Places
+from debubble.optimize.periodic.unroll import STEPS, Pattern, Places
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
 LEAST_TIME = 1e-4
 """Least time of an action, in mean times: what waits for itself has to show in its starts."""
-
-STEPS = 10**9
-"""Whole steps of a period in the pattern that is made of a cycle."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +101,11 @@ def repeated(problem: Problem, cycle: Cycle, times: int) -> Cycle:
 def pattern_of(problem: Problem, cycle: Cycle) -> Pattern:
     """Return the pattern of a cycle without deadlock."""
     cycle, starts = _run(problem, cycle, 0, 1.0, 1.0, 0, Stop())
-    step = cycle.period / STEPS
     shape = (len(problem.kinds), problem.stages, cycle.width)
-    whole = np.round(starts / step).astype(np.int64) - cycle.ahead * STEPS
+    whole = np.round(starts / cycle.period * STEPS).astype(np.int64) - cycle.ahead * STEPS
     whole = (whole - whole[0]).reshape(shape)
     first = np.array([np.argmax(problem.homes == rank) for rank in problem.homes])
-    laps = (whole - whole[0, first, 0][:, None]) // STEPS
-    tight = cycle.pace <= problem.work.max() * (1 + TOLERANCE)
-    return Pattern(STEPS, cycle.width, whole, laps, step, bool(tight))
+    return Pattern(cycle.width, whole, (whole - whole[0, first, 0][:, None]) // STEPS)
 
 
 def _run(

@@ -13,13 +13,14 @@ between can be repeated. Cuts of all ranks at about the same time belong togethe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import MICROBATCH_SHIFT, Program
 from debubble.core.sequence import sequence
-from debubble.optimize.periodic.pattern import Pattern
+from debubble.optimize.cp_sat.from_start_times import programs_by_start
 from debubble.optimize.problem import Problem
 
 Places = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -32,6 +33,40 @@ CUTS = 9
 
 MARGIN = 4
 """Whole periods between the ends, on few microbatches."""
+
+STEPS = 10**9
+"""Whole steps of the period of a pattern."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The starts of a cycle's actions, in steps of its period.
+
+    Parameters
+    ----------
+    width
+        Microbatches per period.
+    starts
+        Start of every action of the first `width` microbatches, shape ``(kinds, stages, width)``.
+    laps
+        Period in which an action runs, counted from the rank's first forward; the same shape.
+    """
+
+    width: int
+    starts: NDArray[np.int64]
+    laps: NDArray[np.int64]
+
+    @property
+    def depth(self) -> int:
+        """Whole periods between a microbatch's first and last action on any rank."""
+        return int(self.laps.max())
+
+    def unroll(self, problem: Problem) -> list[Program]:
+        """Return the order for all microbatches, repeated as it is."""
+        lap, inner = np.divmod(np.arange(problem.microbatches), self.width)
+        starts = self.starts[:, :, inner] + STEPS * lap
+        times = np.repeat(problem.times.ravel(), problem.microbatches)
+        return programs_by_start(problem, starts.ravel(), times)
 
 
 def few_microbatches(pattern: Pattern, microbatches: int) -> int:
@@ -69,17 +104,8 @@ def stretched(
 def repeatable(problem: Problem, programs: Sequence[Program], width: int) -> Iterator[Places]:
     """Yield parts of programs after which every rank is in the same state, `width` later.
 
-    Parameters
-    ----------
-    problem, programs
-        An order on few microbatches.
-    width
-        Microbatches by which both ends of a part differ.
-
-    Yields
-    ------
-    from, to
-        Places in every rank's program; those of one pair are about simultaneous.
+    A part is the places from and to in every rank's program; those of one pair are about
+    simultaneous.
     """
     timeline = problem.timeline(problem.schedule(programs))
     every_start = problem.starts(timeline)

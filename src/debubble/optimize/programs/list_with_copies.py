@@ -230,16 +230,9 @@ def can_list(problem: Problem) -> bool:
 
 
 def orders_with_copies(problem: Problem, passes: int, stop: Stop) -> Iterator[list[Program]]:
-    """Yield orders with copies, each faster than the one before.
+    """Yield orders with copies, each faster than the one before; :func:`can_list` holds.
 
-    Parameters
-    ----------
-    problem
-        With one stage on every rank, and activations that may be copied.
-    passes
-        Number of sets of rules that are tried.
-    stop
-        Ends the search early.
+    A pass tries one set of rules.
     """
     random = Random(stop.work.seed)
     rules = random_rules(problem, random)

@@ -39,13 +39,7 @@ def is_none(asked: object) -> bool:
 
 
 def check_offload(offload: Offload, costs: Costs) -> None:
-    """Refuse a choice that does not exist, and copies that would be free.
-
-    Raises
-    ------
-    ParameterError
-        When the choice does not exist, or the costs have no time for copies.
-    """
+    """Refuse a choice that does not exist, and copies for which the costs have no time."""
     if is_none(offload):
         return
     if isinstance(offload, str | Mapping) and offload != "free":

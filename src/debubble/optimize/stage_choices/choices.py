@@ -35,13 +35,7 @@ Recompute: TypeAlias = Stages | None
 
 
 def ways_of(recompute: Recompute, offload: Offload, stages: int) -> Ways:
-    """Return choices open to every stage.
-
-    Raises
-    ------
-    ParameterError
-        When a stage or a choice does not exist.
-    """
+    """Return choices open to every stage; refuse stages and choices that do not exist."""
     options: list[list[tuple[int, ...]]] = []
     for name, asked, flag in (("recompute", recompute, RECOMPUTE), ("offload", offload, OFFLOAD)):
         if asked is None or is_none(asked):

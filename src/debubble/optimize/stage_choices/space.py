@@ -103,20 +103,9 @@ def bound_of_all(
 ) -> tuple[float, Choice | None]:  # fmt: skip
     """Return a bound for all choices, and the choice that it belongs to if that is single.
 
-    Parameters
-    ----------
-    problem
-        Placement, times and limits; the choices of its stages do not matter.
-    ways
-        Choices open to every stage.
-    best
-        Makespan that is already reached: choices that cannot be faster are left out.
-    known
-        Bounds that were proven for single choices.
-    nodes
-        Number of partial decisions that are examined.
-    stop
-        Ends the search early; the lowest bound that is left then still holds.
+    The choices of the problem's own stages do not matter. Choices that cannot be faster than `best`
+    are left out; for single ones bounds may be `known`. At most `nodes` partial decisions are
+    examined, fewer when stopped: the lowest bound that is left then holds.
     """
     number, stop = count(), stop or Stop()
     rank_by_rank = np.argsort(problem.homes, kind="stable").tolist()
@@ -197,12 +186,7 @@ def _needed(
 class Choices:
     """The variants over one placement that differ in their stages' choices, a :class:`Space`.
 
-    Parameters
-    ----------
-    problems
-        Those in which all stages do the same, as far as they are free.
-    ways
-        Choices open to every stage.
+    In each of the problems all stages do the same, as far as they are free.
     """
 
     shares: Sequence[float] = ()

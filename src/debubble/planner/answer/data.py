@@ -7,16 +7,11 @@ from typing import Any
 
 from debubble.planner.answer.report import gigabytes
 from debubble.planner.cost.flops import flops_per_token
-from debubble.planner.frameworks.case import Case
-from debubble.planner.frameworks.flags import flags
-from debubble.planner.frameworks.table import FRAMEWORKS, find_framework
-from debubble.planner.frameworks.torch.flags import CSV
-from debubble.planner.memory.peaks import RankMemory, memory_of
+from debubble.planner.frameworks.table import FRAMEWORKS, find_framework, flags
+from debubble.planner.frameworks.torch.flags import CSV, ON_PYTORCH
+from debubble.planner.memory.peaks import memory_of
 from debubble.planner.model.shape_traps import shape_traps
-from debubble.planner.request import PlanRequest
-from debubble.planner.search.evaluate import (
-    Evaluated,
-)
+from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.search_result import Found
 
 
@@ -39,7 +34,11 @@ def plan_data(plan: Evaluated) -> dict[str, Any]:
         "mfu": fast.mfu,
         "bubble_ratio": plan.bubble_ratio,
         "causes": {name: seconds for name, seconds in plan.causes.items() if seconds},
-        "memory": [_memory_data(rank) for rank in plan.memory],
+        "memory": [
+            {name: getattr(rank, name) for name in ("rank", "peak", *PARTS)}
+            | {"at": rank.at._asdict()}
+            for rank in plan.memory
+        ],
         "fits": plan.fits,
         "warnings": list(shape_traps(plan.request.model, candidate.degrees.tp)),
         "flags": {name: plan_flags(plan, name) for name in FRAMEWORKS},
@@ -51,15 +50,10 @@ def plan_data(plan: Evaluated) -> dict[str, Any]:
 def plan_flags(plan: Evaluated, framework: str) -> str:
     """Return the text with which a framework runs a plan, and its memory there if that differs."""
     if not plan.optimized:
-        request, gpus = plan.request, plan.candidate.degrees.gpus
-        case = Case.of(request.model, gpus, request.training, plan.candidate)
-        text = flags(case, framework)
+        text = flags(plan.case, framework)
         return text if runs_nothing(text) else _held_there(plan, framework) + text
-    return (
-        f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with\n"
-        f"# debubble.torch.Pipeline({CSV!r}, stages, loss_fn) in a training loop, or\n"
-        f"# debubble.torch.titan.pipelining_fn({CSV!r}) in torchtitan\n"
-    )
+    first = f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with"
+    return "\n".join([first, *ON_PYTORCH, ""])
 
 
 def runs_nothing(text: str) -> bool:
@@ -72,9 +66,8 @@ def _held_there(plan: Evaluated, framework: str) -> str:
     request, runtime = plan.request, find_framework(framework).runtime
     if runtime.name == request.training.runtime.name:
         return ""
-    training = replace(request.training, runtime=runtime)
-    timeline = plan.simulate()
-    ranks = memory_of(request.model, request.cluster.gpu, training, plan.candidate, timeline)
+    case = replace(plan.case, training=replace(request.training, runtime=runtime))
+    ranks = memory_of(case, plan.simulate())
     fullest = max(ranks, key=lambda rank: rank.peak)
     line = (
         f"# as {runtime.title} keeps it, rank {fullest.rank} is the fullest with "
@@ -85,46 +78,31 @@ def _held_there(plan: Evaluated, framework: str) -> str:
     return f"{line}\n"
 
 
-def _memory_data(rank: RankMemory) -> dict[str, Any]:
-    parts = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
-    return {
-        "rank": rank.rank,
-        "peak": rank.peak,
-        **{name: getattr(rank, name) for name in parts},
-        "at": {"action": rank.at.action, "time": rank.at.time},
-    }
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
 
 
 def data(found: Found) -> dict[str, Any]:
-    """Return the whole answer as plain data."""
+    """Return the whole answer as plain data.
+
+    Under ``buys`` is the best plan on more GPUs; `saves` are seconds per step.
+    """
+    request, larger, buys = found.request, found.larger, None
+    if larger is not None:
+        gpus = larger.candidate.degrees.gpus - request.cluster.gpus
+        saves = found.searched.step_time - larger.step_time if found.searched else None
+        buys = {"gpus": gpus, "saves": saves, "plan": plan_data(larger)}
     return {
-        "model": model_data(found.request),
+        "model": {
+            "name": request.model.name,
+            "parameters": request.model.parameters,
+            "active_parameters": request.model.active_parameters,
+            "flops_per_token": flops_per_token(request.model, request.training.sequence),
+        },
         "plans": [plan_data(plan) for plan in found.plans],
         "near": [plan_data(plan) for plan in found.near],
-        "buys": larger_data(found),
+        "buys": buys,
         "considered": found.considered,
         "simulated": found.simulated,
         "left_out": dict(found.left_out),
         "interrupted": found.interrupted,
-    }
-
-
-def larger_data(found: Found) -> dict[str, Any] | None:
-    """Return the best plan on more GPUs as plain data; `saves` are seconds per step."""
-    plan = found.larger
-    if plan is None:
-        return None
-    gpus = plan.candidate.degrees.gpus - found.request.cluster.gpus
-    saves = found.searched.step_time - plan.step_time if found.searched else None
-    return {"gpus": gpus, "saves": saves, "plan": plan_data(plan)}
-
-
-def model_data(request: PlanRequest) -> dict[str, Any]:
-    """Return the model as plain data."""
-    model = request.model
-    return {
-        "name": model.name,
-        "parameters": model.parameters,
-        "active_parameters": model.active_parameters,
-        "flops_per_token": flops_per_token(model, request.training.sequence),
     }

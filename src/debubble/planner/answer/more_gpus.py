@@ -16,17 +16,13 @@ SMALLEST = {"microbatch_size": 1, "recompute": "full", "schedules": ("1f1b",)}
 """Options that need the least memory, used where they are open."""
 
 
-def with_gpus(request: PlanRequest, gpus: int) -> PlanRequest:
-    """Return a request with another number of GPUs."""
-    return replace(request, cluster=replace(request.cluster, gpus=gpus))
-
-
 def one_more_node(
     request: PlanRequest, best: Evaluated, progress: Progress | None = None
 ) -> Evaluated | None:
     """Return the fastest plan with one more node; None where none is faster than `best`."""
     node = request.cluster.gpu.node
-    more = with_gpus(request, (request.cluster.gpus // node + 1) * node)
+    gpus = (request.cluster.gpus // node + 1) * node
+    more = replace(request, cluster=replace(request.cluster, gpus=gpus))
     plans = best_plans(more, 1, progress, below=best.step_time).plans
     return plans[0] if plans and plans[0].step_time < best.step_time else None
 
@@ -42,9 +38,9 @@ def enough_gpus(request: PlanRequest, progress: Progress | None = None) -> Evalu
         free.pop("schedules", None)
     small = replace(fixed, **free)  # type: ignore[arg-type]
     for doubling in range(1, DOUBLINGS + 1):
-        more = with_gpus(request, request.cluster.gpus << doubling)
-        found = groups(more.model, more.cluster, more.training, small)
-        result = search(more, found, 1, progress)
+        cluster = replace(request.cluster, gpus=request.cluster.gpus << doubling)
+        more = replace(request, cluster=cluster)
+        result = search(more, groups(replace(more, fixed=small)), 1, progress)
         if result.plans:
             return result.plans[0]
         if result.interrupted:

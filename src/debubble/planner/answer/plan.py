@@ -254,13 +254,9 @@ def with_measured_steps(request: PlanRequest, path: str, text: str | None = None
     `path` is a file of :func:`~debubble.planner.cost.calibration_files.calibrate_from`, whose
     ending gives its format. `text` is its content, if the file is not to be read.
     """
-    model, cluster, training = request.model, request.cluster, request.training
-    left = list(islice(candidates(model, cluster, training, request.fixed), SOME))
-    factors = calibrate_from(
-        path, request.factors, model, cluster, training, left[0] if len(left) == 1 else None, text,
-        open_options(left),
-    )  # fmt: skip
-    return replace(request, factors=factors)
+    left = list(islice(candidates(request), SOME))
+    ran = left[0] if len(left) == 1 else None
+    return replace(request, factors=calibrate_from(path, request, ran, text, open_options(left)))
 
 
 SOME = 10_000

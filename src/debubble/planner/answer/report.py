@@ -16,12 +16,7 @@ from debubble.interchange.syntax import yaml_text
 from debubble.planner.candidate import Candidate
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.evaluate import (
-    CAUSES,
-    Evaluated,
-    Speed,
-    tied,
-)
+from debubble.planner.search.evaluate import CAUSES, Evaluated, Speed, tied
 from debubble.planner.search.search_result import Found, nearly_fits
 
 GB = 1e9
@@ -63,20 +58,22 @@ def gigabytes(value: float) -> str:
     return f"{value / GB:.1f} GB"
 
 
-def difference(best: Evaluated, other: Evaluated, most: int = 2) -> str:
-    """Return the causes that make a plan slower than the best, with their seconds."""
+def difference(best: Evaluated, other: Evaluated) -> str:
+    """Return the two causes that make a plan slower than the best most, with their seconds."""
     found = {name: other.causes[name] - best.causes[name] for name in CAUSES}
     worse = sorted((name for name in found if found[name] > 0), key=lambda name: -found[name])
     total = other.step_time - best.step_time
-    named = [name for name in worse[:most] if found[name] > 0.02 * max(total, 1e-12)]
+    named = [name for name in worse[:2] if found[name] > 0.02 * max(total, 1e-12)]
     return ", ".join(f"{SHORT[name]} +{seconds(found[name])}" for name in named)
 
 
 def excess(plan: Evaluated) -> str:
     """Return the fullest rank of a plan that does not fit, and its excess."""
-    rank = max(range(len(plan.peaks)), key=plan.peaks.__getitem__)
-    more = plan.peaks[rank] - plan.request.limit
-    return f"rank {rank} needs {gigabytes(plan.peaks[rank])}, {gigabytes(more)} too much"
+    peak = max(plan.peaks)
+    return (
+        f"rank {plan.fullest} needs {gigabytes(peak)}, "
+        f"{gigabytes(peak - plan.request.limit)} too much"
+    )
 
 
 def text(found: Found, width: int) -> str:
@@ -121,7 +118,6 @@ def _sentences(found: Found) -> list[str]:
         for name in parts
         if plan.causes[name] > 0.001 * plan.step_time
     )
-    fullest = max(range(len(plan.peaks)), key=plan.peaks.__getitem__)
     if found.interrupted:
         whole = f"the best when the search was stopped: {whole}"
     return [
@@ -130,7 +126,7 @@ def _sentences(found: Found) -> list[str]:
         f"microbatches of {candidate.microbatch_size}; recompute {candidate.recompute}; "
         f"ZeRO-{candidate.zero}; layers per stage: {layers_text(candidate.layers)}",
         f"time: {spent}",
-        f"memory: rank {fullest} is the fullest with {gigabytes(plan.peaks[fullest])} of "
+        f"memory: rank {plan.fullest} is the fullest with {gigabytes(max(plan.peaks))} of "
         f"{gigabytes(plan.request.limit)}, as {request.training.runtime.title} keeps it",
         f"how sure: times and bytes are modeled; kernels run at {plan.efficiency:.3g} of "
         f"the modeled speed, {plan.efficiency_origin}; 9 of 10 such steps stay within "

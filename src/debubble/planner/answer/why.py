@@ -8,7 +8,7 @@ from typing import Any
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.answer.data import plan_data
-from debubble.planner.answer.report import degrees_text, difference, excess, gigabytes, seconds
+from debubble.planner.answer.report import difference, excess, gigabytes, seconds, short
 from debubble.planner.request import PlanRequest
 from debubble.planner.request_check import check_request
 from debubble.planner.search.evaluate import Evaluated, tied
@@ -64,11 +64,9 @@ def why_text(why: Why) -> str:
     """Return an answer in a line."""
     if why.plan is None:
         return f"{why.asked_for}: {why.reason}"
-    candidate = why.plan.candidate
     return (
-        f"{why.asked_for}: {seconds(why.plan.step_time)} with {degrees_text(candidate)}, "
-        f"{why.plan.schedule}, microbatch size {candidate.microbatch_size}, recompute "
-        f"{candidate.recompute}, {gigabytes(max(why.plan.peaks))}; {why.reason}"
+        f"{why.asked_for}: {seconds(why.plan.step_time)} with {short(why.plan)}, "
+        f"{gigabytes(max(why.plan.peaks))}; {why.reason}"
     )
 
 

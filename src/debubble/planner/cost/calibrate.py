@@ -6,29 +6,26 @@ from dataclasses import replace
 
 from debubble.core.errors import ParameterError
 from debubble.core.units import percent
-from debubble.planner.candidate import Candidate, Training
+from debubble.planner.case import Case
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.cost.published_efficiencies import Factor, Factors
 from debubble.planner.cost.step import step_time
-from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.kernel_times import PRECISIONS
-from debubble.planner.model.transformer import Model
+
+LIMITS = (0.1, 1.6)
+"""Efficiencies within which a measured step can be explained."""
 
 
-def calibrated(
-    factors: Factors, model: Model, cluster: Cluster, training: Training, candidate: Candidate,
-    seconds: float,
-) -> Factors:  # fmt: skip
-    """Return efficiencies with the one that a measured step implies.
+def calibrated(case: Case, seconds: float) -> Factors:
+    """Return the efficiencies of a case with the one that a measured step implies.
 
     A time that no efficiency explains is refused.
     """
 
     def step(value: float) -> float:
-        known = with_measured(factors, model, cluster, training, candidate, value, seconds)
-        return step_time(model, cluster, training, candidate, known).seconds
+        return step_time(replace(case, factors=with_measured(case, value, seconds))).seconds
 
-    _check_possible(model, cluster, training, seconds)
+    _check_possible(case, seconds)
     low, high = LIMITS
     # Nearly all time goes with 1 / efficiency, so a secant in it meets the time in few steps.
     a, b, at_a, at_b = 1 / low, 1 / high, step(low), step(high)
@@ -46,36 +43,30 @@ def calibrated(
             a, at_a = middle, at
         else:
             b, at_b = middle, at
-    return with_measured(factors, model, cluster, training, candidate, 1 / middle, seconds)
+    return with_measured(case, 1 / middle, seconds)
 
 
-def _check_possible(model: Model, cluster: Cluster, training: Training, seconds: float) -> None:
+def _check_possible(case: Case, seconds: float) -> None:
     """Refuse steps that compute more than the GPUs' peak."""
-    flops = flops_per_token(model, training.sequence)["causal"] * training.tokens
-    peak = cluster.gpu.peak(PRECISIONS[training.precision]) * cluster.gpus
+    training, gpus = case.training, case.cluster.gpus
+    flops = flops_per_token(case.model, training.sequence)["causal"] * training.tokens
+    peak = case.gpu.peak(PRECISIONS[training.precision]) * gpus
     if flops > peak * seconds:
         mfu, least = percent(flops / peak / seconds), flops / peak
         raise ParameterError(
             f"{seconds:g} s per step is an MFU of {mfu}, of attention the causal half counted; "
             f"100 % is the most, which is {least:.3g} s. Check the batch ({training.batch:,}), the "
-            f"sequence ({training.sequence:,}), the GPUs ({cluster.gpus:,} × {cluster.gpu.name}), "
+            f"sequence ({training.sequence:,}), the GPUs ({gpus:,} × {case.gpu.name}), "
             "and whether the time is of a whole step"
         )
 
 
-def with_measured(
-    factors: Factors, model: Model, cluster: Cluster, training: Training, candidate: Candidate,
-    efficiency: float, seconds: float = 0.0,
-) -> Factors:  # fmt: skip
-    """Return efficiencies with a measured one in place of that with the same key."""
+def with_measured(case: Case, efficiency: float, seconds: float = 0.0) -> Factors:
+    """Return the efficiencies with a measured one in place of that with the same key."""
+    training = case.training
     new = Factor(
-        cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency,
-        training.runtime.name, "measured", cluster.gpus, seconds, bool(model.experts),
-        measured=True,
+        case.gpu.name, case.degrees.tp, training.precision, efficiency, training.runtime.name,
+        "measured", case.cluster.gpus, seconds, bool(case.model.experts), measured=True,
     )  # fmt: skip
-    rest = (item for item in factors.table if not item.measured or item.key != new.key)
-    return replace(factors, table=(*rest, new))
-
-
-LIMITS = (0.1, 1.6)
-"""Efficiencies within which a measured step can be explained."""
+    rest = (item for item in case.factors.table if not item.measured or item.key != new.key)
+    return replace(case.factors, table=(*rest, new))

@@ -17,16 +17,18 @@ from debubble.core.placement import Placement
 from debubble.core.units import read_number
 from debubble.interchange import syntax
 from debubble.interchange.cost_files import CostFile, parse_costs
-from debubble.interchange.text import read_text, shown
-from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.interchange.text import check_keys, read_text, shown
+from debubble.planner.candidate import Candidate, Degrees
+from debubble.planner.case import Case
 from debubble.planner.cost.calibrate import calibrated, with_measured
 from debubble.planner.cost.layer_times import layer_times
 from debubble.planner.cost.published_efficiencies import Factors
-from debubble.planner.hardware.cluster import Cluster, find_gpu
+from debubble.planner.hardware.cluster import find_gpu
 from debubble.planner.hardware.gpus import GPUS, Gpu
 from debubble.planner.hardware.kernel_times import PRECISIONS
 from debubble.planner.model.files import own_model
 from debubble.planner.model.transformer import Model
+from debubble.planner.request import PlanRequest
 
 MAX_BYTES = 16 << 20
 """Most bytes of a file."""
@@ -62,8 +64,8 @@ SHAPES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "t
 
 
 def calibrate_from(
-    path: str, factors: Factors, model: Model, cluster: Cluster, training: Training,
-    candidate: Candidate | None = None, text: str | None = None, missing: Sequence[str] = (),
+    path: str, request: PlanRequest, candidate: Candidate | None = None, text: str | None = None,
+    missing: Sequence[str] = (),
 ) -> Factors:  # fmt: skip
     """Return the efficiencies that a file of measurements implies.
 
@@ -78,8 +80,8 @@ def calibrate_from(
         * ``.csv`` with the columns :data:`COLUMNS`; a row with the columns :data:`SHAPES` is of
           the model that they describe, any other of the command's.
         * Anything else is a log of Megatron with lines "elapsed time per iteration (ms): 14660.0".
-    factors
-        Efficiencies that count where the file has none.
+    request
+        Its efficiencies count where the file has none.
     candidate, missing
         The run of a log or profile, or the options that are missing; not needed for others.
     text
@@ -93,22 +95,25 @@ def calibrate_from(
     if text is None:
         text = read_text(path, MAX_BYTES)
     if path.endswith(".csv"):
-        return _from_rows(text, path, factors, model, cluster, training)
-    if not path.endswith((".yaml", ".yml", ".json")):
-        seconds = log_seconds(text, path, training.batch)
-        run = _needed(candidate, path, missing)
-        return calibrated(factors, model, cluster, training, run, seconds)
-    data = syntax.parse(text, path)
-    if isinstance(data, Mapping) and "times" in data:
-        run = _needed(candidate, path, missing)
-        return _from_profile(parse_costs(text, path), path, factors, model, cluster, training, run)
+        return _from_rows(text, path, request)
+    is_log = not path.endswith((".yaml", ".yml", ".json"))
+    data = None if is_log else syntax.parse(text, path)
+    if is_log or (isinstance(data, Mapping) and "times" in data):
+        seconds = log_seconds(text, path, request.training.batch) if is_log else 0.0
+        if candidate is None:
+            options = ", ".join(missing) or "all of how it ran"
+            raise ParameterError(
+                f"{path} says seconds, not how they came about; give {options}, too"
+            )
+        run = request.case(candidate)
+        return calibrated(run, seconds) if is_log else _from_profile(text, path, run)
     steps = data.get("steps") if isinstance(data, Mapping) else None
     if not isinstance(steps, list) or not steps:
         raise FormatError(f"{path}: give steps, a list of mappings with tp, pp, … and seconds")
     for index, step in enumerate(steps):
-        where = f"{path}: steps[{index}]"
-        factors = _from_step(step, where, factors, model, cluster, training)
-    return factors
+        factors = _from_step(step, f"{path}: steps[{index}]", request)
+        request = replace(request, factors=factors)
+    return request.factors
 
 
 def log_seconds(text: str, where: str, batch: int | None = None) -> float:
@@ -123,13 +128,6 @@ def log_seconds(text: str, where: str, batch: int | None = None) -> float:
     if batch is not None and batches and batch not in batches:
         raise FormatError(f"{where}: global batch size {max(batches)}; the plan has {batch}")
     return median(times[WARM_UP:] if len(times) > 2 * WARM_UP else times)
-
-
-def _needed(candidate: Candidate | None, path: str, missing: Sequence[str]) -> Candidate:
-    if candidate is None:
-        options = ", ".join(missing) or "all of how it ran"
-        raise ParameterError(f"{path} says seconds, not how they came about; give {options}, too")
-    return candidate
 
 
 def parse_rows(text: str, path: str) -> list[dict[str, str]]:
@@ -147,24 +145,22 @@ def parse_rows(text: str, path: str) -> list[dict[str, str]]:
     return [{key: value or "" for key, value in row.items() if key} for row in rows]
 
 
-def _from_rows(
-    text: str, path: str, factors: Factors, model: Model, cluster: Cluster, training: Training
-) -> Factors:
+def _from_rows(text: str, path: str, request: PlanRequest) -> Factors:
     rows = [(index, row) for index, row in enumerate(parse_rows(text, path)) if row["step_s"]]
     if not rows:
         raise FormatError(f"{path}: no row has a step_s")
     for index, row in rows:
         where = f"{path}: row {index}"
-        step = {key: _cell(row.get(column, "")) for column, key in COLUMNS.items()}
+        cells = {key: _cell(row.get(column, "")) for column, key in COLUMNS.items()}
+        step = {key: value for key, value in cells.items() if value is not None}
         try:
-            own = replace(cluster, gpu=_gpu_of(row["gpu"]))
-            step = {key: value for key, value in step.items() if value is not None}
-            factors = _from_step(
-                step, where, factors, _model_of(row, where) or model, own, training
-            )
+            cluster = replace(request.cluster, gpu=_gpu_of(row["gpu"]))
+            model = _model_of(row, where) or request.model
+            factors = _from_step(step, where, replace(request, cluster=cluster, model=model))
         except ParameterError as error:
             raise FormatError(f"{where}: {error}") from None
-    return factors
+        request = replace(request, factors=factors)
+    return request.factors
 
 
 def _cell(text: str) -> int | float | str | None:
@@ -200,35 +196,27 @@ def _model_of(row: Mapping[str, str], where: str) -> Model | None:
     return own_model(shape, where)
 
 
-def _from_step(
-    step: Any, where: str, factors: Factors, model: Model, cluster: Cluster, training: Training
-) -> Factors:
+def _from_step(step: Any, where: str, request: PlanRequest) -> Factors:
     if not isinstance(step, Mapping):
         raise FormatError(f"{where}: {shown(step)}; give a mapping with tp, pp, … and seconds")
-    for key in step:
-        if key not in STEP_KEYS:
-            raise FormatError(
-                f"{where}: unknown key {shown(key)}; {did_you_mean(str(key), STEP_KEYS)}"
-            )
+    check_keys(step, where, STEP_KEYS)
     if "log" in step:
         seconds = log_seconds(str(step["log"]), where)
     elif isinstance(step.get("seconds"), int | float) and 0 < step["seconds"] < LONGEST:
         seconds = float(step["seconds"])
     else:
         raise FormatError(f"{where}: give seconds, or log with a line of Megatron")
-    run = measured_run(step, where, model, cluster, training)
-    return calibrated(factors, model, *run, seconds)
+    return calibrated(measured_run(step, where, request), seconds)
 
 
-def measured_run(
-    given: Mapping[str, Any], where: str, model: Model, cluster: Cluster, training: Training
-) -> tuple[Cluster, Training, Candidate]:
+def measured_run(given: Mapping[str, Any], where: str, request: PlanRequest) -> Case:
     """Return a step's run from its keys or options, with defaults for those left out.
 
     Degrees are 1 unless given, `dp` is what is left of the GPUs, and the schedule 1F1B,
     interleaved where there are chunks. A wrong value is refused with its key.
     """
     given = {key: value for key, value in given.items() if value is not None}
+    model, training = request.model, request.training
 
     def whole(key: str, default: int) -> int:
         value = given.get(key, default)
@@ -237,7 +225,7 @@ def measured_run(
         return value
 
     numbers = {key: max(whole(key, 1), 1) for key in DEGREES if key != "dp"}
-    gpus, batch = whole("gpus", cluster.gpus), whole("batch", training.batch)
+    gpus, batch = whole("gpus", request.cluster.gpus), whole("batch", training.batch)
     training = replace(
         training, batch=batch, sequence=whole("sequence", training.sequence),
         precision=str(given.get("precision", training.precision)),
@@ -266,7 +254,8 @@ def measured_run(
         degrees, micro, batch // (micro * dp), str(given.get("schedule", default)), layers,
         str(given.get("recompute", "none")), whole("zero", 1),
     )  # fmt: skip
-    return replace(cluster, gpus=gpus), training, candidate
+    cluster = replace(request.cluster, gpus=gpus)
+    return Case(model, cluster, training, candidate, request.factors)
 
 
 def _layers(value: Any, where: str, stages: int, layers: int) -> tuple[int, ...]:
@@ -300,7 +289,7 @@ SECONDS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 """Seconds of each unit of time that a cost file may name; profiles are in ms."""
 
 
-def _of_layers(profile: CostFile, path: str, _: Candidate) -> float:
+def _of_layers(profile: CostFile, path: str) -> float:
     """Return the seconds of the median layer of a profile."""
     times = {kind: profile.layers.get(kind) for kind in "FIW"}
     if any(not isinstance(value, list | tuple) or not value for value in times.values()):
@@ -323,25 +312,22 @@ def _of_stages(profile: CostFile, path: str, candidate: Candidate) -> float:
     return float(median(each[1:-1] or each))
 
 
-def _from_profile(
-    profile: CostFile, path: str, factors: Factors, model: Model, cluster: Cluster,
-    training: Training, candidate: Candidate,
-) -> Factors:  # fmt: skip
+def _from_profile(text: str, path: str, run: Case) -> Factors:
     """Return the efficiency with which a layer takes as long as the median one of a profile."""
+    profile = parse_costs(text, path)
     if profile.time_unit not in SECONDS:
         units = ", ".join(filter(None, SECONDS))
         raise FormatError(f"{path}: time_unit {profile.time_unit!r}; give one of {units}")
     # A profile is of layers, a trace of the stages of so many ranks.
-    of_layers = bool(profile.layers) or profile.ranks is None
-    measured = (_of_layers if of_layers else _of_stages)(profile, path, candidate)
+    if profile.layers or profile.ranks is None:
+        measured = _of_layers(profile, path)
+    else:
+        measured = _of_stages(profile, path, run.candidate)
     measured *= SECONDS[profile.time_unit]
 
     def layer(value: float) -> float:
-        known = with_measured(factors, model, cluster, training, candidate, value)
-        found = [
-            layer_times(model, item, cluster, training, candidate, known)
-            for item in dict.fromkeys(model.layers)
-        ]
+        known = replace(run, factors=with_measured(run, value))
+        found = [layer_times(known, item) for item in dict.fromkeys(run.model.layers)]
         return median(times.F + times.I + times.W for times in found)
 
     # A layer's time is a / efficiency + b, whatever communication b it has.
@@ -349,5 +335,4 @@ def _from_profile(
     kernels, rest = slow - fast, 2 * fast - slow
     if measured <= rest:
         raise FormatError(f"{path}: a layer takes {measured:.3g} s, less than its communication")
-    value = kernels / (measured - rest)
-    return with_measured(factors, model, cluster, training, candidate, value)
+    return with_measured(run, kernels / (measured - rest))

@@ -72,13 +72,9 @@ def layer_flops(model: Model, layer: Layer, sequence: int) -> LayerFlops:
     return LayerFlops(2.0 * dense, 2.0 * routed, core)
 
 
-def head_flops(model: Model, vocabulary: int | None = None) -> float:
-    """Return FLOPs per token of the head's F, of its I and of its W: two per weight.
-
-    `vocabulary` is its size with padding, see
-    :func:`debubble.planner.memory.state.padded_vocabulary`.
-    """
-    return 2.0 * model.hidden * (vocabulary or model.vocabulary)
+def head_flops(model: Model) -> float:
+    """Return FLOPs per token of the head's F, of its I and of its W: two per weight, no padding."""
+    return 2.0 * model.hidden * model.vocabulary
 
 
 def mtp_flops(model: Model, sequence: int) -> LayerFlops:

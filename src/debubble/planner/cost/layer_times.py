@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
-from debubble.planner.candidate import Candidate, Training
-from debubble.planner.cost.layer_work import Times, module_times, tokens_of
-from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.case import Case
+from debubble.planner.cost.layer_work import Times, module_times
 from debubble.planner.frameworks.torch.runtime import EVERY_SECOND
-from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.kernel_times import memory_time
-from debubble.planner.hardware.links import (
-    all_gather,
-    all_reduce,
-    dispatch,
-    group_of,
-    reduce_scatter,
-    send,
-)
+from debubble.planner.hardware.links import all_gather, all_reduce, dispatch, reduce_scatter, send
 from debubble.planner.memory.activations import recompute_modules
-from debubble.planner.memory.state import scatters
 from debubble.planner.model.mixers import Attention, Recurrence
-from debubble.planner.model.transformer import Layer, Model
+from debubble.planner.model.transformer import Layer
 
 EXPOSED = 0.5
 """Share of tensor-parallel communication that stays visible when it runs in pieces during products:
@@ -37,60 +27,50 @@ times the time of work during a collective."""
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Seconds of one layer for one microbatch.
-
-    Parameters
-    ----------
-    F, I, W
-        Forward, and the two halves of the backward, communication that nothing hides included.
-    R
-        Recompute before the backward, 0 without; with ``"full:N"``, of a recomputed layer.
-    parts
-        These seconds by cause: ``compute``, and exposed communication of ``tp``, ``cp``, ``ep`` and
-        ``dp`` (gathered weights, scattered gradients).
-    """
+    """Seconds of one layer for one microbatch, communication that nothing hides included."""
 
     F: float
     I: float
     W: float
     R: float
+    """Recompute before the backward, 0 without; with ``"full:N"``, of a recomputed layer."""
     parts: tuple[tuple[str, Times], ...] = ()
+    """F, I and W by cause: ``compute``, and exposed communication of ``tp``, ``cp``, ``ep`` and
+    ``dp`` (gathered weights, scattered gradients)."""
+
+    @property
+    def with_recompute(self) -> Times:
+        """F, I with recompute, and W."""
+        return Times(self.F, self.I + self.R, self.W)
 
 
-def layer_times(
-    model: Model, layer: Layer, cluster: Cluster, training: Training, candidate: Candidate,
-    factors: Factors,
-) -> LayerTimes:  # fmt: skip
+def layer_times(case: Case, layer: Layer) -> LayerTimes:
     """Return the times of one layer, which do not depend on a candidate's split and schedule."""
-    frame = model.without_layers
-    seen = candidate.without_order()
-    if candidate.recompute == "selective":
-        seen = replace(seen, modules=recompute_modules(model, training, candidate))
-    return _layer_times(frame, layer, cluster, training, seen, factors)
+    seen = case.candidate.without_order(modules=recompute_modules(case))
+    return _layer_times(
+        Case(case.model.without_layers, case.cluster, case.training, seen, case.factors), layer
+    )
 
 
 @lru_cache(maxsize=65536)
-def _layer_times(
-    model: Model, layer: Layer, cluster: Cluster, training: Training, candidate: Candidate,
-    factors: Factors,
-) -> LayerTimes:  # fmt: skip
-    gpu = cluster.gpu
-    tp, experts = candidate.degrees.tp, layer.experts is not None
-    slow = 1 / factors.efficiency(gpu, tp, training, experts=experts)
-    times = module_times(model, layer, gpu, training, candidate)
-    modules = {name: one * slow for name, one in times.items()}
+def _layer_times(case: Case, layer: Layer) -> LayerTimes:
+    candidate = case.candidate
+    slow = 1 / case.efficiency(experts=layer.experts is not None)
+    modules = {name: one * slow for name, one in module_times(case, layer).items()}
     compute = sum(modules.values(), Times())
     parts = {
         "compute": compute,
-        "tp": _tensor_parallel(model, layer, cluster, training, candidate),
-        "cp": _context_parallel(layer, cluster, training, candidate, modules["core_attn"]),
-        "ep": _expert_parallel(model, layer, cluster, training, candidate),
-        "dp": _sharded(model, layer, cluster, training, candidate, compute),
+        "tp": _tensor_parallel(case, layer),
+        "cp": _context_parallel(case, layer, modules["core_attn"]),
+        "ep": _expert_parallel(case, layer),
+        "dp": _sharded(case, layer, compute),
     }
     total = sum(parts.values(), Times())
     again = 0.0
     if candidate.recompute == "selective":
-        again = _selective(modules, parts["ep"], candidate.modules)
+        names = {part for name in candidate.modules for part in INSIDE.get(name, (name,))}
+        again = sum(modules[name].F for name in sorted(names) if name in modules)
+        again += parts["ep"].F * ("moe" in candidate.modules)
     elif candidate.recompute != "none":
         again = total.F
     return LayerTimes(total.F, total.I, total.W, again, tuple(parts.items()))
@@ -101,96 +81,76 @@ INSIDE = {"moe": ("moe", "moe_act", "shared_experts"), EVERY_SECOND: ("mlp", "la
 about as much as the feed-forward part and the norms."""
 
 
-def _selective(modules: dict[str, Times], experts: Times, chosen: tuple[str, ...]) -> float:
-    """Return the seconds in which some modules run forward again; experts with communication."""
-    names = {part for name in chosen for part in INSIDE.get(name, (name,))}
-    again = sum(modules[name].F for name in sorted(names) if name in modules)
-    return again + experts.F * ("moe" in chosen)
-
-
-def _tensor_parallel(
-    model: Model, layer: Layer, cluster: Cluster, training: Training, candidate: Candidate
-) -> Times:
+def _tensor_parallel(case: Case, layer: Layer) -> Times:
     """Return the times of the group's sums, two per layer and pass, or gathers and scatters.
 
     Weights that were kept in shards of the sequence are gathered once more for W, during I. Experts
     work on shards of the sequence: only attention and shared experts communicate.
     """
-    gpu, degrees = cluster.gpu, candidate.degrees
-    group = group_of(cluster, degrees, "tp")
+    group = case.group("tp")
     if group.size == 1:
         return Times()
-    size = 2 * tokens_of(training, candidate) * model.hidden
+    size = 2 * case.tokens * case.model.hidden
     experts = layer.experts
     pairs = 2 if experts is None or experts.shared_width else 1
-    if not training.sequence_parallel:
-        visible = pairs * all_reduce(gpu, group, size)
+    if not case.training.sequence_parallel:
+        visible = pairs * all_reduce(case.gpu, group, size)
         return Times(visible, visible)
-    gather = all_gather(gpu, group, size)
-    visible = 2 * pairs * gather * (EXPOSED if training.overlap_tp else 1.0)
+    gather = all_gather(case.gpu, group, size)
+    visible = 2 * pairs * gather * (EXPOSED if case.training.overlap_tp else 1.0)
     return Times(visible, visible + pairs * gather * INTERFERENCE)
 
 
-def _context_parallel(
-    layer: Layer, cluster: Cluster, training: Training, candidate: Candidate, core: Times
-) -> Times:
+def _context_parallel(case: Case, layer: Layer, core: Times) -> Times:
     """Return the exposed time of keys and values on the ring, next to attention."""
-    gpu, degrees, part = cluster.gpu, candidate.degrees, layer.attention
-    group, tokens = group_of(cluster, degrees, "cp"), tokens_of(training, candidate)
+    part, tp, tokens, group = layer.attention, case.degrees.tp, case.tokens, case.group("cp")
     if group.size == 1:
         return Times()
     if isinstance(part, Recurrence):
         # The state alone goes from one rank to the next, before and after.
-        state = 4 * part.heads * part.key_dim * part.value_dim / degrees.tp
-        passed = (group.size - 1) * send(gpu, state, inside=group.nodes == 1)
+        state = 4 * part.heads * part.key_dim * part.value_dim / tp
+        passed = (group.size - 1) * send(case.gpu, state, inside=group.nodes == 1)
         return Times(passed, passed)
     if isinstance(part, Attention):
-        width = max(part.kv_heads // degrees.tp, 1) * (part.head_dim + part.value_dim)
+        width = max(part.kv_heads // tp, 1) * (part.head_dim + part.value_dim)
     else:
-        width = part.heads // degrees.tp * (part.head_dim + part.v_dim)
-    step = send(gpu, 2 * tokens * width, inside=group.nodes == 1)
+        width = part.heads // tp * (part.head_dim + part.v_dim)
+    step = send(case.gpu, 2 * tokens * width, inside=group.nodes == 1)
     hops = group.size - 1
     # Each step's output is joined with that before: read and written in fp32.
-    joined = memory_time(gpu, 8 * tokens * part.heads * part.head_dim / degrees.tp)
+    joined = memory_time(case.gpu, 8 * tokens * part.heads * part.head_dim / tp)
     forward = hops * (max(step - core.F / group.size, 0.0) + joined)
     backward = hops * (max(2 * step - core.I / group.size, 0.0) + joined)
     return Times(forward, backward)
 
 
-def _expert_parallel(
-    model: Model, layer: Layer, cluster: Cluster, training: Training, candidate: Candidate
-) -> Times:
+def _expert_parallel(case: Case, layer: Layer) -> Times:
     """Return the times in which tokens go to their experts and back; the busiest rank counts."""
-    gpu, degrees, experts = cluster.gpu, candidate.degrees, layer.experts
-    group = group_of(cluster, degrees, "ep")
-    if experts is None or group.size == 1:
+    group = case.group("ep")
+    if layer.experts is None or group.size == 1:
         return Times()
-    tokens = tokens_of(training, candidate) / degrees.tp * training.imbalance
-    both = 2 * dispatch(gpu, group, tokens, 2 * model.hidden, experts.top_k)
+    tokens = case.tokens / case.degrees.tp * case.training.imbalance
+    both = 2 * dispatch(case.gpu, group, tokens, 2 * case.model.hidden, layer.experts.top_k)
     return Times(both, both)
 
 
-def _sharded(
-    model: Model, layer: Layer, cluster: Cluster, training: Training, candidate: Candidate,
-    compute: Times,
-) -> Times:  # fmt: skip
+def _sharded(case: Case, layer: Layer, compute: Times) -> Times:
     """Return the exposed time of weights and gradients that replicas split, per microbatch.
 
     With weights in shards (ZeRO-3), each layer is gathered before both passes, its gradients
     scattered; with only gradients in shards (ZeRO-2), that alone. This runs during the neighboring
     layer's work, which it slows down; what takes longer than that work is exposed.
     """
-    degrees = candidate.degrees
-    group = group_of(cluster, degrees, "shards")
-    if not scatters(training, candidate) or group.size == 1:
+    group, degrees = case.group("shards"), case.degrees
+    if not case.scatters or group.size == 1:
         return Times()
-    experts = model.expert_parameters(layer)
-    own = (model.layer_parameters(layer) - experts) / degrees.tp + experts / degrees.ep
-    if candidate.zero == 2:
-        scatter = reduce_scatter(cluster.gpu, group, training.gradient_bytes * own)
+    experts = case.model.expert_parameters(layer)
+    own = (case.model.layer_parameters(layer) - experts) / degrees.tp + experts / degrees.ep
+    if case.candidate.zero == 2:
+        scatter = reduce_scatter(case.gpu, group, case.training.gradient_bytes * own)
         exposed = max(scatter - compute.I - compute.W, 0.0)
         return Times(W=INTERFERENCE * scatter + exposed)
-    gather = all_gather(cluster.gpu, group, 2 * own)
+    gather = all_gather(case.gpu, group, 2 * own)
     beside = INTERFERENCE * gather
     return Times(
         beside + max(gather - compute.F, 0.0),

@@ -7,10 +7,11 @@ are ``attention`` (other projections and rotations) and ``residual``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from debubble.planner.candidate import Candidate, Training
+from debubble.planner.candidate import Training
+from debubble.planner.case import Case
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.kernel_times import (
     LAUNCH,
@@ -20,7 +21,7 @@ from debubble.planner.hardware.kernel_times import (
     product_time,
 )
 from debubble.planner.model.mixers import LatentAttention, Mixer, Recurrence
-from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
+from debubble.planner.model.transformer import Experts, Layer, Mlp
 
 SCORES_FORWARD, SCORES_BACKWARD = 9, 11
 """Bytes moved per stored score: softmax reads and writes 2, dropout the same and a mask of 1; back
@@ -38,9 +39,6 @@ class Times:
     def __add__(self, other: Times) -> Times:
         return Times(self.F + other.F, self.I + other.I, self.W + other.W)
 
-    def __sub__(self, other: Times) -> Times:
-        return Times(self.F - other.F, self.I - other.I, self.W - other.W)
-
     def __mul__(self, factor: float) -> Times:
         return Times(self.F * factor, self.I * factor, self.W * factor)
 
@@ -55,27 +53,20 @@ class Product:
     count: int = 1
 
 
-def tokens_of(training: Training, candidate: Candidate) -> int:
-    """Return tokens of one microbatch on one rank of its tensor-parallel group."""
-    return -(-training.sequence * candidate.microbatch_size // candidate.degrees.cp)
-
-
-def module_times(
-    model: Model, layer: Layer, gpu: Gpu, training: Training, candidate: Candidate
-) -> dict[str, Times]:
+def module_times(case: Case, layer: Layer) -> dict[str, Times]:
     """Return seconds of every module of a layer; the busiest experts' load decides."""
-    tokens = tokens_of(training, candidate)
-    shard = candidate.degrees.tp if training.sequence_parallel else 1
-    stream, mask = tokens * model.hidden / shard, 2 * model.dropout
+    model, shard = case.model, case.degrees.tp if case.training.sequence_parallel else 1
+    stream, mask = case.tokens * model.hidden / shard, 2 * model.dropout
     found = {"attention": Times(), "core_attn": Times()}
     for part in layer.mixers:
-        for name, times in _attention(model, part, gpu, training, candidate).items():
+        for name, times in _attention(case, part).items():
             found[name] = found.get(name, Times()) + times
     # Norms read and write 2 bytes per number; two additions read twice and write once.
     norms = layer.norms
-    found["layernorm"] = _traffic(gpu, 4 * norms * stream, 6 * norms * stream, launches=norms)
-    found["residual"] = _traffic(gpu, (12 + mask) * stream, (12 + mask) * stream, launches=2)
-    return found | _feed_forward(model, layer.mlp, gpu, training, candidate)
+    found["layernorm"] = _traffic(case.gpu, 4 * norms * stream, 6 * norms * stream, launches=norms)
+    moved = (12 + mask) * stream
+    found["residual"] = _traffic(case.gpu, moved, moved, launches=2)
+    return found | _feed_forward(case, layer.mlp)
 
 
 def _traffic(gpu: Gpu, forward: float, backward: float, *, launches: int) -> Times:
@@ -84,13 +75,11 @@ def _traffic(gpu: Gpu, forward: float, backward: float, *, launches: int) -> Tim
     return Times(memory_time(gpu, forward) + start, memory_time(gpu, backward) + start)
 
 
-def _attention(
-    model: Model, part: Mixer, gpu: Gpu, training: Training, candidate: Candidate
-) -> dict[str, Times]:
-    tp, h = candidate.degrees.tp, model.hidden
-    tokens, heads = tokens_of(training, candidate), -(-part.heads // tp)
+def _attention(case: Case, part: Mixer) -> dict[str, Times]:
+    tp, h, tokens = case.degrees.tp, case.model.hidden, case.tokens
+    heads, kv_heads = -(-part.heads // tp), max(part.kv_heads // tp, 1)
     # Rotated queries and keys; or what passes a short convolution.
-    rotated: float = 4 * tokens * (heads + max(part.kv_heads // tp, 1)) * part.head_dim
+    rotated: float = 4 * tokens * (heads + kv_heads) * part.head_dim
     if isinstance(part, Recurrence):
         rotated = 4 * tokens * part.inputs / tp
     own = [Product(tokens, n, k) for n, k in part.products(h, tp)]
@@ -101,49 +90,46 @@ def _attention(
             Product(tokens, heads * (part.nope_dim + part.v_dim), part.kv_rank),
         ]
     found = {
-        "attention": _products(gpu, training, own) + _traffic(gpu, rotated, rotated, launches=1),
-        "core_attn": core_times(part, gpu, training, candidate),
+        "attention": _products(case, own) + _traffic(case.gpu, rotated, rotated, launches=1),
+        "core_attn": core_times(case, part),
     }
-    return found | ({"mla_up_proj": _products(gpu, training, up)} if up else {})
+    return found | ({"mla_up_proj": _products(case, up)} if up else {})
 
 
-def _feed_forward(
-    model: Model, part: Mlp | Experts, gpu: Gpu, training: Training, candidate: Candidate
-) -> dict[str, Times]:
-    tokens, degrees, h = tokens_of(training, candidate), candidate.degrees, model.hidden
+def _feed_forward(case: Case, part: Mlp | Experts) -> dict[str, Times]:
+    degrees, h = case.degrees, case.model.hidden
     if isinstance(part, Mlp):
-        return {"mlp": _dense(gpu, training, tokens, -(-part.width // degrees.tp), h, part)}
-    own, local = -(-tokens // degrees.tp), max(part.count // degrees.ep, 1)
+        return {"mlp": _dense(case, part, part.width)}
+    own, local = -(-case.tokens // degrees.tp), max(part.count // degrees.ep, 1)
     each, inner = -(-own * part.top_k // local), part.latent or h
-    routed = _products(gpu, training, _matrices(each, part.width, inner, part, local))
+    routed = _products(case, _matrices(each, part.width, inner, part, local))
     # Tokens are put in their experts' order and back: read and written, twice.
     moved = 8 * own * (part.top_k * inner + part.count)
     latent = [Product(own, part.latent, h), Product(own, h, part.latent)] if part.latent else []
+    imbalance = case.training.imbalance
     found = {
-        "moe": routed * training.imbalance
-        + _products(gpu, training, [Product(own, part.count, h), *latent])
-        + _traffic(gpu, moved, moved, launches=8),
-        "moe_act": _activation(gpu, own * part.top_k * part.width, part) * training.imbalance,
+        "moe": routed * imbalance
+        + _products(case, [Product(own, part.count, h), *latent])
+        + _traffic(case.gpu, moved, moved, launches=8),
+        "moe_act": _activation(case.gpu, own * part.top_k * part.width, part) * imbalance,
     }
     if part.shared_width:
-        wide = -(-part.shared_width // degrees.tp)
-        found["shared_experts"] = _dense(gpu, training, tokens, wide, h, part)
+        found["shared_experts"] = _dense(case, part, part.shared_width)
     return found
 
 
-def _dense(
-    gpu: Gpu, training: Training, tokens: int, width: int, hidden: int, part: Mlp | Experts
-) -> Times:
-    products = _products(gpu, training, _matrices(tokens, width, hidden, part))
-    return products + _activation(gpu, tokens * width, part)
+def _dense(case: Case, part: Mlp | Experts, width: int) -> Times:
+    tokens, own = case.tokens, -(-width // case.degrees.tp)
+    products = _products(case, _matrices(tokens, own, case.model.hidden, part))
+    return products + _activation(case.gpu, tokens * own, part)
 
 
 def _matrices(
     tokens: int, width: int, hidden: int, part: Mlp | Experts, count: int = 1
-) -> Iterator[Product]:
-    """Yield products of a feed-forward part; gate and first matrix are one."""
-    yield Product(tokens, width * (2 if part.gated else 1), hidden, count)
-    yield Product(tokens, hidden, width, count)
+) -> list[Product]:
+    """Return products of a feed-forward part; gate and first matrix are one."""
+    first = width * (2 if part.gated else 1)
+    return [Product(tokens, first, hidden, count), Product(tokens, hidden, width, count)]
 
 
 def _activation(gpu: Gpu, numbers: float, part: Mlp | Experts) -> Times:
@@ -152,8 +138,8 @@ def _activation(gpu: Gpu, numbers: float, part: Mlp | Experts) -> Times:
     return _traffic(gpu, forward * numbers, backward * numbers, launches=1)
 
 
-def _products(gpu: Gpu, training: Training, products: Iterator[Product] | list[Product]) -> Times:
-    return sum((product_times(gpu, training, item) for item in products), Times())
+def _products(case: Case, products: Iterable[Product]) -> Times:
+    return sum((product_times(case.gpu, case.training, item) for item in products), Times())
 
 
 def product_times(gpu: Gpu, training: Training, product: Product, *, wide: bool = False) -> Times:
@@ -183,10 +169,11 @@ def product_times(gpu: Gpu, training: Training, product: Product, *, wide: bool 
     )
 
 
-def core_times(part: Mixer, gpu: Gpu, training: Training, candidate: Candidate) -> Times:
+def core_times(case: Case, part: Mixer) -> Times:
     """Return the times of scores, softmax and their product with the values; or of a state's."""
-    cp, tp = candidate.degrees.cp, candidate.degrees.tp
-    s, batch = training.sequence, candidate.microbatch_size
+    gpu, training = case.gpu, case.training
+    cp, tp = case.degrees.cp, case.degrees.tp
+    s, batch = training.sequence, case.candidate.microbatch_size
     if training.flash or isinstance(part, Recurrence):
         seen = min(2 * part.reach, s) if part.reach else s
         forward = part.score_width * batch * s * min(seen, part.chunk or s) / (cp * tp)

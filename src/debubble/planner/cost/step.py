@@ -1,17 +1,42 @@
-"""One step of a candidate: its costs, its simulated pipeline and its ends."""
+"""One step of a case: its simulated pipeline, and its ends, which nothing hides.
+
+The ends are gradient sums, the optimizer, and new weights.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
+from debubble.core.placement import Placement
 from debubble.engine.timeline import Timeline, simulate
-from debubble.planner.candidate import Candidate, Training
-from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.case import Case
 from debubble.planner.cost.stage_costs import stage_costs
-from debubble.planner.cost.step_overheads import StepEnds, step_ends
-from debubble.planner.hardware.cluster import Cluster
-from debubble.planner.model.transformer import Model
+from debubble.planner.hardware.kernel_times import memory_time
+from debubble.planner.hardware.links import END_NETWORK, NETWORK, all_gather, all_reduce
+from debubble.planner.memory.state import StageParameters, stage_parameters
 from debubble.schedules import registry
+
+GRADIENT_BYTES = 20
+"""Bytes of an optimizer step per parameter for its fp32 gradient: read for the norm, read and
+written to clip it, read by Adam, and set to zero."""
+WEIGHT_BYTES = 14
+"""Bytes of an optimizer step per parameter for weights: the fp32 weight is read and written, then
+read again and written in 16 bits."""
+SCALED_BYTES = 14
+"""Bytes per parameter that fp16 adds: gradients are copied to fp32, checked and divided by the
+loss's scale."""
+
+
+@dataclass(frozen=True)
+class StepEnds:
+    """Seconds of every rank that nothing hides."""
+
+    gradients: tuple[float, ...]
+    """Seconds from the end of a rank's last action until the replicas' gradients are summed."""
+    optimizer: tuple[float, ...]
+    weights: tuple[float, ...]
+    """Seconds to gather the new weights, before the next step's first forward."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +48,17 @@ class Step:
     ends: StepEnds
 
 
-def step_time(
-    model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
-) -> Step:
+def step_time(case: Case) -> Step:
     """Return seconds of one optimizer step: the engine's timeline and the overheads after it."""
-    degrees = candidate.degrees
-    costs = stage_costs(model, cluster, training, candidate, factors)
+    candidate, degrees, costs = case.candidate, case.degrees, stage_costs(case)
     schedule = registry.make(
         candidate.schedule, ranks=degrees.pp, microbatches=candidate.microbatches, costs=costs,
         chunks=degrees.chunks if degrees.chunks > 1 else None,
     )  # fmt: skip
-    return step_of(model, cluster, training, candidate, simulate(schedule, costs))
+    return step_of(case, simulate(schedule, costs))
 
 
-def step_of(
-    model: Model, cluster: Cluster, training: Training, candidate: Candidate, timeline: Timeline
-) -> Step:
+def step_of(case: Case, timeline: Timeline) -> Step:
     """Return the step whose pipeline was simulated with costs of :func:`stage_costs`.
 
     When the last rank has its gradients, the optimizer runs, and then weights are gathered.
@@ -47,7 +67,63 @@ def step_of(
     assert isinstance(costs.I, tuple)
     assert isinstance(costs.W, tuple)
     backward = tuple(i + w for i, w in zip(costs.I, costs.W, strict=True))
-    ends = step_ends(model, cluster, training, candidate, backward, schedule.placement)
+    ends = step_ends(case, backward, schedule.placement)
     last = timeline.end[schedule.offsets[1:] - 1].tolist()
     ready = max(end + wait for end, wait in zip(last, ends.gradients, strict=True))
     return Step(float(ready + max(ends.optimizer) + max(ends.weights)), timeline, ends)
+
+
+def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> StepEnds:
+    """Return the overheads of a step on every rank.
+
+    Gradients that are reduced during other work show the time beyond the backward of the
+    rank's last stage, and at least one layer's; those that every microbatch scatters, one layer's.
+    Without overlap everything shows.
+
+    `backward` are the seconds of one microbatch's backward on every stage, during which gradients
+    are reduced.
+    """
+    candidate, training, gpu = case.candidate, case.training, case.gpu
+    if not training.overlap_dp:
+        gpu = replace(gpu, nic=gpu.nic * END_NETWORK / NETWORK)
+    shards, experts = case.group("shards"), case.group("expert_dp")
+    split, reduce = candidate.zero >= 1, all_gather if candidate.zero >= 1 else all_reduce
+
+    @cache
+    def shared(part: StageParameters) -> tuple[float, float]:
+        """Return seconds to reduce gradients and to gather weights; most stages are like others."""
+        return (
+            reduce(gpu, shards, training.gradient_bytes * part.dense)
+            + reduce(gpu, experts, training.gradient_bytes * part.experts),
+            all_gather(gpu, shards, 2 * part.dense) + all_gather(gpu, experts, 2 * part.experts),
+        )
+
+    parameters = stage_parameters(case)
+    per_parameter = WEIGHT_BYTES + 4 * training.moment_bytes + GRADIENT_BYTES
+    per_parameter += SCALED_BYTES * (training.precision == "fp16")
+    gradients, optimizer, weights = [], [], []
+    for rank in range(case.degrees.pp):
+        here = [stage for row in placement.table for stage, home in enumerate(row) if home == rank]
+        own = [parameters[stage] for stage in here]
+        reduced, gathered = zip(*map(shared, own), strict=True)
+        # The stage that comes first in the model ends the step and begins the next.
+        last = min(range(len(here)), key=here.__getitem__)
+        layers = max(candidate.layers[here[last]], 1)
+        beside = backward[here[last]]
+        if case.scatters:
+            gradients.append(reduced[last] / layers)
+        elif training.overlap_dp:
+            gradients.append(max(reduced[last] - beside, reduced[last] / layers))
+        else:
+            gradients.append(sum(reduced))
+        if candidate.zero >= 3:
+            weights.append(gathered[last] / layers)
+        elif training.overlap_dp:
+            weights.append(max(gathered[last] - beside / 2, gathered[last] / layers) * split)
+        else:
+            weights.append(sum(gathered) * split)
+        # The optimizer reads and writes this rank's share of all states.
+        dense, routed = sum(part.dense for part in own), sum(part.experts for part in own)
+        share = dense / shards.size + routed / experts.size if split else dense + routed
+        optimizer.append(memory_time(gpu, per_parameter * share))
+    return StepEnds(tuple(gradients), tuple(optimizer), tuple(weights))

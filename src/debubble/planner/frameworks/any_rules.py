@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import gcd
 
-from debubble.planner.frameworks.case import (
+from debubble.planner.case import Case
+from debubble.planner.frameworks.rule import (
     DEGREES,
     ORDER,
-    Case,
     Refusal,
     Rule,
     divisors,
@@ -21,12 +21,12 @@ from debubble.schedules import registry
 def gpus(case: Case) -> Refusal | None:
     """Check that the product of the degrees is the number of GPUs."""
     d = case.degrees
-    if d.gpus == case.gpus:
+    if d.gpus == case.cluster.gpus:
         return None
-    text = f"tp {d.tp} × cp {d.cp} × dp {d.dp} × pp {d.pp} are {d.gpus} GPUs of {case.gpus}"
+    text = f"tp {d.tp} × cp {d.cp} × dp {d.dp} × pp {d.pp} are {d.gpus} GPUs of {case.cluster.gpus}"
     model = d.tp * d.cp * d.pp
-    if case.gpus % model == 0:
-        return Refusal(text, {"dp": case.gpus // model})
+    if case.cluster.gpus % model == 0:
+        return Refusal(text, {"dp": case.cluster.gpus // model})
     return Refusal(text, {"gpus": d.gpus})
 
 
@@ -98,7 +98,7 @@ def sequence(case: Case) -> Refusal | None:
 
 def experts(case: Case) -> Refusal | None:
     """Check that expert parallelism gives every rank the same number of experts."""
-    ep, count = case.degrees.ep, case.experts
+    ep, count = case.degrees.ep, case.model.experts
     if ep == 1 or (count and count % ep == 0):
         return None
     if not count:
@@ -110,7 +110,7 @@ def experts(case: Case) -> Refusal | None:
 def expert_degrees(case: Case) -> tuple[int, ...]:
     """Return expert-parallel degrees that divide the experts and the ranks of a stage."""
     d = case.degrees
-    return divisors(gcd(d.tp * d.cp * d.dp, case.experts or 1))
+    return divisors(gcd(d.tp * d.cp * d.dp, case.model.experts or 1))
 
 
 def expert_ranks(case: Case) -> Refusal | None:

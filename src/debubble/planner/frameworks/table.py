@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.planner.case import Case
+from debubble.planner.frameworks.any_rules import ANY_RULES
 from debubble.planner.frameworks.automodel.flags import automodel_lines
 from debubble.planner.frameworks.automodel.rules import RULES as AUTOMODEL_RULES
-from debubble.planner.frameworks.case import Case, Rule
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.flags import megatron_lines
 from debubble.planner.frameworks.megatron.rules import RULES as MEGATRON_RULES
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.planner.frameworks.rule import Refusal, Rule
+from debubble.planner.frameworks.torch.flags import elsewhere
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.frameworks.torchtitan.flags import torchtitan_lines
 from debubble.planner.frameworks.torchtitan.rules import RULES as TORCHTITAN_RULES
+from debubble.schedules import registry
 
 
 @dataclass(frozen=True, eq=False)
 class Framework:
-    """A framework that runs plans.
-
-    Parameters
-    ----------
-    name, title
-        Its name as an option, and for display.
-    rules
-        Rules of the framework, in addition to those of any plan.
-    lines
-        Writer of the lines to paste for a case that breaks no rule; comments start with ``#``.
-    runtime
-        Habits of the framework: the tensors that it keeps in memory.
-    """
+    """A framework that runs plans."""
 
     name: str
+    """Its name as an option."""
     title: str
+    """Its name for display."""
     rules: tuple[Rule, ...]
+    """Rules of the framework, in addition to those of any plan."""
     lines: Callable[[Case], list[str]]
+    """Writer of the lines to paste for a case that breaks no rule; comments start with ``#``."""
     runtime: Habits
+    """The tensors that it keeps in memory."""
 
 
 FRAMEWORKS = {
@@ -59,3 +57,46 @@ def find_framework(name: str) -> Framework:
     if wanted not in FRAMEWORKS:
         raise ParameterError(f"unknown framework '{name}'; {did_you_mean(wanted, FRAMEWORKS)}")
     return FRAMEWORKS[wanted]
+
+
+def rules_of(framework: str | None, scope: str | None = None) -> tuple[Rule, ...]:
+    """Return the rules of a framework, or those of any plan; of one scope, or of all."""
+    return _rules(None if framework is None else find_framework(framework), scope)
+
+
+@cache
+def _rules(framework: Framework | None, scope: str | None) -> tuple[Rule, ...]:
+    own = () if framework is None else framework.rules
+    return tuple(rule for rule in (*ANY_RULES, *own) if scope in (None, rule.scope))
+
+
+def broken(case: Case, framework: str | None = None) -> dict[Rule, Refusal]:
+    """Return the refusals of a case by the rules of a framework, or by those of any plan.
+
+    An alias of a schedule counts as its registered name.
+    """
+    case = _with_registered_name(case)
+    checked = {rule: rule.check(case) for rule in rules_of(framework)}
+    return {rule: problem for rule, problem in checked.items() if problem is not None}
+
+
+def flags(case: Case, framework: str) -> str:
+    """Return the text with which a framework runs a case.
+
+    Flags come one per line, as an array of a shell script takes them; lines with ``#`` are
+    comments. There are comments alone where it cannot run the case: the refusals, each with the
+    nearest that works, and the way to run a refused schedule elsewhere.
+    """
+    case, row = _with_registered_name(case), find_framework(framework)
+    problems = broken(case, framework)
+    if not problems:
+        return "\n".join(row.lines(case)) + "\n"
+    lines = [f"# {row.title} does not run this plan: {one}" for one in problems.values()]
+    if any(rule.of_order for rule in problems):
+        lines += elsewhere(case)
+    return "\n".join(lines) + "\n"
+
+
+def _with_registered_name(case: Case) -> Case:
+    own, name = case.candidate, registry.find(case.candidate.schedule).name
+    return case if own.schedule == name else replace(case, candidate=replace(own, schedule=name))

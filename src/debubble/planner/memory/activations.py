@@ -6,13 +6,15 @@ split over groups of ranks, left out where they are recomputed, and summed over 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
+from debubble.planner.case import Case
 from debubble.planner.frameworks.torch.runtime import EVERY_SECOND
 from debubble.planner.memory.layer_bytes import (
     RECOMPUTE_MODULES,
@@ -30,81 +32,50 @@ LOGIT_BYTES, FUSED_LOGIT_BYTES = 12, 4
 with gradients in bf16, where one kernel computes the loss."""
 
 
-@dataclass(frozen=True)
-class Activation:
-    """Bytes of one microbatch on one GPU.
-
-    Parameters
-    ----------
-    stored
-        Activations after the forward, under the chosen recompute.
-    kept_for_weight
-        Tensors that stay from I to W: inputs of linear layers, and their outputs' gradients.
-    recompute_kept
-        A layer's input, which stays after a forward if the whole layer is recomputed.
-    recomputed
-        Recomputed activations on top of `stored` while a backward runs.
-    recomputed_for_input
-        Recomputed activations while a backward for the input alone runs, which frees less before.
-    boundary
-        Tensor that goes to the next stage, or its gradient.
-    """
+class Activation(NamedTuple):
+    """Bytes of one microbatch on one GPU."""
 
     stored: float
+    """Activations after the forward, under the chosen recompute."""
     kept_for_weight: float
+    """Tensors that stay from I to W: inputs of linear layers, and their outputs' gradients."""
     recompute_kept: float
+    """A layer's input, which stays after a forward if the whole layer is recomputed."""
     recomputed: float
+    """Recomputed activations on top of `stored` while a backward runs."""
     recomputed_for_input: float
+    """Recomputed activations while a backward for the input alone runs, which frees less before."""
     boundary: float
+    """Tensor that goes to the next stage, or its gradient."""
 
 
-def recompute_modules(model: Model, training: Training, candidate: Candidate) -> tuple[str, ...]:
-    """Return modules that ``"selective"`` computes again.
+def recompute_modules(case: Case) -> tuple[str, ...]:
+    """Return modules that ``"selective"`` computes again, none for other ways to recompute.
 
-    Those that the candidate names; else core attention where its scores are stored, and where
-    flash attention stores none, norms, the upward projections of latent attention, and the
-    experts' activation function: parts cheap to compute and large to keep (Megatron-Core,
-    arXiv 2603.07685). With PyTorch's runtime torchtitan's :data:`EVERY_SECOND`.
+    Those that the candidate names; else those of the runtime, such as torchtitan's
+    :data:`EVERY_SECOND`; else core attention where its scores are stored, and where flash attention
+    stores none, norms, the upward projections of latent attention, and the experts' activation
+    function: parts cheap to compute and large to keep (Megatron-Core, arXiv 2603.07685).
     """
+    candidate, training, model = case.candidate, case.training, case.model
     if candidate.recompute != "selective":
         return ()
-    if candidate.modules == (EVERY_SECOND,):
-        return candidate.modules
     if candidate.modules:
         for name in candidate.modules:
-            if name not in RECOMPUTE_MODULES:
+            if name not in RECOMPUTE_MODULES and candidate.modules != (EVERY_SECOND,):
                 hint = did_you_mean(name, RECOMPUTE_MODULES)
                 raise ParameterError(f"recompute of the module '{name}' is not known; {hint}")
         return candidate.modules
-    return default_modules(model, training)
-
-
-class _Key(NamedTuple):
-    """The fields of a candidate that activations depend on."""
-
-    tp: int
-    cp: int
-    ep: int
-    size: int
-    recompute: str
-    modules: tuple[str, ...]
-
-
-@lru_cache(maxsize=256)
-def default_modules(model: Model, training: Training) -> tuple[str, ...]:
-    """Return modules that ``"selective"`` computes again where a candidate names none."""
     if training.runtime.selective:
         return training.runtime.selective
     if not training.flash:
         return ("core_attn",)
-    latent = any(isinstance(layer.attention, LatentAttention) for layer in model.layers)
+    latent = any(isinstance(one, LatentAttention) for one in model.attentions)
     return ("layernorm", *["mla_up_proj"] * latent, *["moe_act"] * bool(model.experts))
 
 
-def stage_activation(
-    model: Model, training: Training, candidate: Candidate, stage: int
-) -> Activation:
-    """Return bytes summed over the layers of one stage, embedding and head included.
+def stage_activations(case: Case) -> tuple[Activation, ...]:
+    """Return bytes summed over the layers of every stage, embedding and head included.
 
     The first stage stores the embedding's dropout mask, the last the inputs of final norm, head
     and multi-token prediction. Logits are apart: see :func:`logits_bytes`. `recomputed` is that of
@@ -114,75 +85,59 @@ def stage_activation(
     Of ``"full:N"``, layers after the first N and multi-token prediction are not recomputed, as
     with Megatron-LM's ``--recompute-method block``.
     """
-    return stage_activations(model, training, candidate)[stage]
-
-
-def stage_activations(
-    model: Model, training: Training, candidate: Candidate
-) -> tuple[Activation, ...]:
-    """Return the activation of every stage; cached for candidates with the same layers."""
-    return _stages(model, training, candidate.layers, _key(model, training, candidate))
+    seen = case.candidate.without_order(modules=recompute_modules(case), replicas=False)
+    return _stages(case.model, case.training, case.candidate.layers, seen)
 
 
 @lru_cache(maxsize=16384)
 def _stages(
-    model: Model, training: Training, layers: tuple[int, ...], key: _Key
+    model: Model, training: Training, layers: tuple[int, ...], seen: Candidate
 ) -> tuple[Activation, ...]:
-    most = recomputed_layers(key.recompute)
-    again = sums = _sums(model, training, key)
-    if most is not None:
-        again = _sums(model, training, key._replace(recompute="full"))
-        sums = _sums(model, training, key._replace(recompute="none"))
-    found, begin = [], 0
-    for stage, count in enumerate(layers):
-        end = begin + count
-        middle = end if most is None else begin + min(most, count)
-        first = [row[middle] - row[begin] for row in again.totals]
-        behind = [row[end] - row[middle] for row in sums.totals]
-        recomputed = max(again.recomputed[begin:middle], default=0.0)
-        begin = end
-        if stage == len(layers) - 1:
-            head = sums.head
-            behind = [behind[0] + head.stored, behind[1] + head.kept_for_weight,
-                      behind[2] + head.recompute_kept]  # fmt: skip
-            recomputed = max(recomputed, head.recomputed)
-        freed, left = (behind[0], behind[1]) if most is not None else (0.0, 0.0)
-        stored, kept, checkpoint = map(sum, zip(first, behind, strict=True))
-        if stage == 0:
-            stored += sums.embedding
-            checkpoint += sums.embedding
-        back = max(recomputed - freed, 0.0)
-        back_for_input = max(recomputed - max(freed - left, 0.0), 0.0)
-        found.append(Activation(stored, kept, checkpoint, back, back_for_input, sums.boundary))
-    return tuple(found)
+    most = recomputed_layers(seen.recompute)
+    ends = np.cumsum((0, *layers))
+    begin, end = ends[:-1], ends[1:]
+    if most is None:
+        again = sums = _sums(model, training, seen)
+        middle = end
+    else:
+        again = _sums(model, training, seen.recomputing("full"))
+        sums = _sums(model, training, seen.recomputing("none"))
+        middle = np.minimum(begin + most, end)
+    behind = sums.totals[:, end] - sums.totals[:, middle]
+    behind[:, -1] += sums.head[:3]
+    stored, kept, checkpoint = again.totals[:, middle] - again.totals[:, begin] + behind
+    stored[0] += sums.embedding
+    checkpoint[0] += sums.embedding
+    pieces = zip(begin.tolist(), middle.tolist(), strict=True)
+    recomputed = np.array([max(again.recomputed[a:b], default=0.0) for a, b in pieces])
+    recomputed[-1] = max(recomputed[-1], sums.head.recomputed)
+    freed, left, _ = behind if most is not None else np.zeros_like(behind)
+    back = np.maximum(recomputed - freed, 0.0)
+    back_for_input = np.maximum(recomputed - np.maximum(freed - left, 0.0), 0.0)
+    boundary = np.full(len(layers), sums.boundary)
+    rows = np.stack([stored, kept, checkpoint, back, back_for_input, boundary], axis=1)
+    return tuple(Activation(*row) for row in rows.tolist())
 
 
-def logits_bytes(model: Model, training: Training, candidate: Candidate) -> float:
+def logits_bytes(case: Case) -> float:
     """Return bytes of one microbatch's logits on one GPU, from forward to backward of the head.
 
     4 of the 12 bytes per logit are its fp32 value; the others its bf16 value, the loss's
     temporaries and gradients. With a fused loss they are the bf16 value and its gradient. Every
     layer of multi-token prediction has logits of its own.
     """
-    degrees = candidate.degrees
-    tokens = training.sequence * candidate.microbatch_size / degrees.cp
-    vocabulary = padded_vocabulary(model, training, degrees.tp) / degrees.tp
+    training, tp = case.training, case.degrees.tp
+    tokens = training.sequence * case.candidate.microbatch_size / case.degrees.cp
+    vocabulary = padded_vocabulary(case.model, training, tp) / tp
     each = FUSED_LOGIT_BYTES if training.fused_loss else LOGIT_BYTES
-    return each * tokens * vocabulary * (1 + model.mtp)
+    return each * tokens * vocabulary * (1 + case.model.mtp)
 
 
-def _key(model: Model, training: Training, candidate: Candidate) -> _Key:
-    degrees, size = candidate.degrees, candidate.microbatch_size
-    modules = recompute_modules(model, training, candidate)
-    return _Key(degrees.tp, degrees.cp, degrees.ep, size, candidate.recompute, modules)
-
-
-@dataclass(frozen=True)
-class _Sums:
+class _Sums(NamedTuple):
     """Bytes of the first n layers, for every n, and of the ends."""
 
-    totals: tuple[tuple[float, ...], ...]
-    """Stored, kept for W, and kept where whole layers are computed again."""
+    totals: NDArray[np.float64]
+    """Stored, kept for W, and kept where whole layers are computed again, in rows."""
     recomputed: tuple[float, ...]
     """Of every layer."""
     embedding: float
@@ -191,47 +146,46 @@ class _Sums:
 
 
 @lru_cache(maxsize=4096)
-def _sums(model: Model, training: Training, key: _Key) -> _Sums:
-    each = [_activation(model, layer, training, key) for layer in model.layers]
-    rows = zip(
-        *((one.stored, one.kept_for_weight, one.recompute_kept) for one in each), strict=True
-    )
-    totals = tuple(tuple(accumulate(row, initial=0.0)) for row in rows)
-    tokens = training.sequence * key.size / key.cp
-    stream = tokens / (key.tp if training.sequence_parallel else 1)
+def _sums(model: Model, training: Training, seen: Candidate) -> _Sums:
+    degrees = seen.degrees
+    each = [layer_activation(model, layer, training, seen) for layer in model.layers]
+    totals = np.cumsum([(0.0,) * 3, *(one[:3] for one in each)], axis=0).T
+    tokens = training.sequence * seen.microbatch_size / degrees.cp
+    stream = tokens / (degrees.tp if training.sequence_parallel else 1)
     inputs = 4 * stream * model.hidden  # of the final norm and of the head
     head = Activation(inputs, inputs, inputs, 0.0, 0.0, 0.0)
     if model.mtp:
         # Inputs of three norms, of the projection, and of the head's second pass.
         one, more = each[-1], 12 * stream * model.hidden
-        stays = (one.stored, one.kept_for_weight, one.recompute_kept)
-        stored, kept, checkpoint = (inputs + model.mtp * (size + more) for size in stays)
+        stored, kept, checkpoint = (inputs + model.mtp * (size + more) for size in one[:3])
         head = Activation(stored, kept, checkpoint, one.recomputed, one.recomputed, 0.0)
     embedding = stream * model.hidden * model.dropout
     return _Sums(totals, tuple(one.recomputed for one in each), embedding, head, each[0].boundary)
 
 
 @lru_cache(maxsize=65536)
-def _activation(model: Model, layer: Layer, training: Training, key: _Key) -> Activation:
-    tokens = training.sequence * key.size / key.cp
-    on_stream = key.tp if training.sequence_parallel else 1
-    busiest = training.imbalance if key.ep > 1 else 1.0
+def layer_activation(model: Model, layer: Layer, training: Training, seen: Candidate) -> Activation:
+    """Return bytes of one layer; of the candidate degrees, size, recompute and modules count."""
+    tp, recompute = seen.degrees.tp, seen.recompute
+    tokens = training.sequence * seen.microbatch_size / seen.degrees.cp
+    on_stream = tp if training.sequence_parallel else 1
+    busiest = training.imbalance if seen.degrees.ep > 1 else 1.0
 
     def bytes_of(parts: Parts) -> float:
-        split = parts.split / key.tp + parts.routed * busiest / on_stream
+        split = parts.split / tp + parts.routed * busiest / on_stream
         return tokens * (parts.stream / on_stream + split + parts.whole)
 
-    drops = module_parts(model, layer, training, key.tp)
+    drops = module_parts(model, layer, training, tp)
     whole = bytes_of(drops["all"])
     checkpoint = bytes_of(Parts(stream=2.0 * model.hidden))
-    kept = bytes_of(kept_parts(model, layer, training, key.tp))
+    kept = bytes_of(kept_parts(model, layer, training, tp))
     stored = whole
-    if key.recompute == "full":
+    if recompute == "full":
         stored = checkpoint
-    elif key.modules == (EVERY_SECOND,):
-        stored = bytes_of(every_second_product(model, layer, key.tp))
-    elif key.recompute == "selective":
-        names = set(key.modules)
+    elif seen.modules == (EVERY_SECOND,):
+        stored = bytes_of(every_second_product(model, layer, tp))
+    elif recompute == "selective":
+        names = set(seen.modules)
         if "moe" in names:
             names -= {"moe_act", "shared_experts"}
         stored -= sum(bytes_of(drops[name]) for name in names)

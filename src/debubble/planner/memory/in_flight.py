@@ -7,8 +7,8 @@ bytes of one microbatch, which differ from plan to plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,46 +31,25 @@ COMPARED = 256
 """Most moments of a rank of which all pairs are compared."""
 
 
-@dataclass(frozen=True, eq=False)
-class InFlight:
-    """Microbatches in flight, at the moments of a schedule at which a rank may hold most.
+class InFlight(NamedTuple):
+    """Microbatches in flight, at the moments of a schedule at which a rank may hold most."""
 
-    Parameters
-    ----------
-    ranks
-        Rank of every moment, ascending; shape ``(moments,)``.
-    whole
-        Microbatches of each of the rank's stages that hold all of their activations; shape
-        ``(moments, chunks)``.
-    kept
-        Microbatches of each of the rank's stages that hold the part that W needs; same shape.
-    stages
-        Stages of every rank; shape ``(ranks, chunks)``.
-    """
-
-    ranks: NDArray[np.int64]
-    whole: Counts
-    kept: Counts
+    starts: NDArray[np.int64]
+    """First moment of every rank."""
     stages: NDArray[np.int64]
+    """Stages of every moment's rank; shape ``(moments, chunks)``."""
+    whole: Counts
+    """Microbatches of each of these stages that hold all of their activations; same shape."""
+    kept: Counts
+    """Microbatches of each of these stages that hold the part that W needs; same shape."""
 
     def peaks(self, stored: NDArray[np.float64], kept: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the largest activations of every rank, shape ``(ranks,)``, from one microbatch's.
 
         The part that a stage keeps for W is at most the part that it stores.
         """
-        here = self._stages
-        held = (self.whole * stored[here] + self.kept * kept[here]).sum(axis=1)
-        return np.maximum.reduceat(held, self._starts)
-
-    @cached_property
-    def _stages(self) -> NDArray[np.int64]:
-        """Stages of every moment's rank, shape ``(moments, chunks)``."""
-        return self.stages[self.ranks]
-
-    @cached_property
-    def _starts(self) -> NDArray[np.int64]:
-        """First moment of every rank."""
-        return np.flatnonzero(np.diff(self.ranks, prepend=-1))
+        held = (self.whole * stored[self.stages] + self.kept * kept[self.stages]).sum(axis=1)
+        return np.maximum.reduceat(held, self.starts)
 
 
 @lru_cache(maxsize=4096)
@@ -102,10 +81,12 @@ def counted(schedule: Schedule, runtime: str) -> InFlight:
     found = [
         _moments(schedule, rank, slots, stages.shape[1], use) for rank in range(schedule.ranks)
     ]
-    both = np.concatenate(found)
-    of_rank = np.repeat(np.arange(schedule.ranks), [len(rows) for rows in found])
-    whole, kept = np.split(both, 2, axis=1)
-    return InFlight(of_rank, whole, kept, stages)
+    counts = [len(rows) for rows in found]
+    whole, kept = np.split(np.concatenate(found), 2, axis=1)
+    return InFlight(
+        np.cumsum([0, *counts[:-1]]), stages[np.repeat(np.arange(schedule.ranks), counts)],
+        whole, kept,
+    )  # fmt: skip
 
 
 def _moments(

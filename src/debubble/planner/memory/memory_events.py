@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +15,6 @@ Mask = NDArray[np.bool_]
 Backwards = tuple[Mask, Mask, Mask]
 
 
-@dataclass(frozen=True, eq=False)
 class Moments:
     """The work of one rank in the order of its program, with a moment for each start and end.
 
@@ -26,40 +22,32 @@ class Moments:
     group g, moment ``2g + 1`` its end.
     """
 
-    program: Program
-    """Actions that occupy the compute stream; shape ``(n,)``."""
-    positions: Integers
-    """Their positions in the schedule."""
-    groups: Integers
-    """Group of each."""
-    begins: Floats
-    """Start of each group; shape ``(groups,)``."""
-    ends: Floats
-    """End of each group."""
-
-    @classmethod
-    def of(cls, timeline: Timeline, rank: int) -> Moments:
-        """Return the moments of one rank of a timeline."""
+    def __init__(self, timeline: Timeline, rank: int) -> None:
         schedule = timeline.schedule
+        self.timeline, self.rank, self.schedule = timeline, rank, schedule
         first, last = int(schedule.offsets[rank]), int(schedule.offsets[rank + 1])
         program = schedule.actions[first:last]
         working = np.flatnonzero(computes(kinds_of(program)))
-        program, positions = program[working], working + first
-        closes = ends_group(program)
-        groups: Integers = np.cumsum(closes) - closes
-        heads = np.flatnonzero(np.diff(groups, prepend=-1))
-        begins, ends = timeline.start[positions[heads]], timeline.end[positions[heads]]
-        return cls(program, positions, groups, begins, ends)
-
-    @cached_property
-    def kinds(self) -> Integers:
-        """Kind of each action."""
-        return kinds_of(self.program)
-
-    @cached_property
-    def stages(self) -> Integers:
-        """Stage of each action."""
-        return stages_of(self.program)
+        self.program: Program = program[working]
+        """Actions that occupy the compute stream; shape ``(n,)``."""
+        self.positions: Integers = working + first
+        """Their positions in the schedule."""
+        self.kinds: Integers = kinds_of(self.program)
+        self.stages: Integers = stages_of(self.program)
+        closes = ends_group(self.program)
+        self.groups: Integers = np.cumsum(closes) - closes
+        """Group of each."""
+        heads = self.positions[np.flatnonzero(np.diff(self.groups, prepend=-1))]
+        self.heads: Integers = np.repeat(heads, 2)
+        """Position in the schedule of the first action of every moment's group."""
+        self.begins: Floats = timeline.start[heads]
+        """Start of each group; shape ``(groups,)``."""
+        self.times: Floats = np.stack([self.begins, timeline.end[heads]], axis=1).ravel()
+        """Time of every moment; shape ``(2 * groups,)``."""
+        self.starts: Integers = 2 * self.groups
+        """Moment at which each action starts."""
+        self.stops: Integers = self.starts + 1
+        """Moment at which each action ends."""
 
     def handing(self, direction: int) -> Mask:
         """Return the mask of actions that compute for the next stage (1) or the one before (−1)."""
@@ -82,27 +70,6 @@ class Moments:
             split &= ~first
             weights &= ~first
         return split, weights, whole
-
-    @property
-    def starts(self) -> Integers:
-        """Moment at which each action starts."""
-        return 2 * self.groups
-
-    @property
-    def stops(self) -> Integers:
-        """Moment at which each action ends."""
-        return 2 * self.groups + 1
-
-    @cached_property
-    def times(self) -> Floats:
-        """Time of every moment; shape ``(2 * groups,)``."""
-        return np.stack([self.begins, self.ends], axis=1).ravel()
-
-    @cached_property
-    def heads(self) -> Integers:
-        """Position in the schedule of the first action of every moment's group."""
-        first = np.flatnonzero(np.diff(self.groups, prepend=-1))
-        return np.repeat(self.positions[first], 2)
 
     def during(self, times: Floats) -> Integers:
         """Return the group that runs at each time, or ran last before it; at least the first."""

@@ -24,13 +24,12 @@ from debubble.core.actions import VOCABULARY_KINDS, unpack
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
-from debubble.planner.candidate import Candidate, Training, whole_backwards
-from debubble.planner.hardware.gpus import Gpu
+from debubble.planner.candidate import Training
+from debubble.planner.case import Case
 from debubble.planner.memory.activations import Activation, logits_bytes, stage_activations
 from debubble.planner.memory.buffers import buffers
 from debubble.planner.memory.memory_events import Backwards, Moments
-from debubble.planner.memory.state import TrainingState, head_state, stage_state
-from debubble.planner.model.transformer import Model
+from debubble.planner.memory.state import TrainingState, head_state, stage_states
 
 Floats = NDArray[np.float64]
 
@@ -61,24 +60,11 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Memory of one rank at its peak, in bytes per GPU; the parts add up to `peak`.
-
-    Parameters
-    ----------
-    rank, peak
-        The rank, and the most that one of its GPUs holds at a time, margin included.
-    weights, gradients, optimizer
-        Bytes that stay from step to step, and the part that replicas gather.
-    activations, buffers, logits, margin
-        The other parts at the moment of the peak.
-    at
-        That moment.
-    room
-        Bytes that stay free, negative where it does not fit.
-    """
+    """Memory of one rank at its peak, in bytes per GPU; the parts add up to `peak`."""
 
     rank: int
     peak: float
+    """The most that one of its GPUs holds at a time, margin included."""
     weights: float
     gradients: float
     optimizer: float
@@ -87,7 +73,9 @@ class RankMemory:
     logits: float
     margin: float
     at: Moment
+    """The moment of the peak."""
     room: float
+    """Bytes that stay free, negative where it does not fit."""
 
     @property
     def fits(self) -> bool:
@@ -97,30 +85,20 @@ class RankMemory:
 
 @dataclass(frozen=True, eq=False)
 class MemoryCurve:
-    """Memory of one rank over time, in bytes per GPU.
-
-    Parameters
-    ----------
-    times
-        Starts and ends of the rank's actions in turn; shape ``(n,)``.
-    positions
-        Position in the schedule of the action that starts or ends at each time; of an overlapped
-        pair that of the first.
-    activations, buffers, logits
-        From each time to the next; shape ``(n,)``.
-    state
-        Bytes that are there all the time.
-    fixed
-        The part of the margin that is there all the time.
-    """
+    """Memory of one rank over time, in bytes per GPU; arrays have shape ``(n,)``."""
 
     times: Floats
+    """Starts and ends of the rank's actions in turn; amounts are from each time to the next."""
     positions: NDArray[np.int64]
+    """Position in the schedule of the action that starts or ends at each time; of an overlapped
+    pair that of the first."""
     activations: Floats
     buffers: Floats
     logits: Floats
     state: TrainingState
+    """Bytes that are there all the time."""
     fixed: float
+    """The part of the margin that is there all the time."""
 
     @property
     def margin(self) -> Floats:
@@ -134,58 +112,47 @@ class MemoryCurve:
         return changing + self.margin + self.state.total
 
 
-def memory_of(
-    model: Model, gpu: Gpu, training: Training, candidate: Candidate, timeline: Timeline
-) -> tuple[RankMemory, ...]:
+def memory_of(case: Case, timeline: Timeline) -> tuple[RankMemory, ...]:
     """Return the largest memory of every rank with its parts, in bytes per GPU.
 
     The timeline is one step of the candidate's schedule, simulated with any costs in time.
     """
     found, schedule = [], timeline.schedule
-    for rank, curve in enumerate(memory_curves(model, training, candidate, timeline)):
+    for rank, curve in enumerate(memory_curves(case, timeline)):
         total, state = curve.total, curve.state
         at = int(np.argmax(total))
-        peak = float(total[at])
         action = schedule.text(unpack(schedule.actions[curve.positions[at]]))
+        changing = {
+            name: float(getattr(curve, name)[at])
+            for name in ("activations", "buffers", "logits", "margin")
+        }
         found.append(
             RankMemory(
-                rank=rank,
-                peak=peak,
-                weights=state.weights,
-                gradients=state.gradients,
-                optimizer=state.optimizer,
-                activations=float(curve.activations[at]),
-                buffers=float(curve.buffers[at]),
-                logits=float(curve.logits[at]),
-                margin=float(curve.margin[at]),
-                at=Moment(action, float(curve.times[at])),
-                room=gpu.memory - peak,
+                rank=rank, peak=float(total[at]), weights=state.weights, gradients=state.gradients,
+                optimizer=state.optimizer, **changing, at=Moment(action, float(curve.times[at])),
+                room=case.gpu.memory - float(total[at]),
             )
-        )
+        )  # fmt: skip
     return tuple(found)
 
 
-def memory_curves(
-    model: Model, training: Training, candidate: Candidate, timeline: Timeline
-) -> Iterator[MemoryCurve]:
+def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
     """Yield memory of every rank over time, see :func:`memory_of`."""
-    schedule = timeline.schedule
-    each = stage_activations(model, training, candidate)
-    costs = Costs(**memory_costs(model, training, candidate))
+    schedule, training = timeline.schedule, case.training
+    each = stage_activations(case)
     # Times stay; only what actions take and free is this model's.
-    timeline = replace(timeline, table=costs.table(schedule))
-    head = logits_bytes(model, training, candidate) / schedule.slices
+    timeline = replace(timeline, table=Costs(**memory_costs(case)).table(schedule))
+    head = logits_bytes(case) / schedule.slices
     for rank in range(schedule.ranks):
-        moments = Moments.of(timeline, rank)
-        backwards = moments.backwards(training.runtime.engine, whole_backwards(training, candidate))
-        size = each[0].boundary
+        moments = Moments(timeline, rank)
+        backwards = moments.backwards(training.runtime.engine, case.whole_backwards)
         yield MemoryCurve(
             moments.times,
             moments.heads,
-            _activations(timeline, rank, moments, each, backwards),
-            buffers(timeline, rank, moments, size, training.runtime),
-            _logits(schedule, moments, head, HELD_FUSED if training.fused_loss else HELD_LOGITS),
-            rank_state(model, training, candidate, schedule, rank),
+            _activations(moments, each, backwards),
+            buffers(moments, each[0].boundary, training.runtime),
+            _logits(moments, head, HELD_FUSED if training.fused_loss else HELD_LOGITS),
+            rank_state(case, schedule, rank),
             margin(training),
         )
 
@@ -199,53 +166,45 @@ def margin(training: Training) -> float:
     return MARGIN + training.runtime.bucket * (gradients + 2)
 
 
-def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict[str, Any]:
+def memory_costs(case: Case) -> dict[str, Any]:
     """Return the keywords of :class:`debubble.Costs` on memory, in bytes per stage.
 
     The part that a stage keeps for W is at most the stored part; :func:`memory_of` counts the rest.
     """
-    each = stage_activations(model, training, candidate)
-    whole = whole_backwards(training, candidate)
-    kept = [0.0 if whole else _share(one.kept_for_weight, one.stored) for one in each]
+    each, whole = stage_activations(case), case.whole_backwards
     return {
         "activation": [one.stored for one in each],
-        "kept_for_weight": kept,
+        "kept_for_weight": [
+            0.0 if whole else _share(one.kept_for_weight, one.stored) for one in each
+        ],
         "recompute_kept": [_share(one.recompute_kept, one.stored) for one in each],
         # Where I does all of every stage's backward, no other rule changes anything.
-        "runtime": "any" if whole else training.runtime.engine,
+        "runtime": "any" if whole else case.training.runtime.engine,
         "memory_unit": "bytes",
     }
 
 
-def rank_state(
-    model: Model, training: Training, candidate: Candidate, schedule: Schedule, rank: int
-) -> TrainingState:
+def rank_state(case: Case, schedule: Schedule, rank: int) -> TrainingState:
     """Return weights, gradients and optimizer states of all stages of one rank.
 
     Bidirectional schedules have two copies of the model, schedules without a flush several versions
     of the weights. Where the vocabulary is sharded, every rank has its part of the head.
     """
-    state = TrainingState(0.0, 0.0, 0.0)
+    state, states = TrainingState(0.0, 0.0, 0.0), stage_states(case)
     for row in schedule.placement.table:
-        for stage, home in enumerate(row):
+        for own, home in zip(states, row, strict=True):
             if home == rank:
-                state += stage_state(model, training, candidate, stage)
+                state += own
     if schedule.vocabulary:
         whole = float(schedule.placement.table[0][-1] == rank)
-        state += head_state(model, training, candidate, 1 / schedule.ranks - whole)
+        state += head_state(case, 1 / schedule.ranks - whole)
     versions = schedule.stored_versions[rank]
     return replace(state, weights=state.weights * versions) if versions > 1 else state
 
 
-def _activations(
-    timeline: Timeline,
-    rank: int,
-    moments: Moments,
-    each: Sequence[Activation],
-    backwards: Backwards,
-) -> Floats:
+def _activations(moments: Moments, each: Sequence[Activation], backwards: Backwards) -> Floats:
     """Return activations in flight by the engine, and those of running backwards."""
-    schedule = timeline.schedule
+    timeline, schedule, rank = moments.timeline, moments.schedule, moments.rank
     changes: list[tuple[NDArray[np.int64], Floats]] = []
     if timeline.graph.has_copies:
         times, held = timeline.memory_curve(rank)
@@ -272,8 +231,9 @@ def _activations(
     return moments.held(*changes)
 
 
-def _logits(schedule: Schedule, moments: Moments, size: float, share: float) -> Floats:
+def _logits(moments: Moments, size: float, share: float) -> Floats:
     """Return logits where the head runs: all of them then, a share from forward to backward."""
+    schedule = moments.schedule
     last = moments.stages == schedule.stages - 1
     if schedule.vocabulary:
         size /= schedule.ranks

@@ -34,10 +34,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from operator import add
 
-from debubble.planner.candidate import Candidate, Degrees, Training
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.planner.candidate import Degrees, Training
+from debubble.planner.case import Case
 from debubble.planner.model.transformer import Experts, Layer, Model
 
 GATHERED_LAYERS = 2
@@ -45,37 +48,18 @@ GATHERED_LAYERS = 2
 next."""
 
 
-def scatters(training: Training, candidate: Candidate) -> bool:
-    """Return whether the replicas scatter gradients after the backward of every microbatch.
-
-    PyTorch's pipelines add them up first where weights stay gathered.
-    """
-    return candidate.zero >= (3 if training.runtime.fsdp else 2)
-
-
 @dataclass(frozen=True)
 class TrainingState:
-    """Bytes on one GPU that stay from step to step.
-
-    `gathered` are weights that replicas split and gather again, and `summed` are gradients that
-    are not split yet. Both are there during a step only, and are parts of the others.
-    """
+    """Bytes on one GPU, with what replicas gather, or have not split yet, during a step."""
 
     weights: float
     gradients: float
     optimizer: float
-    gathered: float = 0.0
-    summed: float = 0.0
 
     @property
     def total(self) -> float:
-        """All bytes during a step."""
+        """All bytes."""
         return self.weights + self.gradients + self.optimizer
-
-    @property
-    def between_steps(self) -> float:
-        """All bytes between two steps."""
-        return self.total - self.gathered - self.summed
 
     def __add__(self, other: TrainingState) -> TrainingState:
         return TrainingState(*map(add, vars(self).values(), vars(other).values()))
@@ -131,62 +115,43 @@ def layer_parameters(model: Model, layer: Layer, tp: int, ep: int) -> tuple[floa
 
 
 @lru_cache(maxsize=1024)
-def _sums(model: Model, tp: int, ep: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _sums(model: Model, tp: int, ep: int) -> NDArray[np.float64]:
     """Return parameters of the first n layers on one GPU, for every n: those of experts apart."""
     each = [layer_parameters(model, layer, tp, ep) for layer in model.layers]
-    dense, experts = zip(*each, strict=True)
-    return tuple(accumulate(dense, initial=0.0)), tuple(accumulate(experts, initial=0.0))
+    return np.cumsum([(0.0, 0.0), *each], axis=0)
 
 
-def stage_parameters(
-    model: Model, training: Training, candidate: Candidate, stage: int
-) -> StageParameters:
-    """Return parameters of one stage on one GPU, embedding and head included.
+def stage_parameters(case: Case) -> tuple[StageParameters, ...]:
+    """Return parameters of every stage on one GPU, embedding and head included.
 
     The first stage has the embedding; the last the final norm, the head and multi-token
     prediction. A head that is the embedding's matrix, and multi-token prediction, need a copy of
     the embedding where the last stage is not the first, too.
     """
-    return _parameters(model, training, candidate.degrees, candidate.layers)[stage]
+    return _parameters(case.model, case.training, case.degrees, case.candidate.layers)
 
 
 @lru_cache(maxsize=16384)
 def _parameters(
     model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...]
 ) -> tuple[StageParameters, ...]:
-    sums = _sums(model, degrees.tp, degrees.ep)
+    found = np.diff(_sums(model, degrees.tp, degrees.ep)[np.cumsum((0, *layers))], axis=0)
     vocabulary = padded_vocabulary(model, training, degrees.tp) * model.hidden / degrees.tp
-    found, begin = [], 0
-    for stage, count in enumerate(layers):
-        first, last = stage == 0, stage == len(layers) - 1
-        dense, experts = (some[begin + count] - some[begin] for some in sums)
-        begin += count
-        if first:
-            dense += vocabulary + model.positions * model.hidden + model.first_extra
-        if last:
-            dense += model.norm_parameters + model.last_extra
-            if model.mtp:
-                own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
-                own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters
-                dense, experts = dense + model.mtp * own, experts + model.mtp * routed
-            copies = (not model.tied) + (not first and bool(model.tied or model.mtp))
-            dense += copies * vocabulary
-        found.append(StageParameters(dense, experts))
-    return tuple(found)
+    found[0, 0] += vocabulary + model.positions * model.hidden + model.first_extra
+    found[-1, 0] += model.norm_parameters + model.last_extra
+    if model.mtp:
+        own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
+        own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters
+        found[-1] += model.mtp * own, model.mtp * routed
+    copies = (not model.tied) + (len(layers) > 1 and bool(model.tied or model.mtp))
+    found[-1, 0] += copies * vocabulary
+    return tuple(StageParameters(*stage) for stage in found.tolist())
 
 
-def stage_state(
-    model: Model, training: Training, candidate: Candidate, stage: int
-) -> TrainingState:
-    """Return bytes of one stage's weights, gradients and optimizer states on one GPU."""
-    return stage_states(model, training, candidate)[stage]
-
-
-def stage_states(
-    model: Model, training: Training, candidate: Candidate
-) -> tuple[TrainingState, ...]:
-    """Return the states of all stages; cached for candidates with the same layers."""
-    return _states(model, training, candidate.degrees, candidate.layers, candidate.zero)
+def stage_states(case: Case) -> tuple[TrainingState, ...]:
+    """Return bytes of every stage's weights, gradients and optimizer states on one GPU."""
+    candidate = case.candidate
+    return _states(case.model, case.training, case.degrees, candidate.layers, candidate.zero)
 
 
 @lru_cache(maxsize=16384)
@@ -199,33 +164,28 @@ def _states(
     # What is scattered from buckets is in the margin.
     scatters = zero >= 2 and not (runtime.fsdp or runtime.bucket)
     scattered = training.gradient_bytes * scatters
-    found = []
-    for stage, counts in enumerate(_parameters(model, training, degrees, layers)):
+    found, begin = [], 0
+    for own, counts in zip(layers, _parameters(model, training, degrees, layers), strict=True):
         state = _bytes(counts.dense, degrees.dp * degrees.cp, training, zero)
         state += _bytes(counts.experts, degrees.expert_dp, training, zero)
         if gathers or scattered:
-            begin = sum(layers[:stage])
-            two = _two_layers(model, degrees, model.layers[begin : begin + layers[stage]])
+            # The most that is gathered at a time: twice the largest layer.
+            kinds = set(model.layers[begin : begin + own])
+            sizes = (sum(layer_parameters(model, one, degrees.tp, degrees.ep)) for one in kinds)
+            two = min(GATHERED_LAYERS, own) * max(sizes, default=0.0)
             gathered = 2 * (counts.total if stays else two) * gathers
             summed = 4 * counts.total if stays else scattered * two
-            state += TrainingState(gathered, summed, 0.0, gathered, summed)
+            state += TrainingState(gathered, summed, 0.0)
         found.append(state)
+        begin += own
     return tuple(found)
 
 
-def head_state(
-    model: Model, training: Training, candidate: Candidate, share: float
-) -> TrainingState:
-    """Return bytes of a share of the head, as :func:`stage_state` counts it on the last stage."""
-    tp, replicas = candidate.degrees.tp, candidate.degrees.dp * candidate.degrees.cp
-    count = padded_vocabulary(model, training, tp) * model.hidden / tp
-    return _bytes(share * count, replicas, training, candidate.zero)
-
-
-def _two_layers(model: Model, degrees: Degrees, layers: tuple[Layer, ...]) -> float:
-    """Return parameters of the most that is gathered at a time: twice the largest layer's."""
-    sizes = [sum(layer_parameters(model, layer, degrees.tp, degrees.ep)) for layer in set(layers)]
-    return min(GATHERED_LAYERS, len(layers)) * max(sizes, default=0.0)
+def head_state(case: Case, share: float) -> TrainingState:
+    """Return bytes of a share of the head, as :func:`stage_states` count it on the last stage."""
+    tp, replicas = case.degrees.tp, case.degrees.dp * case.degrees.cp
+    count = padded_vocabulary(case.model, case.training, tp) * case.model.hidden / tp
+    return _bytes(share * count, replicas, case.training, case.candidate.zero)
 
 
 def _bytes(count: float, replicas: int, training: Training, zero: int) -> TrainingState:

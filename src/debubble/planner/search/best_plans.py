@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 
 import numpy as np
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.batches import Batch, on_one_rank
 from debubble.planner.search.bounds import least_memory, least_peaks, least_time, pipeline_bound
 from debubble.planner.search.evaluate import Evaluated, finished
-from debubble.planner.search.groups import FEWEST, CandidateGroup, groups
+from debubble.planner.search.groups import FEWEST, Batch, CandidateGroup, groups
 from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
 from debubble.planner.search.search_result import (
     BOUND,
@@ -37,7 +36,6 @@ from debubble.planner.search.search_result import (
     rounded,
 )
 from debubble.planner.search.within_memory import Base, base_cut, base_of, fastest_within
-from debubble.schedules import registry
 
 Progress = Callable[[Found], None]
 """Callback that gets the results so far, now and then."""
@@ -52,8 +50,7 @@ def best_plans(
     Every question about plans is this search, with another request.
     """
     splits = None if request.fixed.layers else runnable(request)
-    found = groups(request.model, request.cluster, request.training, request.fixed)
-    return search(request, found, top, progress, splits, below=below)
+    return search(request, groups(request), top, progress, splits, below=below)
 
 
 def search(
@@ -208,7 +205,7 @@ class _Screen:
         peaks = least_peaks(self.request, candidate)
         near = self._forced(candidate, peaks) > limit
         if near and not self._may_be_near(candidate, peaks):
-            made = registry.find(candidate.schedule).uses_costs
+            made = candidate.uses_costs
             return None, NO_ORDER if made else IN_FLIGHT
         try:
             base = base_of(self.request, candidate, self.splits, limit)
@@ -245,7 +242,7 @@ class _Screen:
         """
         if peaks is None or float(peaks.max()) <= self.request.limit * (1 + ROUNDING):
             return 0.0
-        made = registry.find(candidate.schedule).uses_costs
+        made = candidate.uses_costs
         if made or self.splits is None or candidate.degrees.pp == 1:
             return math.inf
         return forced_time(self.request, candidate, peaks)
@@ -253,7 +250,7 @@ class _Screen:
     def _may_be_near(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> bool:
         """Return whether a candidate that does not fit may be kept as near."""
         near = self.found.near
-        if registry.find(candidate.schedule).uses_costs or peaks is None:
+        if candidate.uses_costs or peaks is None:
             return False
         if len(near) < self.found.top:
             return True
@@ -302,8 +299,11 @@ def _bounded(
     request: PlanRequest, group: CandidateGroup, number: int, found: Found
 ) -> Iterator[Batch]:
     """Yield the batches of a group with their bounds, without those that have no room."""
+    one_rank = replace(group, degrees=replace(group.degrees, pp=1))
+    whole = (1, (len(request.model.layers),))
     for setting in dict.fromkeys(one for each in group.settings.values() for one in each):
-        alone = on_one_rank(request, group, setting)
+        # All layers on one stage, in the same groups otherwise.
+        alone = one_rank.candidate("1f1b", whole, setting)
         batch = Batch(least_time(request, alone, group.degrees.pp), number, group, setting)
         if least_memory(request, alone, group.degrees.pp) > request.limit:
             found.leave_out(NO_ROOM, batch.count)

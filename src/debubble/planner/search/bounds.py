@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.engine.timeline import simulate
 from debubble.engine.validate import has
-from debubble.planner.candidate import Candidate, recomputed_layers, whole_backwards
-from debubble.planner.cost.stage_costs import stage_times, times_by_stage
-from debubble.planner.memory.activations import stage_activation, stage_activations
+from debubble.planner.candidate import Candidate, recomputed_layers
+from debubble.planner.cost.stage_costs import stage_times
+from debubble.planner.memory.activations import stage_activations
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import FRAGMENTATION, margin
-from debubble.planner.memory.state import stage_state
+from debubble.planner.memory.state import stage_states
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import standing
@@ -27,8 +27,8 @@ def least_time(request: PlanRequest, alone: Candidate, pp: int) -> float:
 
     Some rank does at least the average of all work; nothing else is counted.
     """
-    (whole,) = stage_times(request.model, request.cluster, request.training, alone, request.factors)
-    return (whole.F + whole.I + whole.W) * alone.microbatches / pp
+    F, I, W = stage_times(request.case(alone))[:, 0].tolist()
+    return float((F + I + W) * alone.microbatches / pp)
 
 
 def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
@@ -38,9 +38,7 @@ def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
     and after its last backward those stages run a backward each. Where backwards are split, what a
     rank does for its weights may fill that time.
     """
-    F, I, W = times_by_stage(
-        request.model, request.cluster, request.training, candidate, request.factors
-    )
+    F, I, W = stage_times(request.case(candidate))
     degrees, own = candidate.degrees, F + I + W
     work = np.bincount(homes_of(candidate), candidate.microbatches * own)
     passed = np.cumsum(F if _splits(candidate.schedule) else own)
@@ -85,11 +83,11 @@ def least_memory(request: PlanRequest, alone: Candidate, pp: int) -> float:
     The sum of the margin and two averages over ranks: of static memory, and of one microbatch's
     activations, all of which are there when its first backward starts.
     """
-    state = stage_state(request.model, request.training, alone, 0)
+    (state,) = stage_states(request.case(alone))
     if recomputed_layers(alone.recompute) is not None:
         alone = alone.recomputing("full")  # the first N of every stage may be all
-    stored = stage_activation(request.model, request.training, alone, 0).stored
-    return (state.total + stored) / pp + margin(request.training)
+    (held,) = stage_activations(request.case(alone))
+    return (state.total + held.stored) / pp + margin(request.training)
 
 
 def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float64] | None:
@@ -99,20 +97,17 @@ def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float6
     logits, buffers of transfers, and recomputed activations. If the schedule depends on costs, one
     microbatch is counted. None for schedules that are too long to count.
     """
-    degrees, training = candidate.degrees, request.training
-    whole = whole_backwards(training, candidate)
-    runtime = "any" if whole else training.runtime.engine
+    degrees, case = candidate.degrees, request.case(candidate)
+    runtime = "any" if case.whole_backwards else request.training.runtime.engine
     counts = in_flight(
         candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, runtime
     )
-    made = registry.find(candidate.schedule).uses_costs
-    if counts is None and not made:
+    if counts is None and not candidate.uses_costs:
         return None
-    each = stage_activations(request.model, training, candidate)
+    each = stage_activations(case)
     stored = np.array([one.stored for one in each])
-    placement = placement_of(candidate.schedule, degrees.pp, degrees.chunks)
-    held: NDArray[np.float64] = standing(request, candidate, placement)
+    held = standing(case, case.placement)
     if counts is None:
         return held + (1 + FRAGMENTATION) * np.bincount(homes_of(candidate), stored)
-    kept = np.minimum(stored, [0.0 if whole else one.kept_for_weight for one in each])
-    return held + (1 + FRAGMENTATION) * counts.peaks(stored, kept)
+    kept = [0.0 if case.whole_backwards else one.kept_for_weight for one in each]
+    return held + (1 + FRAGMENTATION) * counts.peaks(stored, np.minimum(stored, kept))

@@ -15,6 +15,7 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
+from debubble.planner.case import Case
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.cost.layer_times import layer_times
 from debubble.planner.cost.stage_costs import stage_costs
@@ -42,43 +43,27 @@ OPTIMIZED = "optimized"
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A candidate with its step time, and the memory of every rank.
-
-    Parameters
-    ----------
-    request
-        The planning request.
-    candidate
-        Degrees, schedule, layers and other choices.
-    step_time
-        Seconds of one optimizer step.
-    peaks
-        Bytes of a GPU of every pipeline rank at its peak; empty until they are computed.
-    causes
-        The step time by cause, see :func:`causes_of`; sums to it. Of finished plans, as all below.
-    bubble_ratio
-        Idle share of the pipeline's rank-time.
-    memory
-        Parts of every rank's peak.
-    order
-        The schedule itself, if it is made for costs and memory or was optimized.
-    optimized
-        True if that is no published schedule.
-    lower_bound
-        Seconds below which no order of its stages within the memory brings a step; 0 until they are
-        computed.
-    """
+    """A candidate with its step time, and the memory of every rank."""
 
     request: PlanRequest
     candidate: Candidate
     step_time: float
+    """Seconds of one optimizer step."""
     peaks: tuple[float, ...]
+    """Bytes of a GPU of every pipeline rank at its peak; empty until they are computed."""
     causes: dict[str, float] = field(default_factory=dict)
+    """The step time by cause, see :func:`causes_of`; sums to it. Of finished plans, as below."""
     bubble_ratio: float = 0.0
+    """Idle share of the pipeline's rank-time."""
     memory: tuple[RankMemory, ...] = ()
+    """Parts of every rank's peak."""
     order: Schedule | None = None
+    """The schedule itself, if it is made for costs and memory or was optimized."""
     optimized: bool = False
+    """True if that is no published schedule."""
     lower_bound: float = 0.0
+    """Seconds below which no order of its stages within the memory brings a step; 0 until they are
+    computed."""
 
     @property
     def schedule(self) -> str:
@@ -91,6 +76,16 @@ class Evaluated:
         return max(self.peaks) <= self.request.limit
 
     @property
+    def fullest(self) -> int:
+        """The rank with the largest peak."""
+        return self.peaks.index(max(self.peaks))
+
+    @property
+    def case(self) -> Case:
+        """The candidate with all that its times and bytes follow from."""
+        return self.request.case(self.candidate)
+
+    @property
     def step_error(self) -> float:
         """Share of the step time by which that may be off."""
         return self.request.factors.error(*self._run, experts=bool(self.request.model.experts))
@@ -98,8 +93,7 @@ class Evaluated:
     @property
     def efficiency(self) -> float:
         """Share of the modeled speed of kernels that its own are taken to reach."""
-        factors = self.request.factors
-        return factors.efficiency(*self._run, experts=bool(self.request.model.experts))
+        return self.case.efficiency(experts=bool(self.request.model.experts))
 
     @property
     def efficiency_origin(self) -> str:
@@ -124,7 +118,7 @@ class Evaluated:
 
     def simulate(self) -> Timeline:
         """Return the pipeline of one step."""
-        return simulated(self.request, self.candidate, self.order)
+        return simulated(self.case, self.order)
 
 
 def schedule_of(
@@ -142,57 +136,43 @@ def schedule_of(
     return registry.make(name, ranks=p, microbatches=m, chunks=v, costs=costs, memory=room)
 
 
-def standing(
-    request: PlanRequest, candidate: Candidate, placement: Placement
-) -> NDArray[np.float64]:
+def standing(case: Case, placement: Placement) -> NDArray[np.float64]:
     """Return bytes that every rank holds all the time, margin included; shape ``(pp,)``."""
-    held = np.full(candidate.degrees.pp, margin(request.training))
-    states = stage_states(request.model, request.training, candidate)
-    np.add.at(held, placement.ranks_of_stages, [state.total for state in states])
+    held = np.full(case.degrees.pp, margin(case.training))
+    np.add.at(held, placement.ranks_of_stages, [state.total for state in stage_states(case)])
     return held
 
 
-def costs_of(request: PlanRequest, candidate: Candidate, *, memory: bool = True) -> Costs:
+def costs_of(case: Case, *, memory: bool = True) -> Costs:
     """Return times in seconds and activations in bytes of every stage, as the engine takes them.
 
     Without `memory`, activations are left out unless a schedule is made for them.
     """
-    model, cluster, training = request.model, request.cluster, request.training
-    if not memory and not registry.find(candidate.schedule).uses_costs:
-        return stage_costs(model, cluster, training, candidate, request.factors)
-    bytes_of = memory_costs(model, training, candidate)
-    return stage_costs(model, cluster, training, candidate, request.factors, **bytes_of)
+    counted = memory or case.candidate.uses_costs
+    return stage_costs(case, **(memory_costs(case) if counted else {}))
 
 
-def simulated(
-    request: PlanRequest,
-    candidate: Candidate,
-    order: Schedule | None = None,
-    *,
-    memory: bool = True,
-) -> Timeline:
+def simulated(case: Case, order: Schedule | None = None, *, memory: bool = True) -> Timeline:
     """Return the pipeline of one step in the engine, in an order of its own or in its schedule's.
 
     A schedule that does not exist for these sizes, or not within the memory, is refused.
     """
-    costs = costs_of(request, candidate, memory=memory)
+    costs = costs_of(case, memory=memory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # schedules made for other costs are compared on purpose
-        return simulate(order or schedule_of(candidate, costs), costs)
+        return simulate(order or schedule_of(case.candidate, costs), costs)
 
 
 def timed(
-    request: PlanRequest,
-    candidate: Candidate,
-    order: Schedule | None = None,
-    *,
+    request: PlanRequest, candidate: Candidate, order: Schedule | None = None, *,
     memory: bool = True,
-) -> tuple[Evaluated, Timeline]:
+) -> tuple[Evaluated, Timeline]:  # fmt: skip
     """Return the step time of a candidate without its memory, in its own order or a given one."""
-    timeline = simulated(request, candidate, order, memory=memory)
-    seconds = _step(request, candidate, timeline).seconds
-    if registry.find(candidate.schedule).uses_costs:
+    case = request.case(candidate)
+    timeline = simulated(case, order, memory=memory)
+    if candidate.uses_costs:
         order = timeline.schedule
+    seconds = step_of(case, timeline).seconds
     return Evaluated(request, candidate, seconds, (), order=order), timeline
 
 
@@ -201,33 +181,24 @@ def with_peaks(plan: Evaluated, timeline: Timeline) -> Evaluated:
 
     If the activations alone are too large, only they are counted, less than the real peaks.
     """
-    request, candidate = plan.request, plan.candidate
-    held = standing(request, candidate, timeline.schedule.placement)
+    held = standing(plan.case, timeline.schedule.placement)
     peaks = (held + (1 + FRAGMENTATION) * timeline.peak_activation).tolist()
-    if max(peaks) <= request.limit:
-        memory = memory_of(
-            request.model, request.cluster.gpu, request.training, candidate, timeline
-        )
-        peaks = [rank.peak for rank in memory]
+    if max(peaks) <= plan.request.limit:
+        peaks = [rank.peak for rank in memory_of(plan.case, timeline)]
     return replace(plan, peaks=tuple(peaks))
 
 
 def finished(plan: Evaluated) -> Evaluated:
     """Return a plan with the causes of its time, and the parts of its memory."""
-    request, candidate = plan.request, plan.candidate
-    timeline = plan.simulate()
-    memory = memory_of(request.model, request.cluster.gpu, request.training, candidate, timeline)
+    case, timeline = plan.case, plan.simulate()
+    memory = memory_of(case, timeline)
     return replace(
         plan,
         peaks=tuple(rank.peak for rank in memory),
-        causes=causes_of(request, candidate, _step(request, candidate, timeline)),
+        causes=causes_of(case, step_of(case, timeline)),
         bubble_ratio=max(timeline.bubble_ratio, 0.0),  # sums of one rank may differ in rounding
         memory=memory,
     )
-
-
-def _step(request: PlanRequest, candidate: Candidate, timeline: Timeline) -> Step:
-    return step_of(request.model, request.cluster, request.training, candidate, timeline)
 
 
 CAUSES = {
@@ -246,14 +217,13 @@ CAUSES = {
 """Causes of a step's seconds, each in words."""
 
 
-def causes_of(request: PlanRequest, candidate: Candidate, step: Step) -> dict[str, float]:
+def causes_of(case: Case, step: Step) -> dict[str, float]:
     """Return seconds of a step by each of :data:`CAUSES`; they sum to the step time."""
-    timeline, ends = step.timeline, step.ends
-    busy = timeline.busy
+    timeline, ends, busy = step.timeline, step.ends, step.timeline.busy
     makespan, mean, most = timeline.makespan, float(busy.mean()), float(busy.max())
     found = dict.fromkeys(CAUSES, 0.0)
-    for name, seconds in _layer_causes(request, candidate).items():
-        found[name] += seconds * candidate.microbatches / candidate.degrees.pp
+    for name, seconds in _layer_causes(case).items():
+        found[name] += seconds * case.candidate.microbatches / case.degrees.pp
     # Embedding, head and what starting an action takes are compute, too.
     found["compute"] += mean - sum(found.values())
     found["imbalance"], found["bubble"] = most - mean, makespan - most
@@ -262,18 +232,15 @@ def causes_of(request: PlanRequest, candidate: Candidate, step: Step) -> dict[st
     return found
 
 
-def _layer_causes(request: PlanRequest, candidate: Candidate) -> dict[str, float]:
+def _layer_causes(case: Case) -> dict[str, float]:
     """Return seconds of all layers for one microbatch."""
-    found = {"recompute": 0.0}
-    layers = request.model.layers
+    found, candidate, layers = {"recompute": 0.0}, case.candidate, case.model.layers
     again = Counter(layers)
     if recomputed_layers(candidate.recompute) is not None:
         stages = zip(candidate.first_layers, candidate.first_kept, strict=False)
         again = Counter(layer for begin, kept in stages for layer in layers[begin:kept])
     for layer, count in Counter(layers).items():
-        times = layer_times(
-            request.model, layer, request.cluster, request.training, candidate, request.factors
-        )
+        times = layer_times(case, layer)
         found["recompute"] += again[layer] * times.R
         for name, part in times.parts:
             found[name] = found.get(name, 0.0) + count * (part.F + part.I + part.W)

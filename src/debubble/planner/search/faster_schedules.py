@@ -14,13 +14,7 @@ from debubble.core.errors import DebubbleError
 from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
 from debubble.planner.memory.peaks import FRAGMENTATION
-from debubble.planner.search.evaluate import (
-    Evaluated,
-    costs_of,
-    finished,
-    timed,
-    with_peaks,
-)
+from debubble.planner.search.evaluate import Evaluated, costs_of, finished, timed, with_peaks
 from debubble.planner.search.search_result import Found
 from debubble.planner.search.within_memory import within_limit
 
@@ -69,13 +63,16 @@ def faster_order(
     again with less, see :func:`~debubble.planner.search.within_memory.within_limit`.
     """
     results: list[Result] = []
+    wide = replace(plan.request, limit=math.inf)
 
     def make(less: NDArray[np.float64]) -> Evaluated | None:
         if results and results[-1].status == "interrupted":
             return None
         room = np.broadcast_to(plan.request.limit - less, len(plan.peaks))
         results.append(_result(plan, room.tolist(), time_limit))
-        return _plan_of(plan, results[-1])
+        order = results[-1].schedule
+        whole = with_peaks(*timed(wide, plan.candidate, order))
+        return replace(whole, request=plan.request, order=order, optimized=True)
 
     found = within_limit(make, plan.request.limit)
     least = results[0].lower_bound + plan.causes["optimizer"] + plan.causes["weights"]
@@ -89,7 +86,7 @@ def _result(plan: Evaluated, room: Sequence[float], time_limit: float | None) ->
     """Return the optimizer's answer for the stages of a plan, with `room` bytes on every rank."""
     candidate = plan.candidate
     timeline = plan.simulate()
-    costs = costs_of(plan.request, candidate)
+    costs = costs_of(plan.case)
     # Of what comes and goes a share lies unused between tensors: as if GPUs were so much smaller.
     share = 1 / (1 + FRAGMENTATION)
     beside = [
@@ -104,9 +101,3 @@ def _result(plan: Evaluated, room: Sequence[float], time_limit: float | None) ->
             memory=[share * one for one in room],
             placement=timeline.schedule.placement, time_limit=time_limit, published=False,
         )  # fmt: skip
-
-
-def _plan_of(plan: Evaluated, result: Result) -> Evaluated:
-    wide = replace(plan.request, limit=math.inf)
-    whole = with_peaks(*timed(wide, plan.candidate, result.schedule))
-    return replace(whole, request=plan.request, order=result.schedule, optimized=True)

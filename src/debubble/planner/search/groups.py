@@ -5,9 +5,8 @@ weights. They differ in schedule, chunks and layers of every stage, and in the w
 (recompute, ZeRO). Groups come with the smallest model-parallel size first. They count their
 candidates without making them, so that one can be left out as a whole.
 
-Candidates that a framework refuses are left out by the rules of
-:mod:`debubble.planner.frameworks.rules`, with one representative for all candidates that a rule
-cannot distinguish.
+Candidates that a framework refuses are left out by its rules, with one representative for all
+candidates that a rule cannot distinguish.
 """
 
 from __future__ import annotations
@@ -16,19 +15,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
-from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, Training
-from debubble.planner.frameworks.case import DEGREES, ORDER, STATE, Case, divisors
-from debubble.planner.frameworks.rules import rules_of
-from debubble.planner.frameworks.table import find_framework
-from debubble.planner.model.transformer import Model
+from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees
+from debubble.planner.frameworks.rule import DEGREES, ORDER, STATE, divisors
+from debubble.planner.frameworks.table import find_framework, rules_of
 from debubble.planner.plannable import chunks_of, first_cut, fits, plannable
-from debubble.planner.request import Fixed
+from debubble.planner.request import PlanRequest
 from debubble.schedules import registry
-
-if TYPE_CHECKING:
-    from debubble.planner.hardware.cluster import Cluster
 
 T = TypeVar("T")
 
@@ -52,25 +46,16 @@ Setting: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True)
 class CandidateGroup:
-    """Candidates with the same degrees and microbatch size.
-
-    Parameters
-    ----------
-    degrees
-        Degrees of all candidates, with one chunk.
-    microbatch_size, microbatches
-        Sequences per microbatch, and microbatches per step.
-    orders
-        By schedule, chunks and layers of every stage.
-    settings
-        By schedule, how activations and states are kept.
-    """
+    """Candidates with the same degrees and microbatch size."""
 
     degrees: Degrees
+    """Degrees of all candidates, with one chunk."""
     microbatch_size: int
     microbatches: int
     orders: Mapping[str, tuple[Split, ...]]
+    """Chunks and layers of every stage, by schedule."""
     settings: Mapping[str, tuple[Setting, ...]]
+    """Ways to keep activations and states, by schedule."""
 
     @cached_property
     def count(self) -> int:
@@ -92,28 +77,59 @@ class CandidateGroup:
         )  # fmt: skip
 
 
+USUAL_SCHEDULE = "1f1b"
+"""The schedule that is tried first: after one plan that fits, most others need no simulation."""
+
+
+@dataclass(frozen=True, order=True)
+class Batch:
+    """Candidates of one group with one setting: the same work in the same bytes of weights.
+
+    `bound` is a time in seconds that none of them is faster than.
+    """
+
+    bound: float
+    number: int
+    group: CandidateGroup = field(compare=False)
+    setting: Setting = field(compare=False)
+
+    @cached_property
+    def count(self) -> int:
+        """Number of candidates."""
+        return sum(len(splits) for _, splits in self._orders())
+
+    def candidates(self, *, usual: bool) -> Iterator[Candidate]:
+        """Yield the candidates with :data:`USUAL_SCHEDULE`, or those with all others."""
+        for schedule, splits in self._orders():
+            if (schedule == USUAL_SCHEDULE) is usual:
+                for split in splits:
+                    yield self.group.candidate(schedule, split, self.setting)
+
+    def _orders(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
+        """Yield schedules with their cuts that go with the setting."""
+        for schedule, splits in self.group.orders.items():
+            if self.setting in self.group.settings[schedule]:
+                yield schedule, splits
+
+
 def first_setting(setting: Setting) -> Setting:
     """Return the setting that is tried first: one layer, where the fewest layers are recomputed."""
     return ("full:1", setting[1]) if setting[0] == FEWEST else setting
 
 
-def candidates(
-    model: Model, cluster: Cluster, training: Training, fixed: Fixed | None = None
-) -> Iterator[Candidate]:
+def candidates(request: PlanRequest) -> Iterator[Candidate]:
     """Yield all candidates, group by group, those with one order next to each other."""
-    for group in groups(model, cluster, training, fixed):
+    for group in groups(request):
         yield from group.candidates()
 
 
-def groups(
-    model: Model, cluster: Cluster, training: Training, fixed: Fixed | None = None
-) -> Iterator[CandidateGroup]:
+def groups(request: PlanRequest) -> Iterator[CandidateGroup]:
     """Yield all groups that hold a candidate, the smallest model-parallel size first."""
-    choice = _Choice(model, cluster.gpus, cluster.gpu.node, training, fixed or Fixed())
+    choice = _Choice(request)
     for degrees in choice.degrees():
-        whole = training.batch // degrees.dp
+        whole = request.training.batch // degrees.dp
         for size in divisors(whole):
-            if choice.fixed.microbatch_size not in (None, size):
+            if request.fixed.microbatch_size not in (None, size):
                 continue
             orders = choice.orders(degrees, whole // size)
             settings = {name: choice.settings(degrees, name) for name in orders}
@@ -122,56 +138,37 @@ def groups(
                 yield found
 
 
-@dataclass(frozen=True)
 class _Choice:
-    """The open choices for one training, with results that are needed again."""
+    """The open choices of a request, with results that are needed again."""
 
-    model: Model
-    gpus: int
-    node: int
-    training: Training
-    fixed: Fixed
-    known_orders: dict[tuple[int, int, bool], dict[str, tuple[Split, ...]]] = field(
-        default_factory=dict
-    )
-    known_settings: dict[tuple[str, int, int, int], tuple[Setting, ...]] = field(
-        default_factory=dict
-    )
-
-    @cached_property
-    def count(self) -> int:
-        """Number of layers of the model."""
-        return len(self.model.layers)
-
-    @cached_property
-    def schedules(self) -> tuple[str, ...]:
-        """Names of the schedules to choose from."""
-        if self.fixed.schedules is None:
-            return plannable()
-        return tuple(dict.fromkeys(registry.find(name).name for name in self.fixed.schedules))
+    def __init__(self, request: PlanRequest) -> None:
+        self.request, self.fixed = request, request.fixed
+        self.gpus, self.count = request.cluster.gpus, len(request.model.layers)
+        self.schedules = plannable()
+        if self.fixed.schedules is not None:
+            names = (registry.find(name).name for name in self.fixed.schedules)
+            self.schedules = tuple(dict.fromkeys(names))
+        self.known_orders: dict[tuple[int, int, bool], dict[str, tuple[Split, ...]]] = {}
+        self.known_settings: dict[tuple[str, int, int, int], tuple[Setting, ...]] = {}
 
     def degrees(self) -> list[Degrees]:
         """Return all degrees with one chunk, the smallest model-parallel size first."""
         found = []
         for tp in _open(self.fixed.tp, divisors(self.gpus)):
-            if self.gpus % tp or (tp > self.node and self.fixed.tp is None):
+            if self.gpus % tp or (tp > self.request.cluster.gpu.node and self.fixed.tp is None):
                 continue
             for pp in _open(self.fixed.pp, divisors(self.gpus // tp)):
                 if self.gpus % (tp * pp) or pp > self.count + 2:
                     continue
                 for cp in _open(self.fixed.cp, divisors(self.gpus // tp // pp)):
                     dp, left = divmod(self.gpus, tp * pp * cp)
-                    if left or self.training.batch % dp or self.fixed.dp not in (None, dp):
+                    if left or self.request.training.batch % dp or self.fixed.dp not in (None, dp):
                         continue
-                    found += [
-                        Degrees(tp, cp, ep, dp, pp)
-                        for ep in _open(self.fixed.ep, self._expert_degrees(tp * cp * dp))
-                    ]
+                    experts = divisors(self.request.model.experts or 1)
+                    fitting = tuple(ep for ep in experts if tp * cp * dp % ep == 0)
+                    found += [Degrees(tp, cp, ep, dp, pp) for ep in _open(self.fixed.ep, fitting)]
         found = [one for one in found if self._holds(DEGREES, one)]
         return sorted(found, key=lambda d: (d.tp * d.cp * d.pp, d.tp, d.cp, d.pp, d.ep))
-
-    def _expert_degrees(self, ranks: int) -> tuple[int, ...]:
-        return tuple(ep for ep in divisors(self.model.experts or 1) if ranks % ep == 0)
 
     def orders(self, degrees: Degrees, microbatches: int) -> dict[str, tuple[Split, ...]]:
         """Return the cuts of the model over these ranks by schedule, for so many microbatches."""
@@ -186,13 +183,16 @@ class _Choice:
 
     def _splits(self, name: str, degrees: Degrees, microbatches: int) -> Iterator[Split]:
         for chunks in self._chunks(name, degrees.pp):
-            layers = self.fixed.layers or first_cut(self.count, degrees.pp * chunks, self.model.mtp)
+            layers = self.fixed.layers or self._cut(degrees.pp * chunks)
             if (
                 len(layers) == degrees.pp * chunks
                 and fits(name, degrees.pp, chunks, microbatches)
                 and self._holds(ORDER, degrees, (name, chunks, layers), microbatches)
             ):
                 yield chunks, layers
+
+    def _cut(self, stages: int) -> tuple[int, ...]:
+        return first_cut(self.count, stages, self.request.model.mtp)
 
     def _schedules_on(self, ranks: int) -> tuple[str, ...]:
         if ranks > 1:
@@ -219,7 +219,7 @@ class _Choice:
             free = (*RECOMPUTES, *[FEWEST] * (not registry.find(schedule).uses_costs))
             recomputes = _open(self.fixed.recompute, free)
             chunks = registry.find(schedule).chunks or (2 if degrees.pp > 1 else 1)
-            layers = first_cut(self.count, degrees.pp * chunks, self.model.mtp)
+            layers = self._cut(degrees.pp * chunks)
             self.known_settings[key] = tuple(
                 (recompute, zero)
                 for recompute, zero in product(recomputes, self._zeros(copies[1] > 1))
@@ -242,12 +242,12 @@ class _Choice:
     ) -> bool:  # fmt: skip
         """Return whether the rules of a scope hold for a representative."""
         name, chunks, layers = order or ("1f1b", 1, first_cut(self.count, degrees.pp))
-        size = self.training.batch // degrees.dp // microbatches
+        size = self.request.training.batch // degrees.dp // microbatches
         own = Candidate(
             replace(degrees, chunks=chunks), size, microbatches, name, layers,
             *first_setting((recompute, zero)),
         )  # fmt: skip
-        case = Case(self.model, self.gpus, self.training, own)
+        case = self.request.case(own)
         return all(rule.check(case) is None for rule in rules_of(self.fixed.framework, scope))
 
 

@@ -15,18 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
-from debubble.planner.candidate import Candidate, Training, recomputed_layers
-from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.candidate import Candidate, recomputed_layers
+from debubble.planner.case import Case
 from debubble.planner.cost.stage_costs import layer_sums
-from debubble.planner.frameworks.case import Case
-from debubble.planner.frameworks.rules import broken
-from debubble.planner.hardware.cluster import Cluster
+from debubble.planner.frameworks.table import broken
 from debubble.planner.memory.peaks import margin
-from debubble.planner.model.transformer import Model
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import homes_of, pipeline_bound
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
-from debubble.schedules import registry
 
 Cut: TypeAlias = tuple[int, ...]
 """Layers of every stage; they are consecutive, so that their numbers say all."""
@@ -61,30 +57,23 @@ def loads_of(request: PlanRequest, candidate: Candidate) -> Loads:
     Without the layers that ``"full:N"`` recomputes, which are others in every cut.
     """
     some = recomputed_layers(candidate.recompute) is not None
-    one = candidate.without_order("none" if some else None)
-    return _loads(request.model, request.cluster, request.training, one, request.factors)
+    return _loads(request.case(candidate.without_order("none" if some else None)))
 
 
 @lru_cache(maxsize=1 << 14)
-def _loads(
-    model: Model, cluster: Cluster, training: Training, one: Candidate, factors: Factors
-) -> Loads:
-    sums, first, last = layer_sums(model, cluster, training, one, factors)
+def _loads(case: Case) -> Loads:
+    sums, first, last = layer_sums(case)
     layers = np.diff(sums[0] + sums[1] + sums[2])
     return Loads(tuple(layers.tolist()), *(sum(part.tolist()) for part in (first, last)))
 
 
 def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:
     """Return the load of every rank for one microbatch; `homes` are the ranks of the stages."""
-    found = [0.0] * (max(homes) + 1)
-    sums = list(accumulate(loads.layers, initial=0.0))
-    begin = 0
-    for rank, count in zip(homes, cut, strict=True):
-        found[rank] += sums[begin + count] - sums[begin]
-        begin += count
+    sums = np.cumsum((0.0, *loads.layers))
+    found = np.bincount(homes, np.diff(sums[np.cumsum((0, *cut))]))
     found[homes[0]] += loads.first
     found[homes[-1]] += loads.last
-    return found
+    return [float(load) for load in found]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -188,21 +177,13 @@ def split_bound(request: PlanRequest, candidate: Candidate) -> float:
     return least * candidate.microbatches
 
 
-def with_balanced(request: PlanRequest, candidate: Candidate) -> Candidate:
-    """Return the candidate with the cut whose busiest rank does least."""
-    cut = balanced(loads_of(request, candidate), homes_of(candidate))
-    return replace(candidate, layers=cut)
-
-
 Allowed: TypeAlias = Callable[[Candidate], bool]
 """Predicate that is true if the framework, if any, runs a candidate."""
 
 
 def runnable(request: PlanRequest) -> Allowed:
     """Return whether the request's framework runs a candidate; without one, whether any can."""
-    model, gpus, training = request.model, request.cluster.gpus, request.training
-    framework = request.fixed.framework
-    return lambda candidate: not broken(Case.of(model, gpus, training, candidate), framework)
+    return lambda candidate: not broken(request.case(candidate), request.fixed.framework)
 
 
 def refined(
@@ -217,88 +198,65 @@ def refined(
     memory peaks are not computed. `room` is for orders that are made, see
     :func:`~debubble.planner.search.evaluate.schedule_of`.
     """
-    search = _Moves(plan, allowed, floor, room)
-    search.run()
-    return search.best, search.simulated
+    homes, loads = homes_of(plan.candidate), loads_of(plan.request, plan.candidate)
+    if len(homes) == 1:
+        return plan, 0
+    best, simulated, tried = plan, 0, {plan.candidate.layers}
+    limited = math.isfinite(plan.request.limit)
+    made = plan.candidate.uses_costs
+    actions = 3 * len(homes) * plan.candidate.microbatches
+    most = max(min(MADE if made else SIMULATIONS, ACTIONS // actions), 10)
 
+    def is_better(cut: Cut) -> bool:
+        """Try a cut, keep it if it is better than the best, and return whether it is."""
+        nonlocal best, simulated
+        if cut in tried or simulated >= most:
+            return False
+        tried.add(cut)
+        candidate, fits = replace(best.candidate, layers=cut), not limited or best.fits
+        if fits and pipeline_bound(plan.request, candidate) >= best.step_time:
+            return False
+        if not allowed(candidate):
+            return False
+        simulated += 1
+        try:
+            order = None
+            if room is not None:
+                order = schedule_of(candidate, costs_of(plan.request.case(candidate)), room)
+            found, timeline = timed(plan.request, candidate, order, memory=limited)
+            if found.step_time < floor or (fits and found.step_time >= best.step_time):
+                return False
+            if limited:
+                found = with_peaks(found, timeline)
+        except DebubbleError:
+            return False
+        if limited and _value(found) >= _value(best):
+            return False
+        best = found
+        return True
 
-class _Moves:
-    """A descent over cuts; `best` is where it is."""
-
-    def __init__(
-        self, plan: Evaluated, allowed: Allowed, floor: float, room: Sequence[float] | None
-    ) -> None:
-        request = self.request = plan.request
-        self.best, self.allowed, self.floor = plan, allowed, floor
-        self.room = room
-        self.limited = math.isfinite(request.limit)
-        self.loads = loads_of(request, plan.candidate)
-        self.homes = homes_of(plan.candidate)
-        self.simulated = 0
-        self.tried = {plan.candidate.layers}
-        actions = 3 * len(self.homes) * plan.candidate.microbatches
-        made = registry.find(plan.candidate.schedule).uses_costs
-        self.most = max(min(MADE if made else SIMULATIONS, ACTIONS // actions), 10)
-
-    def run(self) -> None:
-        """Move layers until nothing helps."""
-        if len(self.homes) == 1:
-            return
-        self._is_better(balanced(self.loads, self.homes))
-        while any(self._is_better(cut) for cut in self._moves()):
-            pass
-
-    @property
-    def _fits(self) -> bool:
-        return not self.limited or self.best.fits
-
-    def _moves(self) -> Iterator[Cut]:
+    def moves() -> Iterator[Cut]:
         """Yield cuts with one layer elsewhere, first taken from the fullest or busiest."""
-        cut = self.best.candidate.layers
-        load = rank_loads(self.loads, self.homes, cut)
-        if not self._fits:
-            load = list(self.best.peaks)
+        cut = best.candidate.layers
+        fits = not limited or best.fits
+        load = rank_loads(loads, homes, cut) if fits else best.peaks
         stages = range(len(cut))
 
         def promise(move: tuple[int, int]) -> tuple[float, int]:
             one, other = move
-            return load[self.homes[one]] - load[self.homes[other]], cut[one] - cut[other]
+            return load[homes[one]] - load[homes[other]], cut[one] - cut[other]
 
-        moves = ((one, other) for one in stages if cut[one] for other in stages if one != other)
-        for one, other in heapq.nlargest(MOVES, moves, promise):
+        pairs = ((one, other) for one in stages if cut[one] for other in stages if one != other)
+        for one, other in heapq.nlargest(MOVES, pairs, promise):
             found = list(cut)
             found[one] -= 1
             found[other] += 1
             yield tuple(found)
 
-    def _is_better(self, cut: Cut) -> bool:
-        """Try a cut, keep it if it is better than the best, and return whether it is."""
-        if cut in self.tried or self.simulated >= self.most:
-            return False
-        self.tried.add(cut)
-        candidate = replace(self.best.candidate, layers=cut)
-        fits = self._fits
-        if fits and pipeline_bound(self.request, candidate) >= self.best.step_time:
-            return False
-        if not self.allowed(candidate):
-            return False
-        self.simulated += 1
-        try:
-            order = None
-            if self.room is not None:
-                costs = costs_of(self.request, candidate)
-                order = schedule_of(candidate, costs, self.room)
-            plan, timeline = timed(self.request, candidate, order, memory=self.limited)
-            if plan.step_time < self.floor or (fits and plan.step_time >= self.best.step_time):
-                return False
-            if self.limited:
-                plan = with_peaks(plan, timeline)
-        except DebubbleError:
-            return False
-        if self.limited and _value(plan) >= _value(self.best):
-            return False
-        self.best = plan
-        return True
+    is_better(balanced(loads, homes))
+    while any(is_better(cut) for cut in moves()):
+        pass
+    return best, simulated
 
 
 def _value(plan: Evaluated) -> tuple[float, float]:

@@ -26,49 +26,32 @@ NO_ORDER = "no order of the schedule for these sizes and this memory"
 
 @dataclass
 class Found:
-    """The results of a search.
-
-    Parameters
-    ----------
-    request
-        The planning request.
-    top
-        Most plans that are kept.
-    plans
-        The best plans that fit, fastest first.
-    near
-        Plans that do not fit: the fastest that nearly do, then those that need least.
-    considered
-        Number of candidates that were decided on.
-    simulated
-        Number of candidates that ran in the engine.
-    left_out
-        Number of candidates that were left out, by reason.
-    interrupted
-        True if the search was stopped; then other candidates may be better.
-    below
-        Seconds that a plan has to stay below to be kept.
-    larger
-        The best plan on more GPUs, where that was asked for: with one more node, or, where no plan
-        fits, one that does.
-    searched
-        The best plan that the search found, whatever joined the plans later.
-    early
-        A plan that fits, found before the search began with the most promising ones.
-    """
+    """The results of a search."""
 
     request: PlanRequest
     top: int
+    """Most plans that are kept."""
     plans: list[Evaluated] = field(default_factory=list)
+    """The best plans that fit, fastest first."""
     near: list[Evaluated] = field(default_factory=list)
+    """Plans that do not fit: the fastest that nearly do, then those that need least."""
     considered: int = 0
+    """Number of candidates that were decided on."""
     simulated: int = 0
+    """Number of candidates that ran in the engine."""
     left_out: dict[str, int] = field(default_factory=dict)
+    """Number of candidates that were left out, by reason."""
     interrupted: bool = False
+    """True if the search was stopped; then other candidates may be better."""
     below: float = math.inf
+    """Seconds that a plan has to stay below to be kept."""
     larger: Evaluated | None = None
+    """The best plan on more GPUs, where that was asked for: with one more node, or, where no plan
+    fits, one that does."""
     searched: Evaluated | None = None
+    """The best plan that the search found, whatever joined the plans later."""
     early: Evaluated | None = None
+    """A plan that fits, found before the search began with the most promising ones."""
 
     @property
     def best(self) -> Evaluated | None:

@@ -22,23 +22,17 @@ from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
 from debubble.planner.memory.peaks import FRAGMENTATION
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.bounds import pipeline_bound, saves_memory
-from debubble.planner.search.evaluate import (
-    Evaluated,
-    costs_of,
-    schedule_of,
-    timed,
-    with_peaks,
-)
+from debubble.planner.search.bounds import homes_of, pipeline_bound, saves_memory
+from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
 from debubble.planner.search.layer_split import (
     Allowed,
+    balanced,
     forced_time,
+    loads_of,
     refined,
     split_bound,
-    with_balanced,
 )
 from debubble.planner.search.search_result import ROUNDING, rank
-from debubble.schedules import registry
 
 STEP = 0.02
 """Share of its memory by which a variant is smaller than the one before, at least."""
@@ -75,7 +69,8 @@ def base_cut(
     bound = pipeline_bound(request, given)
     if splits is None or given.degrees.pp == 1:
         return given, bound
-    other = with_balanced(request, given)
+    cut = balanced(loads_of(request, given), homes_of(given))
+    other = replace(given, layers=cut)
     if other.layers != given.layers:
         less = pipeline_bound(request, other)
         if less < bound and splits(other):
@@ -90,7 +85,7 @@ def base_of(
     plan, timeline = timed(request, candidate)
     floor = plan.step_time
     free = splits is not None and candidate.degrees.pp > 1
-    if free or registry.find(candidate.schedule).uses_costs:
+    if free or candidate.uses_costs:
         busy = float(timeline.busy.max())
         uneven = max(busy - split_bound(request, candidate), 0.0) if free else 0.0
         saved = uneven + MOST_WAITS * (timeline.makespan - busy)
@@ -98,7 +93,7 @@ def base_of(
     if floor > enough:
         return None
     plan, within = with_peaks(plan, timeline), floor
-    if free and not plan.fits and not registry.find(candidate.schedule).uses_costs:
+    if free and not plan.fits and not candidate.uses_costs:
         within = max(floor, forced_time(request, candidate, np.array(plan.peaks)))
         if within <= enough:  # not by what activations take alone, but maybe by all that is there
             wide = replace(request, limit=math.inf)
@@ -115,7 +110,7 @@ def fastest_within(
     Variants that take longer than `enough` seconds are not looked for.
     """
     start = base.plan
-    made = registry.find(start.candidate.schedule).uses_costs
+    made = start.candidate.uses_costs
     if start.candidate.degrees.pp == 1 or (splits is None and not made):
         return start
     found = [start]
@@ -131,7 +126,7 @@ def fastest_within(
 
 def _chain(plan: Evaluated, floor: float, splits: Allowed | None) -> Iterator[Evaluated]:
     """Yield variants with their peaks, each no faster than the one before and in less memory."""
-    if not registry.find(plan.candidate.schedule).uses_costs:
+    if not plan.candidate.uses_costs:
         if splits is not None:
             plan, _ = refined(plan, splits, floor)
         yield from _with_other_layers(with_peaks(plan, plan.simulate()), splits)
@@ -200,7 +195,7 @@ def _made(plan: Evaluated, room: NDArray[np.float64]) -> Evaluated | None:
     """Return a plan with its schedule made for some bytes of activations."""
     request, candidate = plan.request, plan.candidate
     try:
-        order = schedule_of(candidate, costs_of(request, candidate), room.tolist())
+        order = schedule_of(candidate, costs_of(plan.case), room.tolist())
         return with_peaks(*timed(request, candidate, order))
     except DebubbleError:
         return None

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from debubble.interchange.layouts import AUTOMODEL
-from debubble.planner.frameworks.case import Case
-from debubble.planner.frameworks.flags import flags
+from debubble.planner.case import Case
+from debubble.planner.frameworks.table import flags
 from debubble.planner.frameworks.torch.flags import NAMES
 from tests import wheels
 from tests.planner.cases import case, dense, latent, mixture, sampled
@@ -39,7 +39,7 @@ def made(request: pytest.FixtureRequest) -> Read:
     pytest.importorskip("transformers", reason="NeMo Automodel imports transformers")
     wheel = wheels.fetch(wheels.folder_of(request, "automodel"), "nemo-automodel", VERSION)
     cases = [*GOOD, *sampled("automodel", 8)]
-    jobs = [{"yaml": text_of(one), "gpus": one.gpus, "layers": len(one.model.layers)}
+    jobs = [{"yaml": text_of(one), "gpus": one.cluster.gpus, "layers": len(one.model.layers)}
             for one in cases]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "tests.planner.automodel_job"],

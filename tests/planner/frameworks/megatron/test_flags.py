@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from debubble.planner.frameworks.case import Case
+from debubble.planner.case import Case
 from debubble.planner.frameworks.megatron.flags import megatron_lines, split_lines
 from tests import wheels
 from tests.planner import megatron

@@ -18,8 +18,8 @@ from debubble.interchange.files import resolve
 from debubble.interchange.launchers import placing_name
 from debubble.interchange.layouts import TORCHTITAN
 from debubble.interchange.torch_csv import from_csv
-from debubble.planner.frameworks.case import Case
-from debubble.planner.frameworks.flags import flags
+from debubble.planner.case import Case
+from debubble.planner.frameworks.table import flags
 from debubble.planner.frameworks.torch.flags import NAMES, csv_command, own_name
 from debubble.planner.frameworks.torchtitan.flags import even_weights, split_lines
 from debubble.planner.plannable import plannable

@@ -6,7 +6,7 @@ import json
 
 from debubble.interchange.launchers import placing_name
 from debubble.interchange.layouts import AUTOMODEL, in_v
-from debubble.planner.frameworks.case import Case
+from debubble.planner.case import Case
 from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
 
 CHECKPOINTING = {"none": "false", "selective": "selective", "full": "full"}

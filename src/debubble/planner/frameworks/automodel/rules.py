@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from debubble.planner.frameworks.case import DEGREES, ORDER, STATE, Case, Refusal, Rule
+from debubble.planner.case import Case
+from debubble.planner.frameworks.rule import DEGREES, ORDER, STATE, Refusal, Rule
 from debubble.planner.frameworks.torch import rules as shared
 
 

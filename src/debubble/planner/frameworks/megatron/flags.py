@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from debubble.interchange.layouts import layout_text
 from debubble.planner.candidate import recomputed_layers
-from debubble.planner.frameworks.case import Case
+from debubble.planner.case import Case
 from debubble.planner.frameworks.megatron.rules import OVERLAP, OVERLAP_FLAG
 from debubble.planner.memory.activations import recompute_modules
 
@@ -35,7 +35,7 @@ def megatron_lines(case: Case) -> list[str]:
     ]
     if d.chunks > 1:
         lines.append(f"--microbatch-group-size-per-virtual-pipeline-stage {d.pp}")
-    if case.experts:
+    if case.model.experts:
         lines += [
             f"--expert-model-parallel-size {d.ep}",
             # Left out, experts would be split like attention.
@@ -120,7 +120,7 @@ def _recompute(case: Case) -> list[str]:
             f"--recompute-method {'uniform' if layers is None else 'block'}",
             f"--recompute-num-layers {layers or 1}",
         ]
-    modules = recompute_modules(case.model, case.training, case.candidate)
+    modules = recompute_modules(case)
     lines = ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"]
     return lines + ["--moe-grouped-gemm"] * ("moe_act" in modules)
 

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from debubble.interchange.layouts import in_loop
+from debubble.planner.case import Case
 from debubble.planner.frameworks.any_rules import expert_degrees
-from debubble.planner.frameworks.case import (
-    DEGREES,
-    ORDER,
-    STATE,
-    Case,
-    Refusal,
-    Rule,
-    nearest_multiple,
-)
+from debubble.planner.frameworks.rule import DEGREES, ORDER, STATE, Refusal, Rule, nearest_multiple
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "interleaved-overlap")
 """The schedules that Megatron-LM has."""
@@ -44,7 +37,7 @@ def split_sequence(case: Case) -> Refusal | None:
 def experts_and_tensors(case: Case) -> Refusal | None:
     """Check that layers of experts take tensor parallelism with sequence parallelism alone."""
     tp = case.degrees.tp
-    if not case.experts or tp == 1 or case.training.sequence_parallel:
+    if not case.model.experts or tp == 1 or case.training.sequence_parallel:
         return None
     return Refusal(f"experts with tp {tp} without sequence parallelism",
                    {"sequence_parallel": True})  # fmt: skip

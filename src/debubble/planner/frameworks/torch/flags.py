@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.planner.frameworks.case import Case
+from debubble.planner.case import Case
 from debubble.schedules.registry import find
 
 NAMES = {
@@ -33,10 +33,14 @@ def csv_command(case: Case) -> str:
     return f"{CSV}: debubble export {own.schedule} {words} --to torch-csv -o {CSV}"
 
 
+ON_PYTORCH = (
+    f"# debubble.torch.Pipeline({CSV!r}, stages, loss_fn) in a training loop, or",
+    f"# debubble.torch.titan.pipelining_fn({CSV!r}) in torchtitan",
+)
+"""Comments on what runs a CSV."""
+
+
 def elsewhere(case: Case) -> list[str]:
     """Return comments on running a schedule on PyTorch that the framework lacks."""
-    return [
-        f"# the order runs on PyTorch; {csv_command(case)} --no-torchtitan,",
-        f"# then debubble.torch.Pipeline({CSV!r}, stages, loss_fn) in a training loop, or",
-        f"# debubble.torch.titan.pipelining_fn({CSV!r}) in torchtitan",
-    ]
+    first = f"# the order runs on PyTorch; {csv_command(case)} --no-torchtitan,"
+    return [first, f"# then {ON_PYTORCH[0].removeprefix('# ')}", ON_PYTORCH[1]]

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from debubble.interchange.layouts import in_loop, in_v
 from debubble.planner.candidate import recomputed_layers
+from debubble.planner.case import Case
 from debubble.planner.frameworks.any_rules import tensor_degrees
-from debubble.planner.frameworks.case import (
-    Case,
-    Refusal,
-    nearest_multiple,
-    nearest_of,
-)
+from debubble.planner.frameworks.rule import Refusal, nearest_multiple, nearest_of
 from debubble.planner.plannable import first_cut
 
 

@@ -9,7 +9,7 @@ from math import ceil
 
 from debubble.interchange.launchers import DEFAULT_CHUNKS, placing_name
 from debubble.interchange.layouts import TORCHTITAN, TORCHTITAN_0_2
-from debubble.planner.frameworks.case import Case
+from debubble.planner.case import Case
 from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
 
 RESHARD = {1: "never", 2: "never", 3: "always"}

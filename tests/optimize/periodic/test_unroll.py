@@ -1,4 +1,4 @@
-"""Patterns: smallest periods, memory, unrolling and stretching."""
+"""Patterns: their pace, memory, unrolling and stretching; and what repeats in any order."""
 
 from __future__ import annotations
 
@@ -7,45 +7,31 @@ import pytest
 
 import debubble as db
 from debubble.optimize.anneal.annealer import refine
-from debubble.optimize.periodic.pattern import find_pattern
 from debubble.optimize.periodic.unroll import few_microbatches, middle_period, repeatable, stretched
 from debubble.optimize.stop import Stop
+from tests.optimize.periodic.test_cycles import best_cycle, pattern_of
 from tests.optimize.problems import problem
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("memory", "period"), [(2, 34), (3, 30)])
-def test_known_periods(memory: float, period: int) -> None:
-    # V-Min repeats every 36; 30 is the work of a rank, so that nothing idles.
-    pattern = find_pattern(problem(4, 8, memory, F=5, I=6, W=4), 1, Stop(), 2.0)
-    assert pattern is not None
-    assert pattern.period * pattern.step / pattern.width == period
-    assert pattern.tight == (period == 30)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2])
 def test_unrolled_patterns_run_within_memory_at_their_pace(width: int) -> None:
     asked = problem(3, 24, 2, F=5, I=6, W=4, p2p=0.5)
-    pattern = find_pattern(asked, width, Stop(), 0.1)
-    assert pattern is not None
+    cycle = best_cycle(asked, width)
     makespans = []
     for m in (24, 25, 48):
         longer = asked.shortened(m)
-        schedule = longer.schedule(pattern.unroll(longer))
+        schedule = longer.schedule(pattern_of(asked, cycle).unroll(longer))
         assert db.check(schedule, memory=2).ok
         makespans.append(longer.timeline(schedule).makespan)
-    assert makespans[2] - makespans[0] <= 24 * pattern.period * pattern.step / pattern.width * (
-        1 + 1e-6
-    )
+    assert makespans[2] - makespans[0] <= 24 * cycle.pace * (1 + 1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2])
 def test_stretching_repeats_the_middle(width: int) -> None:
     asked = problem(3, 60, 2, F=5, I=6, W=4)
-    pattern = find_pattern(asked, width, Stop(), 0.1)
-    assert pattern is not None
+    pattern = pattern_of(asked, best_cycle(asked, width))
     few = few_microbatches(pattern, 60)
     assert few < 60
     assert (60 - few) % width == 0
@@ -58,14 +44,6 @@ def test_stretching_repeats_the_middle(width: int) -> None:
     assert db.check(schedule, memory=2).ok
     repaired = asked.timeline(schedule).makespan
     assert repaired <= asked.timeline(asked.schedule(pattern.unroll(asked))).makespan
-
-
-def test_too_little_time_finds_nothing() -> None:
-    assert find_pattern(problem(4, 8, 2), 1, Stop(0.0), 1.0) is None
-
-
-def test_no_work_has_no_pattern() -> None:
-    assert find_pattern(problem(2, 4, 2, F=0, I=0, W=0), 1, Stop(), 1.0) is None
 
 
 def test_what_repeats_in_any_order_can_be_repeated() -> None:
@@ -87,8 +65,3 @@ def test_no_order_repeats_after_more_microbatches_than_it_has() -> None:
     asked = problem(3, 6, 6, chunks=1, backward="fused")
     programs = [schedule.program(rank) for rank in range(3)]
     assert not list(repeatable(asked, programs, 7))
-
-
-def test_a_stage_that_stores_nothing_leaves_the_pattern_finite() -> None:
-    asked = problem(2, 8, 8e10, F=5, I=6, W=4, activation=[0.0, 1e9, 1e9, 1e9])
-    assert find_pattern(asked, 1, Stop(), 0.1) is not None

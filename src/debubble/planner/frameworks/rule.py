@@ -1,53 +1,16 @@
-"""Cases that rules check, the refusals that they return, and the nearest values that work."""
+"""Rules of frameworks, the refusals that they return, and the nearest values that work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from debubble.core.placement import Placement
-from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.model.transformer import Model
-from debubble.planner.plannable import placement_of
-from debubble.schedules.registry import find
+from debubble.planner.case import Case
 
 DEGREES, ORDER, STATE = "degrees", "order", "state"
 """Scopes of rules, each with model and training. Degrees: tp, cp, ep, dp and pp with the number of
 GPUs; order: also schedule, stages and microbatches; state: also recompute and ZeRO."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A candidate and its request: the input of every rule."""
-
-    model: Model
-    gpus: int
-    training: Training
-    candidate: Candidate
-
-    @classmethod
-    def of(cls, model: Model, gpus: int, training: Training, candidate: Candidate) -> Case:
-        """Return a case whose schedule has its registered name, where an alias was given."""
-        name = find(candidate.schedule).name
-        own = candidate if name == candidate.schedule else replace(candidate, schedule=name)
-        return cls(model, gpus, training, own)
-
-    @property
-    def degrees(self) -> Degrees:
-        """The candidate's degrees."""
-        return self.candidate.degrees
-
-    @property
-    def placement(self) -> Placement:
-        """Ranks of the stages of the candidate's schedule."""
-        degrees = self.degrees
-        return placement_of(self.candidate.schedule, degrees.pp, degrees.chunks)
-
-    @property
-    def experts(self) -> int:
-        """Experts of a layer that has some, 0 without."""
-        return self.model.experts
 
 
 @dataclass(frozen=True)
@@ -73,27 +36,17 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that a framework refuses.
-
-    Parameters
-    ----------
-    name
-        Key of the rule, unique in its framework.
-    option
-        The framework's option that is refused, or its function that refuses.
-    scope
-        Part of a case that the rule depends on, see :data:`DEGREES`.
-    check
-        Function that returns the refusal of a case, or None.
-    of_order
-        True if it refuses a schedule that may run elsewhere on PyTorch.
-    """
+    """One thing that a framework refuses."""
 
     name: str
+    """Key of the rule, unique in its framework."""
     option: str
+    """The framework's option that is refused, or its function that refuses."""
     scope: str
+    """Part of a case that the rule depends on, see :data:`DEGREES`."""
     check: Callable[[Case], Refusal | None]
     of_order: bool = False
+    """True if it refuses a schedule that may run elsewhere on PyTorch."""
 
 
 _WORDS = {

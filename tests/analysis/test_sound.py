@@ -10,13 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.analysis.fast_check import is_sound, without_sharding
+from debubble.analysis.check import is_sound, without_sharding
 from debubble.analysis.problems import Findings, Problem
 from debubble.analysis.sharding import inspect_sharding
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import COPY_KINDS, PAIR_SHIFT, Kind, kinds_of, pack
 from debubble.core.schedule import Schedule
-from debubble.lowering.rendezvous import matched
+from debubble.engine.explain.action_faults import matched
+from debubble.engine.validate import invalid_actions
 from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from tests.strategies import ENTRIES, made
@@ -65,8 +66,9 @@ def changed(draw: st.DrawFn, schedule: Schedule) -> Schedule:
 
 
 def sound(schedule: Schedule) -> bool:
-    steps = bool((kinds_of(schedule.actions) == Kind.OPT).any())
-    return is_sound(schedule, without_sharding(schedule), steps)
+    return invalid_actions(schedule) == (None, None) and is_sound(
+        schedule, without_sharding(schedule)
+    )
 
 
 @given(lowered())

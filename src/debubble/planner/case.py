@@ -1,0 +1,69 @@
+"""Cases: a candidate with all that its times and bytes follow from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from debubble.core.placement import Placement
+from debubble.core.runtimes import RECOMPUTED_WHOLE, RUNTIMES
+from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.cost.published_efficiencies import Factors
+from debubble.planner.hardware.cluster import Cluster
+from debubble.planner.hardware.gpus import Gpu
+from debubble.planner.hardware.links import Dimension, RankGroup, group_of
+from debubble.planner.model.transformer import Model
+from debubble.planner.plannable import placement_of
+
+
+@dataclass(frozen=True)
+class Case:
+    """A candidate with its model, GPUs, training, and the efficiencies of kernels."""
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    candidate: Candidate
+    factors: Factors = field(default_factory=Factors)
+
+    @property
+    def degrees(self) -> Degrees:
+        """The candidate's degrees."""
+        return self.candidate.degrees
+
+    @property
+    def gpu(self) -> Gpu:
+        """The kind of GPU."""
+        return self.cluster.gpu
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch on one rank of its tensor-parallel group."""
+        size = self.training.sequence * self.candidate.microbatch_size
+        return -(-size // self.degrees.cp)
+
+    @property
+    def placement(self) -> Placement:
+        """Ranks of the stages of the candidate's schedule."""
+        return placement_of(self.candidate.schedule, self.degrees.pp, self.degrees.chunks)
+
+    @property
+    def whole_backwards(self) -> bool:
+        """True if I does the whole backward of every stage, where recompute is part of it."""
+        rules = RUNTIMES[self.training.runtime.engine].rules
+        return RECOMPUTED_WHOLE in rules and self.candidate.recompute != "none"
+
+    @property
+    def scatters(self) -> bool:
+        """True if the replicas scatter gradients after the backward of every microbatch.
+
+        PyTorch's pipelines add them up first where weights stay gathered.
+        """
+        return self.candidate.zero >= (3 if self.training.runtime.fsdp else 2)
+
+    def group(self, dimension: Dimension) -> RankGroup:
+        """Return the ranks that communicate along one dimension."""
+        return group_of(self.cluster, self.degrees, dimension)
+
+    def efficiency(self, *, experts: bool) -> float:
+        """Return the share of kernels' modeled speed; `experts` for layers that have some."""
+        return self.factors.efficiency(self.gpu, self.degrees.tp, self.training, experts=experts)
