@@ -126,7 +126,7 @@ def test_blocks_and_an_indexer_shorten_attention() -> None:
     "layer",
     [
         Layer(LINEAR, Experts(64, 4, 512)),
-        Layer(Attention(16, 2, 256, gate=4096), Mlp(5632), beside=LINEAR),
+        Layer(Attention(16, 2, 256, gate=4096), Mlp(5632), second=LINEAR),
         Layer(NO_MIXER, Mlp(21504, gated=False), norms=1),
         Layer(LINEAR, Mlp(0), norms=1),
         Layer(Attention(32, 8, 128), Experts(128, 8, 1024, gated=False, latent=1024)),

@@ -1,4 +1,4 @@
-"""What a ``model_type`` fixes that its ``config.json`` does not say, one row each.
+"""Properties of each ``model_type`` that its ``config.json`` does not say, one row each.
 
 Sources are the classes of ``transformers`` 5.23; tests build each of them on the meta device and
 compare numbers of parameters.
@@ -19,8 +19,8 @@ Flag = bool | str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """What layers of a family have in common.
+class ModelFamily:
+    """Properties that layers of a ``model_type`` have in common.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Family:
     window, window_keys, full_every, full_first, from_layer
         Default of the sliding window and its keys; every how many layers one has none, the last or
         the first of them; or from which layer on they have one, where a flag says so.
-    linear, others, periods, expert_periods, beside
+    linear, others, periods, expert_periods, second
         What ``linear_attention`` is; the kind of layers that are not full; keys of the period and
         offset of full attention and of experts; a second mixer in every layer.
     blocks, no_mlp
@@ -106,7 +106,7 @@ class Family:
     others: str = ""
     periods: tuple[str, ...] = ()
     expert_periods: tuple[str, ...] = ()
-    beside: str = ""
+    second: str = ""
     blocks: bool = False
     no_mlp: bool = False
     positions: tuple[str, ...] = ()
@@ -122,33 +122,35 @@ class Family:
     ends: Callable[[Keys, Model], Model] | None = None
 
 
-_CLASSIC = Family(norm="layer", gated=False, bias=True, mlp_bias=True, tied=True, width=4)
+_CLASSIC = ModelFamily(norm="layer", gated=False, bias=True, mlp_bias=True, tied=True, width=4)
 _GPT2 = replace(
     _CLASSIC, positions=("n_positions",), dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop")
 )
 _GPTJ = replace(_CLASSIC, ignored=("n_positions",), bias=False, norms=1, tied=False, head_bias=True)
-PLAIN = Family()
+PLAIN = ModelFamily()
 """Families whose keys say all."""
-_DENSE = Family(experts=False)
-_MISTRAL = Family(bias=False, window=4096, kv_given=True, mlp_bias=False)
-_QWEN2 = Family(bias=True, out_bias=False, from_layer=28, window=4096, kv_given=True)
+_DENSE = ModelFamily(experts=False)
+_MISTRAL = ModelFamily(bias=False, window=4096, kv_given=True, mlp_bias=False)
+_QWEN2 = ModelFamily(bias=True, out_bias=False, from_layer=28, window=4096, kv_given=True)
 _QWEN3 = replace(_QWEN2, bias="attention_bias", out_bias=None, head_dim=128, qk_norm="head")
-_QWEN_NEXT = Family(
+_QWEN_NEXT = ModelFamily(
     qk_norm="head", gate="wide", gate_bias=True, head_dim=256, shared_gate=True,
     linear="gated_delta", full_every=4, kv_given=True,
 )  # fmt: skip
-_SPARSE = Family(mlp_bias=False, ignored=("mlp_bias",), others="indexed_attention", dense_first=3)
-_GEMMA = Family(tied=True, head_dim=256, kv_given=True)
+_SPARSE = ModelFamily(
+    mlp_bias=False, ignored=("mlp_bias",), others="indexed_attention", dense_first=3
+)
+_GEMMA = ModelFamily(tied=True, head_dim=256, kv_given=True)
 _GEMMA2 = replace(_GEMMA, norms=4, window=4096, full_every=2)
 _GEMMA4 = replace(
     _GEMMA2, qk_norm="head", window=512, full_every=6, mixer=odd.gemma4_mixer, layer=odd.gemma4,
     ends=odd.per_layer_inputs, experts=False,
 )  # fmt: skip
-_WIDE_NORM = Family(qk_norm="wide")
-_MIXTRAL = Family(bias=False, mlp_bias=False, expert_width="intermediate_size", kv_given=True)
-_GRANITE_MOE = Family(expert_width="intermediate_size")
+_WIDE_NORM = ModelFamily(qk_norm="wide")
+_MIXTRAL = ModelFamily(bias=False, mlp_bias=False, expert_width="intermediate_size", kv_given=True)
+_GRANITE_MOE = ModelFamily(expert_width="intermediate_size")
 _SINKS = replace(_GRANITE_MOE, sinks=True, window=128, full_every=4, full_first=True)
-_LFM2 = Family(
+_LFM2 = ModelFamily(
     ignored=("conv_L_cache", "conv_bias", "block_multiple_of", "block_auto_adjust_ff_dim",
              "use_expert_bias", "block_ffn_dim_multiplier", "block_dim", "block_ff_dim",
              "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
@@ -156,34 +158,36 @@ _LFM2 = Family(
     tied=True, linear="short_convolution", qk_norm="head", bias=False, kv_given=True,
     shrink=odd.lfm2_width,
 )  # fmt: skip
-_ERNIE = Family(bias="use_bias", mlp_bias="use_bias", tied=True, router_bias=True, dense_first=1)
-_EXAONE = Family(qk_norm="head", bias=False, window=4096, full_every=4, mlp_bias=False)
-_COHERE = Family(norms=1, tied=True)
-_MAMBA = Family(linear="mamba", others="linear_attention", norms=1, no_mlp=True, tied=True)
+_ERNIE = ModelFamily(
+    bias="use_bias", mlp_bias="use_bias", tied=True, router_bias=True, dense_first=1
+)
+_EXAONE = ModelFamily(qk_norm="head", bias=False, window=4096, full_every=4, mlp_bias=False)
+_COHERE = ModelFamily(norms=1, tied=True)
+_MAMBA = ModelFamily(linear="mamba", others="linear_attention", norms=1, no_mlp=True, tied=True)
 
 SHARED_BLOCK = "whose layers share the weights of one block"
 
-FAMILIES: Mapping[str, Family | str] = {
-    "afmoe": Family(
+FAMILIES: Mapping[str, ModelFamily | str] = {
+    "afmoe": ModelFamily(
         qk_norm="head", gate="wide", norms=4, router_bias=True, window=1024, full_every=4,
         head_dim=128, dense_first=1,
     ),
-    "apertus": Family(qk_norm="head", gated=False, mlp_vectors=2),
-    "arcee": Family(gated=False),
-    "aria_text": Family(expert_width="intermediate_size"),
-    "axk1": Family(layer=odd.axk1),
-    "bailing_hybrid": Family(
+    "apertus": ModelFamily(qk_norm="head", gated=False, mlp_vectors=2),
+    "arcee": ModelFamily(gated=False),
+    "aria_text": ModelFamily(expert_width="intermediate_size"),
+    "axk1": ModelFamily(layer=odd.axk1),
+    "bailing_hybrid": ModelFamily(
         ignored=("short_conv_kernel_size", "layer_group_size"), gate="heads",
         linear="wide_kimi_delta", dense_first=2,
     ),
-    "bamba": Family(linear="mamba2"),
-    "beam": Family(
+    "bamba": ModelFamily(linear="mamba2"),
+    "beam": ModelFamily(
         qk_norm="head", gate="wide", norms=4, window=512, full_every=6, head_dim=128, per_head=1,
     ),
     "biogpt": replace(
         _CLASSIC, positions=("max_position_embeddings",), dropout=("hidden_dropout_prob",), first=2,
     ),
-    "bitnet": Family(sub_norm=True, mlp_vectors=1, per_hidden=1),
+    "bitnet": ModelFamily(sub_norm=True, mlp_vectors=1, per_hidden=1),
     "bloom": replace(_CLASSIC, dropout=("hidden_dropout",), first=2),
     "codegen": _GPTJ,
     "cohere": replace(_COHERE, qk_norm="wide", qk_key="use_qk_norm"),
@@ -196,18 +200,18 @@ FAMILIES: Mapping[str, Family | str] = {
     "ctrl": replace(
         _CLASSIC, ignored=("n_positions",), head_bias=True, dropout=("resid_pdrop", "embd_pdrop"),
     ),
-    "cwm": Family(window=8192, full_every=4, full_first=True, head_dim=128, bias=False),
-    "dbrx": Family(width=4, bias=False, expert_width="ffn_hidden_size", mlp_bias=False),
+    "cwm": ModelFamily(window=8192, full_every=4, full_first=True, head_dim=128, bias=False),
+    "dbrx": ModelFamily(width=4, bias=False, expert_width="ffn_hidden_size", mlp_bias=False),
     "deepseek_v2": PLAIN,
-    "deepseek_v3": Family(router_bias=True),
+    "deepseek_v3": ModelFamily(router_bias=True),
     "deepseek_v32": _SPARSE,
-    "kimi_k2": Family(router_bias=True),
-    "diffllama": Family(per_channel=4),
-    "doge": Family(
+    "kimi_k2": ModelFamily(router_bias=True),
+    "diffllama": ModelFamily(per_channel=4),
+    "doge": ModelFamily(
         ignored=("num_experts", "num_experts_per_tok"), qk_norm="head", experts=False,
         mixer=odd.doge, layer=odd.doge_layer,
     ),
-    "dots1": Family(qk_norm="head", window=4096, from_layer=62),
+    "dots1": ModelFamily(qk_norm="head", window=4096, from_layer=62),
     "dots3_note_text": replace(
         _SPARSE, gate="heads", window=512, dense_first=1, mixer=odd.rotated_norm,
     ),
@@ -218,10 +222,10 @@ FAMILIES: Mapping[str, Family | str] = {
     "falcon": replace(
         _CLASSIC, bias="bias", mlp_bias="bias", layer=odd.falcon, dropout=("hidden_dropout",),
     ),
-    "falcon_h1": Family(beside="mamba2", kv_given=True),
+    "falcon_h1": ModelFamily(second="mamba2", kv_given=True),
     "falcon_mamba": _MAMBA,
     "flex_olmo": replace(_WIDE_NORM, expert_width="intermediate_size"),
-    "flint": Family(qk_norm="head", sinks=True, head_dim=128, window=513, full_every=4),
+    "flint": ModelFamily(qk_norm="head", sinks=True, head_dim=128, window=513, full_every=4),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": replace(_GEMMA2, qk_norm="head", full_every=6),
@@ -231,10 +235,10 @@ FAMILIES: Mapping[str, Family | str] = {
     ),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": replace(_GEMMA4, window=1024),
-    "glm": Family(bias="+attention_bias", out_bias=False, head_dim=128),
-    "glm4": Family(bias="+attention_bias", out_bias=False, head_dim=128, norms=4),
-    "glm4_moe": Family(qk_norm="head", qk_key="use_qk_norm", out_bias=False, dense_first=1),
-    "glm4_moe_lite": Family(dense_first=1),
+    "glm": ModelFamily(bias="+attention_bias", out_bias=False, head_dim=128),
+    "glm4": ModelFamily(bias="+attention_bias", out_bias=False, head_dim=128, norms=4),
+    "glm4_moe": ModelFamily(qk_norm="head", qk_key="use_qk_norm", out_bias=False, dense_first=1),
+    "glm4_moe_lite": ModelFamily(dense_first=1),
     "glm_moe_dsa": _SPARSE,
     "gpt-sw3": _GPT2,
     "gpt2": _GPT2,
@@ -259,22 +263,22 @@ FAMILIES: Mapping[str, Family | str] = {
     "granitemoe_swa": _SINKS,
     "granitemoehybrid": replace(_GRANITE_MOE, linear="mamba2"),
     "granitemoeshared": _GRANITE_MOE,
-    "helium": Family(head_dim=128, out_bias=False),
-    "hunyuan_v1_dense": Family(qk_norm="head"),
-    "hunyuan_v1_moe": Family(qk_norm="head", expert_width="intermediate_size", shared=1),
-    "hy_v3": Family(qk_norm="head", head_dim=128, dense_first=1),
-    "hyperclovax": Family(norms_key=("+use_post_norm", 4)),
-    "internlm3": Family(head_dim=128),
-    "iquestcoder": Family(head_dim=128),
-    "jais2": Family(norm="layer", bias="+attention_bias", mlp_bias="+mlp_bias", gated=False),
-    "jamba": Family(
+    "helium": ModelFamily(head_dim=128, out_bias=False),
+    "hunyuan_v1_dense": ModelFamily(qk_norm="head"),
+    "hunyuan_v1_moe": ModelFamily(qk_norm="head", expert_width="intermediate_size", shared=1),
+    "hy_v3": ModelFamily(qk_norm="head", head_dim=128, dense_first=1),
+    "hyperclovax": ModelFamily(norms_key=("+use_post_norm", 4)),
+    "internlm3": ModelFamily(head_dim=128),
+    "iquestcoder": ModelFamily(head_dim=128),
+    "jais2": ModelFamily(norm="layer", bias="+attention_bias", mlp_bias="+mlp_bias", gated=False),
+    "jamba": ModelFamily(
         linear="mamba", periods=("attn_layer_period", "attn_layer_offset"), bias=False,
         expert_periods=("expert_layer_period", "expert_layer_offset"), kv_given=True,
         expert_width="intermediate_size",
     ),
-    "kimi_linear": Family(linear="kimi_delta", dense_first=1),
-    "kolibri1": Family(qk_norm="head", norms=4, head_dim=128, window=513, full_every=5),
-    "laguna": Family(
+    "kimi_linear": ModelFamily(linear="kimi_delta", dense_first=1),
+    "kolibri1": ModelFamily(qk_norm="head", norms=4, head_dim=128, window=513, full_every=5),
+    "laguna": ModelFamily(
         qk_norm="head", gate="heads", gate_key="+gating", router_bias=True, head_dim=128,
         dense_first=1,
     ),
@@ -285,18 +289,18 @@ FAMILIES: Mapping[str, Family | str] = {
         gate_key="+use_attention_gate", bias="attention_bias", window=256,
     ),
     "llama": _DENSE,
-    "llama4_text": Family(
+    "llama4_text": ModelFamily(
         ignored=("use_qk_norm",), expert_width="intermediate_size", shared=1, head_dim=128,
         others="chunked_attention", full_every=4, window=8192, kv_given=True,
     ),
     "mamba": _MAMBA,
     "mamba2": replace(_MAMBA, linear="mamba2", tied=False),
-    "mellum": Family(qk_norm="head", head_dim=128),
-    "mimo_v2_flash": Family(
+    "mellum": ModelFamily(qk_norm="head", head_dim=128),
+    "mimo_v2_flash": ModelFamily(
         head_dim=192, out_bias=False, window=129, full_every=6, full_first=True, dense_first=1,
         mixer=odd.mimo,
     ),
-    "minicpm3": Family(tied=True),
+    "minicpm3": ModelFamily(tied=True),
     "minimax": replace(_MIXTRAL, linear="lightning", full_every=2, full_first=True),
     "minimax_m2": replace(
         _MIXTRAL, qk_norm="wide", head_dim=128,
@@ -308,25 +312,25 @@ FAMILIES: Mapping[str, Family | str] = {
     "ministral3": replace(_MISTRAL, window=None, head_dim=128),
     "mistral": _MISTRAL,
         "mixtral": _MIXTRAL,
-    "modernbert-decoder": Family(
+    "modernbert-decoder": ModelFamily(
         tied=True, window=128, full_every=3, full_first=True, window_keys=("sliding_window",),
         layer=odd.modernbert, ends=odd.modernbert_ends,
     ),
-    "moshi": Family(
+    "moshi": ModelFamily(
         ignored=("audio_encoder_config", "depth_decoder_config"), window=3000, shrink=odd.half,
         head_dim=128, first=1,
     ),
-    "mpt": Family(
+    "mpt": ModelFamily(
         ignored=("no_bias", "learned_pos_emb", "embedding_fraction"), bias=False, mlp_bias=False,
         gated=False, tied=True, width=4,
     ),
-    "nanochat": Family(norm="none", gated=False),
-    "nemotron": Family(norm="layer", gated=False),
-    "nemotron_h": Family(
+    "nanochat": ModelFamily(norm="none", gated=False),
+    "nemotron": ModelFamily(norm="layer", gated=False),
+    "nemotron_h": ModelFamily(
         ignored=("n_groups", "use_bias", "attention_bias"), bias=False, linear="mamba2",
         blocks=True, norms=1, gated=False, kv_given=True, head_dim=128, mlp_bias="mlp_bias",
     ),
-    "olmo": Family(norm="none"),
+    "olmo": ModelFamily(norm="none"),
     "olmo2": _WIDE_NORM,
     "olmo3": replace(_WIDE_NORM, window=4096, full_every=4),
     "olmo_hybrid": replace(_WIDE_NORM, linear="gated_delta", full_every=4),
@@ -344,8 +348,8 @@ FAMILIES: Mapping[str, Family | str] = {
         _CLASSIC, tied=False, norms=1, head_bias=True, qk_norm="layer", qk_key="qk_layernorm",
         width=None,
     ),
-    "phi3": Family(bias=False),
-    "phi4_multimodal": Family(ignored=("vision_config", "audio_config"), bias=False),
+    "phi3": ModelFamily(bias=False),
+    "phi4_multimodal": ModelFamily(ignored=("vision_config", "audio_config"), bias=False),
     "phimoe": replace(_MIXTRAL, norm="layer", bias="attention_bias", head_bias="lm_head_bias"),
     "qwen2": _QWEN2,
     "qwen2_moe": replace(_QWEN2, bias="+qkv_bias", shared_gate=True),
@@ -358,17 +362,17 @@ FAMILIES: Mapping[str, Family | str] = {
     "qwen3_5_text": _QWEN_NEXT,
     "qwen3_5_moe_text": _QWEN_NEXT,
     "qwen3_next": _QWEN_NEXT,
-    "recurrent_gemma": Family(
+    "recurrent_gemma": ModelFamily(
         linear="gated_linear", tied=True, bias="attention_bias", out_bias=True, mlp_bias=True,
         window_keys=("attention_window_size",), window=2048, head_dim=256, shrink=odd.half,
     ),
-    "rwkv": Family(
+    "rwkv": ModelFamily(
         linear="receptance", others="linear_attention", norm="layer", gated=False, first=2,
     ),
-    "seed_oss": Family(bias="+attention_bias", out_bias="attention_out_bias", head_dim=128),
-    "smollm3": Family(tied=True, from_layer=28),
-    "solar_open": Family(head_dim=128, out_bias=False),
-    "stablelm": Family(
+    "seed_oss": ModelFamily(bias="+attention_bias", out_bias="attention_out_bias", head_dim=128),
+    "smollm3": ModelFamily(tied=True, from_layer=28),
+    "solar_open": ModelFamily(head_dim=128, out_bias=False),
+    "stablelm": ModelFamily(
         norm="layer", bias="use_qkv_bias", out_bias=False, norms_key=("use_parallel_residual", 1),
         qk_norm="wide", qk_key="qk_layernorm",
     ),
@@ -378,10 +382,10 @@ FAMILIES: Mapping[str, Family | str] = {
     ),
     "vaultgemma": replace(_GEMMA2, norms=2),
     "xglm": replace(_CLASSIC, dropout=("dropout",)),
-    "xlstm": Family(
+    "xlstm": ModelFamily(
         linear="matrix_memory", others="linear_attention", shrink=odd.xlstm_width, width=1,
     ),
-    "youtu": Family(tied=True),
+    "youtu": ModelFamily(tied=True),
     "zamba": SHARED_BLOCK,
     "zamba2": SHARED_BLOCK,
     "hrm_text": "which runs the same layers several times",

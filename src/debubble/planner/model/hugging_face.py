@@ -17,7 +17,7 @@ from typing import Any
 
 from debubble.core.errors import FormatError, did_you_mean
 from debubble.planner.model.config_keys import ALIASES, MOST_LAYERS, Keys
-from debubble.planner.model.families import FAMILIES, PLAIN, Family
+from debubble.planner.model.families import FAMILIES, PLAIN, ModelFamily
 from debubble.planner.model.mixers import (
     NO_MIXER,
     Attention,
@@ -58,7 +58,7 @@ def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
     kind = config.get("model_type")
     assumed = []
     if isinstance(inner := config.get("text_config", config.get("llm_config")), Mapping):
-        parts = ", ".join(key for key in TOWERS if config.get(key)) or "what is beside it"
+        parts = ", ".join(key for key in TOWERS if config.get(key)) or "all else"
         assumed.append(f"only the text part of {kind} is counted; {parts} is left out")
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         config = {**outer, **inner}
@@ -79,7 +79,7 @@ def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
             "experts, and biases only where keys say so"
         )
     keys = Keys(_flat(config), name)
-    model = Reader(keys, family).model()
+    model = ConfigReader(keys, family).model()
     if left := [key for key in TOWERS if key in family.ignored and config.get(key)]:
         assumed.append(f"only the text part of {kind} is counted; {', '.join(left)} is left out")
     keys.refuse_unknown_shapes(kind)
@@ -132,10 +132,10 @@ def check_experts(name: str, experts: Experts) -> None:
         )
 
 
-class Reader:
+class ConfigReader:
     """The keys of one file, read by what its family fixes."""
 
-    def __init__(self, keys: Keys, family: Family) -> None:
+    def __init__(self, keys: Keys, family: ModelFamily) -> None:
         self.keys = keys
         self.family = family
         self.hidden = keys.first("hidden")
@@ -153,8 +153,8 @@ class Reader:
         for index, (kind, part) in enumerate(zip(self.kinds(), self.parts(), strict=True)):
             own = keys.of_layer(index)
             mixer = NO_MIXER if kind in ("mlp", "moe") else self.mixer(own, kind)
-            beside = RECURRENCES[family.beside](own, self.hidden) if family.beside else None
-            layer = Layer(mixer, part, beside, norms)
+            second = RECURRENCES[family.second](own, self.hidden) if family.second else None
+            layer = Layer(mixer, part, second, norms)
             if family.layer is not None:
                 layer = family.layer(own, self.hidden, index, layer)
             layers.append(found.setdefault(layer, layer))

@@ -1,4 +1,4 @@
-"""What mixes tokens in a layer: attention of three kinds, their shapes and parameters."""
+"""Mixers of tokens: attention, latent attention and recurrences, their shapes and parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMixer:
-    """What all kinds of attention share.
+    """Shapes that all mixers of tokens share.
 
     Parameters
     ----------

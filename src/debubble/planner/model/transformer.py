@@ -94,7 +94,7 @@ class Layer:
         What mixes tokens.
     mlp
         The feed-forward part.
-    beside
+    second
         A second mixer of the same input (Falcon-H1).
     norms
         Norms of the residual stream: 2, 1 where both parts share one, 4 with norms after them.
@@ -104,14 +104,14 @@ class Layer:
 
     attention: Mixer
     mlp: Mlp | Experts
-    beside: Mixer | None = None
+    second: Mixer | None = None
     norms: int = 2
     vectors: int = 0
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
         """All that mixes tokens."""
-        return tuple(one for one in (self.attention, self.beside) if one and one.heads)
+        return tuple(one for one in (self.attention, self.second) if one and one.heads)
 
     @property
     def experts(self) -> Experts | None:
