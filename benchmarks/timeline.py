@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import debubble as db
-from debubble.view.component import script
 from debubble.view.files import save
+from debubble.view.page import script
 from debubble.view.timeline_data import encode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import debubble as db
-from debubble.interchange.run_trace import save_run_trace
+from debubble.interchange.trace_events import run_trace, write_trace
 
 MEGABYTE = 1_000_000
 STEPS, MICROBATCHES, RANKS = 4, 16, 8
@@ -183,7 +183,7 @@ def write_own(folder: Path, size: int) -> int:
     number = total = 0
     while total < size:
         path = folder / f"step{number}.json"
-        save_run_trace(schedule, {"predicted": times, "measured": times}, path)
+        write_trace(run_trace(schedule, {"predicted": times, "measured": times}), path)
         total += path.stat().st_size
         number += 1
     return number * len(schedule)

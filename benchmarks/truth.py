@@ -24,10 +24,9 @@ import torch
 import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.schedules.registry import find
-from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
-from debubble.torch.run.prediction import calibrate, sleeping_times
 from debubble.torch.run.report import RunReport
-from debubble.torch.run.run import Settings, run
+from debubble.torch.run.run import Settings, calibrate, run, sleeping_times
+from debubble.torch.setup import not_for_pytorch
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "truth.jsonl"

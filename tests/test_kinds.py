@@ -17,8 +17,7 @@ from debubble.core.errors import ScheduleError
 from debubble.core.kinds import KINDS, Kind, Of, Stream
 from debubble.core.waits import waits_for
 from debubble.engine.memory import AMOUNTS
-from debubble.interchange.chrome_trace import trace_text
-from debubble.interchange.trace_events import TITLES
+from debubble.interchange.trace_events import TITLES, trace_text
 from debubble.lowering.chain import lower
 from debubble.schedules.registry import Entry
 from debubble.view.timeline_data import encode

@@ -56,7 +56,7 @@ def test_the_examples_of_the_help_run(
 ) -> None:
     from pathlib import Path
 
-    from debubble.interchange.run_trace import save_run_trace
+    from debubble.interchange.trace_events import run_trace, write_trace
 
     (tmp_path / "examples").symlink_to(Path(__file__).parents[2] / "examples")
     monkeypatch.chdir(tmp_path)
@@ -64,7 +64,7 @@ def test_the_examples_of_the_help_run(
     debubble.make("1f1b", ranks=4, microbatches=8).save("schedule.json")
     run_of_it = debubble.simulate(debubble.load("schedule.json"))
     times = {"measured": (run_of_it.start, run_of_it.end)}
-    save_run_trace(run_of_it.schedule, times, "run.json.gz")
+    write_trace(run_trace(run_of_it.schedule, times), "run.json.gz")
     Path("last.json").write_text(run("trace", "run.json.gz", "--json").out)
     found = examples(run)
     assert len(found) >= 3 * len(COMMANDS) - 1

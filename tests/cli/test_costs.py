@@ -15,7 +15,7 @@ import debubble as db
 from debubble.cli.times import parse_times
 from debubble.core.costs import COST_FIELDS
 from debubble.interchange.cost_files import load_costs, parse_costs
-from debubble.interchange.cost_template import SECTIONS, key_reference, template
+from debubble.interchange.cost_model import DESCRIBED, key_reference, template
 
 Run = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_every_key_of_the_template_works_without_its_comment_sign() -> None:
     text = re.sub(r"^( *)# (\w+: )", r"\1\2", template(), flags=re.M)
     file = parse_costs(text, "x.yaml")
     assert set(re.findall(r"^ *(\w+):", text, re.M)) == {
-        key for section in SECTIONS for key, _, _ in key_reference(section)
+        key for section in DESCRIBED for key, _, _ in key_reference(section)
     }
     assert file.costs.head == {"F": 0.4, "B": 0.8, "activation": 0}
     for name in COST_FIELDS:
@@ -57,7 +57,7 @@ def test_every_cost_can_be_in_a_file() -> None:
     assert fields <= keys
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("section", DESCRIBED)
 def test_the_page_documents_every_key(section: str) -> None:
     rows = [f"| `{key}` | {shape} | {text} |" for key, shape, text in key_reference(section)]
     table = "\n".join(["| key | value | what it is |", "|---|---|---|", *rows])

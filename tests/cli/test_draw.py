@@ -121,13 +121,15 @@ def test_the_trace_of_a_run_is_drawn_predicted_above_measured(
     run: Run, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     import debubble as db
-    from debubble.interchange.run_trace import save_run_trace
+    from debubble.interchange.trace_events import run_trace, write_trace
 
     schedule = db.make("1f1b", ranks=2, microbatches=4)
     timeline = db.simulate(schedule, db.Costs(F=0.001, B=0.002))
     late = (timeline.start * 1.5, timeline.start * 1.5 + timeline.duration)
     path = tmp_path / "run.json.gz"
-    save_run_trace(schedule, {"predicted": (timeline.start, timeline.end), "measured": late}, path)
+    write_trace(
+        run_trace(schedule, {"predicted": (timeline.start, timeline.end), "measured": late}), path
+    )
     assert run("draw", path, "-o", tmp_path / "run.txt").code == 0
     text = (tmp_path / "run.txt").read_text()
     assert text.index("1f1b, predicted") < text.index("1f1b, measured")

@@ -16,10 +16,10 @@ from debubble.analysis.metrics import conventions
 from debubble.analysis.summary import report
 from debubble.core.actions import COPY_KINDS, kinds_of
 from debubble.engine.graph import compile_graph
-from debubble.interchange.chrome_trace import trace_text
 from debubble.interchange.cost_files import load_costs
 from debubble.interchange.schedule_json import from_json, to_json
 from debubble.interchange.torch_csv import to_csv
+from debubble.interchange.trace_events import trace_text
 from debubble.lowering.transfers import add_transfers
 from debubble.view.bars import bars_of
 from debubble.view.terminal import draw

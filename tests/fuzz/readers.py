@@ -141,8 +141,7 @@ def plain_memory(content: bytes) -> object:
 
 
 def option(content: bytes) -> object:
-    from debubble.interchange.files import declared_options
-    from debubble.interchange.schedule_options import parse_options
+    from debubble.interchange.files import declared_options, parse_options
 
     pairs = typed(content).split("|")
     return parse_options(pairs, declared_options(seeds.names(), pairs))

@@ -364,8 +364,7 @@ def tables() -> list[bytes]:
 
 @cache
 def chrome_traces() -> list[bytes]:
-    from debubble.interchange.chrome_trace import trace_text
-    from debubble.interchange.run_trace import run_trace
+    from debubble.interchange.trace_events import run_trace, trace_text
 
     found = ["".join(trace_text(db.simulate(schedule))) for schedule in small()[:3]]
     schedule = small()[0]

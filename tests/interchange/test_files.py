@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import debubble as db
+from debubble.analysis.question import Question
 from debubble.core.errors import FormatError, ParameterError
-from debubble.interchange.files import load, resolve, save
+from debubble.core.schedule import Schedule
+from debubble.interchange.cost_files import CostFile
+from debubble.interchange.files import load, save
+from debubble.interchange.named import question
 
 
 @pytest.fixture
@@ -154,6 +159,15 @@ def test_writing_names_the_file(tmp_path: Path) -> None:
         save(schedule, tmp_path / "x.yaml")
     with pytest.raises(FormatError, match=r"cannot write '.*no/x.csv': No such file or directory"):
         save(schedule, tmp_path / "no" / "x.csv")
+
+
+def resolve(
+    target: str, defaults: dict[str, int] | None = None, group_size: int | None = None, **sizes: Any
+) -> Schedule:
+    """Return the schedule that a text names, with sizes of a cost file as defaults."""
+    options = {} if group_size is None else {"group_size": group_size}
+    file = None if defaults is None else CostFile(db.Costs(), **defaults)
+    return question(target, Question("", **sizes, options=options), file).made
 
 
 def test_names_and_aliases_resolve() -> None:

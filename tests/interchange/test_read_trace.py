@@ -11,9 +11,8 @@ import pytest
 import debubble as db
 from debubble.core.actions import computes, kinds_of
 from debubble.core.errors import DebubbleError, FormatError
-from debubble.interchange.chrome_trace import save_trace, trace_text
 from debubble.interchange.read_trace import is_trace_file, load_trace, read_trace, unpacked
-from debubble.interchange.run_trace import run_trace, save_run_trace
+from debubble.interchange.trace_events import run_trace, trace_text, write_trace
 from debubble.schedules import registry
 
 COSTS = db.Costs(F=1, I=1.25, W=0.5, p2p=0.125, OPT=0.25)
@@ -44,7 +43,7 @@ def test_the_groups_of_a_run(tmp_path):
     late = (predicted.start * 2 + 5, predicted.start * 2 + 5 + predicted.duration)
     times = {"predicted": (predicted.start, predicted.end), "measured": late}
     path = tmp_path / "run.json.gz"
-    save_run_trace(schedule, times, path)
+    write_trace(run_trace(schedule, times), path)
     assert is_trace_file(str(path))
     one, two = load_trace(path)
     assert (one.label, two.label) == ("dualpipe, predicted", "dualpipe, measured")
@@ -79,10 +78,10 @@ def test_waiting_is_for_data_until_the_input_is_computed_and_then_for_p2p():
 def test_times_without_a_unit_stay_without(tmp_path):
     timeline = db.simulate(db.make("1f1b", ranks=2, microbatches=2))
     path = tmp_path / "x.json"
-    save_trace(timeline, path)
+    write_trace(trace_text(timeline), path)
     (found,) = load_trace(path)
     assert (found.time_unit, found.timeline().makespan) == ("", timeline.makespan)
-    save_trace(timeline, path, "s")
+    write_trace(trace_text(timeline, "s"), path)
     (found,) = load_trace(path)
     assert (found.time_unit, found.timeline().makespan) == ("ms", 1e3 * timeline.makespan)
 

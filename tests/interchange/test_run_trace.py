@@ -12,8 +12,7 @@ import debubble as db
 from debubble.core.actions import pairs_of
 from debubble.core.errors import FormatError
 from debubble.interchange.read_trace import load_trace
-from debubble.interchange.run_trace import GROUP, Transfer, run_trace, save_run_trace
-from debubble.interchange.trace_events import PAIRED
+from debubble.interchange.trace_events import GROUP, PAIRED, Transfer, run_trace, write_trace
 
 
 def test_two_groups_of_processes_with_the_same_actions() -> None:
@@ -62,7 +61,7 @@ def test_messages_beside_the_actions(tmp_path: Path) -> None:
     }
     one = Transfer("0SEND_F0", 0, 1.0, 1.25, "1RECV_F0", 1, 0.5, 1.5, 2.0)
     path = tmp_path / "run.json"
-    save_run_trace(schedule, times, path, transfers=[one], hosts=["a", "b"])
+    write_trace(run_trace(schedule, times, transfers=[one], hosts=["a", "b"]), path)
     data = json.loads(path.read_text())
     assert data["otherData"]["hosts"] == ["a", "b"]
     about = {"transfer": 0, "from": 0, "to": 1}
@@ -99,11 +98,11 @@ def test_files(tmp_path: Path) -> None:
     timeline = db.simulate(schedule)
     times = {"predicted": (timeline.start, timeline.end)}
     plain, packed = tmp_path / "x.json", tmp_path / "x.json.gz"
-    save_run_trace(schedule, times, plain)
-    save_run_trace(schedule, times, packed)
+    write_trace(run_trace(schedule, times), plain)
+    write_trace(run_trace(schedule, times), packed)
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     with pytest.raises(FormatError, match=r"cannot write .*: No such file"):
-        save_run_trace(schedule, times, tmp_path / "no" / "x.json")
+        write_trace(run_trace(schedule, times), tmp_path / "no" / "x.json")
 
 
 def test_measured_halves_of_a_pair_begin_a_moment_apart(tmp_path: Path) -> None:
@@ -111,6 +110,8 @@ def test_measured_halves_of_a_pair_begin_a_moment_apart(tmp_path: Path) -> None:
     timeline = db.simulate(schedule, db.Costs(F=10, I=10, W=10, O=25))
     second = pairs_of(schedule.actions) == 2
     start, end = timeline.start + 1e-3 * second, timeline.end + 1e-3 * second
-    save_run_trace(schedule, {"measured": (start / 1e3, end / 1e3)}, tmp_path / "run.json.gz")
+    write_trace(
+        run_trace(schedule, {"measured": (start / 1e3, end / 1e3)}), tmp_path / "run.json.gz"
+    )
     [found] = load_trace(tmp_path / "run.json.gz")
     assert found.schedule.rows() == schedule.rows()

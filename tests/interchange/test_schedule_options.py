@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from debubble.core.errors import ParameterError
-from debubble.interchange.schedule_options import ANY_TYPE, parse_options
+from debubble.interchange.files import ANY_TYPE, parse_options
 from debubble.schedules.registry import Option, find
 
 KNOWN = {

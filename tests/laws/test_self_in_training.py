@@ -16,7 +16,7 @@ import debubble as db
 import debubble.torch as dt
 from debubble.core.errors import ParameterError
 from debubble.schedules.registry import Entry
-from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
+from debubble.torch.setup import not_for_pytorch
 from tests.conftest import EXPLORES
 from tests.pairs import sorts
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors

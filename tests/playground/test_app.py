@@ -10,8 +10,8 @@ import pytest
 import debubble as db
 from debubble.core.costs import COST_FIELDS
 from debubble.engine.modes import P2P_MODES
-from debubble.interchange.chrome_trace import trace_text
 from debubble.interchange.schedule_json import to_json
+from debubble.interchange.trace_events import trace_text
 from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
 from debubble.playground.app import Cache
@@ -588,7 +588,7 @@ def test_examples_are_read(ask, name, kind):
 
 
 def run_text(seconds=1e-3):
-    from debubble.interchange.run_trace import run_trace
+    from debubble.interchange.trace_events import run_trace
 
     schedule = db.make("zb-v", ranks=4, microbatches=8)
     predicted = db.simulate(schedule, db.Costs(F=seconds, I=seconds, W=seconds))

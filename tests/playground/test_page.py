@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import debubble as db
-from debubble.interchange.chrome_trace import trace_text
-from debubble.interchange.run_trace import run_trace as write_run
+from debubble.interchange.trace_events import run_trace as write_run
+from debubble.interchange.trace_events import trace_text
 
 HOST = "document.querySelector('debubble-timeline')"
 

@@ -24,8 +24,8 @@ from debubble.core.errors import DebubbleError, ParameterError
 from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
 from debubble.torch.pytorch import engine as pytorch_engine
-from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
 from debubble.torch.pytorch.runtime import PyTorchRuntime
+from debubble.torch.setup import not_for_pytorch
 from tests.conftest import EXPLORES
 from tests.torch.world import in_ranks
 

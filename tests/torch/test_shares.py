@@ -20,7 +20,7 @@ import debubble as db
 import debubble.torch as dt
 from debubble.torch.data.batch import count_rows, count_weights, shares_of
 from debubble.torch.models.build import StagedModel
-from debubble.torch.run.run_data import RunData
+from debubble.torch.run.job import RunData
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import in_ranks
 

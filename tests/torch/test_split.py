@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError
-from debubble.torch.data.losses import added_losses
-from debubble.torch.models.layers import find_layers
-from debubble.torch.models.split import split
+from debubble.torch.data.batch import added_losses
+from debubble.torch.models.split import find_layers, split
 
 pytestmark = pytest.mark.slow
 

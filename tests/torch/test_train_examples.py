@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.torch.models.from_config import from_config
+from debubble.torch.models.build import from_config
 from tests.torch.world import in_ranks
 
 pytest.importorskip("transformers", reason="trains models of transformers")

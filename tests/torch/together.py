@@ -11,9 +11,8 @@ import torch
 from debubble import Schedule
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.ranks.world import run_local
-from debubble.torch.run.job import Job
+from debubble.torch.run.job import Job, RunData
 from debubble.torch.run.run import do_jobs
-from debubble.torch.run.run_data import RunData
 from debubble.torch.run.verify import Verification, verify
 from tests.forkserver import forked as forked  # has the server load PyTorch
 from tests.patience import patience

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import debubble as db
-from debubble.view.marks import MarkStyle, add_differences, add_marks, joined
 from debubble.view.timeline_data import encode
+from debubble.view.trace_view import MarkStyle, add_differences, add_marks, joined
 from tests.view.timelines import run
 
 LOOKS = {

@@ -14,7 +14,7 @@ import pytest
 import debubble as db
 from debubble.core.command import command, run_as
 from debubble.interchange.cost_files import parse_costs
-from debubble.view import provenance
+from debubble.view import captions
 
 COSTS = db.Costs.per_rank(F=2.5, I=3, W=[1, 2], p2p=0.25, activation=3, memory_unit="GiB")
 
@@ -43,24 +43,24 @@ def test_the_command_is_told_while_it_runs_and_not_after() -> None:
     assert command() == ""
     with run_as(["compare", "a b.csv", "-p", "4"]):
         assert command() == "debubble compare 'a b.csv' -p 4"
-        assert ("command", command()) in provenance.facts([])
+        assert ("command", command()) in captions.facts([])
     assert command() == ""
 
 
 def test_costs_of_several_timelines_stand_once_each() -> None:
-    found = provenance.facts([COSTS, COSTS, db.Costs()])
+    found = captions.facts([COSTS, COSTS, db.Costs()])
     assert [name for name, _ in found] == ["versions", "costs", "costs"]
 
 
 def test_what_no_file_can_hold_is_told_in_words() -> None:
-    assert "divided by 2 chunks" in provenance.costs_text(db.Costs.per_rank(F=1, chunks=2))
+    assert "divided by 2 chunks" in captions.costs_text(db.Costs.per_rank(F=1, chunks=2))
     long = db.Costs(F=list(map(float, range(1, 9000))))
-    assert provenance.costs_text(long).endswith("characters, too long to stand here")
+    assert captions.costs_text(long).endswith("characters, too long to stand here")
 
 
 def test_html_of_costs_and_command_is_escaped() -> None:
     with run_as(["draw", "<script>.csv"]):
-        text = provenance.details([db.Costs(memory_unit="<b>", activation=1)])
+        text = captions.details([db.Costs(memory_unit="<b>", activation=1)])
     assert "<script>" not in text
     assert "<b>" not in text
 
@@ -73,7 +73,7 @@ def test_pictures_that_a_command_drew_hold_it(
     timeline.save(plain)
     with run_as(["draw", "1f1b"]):
         timeline.save(drawn)
-    told = f"debubble draw 1f1b\ncosts: {json.dumps(json.loads(provenance.costs_text(COSTS)))}"
+    told = f"debubble draw 1f1b\ncosts: {json.dumps(json.loads(captions.costs_text(COSTS)))}"
     assert read_text(drawn).count("debubble draw 1f1b") == 1
     assert told.splitlines()[1].split(": ", 1)[1][:40] in unescape(read_text(drawn))
     assert "debubble draw" not in read_text(plain)

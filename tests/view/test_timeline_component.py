@@ -15,7 +15,7 @@ import pytest
 import debubble as db
 from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.core.actions import Kind
-from debubble.interchange.chrome_trace import trace_text
+from debubble.interchange.trace_events import trace_text
 from debubble.lowering.chain import lower
 from debubble.view.colors import rgb, shade
 from debubble.view.files import save

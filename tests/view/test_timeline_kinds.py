@@ -14,9 +14,9 @@ import debubble as db
 from debubble.core.actions import kinds_of, pairs_of, unpack
 from debubble.core.kinds import COMPUTE_KINDS, KINDS, Kind, Stream
 from debubble.core.waits import waits_for
-from debubble.interchange.chrome_trace import trace_text
+from debubble.interchange.trace_events import trace_text
 from debubble.lowering.chain import lower
-from debubble.view import component
+from debubble.view import page as pages
 from debubble.view.colors import COLOR, PALETTES, STACKED, Palette, contrast, text_color
 from debubble.view.files import save
 from debubble.view.timeline_data import encode
@@ -310,7 +310,7 @@ def test_actions_of_side_streams_can_be_found_and_selected(page):
     assert "1SEND_B3 (rank 1)" in text
 
 
-ASSETS = Path(component.__file__).parent / "assets" / "timeline"
+ASSETS = Path(pages.__file__).parent / "assets" / "timeline"
 
 
 @pytest.mark.parametrize("path", sorted(ASSETS.glob("*.js")), ids=lambda path: path.stem)

@@ -11,7 +11,7 @@ import debubble as db
 from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.core.actions import Kind, kinds_of, unpack
 from debubble.lowering.chain import lower
-from debubble.view.component import asset
+from debubble.view.page import asset
 from debubble.view.timeline_data import encode
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
 

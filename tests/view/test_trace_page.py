@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 import debubble as db
-from debubble.view.marks import MarkStyle, add_differences, add_marks
 from debubble.view.page import page as page_of
 from debubble.view.timeline_data import encode
-from debubble.view.trace_view import trace_page
+from debubble.view.trace_view import MarkStyle, add_differences, add_marks, trace_page
 from tests.diagnosis.diagnosed import of_planted
 from tests.view.test_timeline_component import HOST, details, exported, place, shown
 

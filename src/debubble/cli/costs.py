@@ -16,7 +16,7 @@ from debubble.core.costs import COST_FIELDS
 from debubble.core.errors import ParameterError
 from debubble.core.units import amount, memory_scale
 from debubble.interchange.cost_files import costs_data, load_costs
-from debubble.interchange.cost_template import SECTIONS, key_reference, template
+from debubble.interchange.cost_model import DESCRIBED, key_reference, template
 from debubble.interchange.files import write_text
 
 WIDTH = 79
@@ -117,7 +117,7 @@ def _value(value: Any, unit: str) -> str:
 
 
 def _explain(as_json: bool) -> None:
-    found = {section: key_reference(section) for section in SECTIONS}
+    found = {section: key_reference(section) for section in DESCRIBED}
     if as_json:
         print_json(
             [

@@ -28,11 +28,11 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import memory_use
-from debubble.interchange.chrome_trace import save_trace, trace_text
 from debubble.interchange.files import text_of, write_text
 from debubble.interchange.launchers import automodel, megatron, torchtitan
 from debubble.interchange.layouts import check_cut
 from debubble.interchange.torch_csv import refuse_inexpressible
+from debubble.interchange.trace_events import trace_text, write_trace
 
 FORMATS = ("torch-csv", "torch-csv-comms", "json", "chrome-trace", "megatron")
 READ_BACK = {".csv": ("torch-csv", "torch-csv-comms"), ".json": ("json", "chrome-trace")}
@@ -113,7 +113,7 @@ def export(
             if output == STANDARD_OUTPUT:
                 sys.stdout.writelines(trace_text(timeline, inputs.costs.time_unit))
             else:
-                save_trace(timeline, output, inputs.costs.time_unit)
+                write_trace(trace_text(timeline, inputs.costs.time_unit), output)
         else:
             # Flags first: a schedule that torchtitan cannot run is not written for it.
             if to == "torch-csv" and titan is not False:

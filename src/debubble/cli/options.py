@@ -22,10 +22,9 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
-from debubble.interchange.files import declared_options, is_file_name, is_foreign
+from debubble.interchange.files import declared_options, is_file_name, is_foreign, parse_options
 from debubble.interchange.jitter import read_jitter
 from debubble.interchange.named import question
-from debubble.interchange.schedule_options import parse_options
 from debubble.lowering.chain import LOWERINGS, read_lowerings
 from debubble.schedules.registry import find
 

@@ -89,7 +89,7 @@ def _measured(
         "steps": steps, "device": _device(device), "layers": layers, "report": step,
     }  # fmt: skip
     if model.lower().endswith(".json"):
-        from debubble.torch.models.from_config import from_config
+        from debubble.torch.models.build import from_config
 
         made = from_config(model, stages, **of_config)
         return measure(made.stages, made.loss, made.x, made.y, **options), made.name

@@ -41,12 +41,7 @@ def read_cells(texts: Iterable[object], where: Callable[[int], str], slices: int
     """Pack the actions of a program's cells, one for each action or overlapped pair.
 
     `where` names the place of a cell in messages, given its index; `slices` are those of a
-    microbatch.
-
-    Raises
-    ------
-    FormatError
-        When a cell is anything else than an action or a pair, even by one character.
+    microbatch. Raises FormatError for all else than an action or a pair, even by one character.
     """
     codes: list[int] = []
     add = codes.append

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from debubble.core.cost_fields import DEFAULT
 from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import CostError, FormatError
+from debubble.core.schedule_fields import plain_costs
 from debubble.interchange import syntax
 from debubble.interchange.cost_model import validate
 from debubble.interchange.files import write_text
@@ -89,7 +90,11 @@ def parse_costs(text: str, where: str) -> CostFile:
     times, memory = data.pop("times"), data.pop("memory")
     basis, runtime = data.pop("basis", "action"), data.pop("runtime", "any")
     _check_sizes(times, memory, basis, data.get("ranks"), where)
-    _check_lengths(times.get("microbatch"), data.get("microbatches"), where)
+    lengths, count = times.get("microbatch"), data.get("microbatches")
+    if isinstance(lengths, tuple) and count not in (None, len(lengths)):
+        raise FormatError(
+            f"{where}: times.microbatch has {len(lengths)} values for {count} microbatches"
+        )
     limit, unit = memory.pop("limit", None), memory.pop("unit", "")
     _check_limit(limit, memory.get("activation"), where)
     for name in PARTS:
@@ -105,19 +110,16 @@ def parse_costs(text: str, where: str) -> CostFile:
 def costs_data(costs: Costs) -> dict[str, Any]:
     """Return costs as the data of a cost file that :func:`parse_costs` reads back.
 
-    Raises
-    ------
-    CostError
-        For rank costs with a divisor of their own, which a file cannot hold.
+    Raises CostError for rank costs with a divisor of their own, which a file cannot hold.
     """
     if costs.chunks is not None:
         raise CostError(f"costs are divided by {costs.chunks} chunks; a cost file cannot say that")
-    default = Costs()
-    values = {
-        spec.name: getattr(costs, spec.name) for spec in fields(costs)
-        if spec.compare and spec.name not in ("basis", "runtime")
-        and getattr(costs, spec.name) != getattr(default, spec.name)
-    }  # fmt: skip
+    values = plain_costs(costs)
+    labels: dict[str, Any] = {
+        key: values.pop(key) for key in ("time_unit", "runtime") if key in values
+    }
+    labels = {"basis": values.pop("basis", costs.basis)} | labels
+    unit = values.pop("memory_unit", "")
     memory = {name: values.pop(name) for name in _MEMORY if name in values}
     for name in PARTS:
         part = dict(values.pop(name, {}))
@@ -125,30 +127,14 @@ def costs_data(costs: Costs) -> dict[str, Any]:
             memory[name] = part.pop("activation")
         if part:
             values[name] = part
-    if isinstance(values.get("O"), Mapping):
-        values["O"] = {
-            ",".join(map(str, key)) if isinstance(key, tuple) else key: time
-            for key, time in values["O"].items()
-        }
-    if costs.memory_unit:
-        memory["unit"] = costs.memory_unit
-    labels = {"time_unit": costs.time_unit} if costs.time_unit else {}
-    if costs.runtime != default.runtime:
-        labels["runtime"] = costs.runtime
+    if unit:
+        memory["unit"] = unit
     # A file needs a time; that of a transfer is what it is by default.
-    data = {"basis": costs.basis, **labels, "times": values or {"p2p": 0.0}, "memory": memory}
-    plain: dict[str, Any] = json.loads(json.dumps(data))
-    return plain
+    return {**labels, "times": values or {"p2p": 0.0}, "memory": memory}
 
 
 def save_costs(data: Mapping[str, Any], path: str) -> None:
-    """Write the data of a cost file as YAML or JSON, by the ending of its name.
-
-    Raises
-    ------
-    FormatError
-        When the name ends in something else, or the data is none of a cost file.
-    """
+    """Write the data of a cost file as YAML or JSON, by the ending of its name."""
     if path.lower().endswith(".json"):
         text = json.dumps(data, indent=2) + "\n"
     elif path.lower().endswith((".yaml", ".yml")):
@@ -190,14 +176,6 @@ def _check_sizes(
                     f"{where}: {key} has {size} values and {first} {wanted}; both have one per "
                     f"{noun}"
                 )
-
-
-def _check_lengths(lengths: Any, microbatches: int | None, where: str) -> None:
-    """Refuse lengths of other microbatches than the file has."""
-    if isinstance(lengths, tuple) and microbatches not in (None, len(lengths)):
-        raise FormatError(
-            f"{where}: times.microbatch has {len(lengths)} values for {microbatches} microbatches"
-        )
 
 
 def _check_limit(limit: Any, activation: Any, where: str) -> None:

@@ -1,31 +1,32 @@
-"""Schedule files, and the schedule that a text names."""
+"""Schedule files, the schedule that a text names, and options of schedules as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from debubble.analysis.question import HOW
 from debubble.core.actions import computes, kinds_of
 from debubble.core.atomic_write import write_atomically
 from debubble.core.costs import Costs
-from debubble.core.errors import DebubbleError, FormatError, ParameterError
+from debubble.core.errors import DebubbleError, FormatError, ParameterError, did_you_mean
 from debubble.core.kinds import STEP_KINDS
+from debubble.core.options import read_whole
 from debubble.core.schedule import Schedule
+from debubble.core.units import read_number
 from debubble.engine.memory import Limit
 from debubble.engine.modes import P2PMode
 from debubble.engine.validate import has
 from debubble.interchange import python_file, torch_builtin
 from debubble.interchange.cells import MAX_BYTES
 from debubble.interchange.schedule_json import from_json, to_json
-from debubble.interchange.schedule_options import ANY_TYPE
-from debubble.interchange.text import A_TRACE, read_text, writing
+from debubble.interchange.text import A_TRACE, read_text, shown, writing
 from debubble.interchange.torch_csv import from_csv, to_csv, with_transfers
 from debubble.schedules import registry
-from debubble.schedules.registry import Entry, Option
+from debubble.schedules.registry import Option
 
 ENDINGS = (".csv", ".json")
 COST_ENDINGS = (".yaml", ".yml", ".toml")
@@ -166,16 +167,12 @@ def resolve(
     defaults: Mapping[str, int | None] | None = None,
     **options: Any,
 ) -> Schedule:
-    """Return the schedule that a text names.
+    """Return the schedule of a file or a program, see :func:`is_foreign`.
 
-    `target` is a registered name or alias, a ``.csv`` or ``.json`` file, ``path/file.py:function``,
-    or ``torch:`` and the name of a schedule of PyTorch. A file has its own sizes and sync, and must
-    agree with given ones; `defaults` are sizes for the others, where they leave a choice.
-
-    Raises
-    ------
-    DebubbleError
-        When the text names nothing, or the parameters do not fit.
+    `target` is a ``.csv`` or ``.json`` file, ``path/file.py:function``, or ``torch:`` and the name
+    of a schedule of PyTorch. A file has its own sizes and sync, and must agree with given ones;
+    `defaults` are sizes for the others, where they leave a choice. Raises DebubbleError when there
+    is no such schedule, or the parameters do not fit.
     """
     if is_file_name(target):
         schedule = load(target, microbatches=microbatches)
@@ -206,26 +203,12 @@ def resolve(
                     "make it for those the function is given"
                 )
         return made if sync is None else replace(made, sync=sync)
-    _refuse_other_files(target)
-    entry = registry.find(target)
-    if entry.chunks is not None:
-        given["chunks"] = chunks
-    for key in ("ranks", "microbatches"):
-        if given[key] is None:
-            raise ParameterError(f"'{entry.name}' needs {key}; {HOW[key]}")
-    return registry.make(entry.name, **given, sync=sync, **options)
-
-
-def _refuse_other_files(target: str) -> None:
-    """Refuse a file that is no schedule, with advice."""
-    name = target.lower()
-    if name.endswith(COST_ENDINGS):
-        raise ParameterError(
-            f"'{target}' is a cost file, not a schedule; name a schedule, and give it as --costs "
-            f"{target}"
-        )
-    if name.endswith(TRACE_ENDING):
+    if target.lower().endswith(TRACE_ENDING):
         raise ParameterError(f"'{target}' is {A_TRACE}")
+    raise ParameterError(
+        f"'{target}' is a cost file, not a schedule; name a schedule, and give it as --costs "
+        f"{target}"
+    )
 
 
 def _agree(key: str, given: object, found: object, path: str) -> None:
@@ -238,17 +221,6 @@ _MEMORY = Option("memory", "float | list | None", None)
 
 _STORED = ("recompute", "recompute_at", "recompute_cap", "offload")
 """The options of schedules that recompute or copy to the host."""
-
-
-def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) -> bool:
-    """Return whether a file has the least number of actions that its schedule can have.
-
-    A name and a few numbers may claim gigabytes; nothing larger than the file is made.
-    """
-    case = entry.case(**options)
-    chunks = entry.chunks or schedule.chunks
-    cells = schedule.ranks * chunks * schedule.units
-    return bool(case.slices == schedule.slices and len(schedule) >= 2 * cells)
 
 
 def _rename_if_modified(schedule: Schedule) -> Schedule:
@@ -267,7 +239,9 @@ def _rename_if_modified(schedule: Schedule) -> Schedule:
         by_costs = by_costs or stored.get("recompute_at") == "bubbles"
         if by_costs and schedule.made_for is None:
             return schedule
-        if not _large_enough(schedule, entry, options):
+        # A name and a few numbers may claim gigabytes; nothing larger than the file is made.
+        cells = schedule.ranks * (entry.chunks or schedule.chunks) * schedule.units
+        if entry.case(**options).slices != schedule.slices or len(schedule) < 2 * cells:
             return replace(schedule, name=schedule.name + CHANGED)
         steps = has(schedule, STEP_KINDS)
         try:
@@ -288,3 +262,57 @@ def _rename_if_modified(schedule: Schedule) -> Schedule:
         if again is not None and replace(again, cut=schedule.cut) == schedule:
             return schedule
     return replace(schedule, name=schedule.name + CHANGED)
+
+
+ANY_TYPE = "int | float | bool | str"
+"""Type of an option whose schedule declares none."""
+
+_WORDS = {"true": True, "yes": True, "false": False, "no": False}
+
+
+def parse_options(pairs: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
+    """Parse options such as ``group_size=4`` to values of the types that schedules declare.
+
+    Hyphens in a key count as underscores; `known` are the options that exist, by name. Raises
+    ParameterError for a text without ``=``, an unknown or repeated key, or a value of another type.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise ParameterError(f"--option {shown(pair)}; write KEY=VALUE, such as group_size=4")
+        if key not in known:
+            hint = did_you_mean(key, known) if known else "these schedules have no options"
+            raise ParameterError(f"unknown option {shown(key)}; {hint}")
+        if key in found:
+            raise ParameterError(f"option '{key}' is given twice; give it once")
+        found[key] = _value(text.strip(), known[key])
+    return found
+
+
+def _value(text: str, option: Option) -> Any:
+    names = option.types
+    for name, read in _READERS.items():
+        if name in names:
+            try:
+                return read(text)
+            except (ValueError, KeyError):
+                continue
+    if "None" in names and text.lower() in ("none", ""):
+        return None
+    kinds = " or ".join(name for name in names if name != "None")
+    raise ParameterError(f"option {option.name} is {shown(text)}; give a value of type {kinds}")
+
+
+def _finite(text: str) -> float:
+    number = read_number(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "int": lambda text: read_whole("", text), "float": _finite,
+    "bool": lambda text: _WORDS[text.lower()], "str": str,
+}  # fmt: skip

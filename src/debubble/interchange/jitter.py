@@ -65,10 +65,7 @@ def _slow(pairs: list[str]) -> dict[str, float]:
 def read_times(path: str) -> list[float]:
     """Read numbers from a text file, separated by blanks, commas or lines; ``#`` begins a comment.
 
-    Raises
-    ------
-    FormatError
-        With the line and the text of the first thing that is no number.
+    Raises FormatError with the line and the text of the first thing that is no number.
     """
     found: list[float] = []
     for line, text in enumerate(read_text(path, MAX_BYTES).splitlines(), 1):

@@ -23,18 +23,9 @@ def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) 
     """Return the flags with which torchtitan runs a compute-only CSV, one per line.
 
     `path` is that of the CSV as the training job sees it, and `cut` the number of layers of every
-    stage; None leaves it to torchtitan.
-
-    Raises
-    ------
-    ParameterError
-        When torchtitan cannot place the stages like this; the message has the reason.
-
-    Notes
-    -----
-    torchtitan takes the order from the file and the placement from the *name* of a schedule: one
-    stage per rank, stage s on rank s mod p, or the V of two chunks. Flags are those of version
-    0.3.0.
+    stage; None leaves it to torchtitan, which takes the order from the file and the placement from
+    the *name* of a schedule: one stage per rank, stage s on rank s mod p, or the V of two chunks.
+    Raises ParameterError for another placement. Flags are those of version 0.3.0.
     """
     lines = [
         f"--parallelism.pipeline_parallel_degree={schedule.ranks}",
@@ -112,17 +103,9 @@ def megatron(
     """Return the arguments with which Megatron-LM runs a schedule, one per line.
 
     The order of actions counts, not the name. `cut` has the number of layers of every stage; None
-    is an even cut.
-
-    Raises
-    ------
-    ParameterError
-        When Megatron-LM has no such schedule.
-
-    Notes
-    -----
-    Megatron-LM implements 1F1B, whose transfers block, interleaved 1F1B, and interleaved 1F1B with
-    forward and backward overlapped for expert parallelism.
+    is an even cut. Megatron-LM implements 1F1B, whose transfers block, interleaved 1F1B, and
+    interleaved 1F1B with forward and backward overlapped for expert parallelism; ParameterError is
+    raised for others.
     """
     for name, group in _candidates(schedule):
         if not _same_order(schedule, name, group):

@@ -40,13 +40,7 @@ PARAMETERS = (*NEEDED, *UNSAID)
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Split ``path/file.py:function`` into path and function.
-
-    Raises
-    ------
-    ParameterError
-        When the function is not named.
-    """
+    """Split ``path/file.py:function``; raise ParameterError when the function is not named."""
     path, colon, name = target.rpartition(":")
     if not colon or not path.endswith(".py") or not name:
         path = target.rstrip(":")
@@ -64,12 +58,8 @@ def make_from_file(
     The function gets those of :data:`PARAMETERS` that it declares from `given`, and `options`. It
     returns a schedule, or yields programs, one per rank (packed actions or lists of text such as
     ``"0F0"``), with stages placed round and round the ranks. A function that the file registers
-    with :func:`debubble.register` is made like any registered schedule.
-
-    Raises
-    ------
-    FormatError, ParameterError
-        When the file or the function fails, or returns something else.
+    with :func:`debubble.register` is made like any registered schedule. Raises FormatError or
+    ParameterError when the file or the function fails, or returns something else.
     """
     function = load_function(path, name)
     label = f"{path}:{name}"
@@ -90,30 +80,21 @@ def make_from_file(
             error if str(error).startswith(label) else ParameterError(f"{label}: {error}")
         ) from None
     if isinstance(result, Schedule):
-        return _remembering(result, arguments)
-    if not isinstance(result, Iterable):
+        made = result
+    elif isinstance(result, Iterable):
+        made = _from_programs(result, label, path, given)
+    else:
         raise FormatError(
             f"{label} returned {type(result).__name__}; return a Schedule or yield one program per "
             "rank"
         )
-    return _remembering(_from_programs(result, label, path, given), arguments)
-
-
-def _remembering(made: Schedule, arguments: Mapping[str, Any]) -> Schedule:
-    """Return the schedule with the costs that its function took."""
     if made.made_for is not None or arguments.get("costs") is None:
         return made
     return remembering(made, "order", arguments["costs"])
 
 
 def load_function(path: str, name: str) -> Callable[..., Any]:
-    """Execute a Python file and return a function of it.
-
-    Raises
-    ------
-    FormatError
-        When the file cannot be read or fails, or has no such function.
-    """
+    """Execute a Python file and return a function of it."""
     source = read_text(path, MAX_SOURCE_BYTES)
     module = types.ModuleType(f"debubble_user_{Path(path).stem}")
     module.__file__ = path
@@ -145,13 +126,8 @@ def load_function(path: str, name: str) -> Callable[..., Any]:
 def user_code(label: str, path: str) -> Iterator[None]:
     """Run code of the user in a context that turns its errors into a :class:`FormatError`.
 
-    The message has the `label` of the function, and the line in the file `path`.
-
-    Raises
-    ------
-    FormatError
-        For everything that the code raises, ``SystemExit`` and its like included; only errors of
-        debubble and Ctrl-C go through.
+    The message has the `label` of the function, and the line in the file `path`. Everything counts
+    that the code raises, ``SystemExit`` too; only errors of debubble and Ctrl-C go through.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Traces in Trace Event JSON whose slices are called like actions: their order and times.
 
-:mod:`debubble.interchange.chrome_trace` and :mod:`debubble.interchange.run_trace` write such files,
-plain or compressed, and so do other tools that call their slices ``3F7``.
+:mod:`debubble.interchange.trace_events` writes such files, plain or compressed, and so do other
+tools that call their slices ``3F7``.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ from debubble.core.schedule import SYNCS, VOCABULARIES, Schedule
 from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cells import check_size, read_cells
-from debubble.interchange.chrome_trace import MICROSECONDS
-from debubble.interchange.run_trace import GROUP
 from debubble.interchange.schedule_json import read_placement
 from debubble.interchange.text import plain, read_bytes, shown
 from debubble.interchange.torch_csv import placement_of
-from debubble.interchange.trace_events import PAIRED
+from debubble.interchange.trace_events import GROUP, MICROSECONDS, PAIRED
 
 MILLISECOND = 1e3
 MAX_BYTES = 64 << 20
@@ -76,11 +74,7 @@ class Recording:
         """Return the recorded times as a timeline, called like the recording.
 
         `costs` have the memory of activations; costs that do not fit the schedule are left out.
-
-        Raises
-        ------
-        ScheduleError
-            When the order cannot run.
+        Raises ScheduleError when the order cannot run.
         """
         named = replace(self.schedule, name=self.label)
         try:
@@ -130,13 +124,7 @@ def is_trace_file(path: str) -> bool:
 
 
 def load_trace(path: str | Path) -> list[Recording]:
-    """Read a trace file, unpacked or not.
-
-    Raises
-    ------
-    FormatError
-        When it cannot be read; the message has the file and the value.
-    """
+    """Read a trace file, unpacked or not; raise FormatError when it cannot be read."""
     content = read_bytes(path, MAX_BYTES)
     if str(path).lower().endswith(".gz"):
         content = unpacked(content, str(path))
@@ -165,12 +153,8 @@ def read_trace(text: str, where: str) -> list[Recording]:
 
     Complete events that are called like actions, ``3F7``, count; their process is their rank, in
     groups of 10,000 where a trace has several. Two that begin together on two threads are an
-    overlapped pair.
-
-    Raises
-    ------
-    FormatError
-        When there is no such event, ranks are not numbered from 0, or actions are missing.
+    overlapped pair. Raises FormatError when there is no such event, ranks are not numbered from 0,
+    or actions are missing.
     """
     try:
         data = json.loads(text)

@@ -22,11 +22,8 @@ _LONG_KEY = re.compile(r"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]
 def parse(text: str, where: str) -> Any:
     """Parse the data in a file; the ending of its name gives the language.
 
-    Raises
-    ------
-    FormatError
-        When the text breaks the rules of its language, repeats a key, or uses YAML's anchors,
-        aliases or tags; with line and column where the parser knows them.
+    Raises FormatError when the text breaks the rules of its language, repeats a key, or uses YAML's
+    anchors, aliases or tags; with line and column where the parser knows them.
     """
     ending = where.lower().rpartition(".")[2]
     if ending == "json":

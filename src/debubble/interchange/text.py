@@ -51,10 +51,7 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
 def read_text(path: str | Path, limit: int) -> str:
     """Return the text of a file without byte order mark.
 
-    Raises
-    ------
-    FormatError
-        When there is no such file, it cannot be read, has more than `limit` bytes or is not UTF-8.
+    Raises FormatError when it cannot be read, has more than `limit` bytes or is not UTF-8.
     """
     data = read_bytes(path, limit)
     try:

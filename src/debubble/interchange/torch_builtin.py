@@ -46,14 +46,9 @@ def load_builtin(
 
     `target` is ``torch:`` and a name of :data:`NAMES`, in upper or lower case; there are two chunks
     where the schedule leaves a choice. With `transfers` PyTorch lowers it, too: with sends and
-    receives, which `defer_recv` moves as its runtime's ``defer_pp_recv`` does.
-
-    Raises
-    ------
-    ParameterError
-        When there is no such schedule or PyTorch refuses the sizes.
-    DebubbleError
-        When PyTorch is not installed.
+    receives, which `defer_recv` moves as its runtime's ``defer_pp_recv`` does. Raises
+    ParameterError when there is no such schedule or PyTorch refuses the sizes, and DebubbleError
+    when PyTorch is not installed.
     """
     wanted = target[len(PREFIX) :]
     folded = {name.lower(): name for name in NAMES}

@@ -16,6 +16,7 @@ import io
 import re
 import warnings
 from functools import partial
+from itertools import pairwise
 from pathlib import PurePath
 
 import numpy as np
@@ -64,12 +65,8 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
     """Read the text of a CSV, compute-only or with communication.
 
     The last part of its path `where` names the schedule. There is one microbatch more than the
-    number of the largest in the file, unless `microbatches` is given.
-
-    Raises
-    ------
-    FormatError
-        When a cell is not an action, a row is blank, or a stage has no or several ranks.
+    number of the largest in the file, unless `microbatches` is given. Raises FormatError when a
+    cell is not an action, a row is blank, or a stage has no or several ranks.
     """
     rows = _rows(text, where)
     old = "BW" in text
@@ -208,12 +205,8 @@ def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> 
     """Return the text of a CSV: compute-only, or with the communication of a schedule that has it.
 
     `waits` adds the ``WAIT_`` actions that later versions of PyTorch need; older ones read
-    ``0WAIT_SEND_F0`` as the action ``0W``.
-
-    Raises
-    ------
-    ParameterError
-        When the format cannot express the schedule; the message has the reason.
+    ``0WAIT_SEND_F0`` as the action ``0W``. Raises ParameterError when the format cannot express the
+    schedule.
     """
     refuse_inexpressible(schedule, COMMUNICATING if transfers else PASS_KINDS)
     rows = rows_with_transfers(schedule, waits) if transfers else schedule.rows()
@@ -231,18 +224,11 @@ def _lowered(program: Program, waits: bool) -> list[str]:
     A forward send is waited for after the backward of its microbatch, a reduction at once, all else
     at the end.
     """
-    texts = cells(program)
-    actions = [unpack(code) for code in program.tolist()]
-    seconds = (~begins_group(program)).tolist()
+    begins = [*np.flatnonzero(begins_group(program)).tolist(), len(program)]
     row: list[str] = []
     sent: dict[Action, str] = {}
-    position = 0
-    for text in texts:
-        leaves = actions[position : position + 1]
-        position += 1
-        while position < len(actions) and seconds[position]:
-            leaves.append(actions[position])
-            position += 1
+    for text, (begin, end) in zip(cells(program), pairwise(begins), strict=True):
+        leaves = [unpack(code) for code in program[begin:end].tolist()]
         stage, kind, _ = leaves[0]
         row.append(f"{stage}{kind.name}" if kind in SHARDING_KINDS else text)
         if waits and kind == Kind.REDUCE_GRAD:

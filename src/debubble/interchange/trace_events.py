@@ -1,19 +1,30 @@
-"""Trace Event JSON: tracks, slices and arrows of actions with simulated or measured times.
+"""Timelines and real runs as Trace Event JSON, which ui.perfetto.dev and chrome://tracing open.
 
 A rank is a process. Its streams are threads, as the table of kinds names them; the second halves of
 overlapped pairs have one of their own, as slices of one thread may not overlap. An arrow leads from
-every action to those that wait for it on other ranks.
+every action to those that wait for it on other ranks. A timeline has a counter track for activation
+memory. A run has a group of processes each for predicted and measured times, and messages.
+
+Messages are asynchronous slices of the category ``transfer`` on the last group's processes, two for
+each, with ``args.transfer`` for their number and ``args.from`` and ``args.to`` for their ranks:
+
+* on the sender, ``0SEND_F1`` from when the send is posted to when it has been;
+* on the receiver, ``1RECV_F1`` from when the receive is posted to when the tensors are there;
+  ``args.waited`` is the time when the rank began to wait for them, in microseconds as ``ts``.
+
+``otherData.hosts`` has the host of every rank. Times of several hosts are on the clock of rank 0's.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +33,7 @@ from debubble.core.actions import (
     WHOLE_STAGE_KINDS,
     begins_group,
     code_text,
+    computes,
     kinds_of,
     microbatches_of,
     stages_of,
@@ -30,6 +42,7 @@ from debubble.core.atomic_write import atomic_file
 from debubble.core.kinds import KINDS, STREAM_TITLES, Kind, Stream
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.waits import waits_for
+from debubble.engine.timeline import Timeline
 from debubble.interchange.text import writing
 
 COMPUTE = 0
@@ -43,6 +56,34 @@ TITLES = {PAIRED + stream if stream else COMPUTE: STREAM_TITLES[stream] for stre
     PAIRED: f"{STREAM_TITLES[Stream.COMPUTE]}, second half of a pair"
 }
 COPIES = PAIRED + Stream.COPY
+
+GROUP = 10_000
+"""Distance of the process numbers of two groups; more than there are ranks."""
+
+MICROSECONDS = {"s": 1e6, "sec": 1e6, "ms": 1e3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ns": 1e-3}
+"""Length of the units that cost files may name; any other unit is shown as a millisecond."""
+
+LEAST = 0.1
+"""Microseconds of the shortest action from which on times are written in whole nanoseconds."""
+
+Times = Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+
+class Transfer(NamedTuple):
+    """One message between two ranks; times in seconds, as those of the actions."""
+
+    send: str
+    """The action: ``0SEND_F1``."""
+    source: int
+    send_start: float
+    send_end: float
+    """End of posting; the send goes on in the background."""
+    receive: str
+    target: int
+    posted: float
+    waited: float
+    """Time when the receiver began to wait."""
+    there: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +107,7 @@ class Tracks:
     @cached_property
     def process(self) -> NDArray[np.int64]:
         """Process of every action."""
-        schedule = self.schedule
-        ranks = schedule.ranks_of_actions
-        return ranks + self.first_process
+        return self.schedule.ranks_of_actions + self.first_process
 
     @cached_property
     def thread(self) -> NDArray[np.int64]:
@@ -209,14 +248,8 @@ def document(about: dict[str, Any], events: Iterable[str]) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def write(pieces: Iterable[str], path: str | Path) -> None:
-    """Write pieces of text to a file, compressed when its name ends in ``.gz``.
-
-    Raises
-    ------
-    FormatError
-        When the file cannot be written.
-    """
+def write_trace(pieces: Iterable[str], path: str | Path) -> None:
+    """Write pieces of text to a file, compressed when its name ends in ``.gz``."""
     with writing(path), atomic_file(path) as file:
         if str(path).lower().endswith(".gz"):
             # Without a time stamp equal timelines give equal files.
@@ -224,6 +257,92 @@ def write(pieces: Iterable[str], path: str | Path) -> None:
                 packed.writelines(piece.encode() for piece in pieces)
         else:
             file.writelines(piece.encode() for piece in pieces)
+
+
+def trace_text(timeline: Timeline, time_unit: str = "") -> Iterator[str]:
+    """Return the trace of a timeline as pieces of JSON text.
+
+    `time_unit` is ``"s"``, ``"ms"``, ``"us"`` or ``"ns"`` when costs are in one of these. One unit
+    of anything else is shown as one millisecond; see ``otherData`` in the file.
+    """
+    schedule, costs = timeline.schedule, timeline.table.costs
+    scale = MICROSECONDS.get(time_unit.strip().lower())
+    known, scale = scale is not None, scale or 1e3
+    tracks = Tracks(schedule, timeline.start * scale, timeline.duration * scale)
+    if tracks.duration[tracks.duration > 0].min(initial=np.inf) >= LEAST:
+        tracks = tracks.in_whole_nanoseconds()
+    about = {
+        **described(schedule),
+        "makespan": timeline.makespan,
+        "time_unit": time_unit if known else f"one {time_unit or 'unit of the costs'} is shown as "
+        "1 ms",
+        "costs": "per rank, divided by chunks" if costs.times_per_rank else "per action",
+        "p2p_mode": timeline.mode,
+        "memory_unit": "unit of the activation cost" if costs.activation is not None
+        else "activation units: what one microbatch leaves on one rank",
+    }  # fmt: skip
+    return document(about, chain(tracks.events(), _memory(timeline, scale)))
+
+
+def _memory(timeline: Timeline, scale: float) -> Iterator[str]:
+    for rank in range(timeline.schedule.ranks):
+        times, levels = timeline.memory_curve(rank)
+        last = np.append(np.diff(times) > 0, True)[: len(times)]
+        for time, level in zip((times[last] * scale).tolist(), levels[last].tolist(), strict=True):
+            yield (
+                f'{{"ph": "C", "name": "activation", "pid": {rank}, "ts": {time:.6f}, '
+                f'"args": {{"memory": {level:.12g}}}}}'
+            )
+
+
+def run_trace(
+    schedule: Schedule,
+    times: Times,
+    *,
+    transfers: Iterable[Transfer] = (),
+    hosts: Sequence[str] = (),
+) -> Iterator[str]:
+    """Return the trace of a run as pieces of JSON text: computations, waits, and messages.
+
+    `times` are start and end of every action in seconds, shape ``(n,)``, by name of the group;
+    `transfers` the messages of the last group, and `hosts` the host of every rank.
+    """
+    about = {**described(schedule), "groups": list(times)}
+    if hosts:
+        about["hosts"] = list(hosts)
+    return document(about, _run_events(schedule, times, transfers))
+
+
+def _run_events(schedule: Schedule, times: Times, transfers: Iterable[Transfer]) -> Iterator[str]:
+    shown = computes(kinds_of(schedule.actions))
+    arrows = 0
+    for number, (name, (start, end)) in enumerate(times.items()):
+        tracks = Tracks(
+            schedule, start * 1e6, (end - start) * 1e6, name, number * GROUP, arrows, shown
+        ).in_whole_nanoseconds()
+        yield from tracks.events()
+        arrows = tracks.last_arrow
+    first = (len(times) - 1) * GROUP
+    for number, one in enumerate(transfers):
+        about = {"transfer": number, "from": one.source, "to": one.target}
+        waited = {"waited": _microseconds(one.waited)}
+        yield from _message(f"s{number}", one.send, first + one.source, one.send_start,
+                            one.send_end, about)  # fmt: skip
+        yield from _message(f"r{number}", one.receive, first + one.target, one.posted,
+                            one.there, about | waited)  # fmt: skip
+
+
+def _message(
+    key: str, name: str, process: int, start: float, end: float, about: Mapping[str, float]
+) -> Iterator[str]:
+    """Yield an asynchronous slice: those of one rank may overlap."""
+    both = {"cat": "transfer", "id": key, "name": name, "pid": process, "tid": 0}
+    yield json.dumps({"ph": "b", **both, "ts": _microseconds(start), "args": about})
+    yield json.dumps({"ph": "e", **both, "ts": _microseconds(max(start, end))})
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
 
 
 def _named(event: str, process: int, thread: int, key: str, value: str | int) -> str:

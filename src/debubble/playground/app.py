@@ -27,7 +27,7 @@ from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search, Searches
 from debubble.playground.state import ExportRequest, File, PageState, PlanForm, Poll, Strict, read
 from debubble.playground.uploads import upload
-from debubble.view import component
+from debubble.view import page
 
 SCRIPTS = (
     "main", "dom", "server", "state", "controls", "link", "picker", "files", "answer", "plot",
@@ -57,8 +57,8 @@ def make_app(
     service = Service()
     routes = [Route(path, partial(_asset, name, kind)) for path, (name, kind) in ASSETS.items()]
     routes += [
-        Route("/timeline.js", partial(_script, component.script)),
-        Route("/shared.js", partial(_script, partial(component.asset, "timeline/shared.js"))),
+        Route("/timeline.js", partial(_script, page.script)),
+        Route("/shared.js", partial(_script, partial(page.asset, "timeline/shared.js"))),
     ]
     asked: dict[str, Endpoint] = {
         "schedules": service.listing(page_lists), "planner": service.listing(plans.inputs),

@@ -16,10 +16,10 @@ from debubble.core.units import number, percent
 from debubble.engine.jit import load_compiler
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
-from debubble.interchange.chrome_trace import trace_text
 from debubble.interchange.cost_files import CostFile
 from debubble.interchange.files import text_of
 from debubble.interchange.text import shown
+from debubble.interchange.trace_events import trace_text
 from debubble.lowering.chain import LOWERINGS
 from debubble.lowering.sharding import MAX_ACTIVE
 from debubble.playground.limits import FASTER_SECONDS, MAX_ACTIONS, MAX_SEARCHED, RefusedError

@@ -14,7 +14,7 @@ from debubble.core.errors import DebubbleError
 if importlib.util.find_spec("torch") is None:
     raise DebubbleError("debubble.torch needs PyTorch; pip install 'debubble[torch]'")
 
-from debubble.torch.data.losses import add_loss
+from debubble.torch.data.batch import add_loss
 from debubble.torch.errors import RunError
 from debubble.torch.measure.profile import Profile, profile
 from debubble.torch.measure.tune import Tuned, tune

@@ -20,25 +20,20 @@ from debubble.core.schedule import Schedule
 from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
-from debubble.torch.autograd.gradients import Gradients
-from debubble.torch.autograd.tied_weights import TiedWeights, find_shared_weights
-from debubble.torch.data.batch import append_losses, apply_weights, join_outputs, sum_losses
-from debubble.torch.data.inputs import Microbatches, MicrobatchInputs
-from debubble.torch.data.losses import Loss
-from debubble.torch.engine.engine_setup import EngineSetup
+from debubble.torch.autograd.gradients import Gradients, TiedWeights, find_shared_weights
+from debubble.torch.data.batch import Loss, append_losses, apply_weights, join_outputs, sum_losses
+from debubble.torch.data.inputs import MicrobatchInputs
 from debubble.torch.engine.own_engine import OwnEngine
 from debubble.torch.engine.plan import ExecutionPlan
-from debubble.torch.engine.vocabulary import Shard
+from debubble.torch.engine.stage import EngineSetup
+from debubble.torch.engine.vocabulary import Shard, shard_output_layer
 from debubble.torch.engine.wire import Wire
 from debubble.torch.measure.recorded import RecordedSteps
 from debubble.torch.models.find_stages import find_fused, find_stages, split_warner
-from debubble.torch.models.modules import evaluating
-from debubble.torch.models.shard_output_layer import shard_output_layer
-from debubble.torch.models.state import load_state, named_parameters, state_of
-from debubble.torch.ranks.agreement import on_all_ranks, rendezvous
+from debubble.torch.models.modules import evaluating, load_state, named_parameters, state_of
 from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.progress_table import Watch
-from debubble.torch.ranks.watch import StoreWatch
+from debubble.torch.ranks.watch import StoreWatch, on_all_ranks, rendezvous
 from debubble.torch.setup import (
     SCALES,
     check_options,
@@ -195,7 +190,7 @@ class Pipeline:
                 raise ParameterError("step() computes gradients, and they are off; use eval()")
             self._watch.enter(self._ranks.channel, "step")
             self._loss.take(loss_kwargs, self._shard is not None)
-            parts = Microbatches(arg_mbs, kwarg_mbs, target_mbs)
+            parts = (arg_mbs, kwarg_mbs, target_mbs)
             batch = self._inputs.step_data(args, kwargs, target, parts, trains=True)
             self._gradients.start()
             found = self._engine.step(batch)
@@ -231,12 +226,12 @@ class Pipeline:
         with evaluating(self._modules.values()), self._watch.step(), torch.no_grad():
             self._watch.enter(self._ranks.channel, "eval")
             self._loss.take(loss_kwargs, self._shard is not None)
-            parts = Microbatches(arg_mbs, kwarg_mbs, target_mbs)
+            parts = (arg_mbs, kwarg_mbs, target_mbs)
             batch = self._inputs.step_data(args, kwargs, target, parts, trains=False)
-            found = self._engine.forward(batch, return_outputs)
-            append_losses(losses, found.losses, batch.targets)
-            loss = self._mean(apply_weights(found.losses, batch.weights))
-        return (loss, join_outputs(found.outputs)) if return_outputs else loss
+            found, outputs = self._engine.forward(batch, return_outputs)
+            append_losses(losses, found, batch.targets)
+            loss = self._mean(apply_weights(found, batch.weights))
+        return (loss, join_outputs(outputs)) if return_outputs else loss
 
     def use(self, schedule: Any, **sizes: Any) -> None:
         """Run another schedule from now on, with the same stages on the same ranks.

@@ -1,4 +1,7 @@
-"""Schedule and options of a pipeline, checked on all ranks before the first step."""
+"""Schedule and options of a pipeline, checked on all ranks before the first step.
+
+PyTorch's runtime is not loaded for that: it takes longer to load than all else after PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from debubble.analysis.check import check
-from debubble.core.actions import among, kinds_of
+from debubble.core.actions import among, kinds_of, pairs_of
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
 from debubble.interchange import files
 from debubble.interchange.named import make
+from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible
 from debubble.torch.ranks.process_group import Ranks
 
 ENGINES = ("auto", "torch", "debubble")
@@ -64,23 +68,8 @@ def check_options(
 def find_schedule(schedule: Any, ranks: int, sizes: Mapping[str, Any], steps: bool) -> Schedule:
     """Return the schedule that an object, a file, a name, or an optimizer's result stands for.
 
-    Parameters
-    ----------
-    schedule
-        As for a :class:`debubble.torch.Pipeline`.
-    ranks
-        Number of ranks of the process group.
-    sizes
-        Sizes of a schedule that is given by its name.
-    steps
-        If optimizer steps within the schedule can be run; else they are left out.
-
-    Raises
-    ------
-    ParameterError
-        When it does not fit the ranks.
-    ScheduleError
-        When it is wrong.
+    The `sizes` are for a name. Unless optimizer `steps` within the schedule can be run, they are
+    left out. Raises ParameterError when it does not fit the ranks, ScheduleError when it is wrong.
     """
     found = getattr(schedule, "schedule", schedule)
     if isinstance(found, str | os.PathLike):
@@ -156,3 +145,20 @@ def check_stages_stay(old: Schedule, new: Schedule) -> None:
             raise ParameterError(
                 f"'{new.name}' {what} than '{old.name}'; make a new Pipeline for it"
             )
+
+
+def not_for_pytorch(schedule: Schedule) -> str:
+    """Return why PyTorch's runtime cannot run a schedule, empty if it can."""
+    if np.any(pairs_of(schedule.actions)):
+        return "it overlaps forwards and backwards, which PyTorch runs one after the other"
+    if np.any(np.diff(schedule.offsets) == 0):
+        return "a rank has nothing to do"
+    if schedule.newest_weights:
+        return "its backwards take newer weights than their forwards"
+    if max(schedule.versions) > 1:
+        return "it keeps several versions of the weights"
+    try:
+        refuse_inexpressible(schedule, COMMUNICATING)
+    except ParameterError as error:
+        return "it " + str(error).removeprefix(f"'{schedule.name}' ").partition(";")[0]
+    return ""

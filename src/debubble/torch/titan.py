@@ -88,7 +88,12 @@ def _pipeline(
     from torchtitan.distributed import pipeline_parallel as theirs
 
     mesh = parallel_dims.get_mesh("pp")
-    _check_job(order, mesh.size(), _microbatches(parallelism, training))
+    for name, own, job in (
+        ("ranks", order.ranks, mesh.size()),
+        ("microbatches", order.microbatches, _microbatches(parallelism, training)),
+    ):
+        if own != job:
+            raise ParameterError(f"'{order.name}' has {own} {name}, and the job has {job}")
     parts = names or parallelism.module_fqns_per_model_part
     if parts is None:
         parts = theirs._generate_llm_fqn_per_model_part(
@@ -181,12 +186,3 @@ def _microbatches(parallelism: Any, training: Any) -> int:
     if found is not None:
         return found
     return int(training.local_batch_size // parallelism.pipeline_parallel_microbatch_size)
-
-
-def _check_job(schedule: Schedule, ranks: int, microbatches: int) -> None:
-    for name, own, job in (
-        ("ranks", schedule.ranks, ranks),
-        ("microbatches", schedule.microbatches, microbatches),
-    ):
-        if own != job:
-            raise ParameterError(f"'{schedule.name}' has {own} {name}, and the job has {job}")

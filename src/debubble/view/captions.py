@@ -1,11 +1,15 @@
-"""Captions of pictures: setting, result, and conventions of the numbers."""
+"""Captions of pictures: setting, result, conventions of the numbers, and provenance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import html
+import json
+import platform
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from debubble._version import __version__
 from debubble.analysis.measures import meanings
 from debubble.analysis.metrics import (
     MODES,
@@ -18,11 +22,15 @@ from debubble.analysis.metrics import (
     times_text,
 )
 from debubble.analysis.results import shared_units
+from debubble.core.command import command
+from debubble.core.costs import Costs
+from debubble.core.errors import CostError
 from debubble.core.kinds import KINDS, Kind
 from debubble.core.units import Scale, amount, counted, percent, time
 from debubble.core.units import memory_scale as scale_of
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
+from debubble.interchange.cost_files import costs_data
 
 MAX_NAME = 60
 """Characters of a schedule's name in a picture."""
@@ -128,3 +136,61 @@ def conventions(timelines: Sequence[Timeline]) -> list[str]:
         lines += [f"{key}: {text}" for key, text in recompute_words(timeline.schedule).items()]
     lines += [f"offload: {text}" for timeline in timelines if (text := offload_text(timeline))]
     return list(dict.fromkeys(lines))
+
+
+MOST = 20_000
+"""Most characters of costs in a report; those of every stage and microbatch may have more."""
+
+
+def versions() -> str:
+    """Return the versions that results depend on."""
+    python = platform.python_version()
+    return f"debubble {__version__}, Python {python}, NumPy {np.__version__}"
+
+
+def facts(costs: Iterable[Costs]) -> list[tuple[str, str]]:
+    """Return (name, text) of versions, command, and every different cost file of a report."""
+    commands = [("command", command())] if command() else []
+    texts = dict.fromkeys(map(costs_text, costs))
+    return [("versions", versions()), *commands, *(("costs", text) for text in texts)]
+
+
+def costs_text(costs: Costs) -> str:
+    """Return costs as one line of JSON, a cost file; in words where a file cannot hold them."""
+    try:
+        text = json.dumps(costs_data(costs), ensure_ascii=False)
+    except CostError:
+        return f"{times_text(costs)}; divided by {costs.chunks} chunks"
+    return text if len(text) <= MOST else f"{len(text):,} characters, too long to stand here"
+
+
+def details(costs: Iterable[Costs]) -> str:
+    """Return the facts of a report as folded HTML."""
+    rows = "".join(
+        f"<dt>{name}</dt><dd><code>{html.escape(text)}</code></dd>" for name, text in facts(costs)
+    )
+    return f'<details class="made"><summary>How this was made</summary><dl>{rows}</dl></details>'
+
+
+_DATES = {".svg": "Date", ".pdf": "CreationDate"}
+"""Fields of dates that the drawing library would fill."""
+
+
+def metadata(ending: str, costs: Sequence[Costs] | None = None) -> dict[str, str | None]:
+    """Return the metadata of a picture: command and costs, if a command made it.
+
+    A picture of stored results has no costs. Without the date and the version of the drawing
+    library, equal pictures are equal files.
+    """
+    names = {
+        ".png": ("Software", "Description"), ".svg": ("Creator", "Description"),
+        ".pdf": ("Creator", "Subject"),
+    }  # fmt: skip
+    creator, about = names[ending]
+    found: dict[str, str | None] = {creator: "debubble"}
+    if ending in _DATES:
+        found[_DATES[ending]] = None
+    if command() and costs is not None:
+        texts = [command(), *(f"costs: {text}" for text in dict.fromkeys(map(costs_text, costs)))]
+        found |= {creator: f"debubble {__version__}", about: "\n".join(texts)}
+    return found

@@ -19,9 +19,9 @@ from debubble.analysis.results import shared_units
 from debubble.core.errors import ParameterError, check_type
 from debubble.engine.timeline import Timeline
 from debubble.view import captions
-from debubble.view.bars import Bars, RowLayout, bars_of, row_layout
+from debubble.view.artists import add_legend, legend_entries, legend_height
+from debubble.view.bars import Bars, RowLayout, TransferEnds, bars_of, row_layout, transfer_ends
 from debubble.view.colors import FAINT, INK
-from debubble.view.legend import add_legend, legend_entries, legend_height
 from debubble.view.options import FigureOptions
 from debubble.view.panel import DPI, Panel, add_panel, add_time_axis, peaks_width
 from debubble.view.text import (
@@ -33,7 +33,6 @@ from debubble.view.text import (
     text_width,
     wrapped,
 )
-from debubble.view.transfers import TransferEnds, transfer_ends
 
 WIDTH = 11.0
 """Default width of a figure in inches."""
@@ -282,15 +281,28 @@ class _FigureLayout:
                 drawing, self.legend, sizes.text, whole, loc="upper left", borderaxespad=0,
                 bbox_to_anchor=(left / self.width, 1 - head / total),
             )  # fmt: skip
-        drawing.text(
-            left / self.width, 1 - 0.06 / total, "\n".join(heading), fontsize=sizes.title,
-            fontweight="bold", color=INK, va="top", parse_math=False, linespacing=LINE,
-        )  # fmt: skip
-        drawing.text(
-            left / self.width, 0.06 / total, "\n".join(notes), fontsize=sizes.small, color=FAINT,
-            va="bottom", parse_math=False, linespacing=LINE,
-        )  # fmt: skip
+        add_heading_and_notes(drawing, left, (0.06, heading), (0.06, notes), sizes)
         return drawing
+
+
+def add_heading_and_notes(
+    drawing: Figure,
+    left: float,
+    heading: tuple[float, Sequence[str]],
+    notes: tuple[float, Sequence[str]],
+    sizes: TextSizes,
+) -> None:
+    """Write lines at the top and the foot of a figure, each some inches from its edge."""
+    width, height = drawing.get_size_inches()
+    (top, head), (bottom, foot) = heading, notes
+    drawing.text(
+        left / width, 1 - top / height, "\n".join(head), fontsize=sizes.title, fontweight="bold",
+        color=INK, va="top", parse_math=False, linespacing=LINE,
+    )  # fmt: skip
+    drawing.text(
+        left / width, bottom / height, "\n".join(foot), fontsize=sizes.small, color=FAINT,
+        va="bottom", parse_math=False, linespacing=LINE,
+    )  # fmt: skip
 
 
 def _add_caption(ax: Axes, caption: _Caption, sizes: TextSizes) -> None:

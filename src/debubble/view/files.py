@@ -10,8 +10,8 @@ from typing import Any
 from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.engine.timeline import Timeline
+from debubble.view.captions import metadata
 from debubble.view.options import option_names
-from debubble.view.provenance import metadata
 
 _OPTIONS = {
     ".png": (*option_names(".png"), "dpi"),

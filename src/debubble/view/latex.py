@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from debubble.analysis.comparison import Comparison
-from debubble.analysis.layout import Column
 from debubble.analysis.metrics import amount_text
 from debubble.analysis.tex import cited_by, comment, escape
 from debubble.core.costs import COST_FIELDS
 from debubble.core.errors import ParameterError
 from debubble.core.units import number
 from debubble.interchange.files import write_text
-from debubble.view import provenance
+from debubble.view import captions
 
 MOST_RANK = 2
 """Largest rank of a column in the table: a page is narrower than a terminal."""
@@ -40,14 +39,17 @@ def table(
             for cell, k in zip(cells, keys, strict=True)
         ]
     rows = zip(cells, *([escape(cell) for cell in column.cells] for column in others), strict=True)
-    made = provenance.facts([comparison.costs])
+    height = max(len(column.head) for column in columns)
+    heads = [("",) * (height - len(column.head)) + column.head for column in columns]
+    made = captions.facts([comparison.costs])
     parts = [
         *(comment(f"{name}: {text}") for name, text in made),
         comment(r"The preamble needs \usepackage{booktabs}."),
         "\\begin{table}\n  \\centering\n",
         f"  \\caption{{{_caption(comparison, title, source)}}}\n  \\label{{{LABEL}}}\n",
         f"  \\begin{{tabular}}{{l{'r' * len(others)}}}\n    \\toprule\n",
-        *_heads(columns),
+        # Titles stand at the foot of the head.
+        *(_line(escape(head[index]) for head in heads) for index in range(height)),
         "    \\midrule\n",
         *map(_line, rows),
         "    \\bottomrule\n  \\end{tabular}\n\\end{table}\n",
@@ -56,11 +58,7 @@ def table(
 
 
 def save(comparison: Comparison, path: str | Path, **options: Any) -> None:
-    """Write :func:`table` into a file.
-
-    Raises ParameterError when an option is unknown, no schedule could be compared, or the file
-    cannot be written.
-    """
+    """Write :func:`table` into a file; refuse unknown options, and a comparison without rows."""
     for name in options:
         if name not in ("cite", "title", "source"):
             raise ParameterError(
@@ -69,13 +67,6 @@ def save(comparison: Comparison, path: str | Path, **options: Any) -> None:
     if not comparison.rows:
         raise ParameterError("no schedule could be compared; there is no table to write")
     write_text(path, table(comparison, **options))
-
-
-def _heads(columns: list[Column]) -> Iterable[str]:
-    """Return the lines of the head; titles stand at its foot."""
-    height = max(len(column.head) for column in columns)
-    heads = [("",) * (height - len(column.head)) + column.head for column in columns]
-    return (_line(escape(head[index]) for head in heads) for index in range(height))
 
 
 def _line(cells: Iterable[str]) -> str:

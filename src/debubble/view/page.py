@@ -1,12 +1,19 @@
-"""Timelines as a self-contained web page, and as a cell of a notebook."""
+"""Timelines as a self-contained web page, and as a cell of a notebook.
+
+The timeline in the browser is one custom element for files, notebooks and the playground.
+``assets/timeline/`` has its parts; they share one scope and are joined here. There is nothing to
+build, and nothing is fetched: the script carries its style.
+"""
 
 from __future__ import annotations
 
 import base64
 import html
+import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +24,54 @@ from debubble.analysis.results import result_columns
 from debubble.analysis.same_work import differences
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
-from debubble.view import captions, component, provenance
+from debubble.view import captions
 from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER
 from debubble.view.options import FigureOptions
 from debubble.view.timeline_data import encode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+PARTS = (
+    "shared", "payload", "model", "waits", "theme", "strip", "glyphs", "marks", "painter", "view",
+    "input", "output", "vector", "element", "overlay", "panel",
+)  # fmt: skip
+
+TAG = "debubble-timeline"
+
+
+def asset(name: str) -> str:
+    """Return the text of a file in ``assets/``."""
+    return resources.files("debubble.view").joinpath("assets", *name.split("/")).read_text("utf-8")
+
+
+@cache
+def script() -> str:
+    """Return the component as one script, which may run twice in a document."""
+    style = json.dumps(asset("timeline/timeline.css"))
+    parts = "\n".join(asset(f"timeline/{name}.js") for name in PARTS)
+    # Parts that are modules elsewhere, too, share the scope of the others here.
+    parts = re.sub(r"^export ", "", parts, flags=re.MULTILINE)
+    return f'(() => {{\n"use strict";\nconst STYLE = {style};\n\n{parts}}})();\n'
+
+
+def element(payload: Mapping[str, Any], *, fallback: str = "", attributes: str = "") -> str:
+    """Return the component's element with its data inside, for a page that has the script.
+
+    The payload is of :func:`debubble.view.timeline_data.encode`; `fallback` is HTML for readers
+    without scripts. Attributes are ``page`` where the address of the page holds the view, ``keys``
+    where all keys are for the timeline, ``cell`` in a notebook, and ``layers="bubbles,memory"`` for
+    the layers at the start.
+    """
+    # "<" cannot end the script element early when it is written as an escape.
+    data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    data = data.replace("<", "\\u003c")
+    return (
+        f"<{TAG}{f' {attributes}' if attributes else ''}>"
+        f'<script type="application/json">{data}</script>{fallback}</{TAG}>'
+    )
+
 
 MAX_STATIC_ACTIONS = 2_000
 """Most actions of timelines that also have a drawing, for readers without scripts."""
@@ -48,21 +96,12 @@ def page(
     payload: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> str:
-    """Return a self-contained HTML page with the timelines on one time axis.
+    """Return a self-contained HTML page with the timelines on one time axis, the first on top.
 
-    Parameters
-    ----------
-    timelines
-        The timelines, the first one on top.
-    title
-        Heading; the default names the schedules.
-    table_html, above_html
-        HTML below the timelines, by default a table of results, and above them. It is put in as it
-        is: escape text of users with :func:`html.escape`.
-    payload
-        The timelines as :func:`debubble.view.timeline_data.encode` has them, with additions.
-    **options
-        Fields of :class:`debubble.view.options.FigureOptions` that pages have.
+    The title names the schedules by default. `table_html`, by default a table of results, is put in
+    below and `above_html` above the timelines as they are: escape text of users. The `payload` is
+    that of :func:`debubble.view.timeline_data.encode`, with additions. Options are those fields of
+    :class:`debubble.view.options.FigureOptions` that pages have.
     """
     timelines = list(timelines)
     heading = title or " · ".join(dict.fromkeys(captions.name(t) for t in timelines))
@@ -84,10 +123,10 @@ def page(
         timeline=_timeline(
             timelines, "page keys", f"<noscript>{static}</noscript>", payload, **options
         ),
-        script=component.script(),
+        script=script(),
         table=table_html or table(timelines, options.get("limit")),
         conventions="\n".join(lines),
-        made=provenance.details(timeline.table.costs for timeline in timelines),
+        made=captions.details(timeline.table.costs for timeline in timelines),
     )
 
 
@@ -99,15 +138,18 @@ def cell(timelines: Sequence[Timeline], **options: Any) -> str:
     """
     timelines = list(timelines)
     heading = " · ".join(dict.fromkeys(captions.name(t) for t in timelines))
-    drawing = _drawing(timelines, notes=True, **options)
-    static = (
-        f"{_image(drawing, html.escape(f'Timeline of {heading}'))}"
-        "<p>Trust this notebook to zoom and to search in the timeline.</p>"
-        if drawing
-        else _large(timelines, "trust this notebook to see it")
-    )
+    static = _large(timelines, "trust this notebook to see it")
+    if drawing := _drawing(timelines, notes=True, **options):
+        from debubble.view.figure import render
+
+        data = base64.b64encode(render(drawing, "svg")).decode()
+        label = html.escape(f"Timeline of {heading}")
+        static = (
+            f'<img src="data:image/svg+xml;base64,{data}" alt="{label}" width="100%">'
+            "<p>Trust this notebook to zoom and to search in the timeline.</p>"
+        )
     return _asset("cell.html").substitute(
-        timeline=_timeline(timelines, "cell", static, **options), script=component.script()
+        timeline=_timeline(timelines, "cell", static, **options), script=script()
     )
 
 
@@ -140,7 +182,7 @@ def _timeline(
         numbers_from=look.numbers_from,
     )  # fmt: skip
     attributes = f'{host} layers="{",".join(["bubbles", *layers])}"'
-    return component.element(payload, fallback=fallback, attributes=attributes)
+    return element(payload, fallback=fallback, attributes=attributes)
 
 
 def _drawing(
@@ -157,14 +199,6 @@ def _drawing(
 def _large(timelines: Sequence[Timeline], hint: str) -> str:
     count = sum(len(timeline.schedule) for timeline in timelines)
     return f"<p>This timeline has {count:,} actions; {hint}.</p>"
-
-
-def _image(drawing: Figure, label: str) -> str:
-    """Return a figure as an image that carries its data."""
-    from debubble.view.figure import render
-
-    data = base64.b64encode(render(drawing, "svg")).decode()
-    return f'<img src="data:image/svg+xml;base64,{data}" alt="{label}" width="100%">'
 
 
 def inline_svg(drawing: Figure, label: str) -> str:
@@ -194,4 +228,4 @@ def inline_svg(drawing: Figure, label: str) -> str:
 
 
 def _asset(name: str) -> Template:
-    return Template(component.asset(name))
+    return Template(asset(name))

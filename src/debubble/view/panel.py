@@ -20,15 +20,14 @@ from debubble.view.artists import (
     LabelBoxes,
     Labels,
     add_paths,
+    moved_kind,
     rectangles,
     step_areas,
 )
-from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, RowLayout
+from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, RowLayout, TransferEnds
 from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER, STRIPES, rgb, text_color
-from debubble.view.legend import moved_kind
 from debubble.view.options import FigureOptions
 from debubble.view.text import TextSizes, text_width
-from debubble.view.transfers import TransferEnds
 
 DPI = 180
 """Pixels per inch of files and of the picture that stands for bars thinner than a pixel."""
@@ -82,7 +81,9 @@ def add_panel(ax: Axes, panel: Panel) -> None:
     limits = (left, right if right > left else left + 1.0)
     ax.set(xlim=limits, ylim=(ranks - 0.5, -0.5), facecolor="none")
     ax.set_autoscale_on(False)
-    columns, row = _pixels(ax, ranks)
+    # Columns of the axes and height of a row in pixels, as a file has them.
+    box, dpi = ax.get_window_extent(), ax.figure.dpi
+    columns, row = max(1, round(box.width / dpi * DPI)), box.height / dpi * DPI / ranks
     begin, end = panel.stretch
     # The background of all rows: what stays visible of it is idle.
     top, first, last = np.arange(ranks) + rows.top, np.full(ranks, begin), np.full(ranks, end)
@@ -367,10 +368,3 @@ def add_time_axis(ax: Axes, label: str, size: float, width: float, shown: bool =
     )  # fmt: skip
     if shown:
         ax.set_xlabel(label, fontsize=size, color=FAINT, parse_math=False)
-
-
-def _pixels(ax: Axes, ranks: int) -> tuple[int, float]:
-    """Return columns of the axes and height of a row in pixels, as a file has them."""
-    box = ax.get_window_extent()
-    dpi = ax.figure.dpi
-    return max(1, round(box.width / dpi * DPI)), box.height / dpi * DPI / ranks

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from debubble.analysis.layout import html_table
+from debubble.analysis.layout import Column, html_table
 from debubble.planner.answer.plan import Plan
 from debubble.planner.answer.report import columns, gigabytes, left_out, paragraphs, ranked
 from debubble.planner.answer.why import why_text
@@ -28,6 +27,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits"
 def plan_page(plan: Plan) -> str:
     """Return a self-contained page about a plan, its alternatives, and why it is not another."""
     found, best = plan.found, plan.best
+    memory_columns = zip(*memory_rows(best), strict=True)
     said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(found))
     sections = [
         said,
@@ -37,7 +37,7 @@ def plan_page(plan: Plan) -> str:
         f"<p>{html.escape(left_out(found))}</p>",
         inline_svg(front(found), "Step time and memory of plans"),
         "<h2>Memory of every rank at its peak</h2>",
-        _table(memory_rows(best)),
+        html_table([Column((head,), tuple(cells)) for head, *cells in memory_columns]),
         "<h2>Flags</h2>",
         *(
             f"<h3>{html.escape(name)}</h3><pre>{html.escape(plan.flags(name))}</pre>"
@@ -62,13 +62,6 @@ def memory_rows(plan: Evaluated) -> list[list[str]]:
         for rank in plan.memory
     ]  # fmt: skip
     return [heads, *rows]
-
-
-def _table(rows: Iterable[Iterable[str]]) -> str:
-    head, *others = [[html.escape(cell) for cell in row] for row in rows]
-    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in others)
-    titles = "".join(f"<th>{cell}</th>" for cell in head)
-    return f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"
 
 
 def front(found: Found) -> Figure:

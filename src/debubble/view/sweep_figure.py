@@ -19,13 +19,12 @@ from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.units import number
 from debubble.sweeps.chart import Chart, Line
-from debubble.view import component
+from debubble.view.artists import add_legend, legend_height
+from debubble.view.captions import metadata
 from debubble.view.colors import FAINT, IDLE, INK
-from debubble.view.figure import LINE, render, style
-from debubble.view.legend import add_legend, legend_height
+from debubble.view.figure import LINE, add_heading_and_notes, render, style
 from debubble.view.options import FigureOptions
-from debubble.view.page import inline_svg
-from debubble.view.provenance import metadata
+from debubble.view.page import asset, inline_svg
 from debubble.view.text import phrases, text_sizes, text_width, wrapped
 
 ENDINGS = (".png", ".svg", ".pdf", ".html")
@@ -59,8 +58,8 @@ def save_chart(chart: Chart, path: str | Path) -> None:
 
 def _page(chart: Chart, drawing: Figure) -> str:
     title = html.escape(chart.title)
-    return Template(component.asset("page.html")).substitute(
-        version=html.escape(__version__), title=title, style=component.asset("page.css"),
+    return Template(asset("page.html")).substitute(
+        version=html.escape(__version__), title=title, style=asset("page.css"),
         timeline=inline_svg(drawing, title), table=html_table(chart.table()), script="",
         above="", made="",
         conventions="\n".join(f"<li>{html.escape(note)}</li>" for note in chart.notes),
@@ -73,7 +72,8 @@ def chart_figure(chart: Chart) -> Figure:
     with style():
         handles = [(_handle(index, chart), line.name) for index, line in enumerate(chart.lines)]
         found = handles if chart.by else []
-        least, greatest = _span(chart)
+        least = min(at[0] for line in chart.lines for at in line.y)
+        greatest = max(at[-1] for line in chart.lines for at in line.y)
         numbers = max(text_width(_tick(chart, end), sizes.text) for end in (least, greatest, 0.0))
         left, right = numbers + 2.2 * sizes.text / 72 + 0.1, 0.2
         whole = WIDTH - left - right
@@ -81,9 +81,10 @@ def chart_figure(chart: Chart) -> Figure:
         notes = phrases(list(chart.notes), sizes.small, whole)
         head = 0.1 + len(heading) * sizes.title * LINE / 72
         top = head + (legend_height(found, sizes.text, whole) + 0.06 if found else 0.02)
-        tilted = _tilted(chart, whole, sizes.text)
-        labels = 0.7 * max((text_width(t, sizes.text) for t in chart.texts), default=0)
-        below = (labels if tilted else 0.16) + 0.3
+        longest = max((text_width(t, sizes.text) for t in chart.texts), default=0)
+        # Texts below the axis are tilted where they have no room side by side.
+        tilted = longest > 0.9 * whole / max(1, len(chart.texts))
+        below = (0.7 * longest if tilted else 0.16) + 0.3
         foot = below + len(notes) * sizes.small * LINE / 72 + 0.12
         total = HEIGHT + top + foot
         drawing = Figure(figsize=(WIDTH, total), dpi=100, facecolor="white")
@@ -94,22 +95,15 @@ def chart_figure(chart: Chart) -> Figure:
         if 0 <= least <= 0.5 * greatest:
             # To begin at zero costs little room.
             ax.set_ylim(0, 1.05 * greatest)
-        title = f"{chart.by.replace('_', ' ')}: " if found else ""
         if found:
+            title = f"{chart.by.replace('_', ' ')}: "
             first, *rest = found
             add_legend(
                 drawing, [(first[0], title + first[1]), *rest], sizes.text, whole,
                 loc="upper left", borderaxespad=0,
                 bbox_to_anchor=(left / WIDTH, 1 - head / total),
             )  # fmt: skip
-        drawing.text(
-            left / WIDTH, 1 - 0.08 / total, "\n".join(heading), fontsize=sizes.title,
-            fontweight="bold", color=INK, va="top", parse_math=False, linespacing=LINE,
-        )  # fmt: skip
-        drawing.text(
-            left / WIDTH, 0.07 / total, "\n".join(notes), fontsize=sizes.small, color=FAINT,
-            va="bottom", parse_math=False, linespacing=LINE,
-        )  # fmt: skip
+        add_heading_and_notes(drawing, left, (0.08, heading), (0.07, notes), sizes)
     return drawing
 
 
@@ -181,21 +175,9 @@ def _decorate(ax: Axes, chart: Chart, size: float, tilted: bool) -> None:
         ax.xaxis.set_minor_locator(NullLocator())
 
 
-def _span(chart: Chart) -> tuple[float, float]:
-    """Return the smallest and the largest value."""
-    least = min(at[0] for line in chart.lines for at in line.y)
-    return least, max(at[-1] for line in chart.lines for at in line.y)
-
-
 def _tick(chart: Chart, value: float) -> str:
     """Return a number next to the axis."""
     return f"{100 * value:.4g} %" if chart.share else number(value)
-
-
-def _tilted(chart: Chart, width: float, size: float) -> bool:
-    """Return whether texts below the axis have no room side by side."""
-    room = width / max(1, len(chart.texts))
-    return any(text_width(text, size) > 0.9 * room for text in chart.texts)
 
 
 def _in_ratios(places: list[float]) -> bool:

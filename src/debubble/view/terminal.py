@@ -23,9 +23,8 @@ from debubble.core.units import number
 from debubble.engine.timeline import Timeline
 from debubble.engine.validate import has
 from debubble.view import captions
-from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, Ints, bars_of
+from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, Ints, TransferEnds, bars_of, transfer_ends
 from debubble.view.colors import NAMES, rgb, shade, text_color, xterm, xterm_rgb
-from debubble.view.transfers import TransferEnds, transfer_ends
 
 MIN_WIDTH, WIDE = 20, 60
 """Fewest columns, and those from which rows have whole words for labels."""
@@ -81,20 +80,9 @@ def draw(
     thinner than a column, columns show what fills most of them. Where transfers are actions, a rank
     has rows of its sends and receives, if these have room.
 
-    Parameters
-    ----------
-    timeline
-        The timeline.
-    width
-        Characters of the longest line, 20 or more (else ParameterError); by default the terminal's.
-    color
-        Colors by ANSI sequences; without, actions are letters: ``F0--`` takes four columns.
-    ascii_only
-        No character outside ASCII.
-    true_color
-        24-bit colors instead of the 256 that nearly every terminal has.
-    time_unit
-        Unit of times; by default that of the costs.
+    The `width` is that of the longest line, 20 or more (else ParameterError), by default the
+    terminal's. Colors are ANSI sequences of the 256 that nearly every terminal has, or of 24 bits;
+    without, actions are letters: ``F0--`` takes four columns. Times are in the costs' unit.
     """
     if width is None:
         width = max(shutil.get_terminal_size((100, 24)).columns, MIN_WIDTH)

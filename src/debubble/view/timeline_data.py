@@ -57,9 +57,8 @@ from debubble.core.schedule import Schedule, sizes
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import captions
-from debubble.view.bars import Ints, copies_and_shades
+from debubble.view.bars import Ints, copies_and_shades, links, queued
 from debubble.view.colors import COLOR, STACKED, STRIPES, Palette, text_color
-from debubble.view.transfers import links, queued
 
 FORMAT = 2
 TICKS = 1 << 32
@@ -199,7 +198,13 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
         "shades": captions.shades_note(timeline),
         "styles": styles,
         "columns": [[name, column.dtype.str[1:]] for name, column in kept.items()],
-        "data": deflated(*map(_regrouped, kept.values())),
+        # The bytes of a column, all lowest ones first.
+        "data": deflated(
+            *(
+                column.view(np.uint8).reshape(-1, column.dtype.itemsize).T.tobytes()
+                for column in kept.values()
+            )
+        ),
     }
 
 
@@ -331,9 +336,3 @@ def _idle(timeline: Timeline, found: Bubbles, cause: int, tick: float) -> NDArra
     here = np.flatnonzero((found.cause == cause) & (found.before >= 0))
     ticks[found.before[here]] = _ticks(found.end[here] - found.start[here], tick)
     return ticks
-
-
-def _regrouped(column: NDArray[Any]) -> bytes:
-    """Return the bytes of a column, all lowest ones first."""
-    size = column.dtype.itemsize
-    return column.view(np.uint8).reshape(-1, size).T.tobytes()

@@ -13,8 +13,7 @@ from debubble import Kind
 from debubble.core.errors import FormatError
 from debubble.diagnosis.diagnose import diagnose
 from debubble.diagnosis.readers.folder import read
-from debubble.interchange.chrome_trace import save_trace
-from debubble.interchange.run_trace import Transfer, save_run_trace
+from debubble.interchange.trace_events import Transfer, run_trace, trace_text, write_trace
 from tests.diagnosis.readers import made
 
 
@@ -23,7 +22,7 @@ def save(run: made.MadeRun, path: Path, **others: object) -> None:
     start = np.array([one.start for one in run.done])
     end = np.array([one.end for one in run.done])
     times = {"predicted": (start * 0.9, end * 0.9), "measured": (start, end)}
-    save_run_trace(run.schedule, times, path, **others)  # type: ignore[arg-type]
+    write_trace(run_trace(run.schedule, times, **others), path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe", "v-half"])
@@ -57,7 +56,9 @@ def test_halves_of_measured_pairs_begin_a_moment_apart(tmp_path: Path) -> None:
 def test_slices(tmp_path: Path) -> None:
     schedule = db.make("seq1f1b", ranks=2, microbatches=4, slices=2)
     timeline = db.simulate(schedule, db.Costs(F=3, I=4, W=2))
-    save_run_trace(schedule, {"measured": (timeline.start, timeline.end)}, tmp_path / "run.json")
+    write_trace(
+        run_trace(schedule, {"measured": (timeline.start, timeline.end)}), tmp_path / "run.json"
+    )
     found = read(tmp_path / "run.json")
     assert sorted(set(found.actions.slice.tolist())) == [0, 1]
     assert (found.microbatches, len(found.actions)) == (4, len(schedule))
@@ -95,6 +96,6 @@ def test_several_files_are_several_steps(tmp_path: Path) -> None:
 
 def test_simulated_times_are_no_measurement(tmp_path: Path) -> None:
     schedule = db.make("1f1b", ranks=2, microbatches=4)
-    save_trace(db.simulate(schedule), tmp_path / "plan.json")
+    write_trace(trace_text(db.simulate(schedule)), tmp_path / "plan.json")
     with pytest.raises(FormatError, match="simulated, not measured"):
         read(tmp_path / "plan.json")

@@ -11,10 +11,10 @@ import debubble as db
 from debubble.core.schedule import SYNCS
 from debubble.lowering.recompute import add_recompute
 from debubble.schedules.registry import Entry
-from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
 from debubble.torch.run.report import RunReport
 from debubble.torch.run.run import Settings, run
 from debubble.torch.run.verify import Verification
+from debubble.torch.setup import not_for_pytorch
 from tests.conftest import EXPLORES
 from tests.pairs import combined, sorts
 from tests.patience import patience

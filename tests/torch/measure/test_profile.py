@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import load_costs
-from debubble.torch.data.losses import add_loss
+from debubble.torch.data.batch import add_loss
 from debubble.torch.measure.profile import profile
 from debubble.torch.measure.single_stage import SingleStage
 from debubble.torch.measure.stage_measures import Quartiles, StageMeasures, measures_table

@@ -9,8 +9,8 @@ import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.measure.recorded import RecordedSteps
-from debubble.torch.run.prediction import calibrate, predict_timeline, sleeping_times
 from debubble.torch.run.report import RunReport
+from debubble.torch.run.run import calibrate, predict_timeline, sleeping_times
 
 # Nothing here can shard an output layer.
 ENTRIES = [entry for entry in db.schedules() if "vocabulary" not in entry.fields]

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 import debubble as db
 from debubble.core.errors import FormatError, ParameterError
+from debubble.torch.run.job import RunData
 from debubble.torch.run.report import RunReport
 from debubble.torch.run.run import Settings, run
-from debubble.torch.run.run_data import RunData
 from debubble.torch.run.verify import reference
 from tests.patience import patience
 from tests.torch.world import ByValue
@@ -253,7 +253,7 @@ def test_what_is_measured_is_said() -> None:
 
 def test_what_does_not_sleep_is_predicted_with_the_time_it_takes() -> None:
     schedule = db.make("vocab-2", ranks=2, microbatches=4)
-    report = ran("gpt-tiny", schedule, steps=2, sleep=0.005, overhead=0.0, verify=False)
+    report = ran("gpt-tiny", schedule, steps=2, sleep=0.005, verify=False)
     assert report.predicted is not None
     passes = [a for a, action in enumerate(report.to_dict()["actions"]) if "S" in action[1]]
     actions = report.to_dict()["actions"]

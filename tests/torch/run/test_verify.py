@@ -11,8 +11,8 @@ import torch
 
 import debubble as db
 from debubble.torch.models.build import StagedModel, build, gpt_tiny
-from debubble.torch.run.run_data import RunData
-from debubble.torch.run.verify import RATE, reference, verify
+from debubble.torch.run.job import RATE, RunData
+from debubble.torch.run.verify import reference, verify
 
 STAGES = 3
 

@@ -1,4 +1,4 @@
-"""Traces written by debubble for its own runs: see :mod:`debubble.interchange.run_trace`.
+"""Traces written by debubble for its own runs: see :mod:`debubble.interchange.trace_events`.
 
 Traces of other programs are read as well if events are named ``3F7`` and processes like ranks. One
 file has all ranks of one step, in several groups of processes: predictions first, the measurement
@@ -34,8 +34,7 @@ from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
 from debubble.diagnosis.readers.messages import grouped
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
-from debubble.interchange.run_trace import GROUP
-from debubble.interchange.trace_events import PAIRED
+from debubble.interchange.trace_events import GROUP, PAIRED
 
 NAME = "debubble"
 MICROSECONDS = 1e-6

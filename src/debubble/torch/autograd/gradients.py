@@ -1,24 +1,249 @@
-"""Gradients at the end of a step: sums of tied weights, averages over replicas, norms."""
+"""Gradients at the end of a step, and weights of several ranks: of copies, and tied ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from debubble.core.errors import ParameterError
-from debubble.torch.autograd.tied_weights import (
-    TiedWeights,
-    add_gradient,
-    flatten_parts,
-    local,
-    split_parts,
-)
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.schedule import Schedule
+from debubble.torch.engine.vocabulary import LAYERS
+from debubble.torch.models.modules import bare, bare_name, is_dtensor, is_sharded
 from debubble.torch.ranks.process_group import Ranks
-from debubble.torch.ranks.sharded import is_dtensor, is_sharded
+
+
+@dataclass(frozen=True, eq=False)
+class SharedWeight:
+    """A parameter that several ranks have."""
+
+    name: str
+    """Its name in its first stage."""
+    parameter: Tensor
+    """This rank's parameter."""
+    ranks: tuple[int, ...]
+    """All ranks that have it, in ascending order."""
+    source: int
+    """Rank whose values count."""
+
+
+def names_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
+    """Return parameters by stage and name, as ``state_dict`` of a pipeline names them."""
+    return {
+        f"{stage}.{bare_name(name)}": weight
+        for stage, module in modules.items()
+        for name, weight in bare(module).named_parameters(remove_duplicate=False)
+    }
+
+
+def find_shared_weights(
+    modules: Mapping[int, nn.Module],
+    schedule: Schedule,
+    ranks: Ranks,
+    shared: Iterable[Sequence[str]],
+    same: Iterable[Sequence[str]],
+) -> list[SharedWeight]:
+    """Return the parameters that several ranks have, on all ranks.
+
+    The user names tied weights in `shared`; those in `same` were found, as one object in several
+    stages. Raises ParameterError when a name is not known, shapes differ, or a model has tied
+    weights that cannot be found.
+    """
+    shared = list(shared)
+    if any(isinstance(tie, str) for tie in shared):
+        raise ParameterError(
+            f'shared is {shared!r}; give pairs: shared=[("0.embed.weight", "7.head.weight")]'
+        )
+    own = names_of(modules)
+    facts = {
+        name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."), weight.requires_grad)
+        for name, weight in own.items()
+    }
+    wrong = [tie for tie in shared if len(tie) < 2]
+    if wrong:
+        raise ParameterError(
+            f"shared has {wrong[0]!r}; give pairs of names, for instance "
+            'shared=[("0.embed.weight", "7.head.weight")]'
+        )
+    ties = [tuple(map(str, tie)) for tie in (*shared, *same)]
+    tied = _tied_by_config(modules)
+    found = ranks.channel.gather((facts, ties, tied))
+    known = {name: fact for theirs, _, _ in found for name, fact in theirs.items()}
+    classes = _classes(sorted({tie for _, each, _ in found for tie in each}), known)
+    last = schedule.stages - 1
+    for name in (name for members in classes for name in members):
+        if schedule.vocabulary and name.split(".")[:-1] in ([str(last), one] for one in LAYERS):
+            raise ParameterError(
+                f"'{name}' is tied, and '{schedule.name}' cuts it along the vocabulary; tie "
+                "nothing to it, or use a schedule that does not shard the output layer"
+            )
+    says = next((words for _, _, words in found if words), "")
+    if says and not classes and schedule.stages > 1:
+        first_name, last_name = _likely(known, last)
+        raise ParameterError(
+            f"{says} has tie_word_embeddings=True, and single stages do not show which weights "
+            f'that ties; name them, for instance shared=[("{first_name}", "{last_name}")], or set '
+            "it to False"
+        )
+    first = {name: members[0] for members in classes for name in members}
+    members_of = {members[0]: members for members in classes}
+    result: dict[str, SharedWeight] = {}
+    for name, weight in own.items():
+        key = first.get(name, name)
+        if key in result:
+            if result[key].parameter is not weight:
+                stage, _, path = name.partition(".")
+                owner, _, leaf = path.rpartition(".")
+                part = bare(modules[int(stage)]).get_submodule(owner)
+                setattr(part, leaf, result[key].parameter)
+            continue
+        stages = [_stage(member) for member in members_of.get(key, (name,))]
+        table = schedule.placement.table
+        owners = sorted({row[stage] for row in table for stage in stages})
+        result[key] = SharedWeight(key, weight, tuple(owners), table[0][min(stages)])
+    return [one for one in result.values() if len(one.ranks) > 1]
+
+
+def _likely(known: Mapping[str, Any], last: int) -> tuple[str, str]:
+    """Return the names of the largest matrices of one shape in the first and the last stage."""
+    pairs = [
+        (math.prod(known[one][0]), one, other)
+        for one in known if _stage(one) == 0
+        for other in known if _stage(other) == last and known[one][:2] == known[other][:2]
+        and len(known[one][0]) > 1
+    ]  # fmt: skip
+    most = max(pairs, key=lambda pair: pair[0], default=None)
+    return most[1:] if most else ("0.embed_tokens.weight", f"{last}.lm_head.weight")
+
+
+def _classes(ties: Sequence[Sequence[str]], known: Mapping[str, Any]) -> list[list[str]]:
+    """Return lists of the names of one weight each, ordered by stage."""
+    classes: list[set[str]] = []
+    for tie in ties:
+        for name in tie:
+            if name not in known:
+                raise ParameterError(
+                    f"shared names '{name}', which no stage has; {did_you_mean(name, known)}"
+                )
+        shapes = {known[name][:2] for name in tie}
+        if len(shapes) > 1:
+            what = ", ".join(f"{name} {known[name][1]} {list(known[name][0])}" for name in tie)
+            raise ParameterError(f"shared weights differ: {what}; tie weights of one shape")
+        trains = sorted(tie, key=lambda name: known[name][2])
+        if known[trains[0]][2] != known[trains[-1]][2]:
+            raise ParameterError(
+                f"shared weights differ: {trains[0]} is frozen and {trains[-1]} is not; set "
+                "requires_grad of both alike"
+            )
+        joined = set(tie)
+        for other in [other for other in classes if other & joined]:
+            joined |= other
+            classes.remove(other)
+        classes.append(joined)
+    return [sorted(each, key=lambda name: (_stage(name), name)) for each in classes]
+
+
+def _stage(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def _tied_by_config(modules: Mapping[int, nn.Module]) -> str:
+    """Return a stage whose configuration ties embedding and head, empty for none."""
+    for stage, module in modules.items():
+        for part in module.modules():
+            if getattr(getattr(part, "config", None), "tie_word_embeddings", False) is True:
+                return f"stage {stage} ({type(part).__name__})"
+    return ""
+
+
+class TiedWeights:
+    """Exchange of weights that several ranks have, and of their gradients."""
+
+    def __init__(self, shared: Sequence[SharedWeight], ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.shared = sorted(shared, key=lambda one: (one.ranks, one.name))
+        self._groups = sorted({one.ranks for one in self.shared})
+
+    def broadcast(self, modules: Mapping[int, nn.Module], schedule: Schedule) -> None:
+        """Send the values of each weight from its first rank to the others."""
+        with torch.no_grad():
+            for one in self.shared:
+                self._take(one.ranks, one.source, one.parameter)
+            table = schedule.placement.table
+            for stage in sorted(modules):
+                owners = tuple(sorted({row[stage] for row in table}))
+                if owners in self._groups:
+                    for buffer in modules[stage].buffers():
+                        self._take(owners, table[0][stage], buffer)
+
+    def sum(self, contributions: Mapping[int, Tensor | None]) -> None:
+        """Sum gradients, given by the parameter's id, and add them to the parameters' ``grad``.
+
+        A parameter without a gradient on any rank gets none.
+        """
+        for owners in self._groups:
+            ours = [one for one in self.shared if one.ranks == owners]
+            for dtype in sorted({one.parameter.dtype for one in ours}, key=str):
+                some = [one.parameter for one in ours if one.parameter.dtype == dtype]
+                row = flatten_parts(some, [contributions[id(weight)] for weight in some])
+                # Added in one order everywhere, so that all ranks get equal bits.
+                total, *others = self.ranks.exchange(row.to(self.ranks.wire), owners)
+                for other in others:
+                    total = total + other
+                for weight, part in split_parts(total.to(row.device), some):
+                    add_gradient(weight, part.clone())
+
+    def _take(self, owners: tuple[int, ...], source: int, tensor: Tensor) -> None:
+        values = local(tensor.detach())
+        wire = values.to(self.ranks.wire).contiguous()
+        self.ranks.spread(wire, owners, source)
+        if wire is not values:
+            values.copy_(wire)
+
+
+def flatten_parts(weights: Sequence[Tensor], parts: Sequence[Tensor | None]) -> Tensor:
+    """Return the parts of weights in one row, zeros for none, and flags which are there."""
+    row = [
+        torch.zeros_like(local(weight)).flatten() if part is None else local(part).flatten()
+        for weight, part in zip(weights, parts, strict=True)
+    ]
+    there = [float(part is not None) for part in parts]
+    return torch.cat([*row, torch.tensor(there, dtype=row[0].dtype, device=row[0].device)])
+
+
+def split_parts(row: Tensor, weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the weights with a part in the sum of such rows, and their parts."""
+    shapes = [local(weight).shape for weight in weights]
+    *sums, present = row.split([*(shape.numel() for shape in shapes), len(weights)])
+    for weight, shape, part, has in zip(weights, shapes, sums, present.tolist(), strict=True):
+        if has:
+            yield weight, part.view(shape)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that may be sharded."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
+def add_gradient(weight: Tensor, part: Tensor) -> None:
+    """Add this rank's part to a parameter's gradient."""
+    if weight.grad is None:
+        if is_dtensor(weight):
+            from torch.distributed.tensor import DTensor
+
+            part = DTensor.from_local(
+                part, weight.device_mesh, weight.placements, shape=weight.shape,
+                stride=weight.stride(),
+            )  # fmt: skip
+        weight.grad = part
+    else:
+        local(weight.grad).add_(part)
 
 
 class Gradients:
@@ -118,17 +343,8 @@ class Gradients:
         return norm
 
 
-def hold_gradient_sync(module: nn.Module) -> None:
-    """Keep ``fully_shard`` from exchanging gradients and dropping weights after a backward."""
-    _set_last_backward(module, False)
-
-
-def release_gradient_sync(module: nn.Module) -> None:
-    """Let ``fully_shard`` do so after the next backward, the last of a step."""
-    _set_last_backward(module, True)
-
-
-def _set_last_backward(module: nn.Module, last: bool) -> None:
+def set_last_backward(module: nn.Module, last: bool) -> None:
+    """Let ``fully_shard`` exchange gradients and drop weights after the last backward of a step."""
     for part in module.modules():
         if is_sharded(part):
             part.set_is_last_backward(last)

@@ -12,16 +12,299 @@ tensors that autograd saved is released when it is over: these nodes will not ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from debubble.torch.autograd.backward_split import SplitPlan, matching_nodes, split_plan
-from debubble.torch.autograd.saved_tensors import release
+from debubble.torch.autograd.saved_tensors import (
+    addresses,
+    release,
+    saved_names,
+    shows_saved,
+    storages,
+)
+
+_Rows: TypeAlias = list[tuple[type, list[tuple[int | Node | None, int]]]]
+
+
+@dataclass(eq=False)
+class WeightGroup:
+    """Nodes whose branches lead to the same weights, by their numbers in a plan."""
+
+    weights: list[Tensor]
+    captures: list[int] = field(default_factory=list)
+    """Indices into :attr:`SplitPlan.captures`."""
+    starts: list[int] = field(default_factory=list)
+    """Roots from which no target can be reached."""
+    several: bool = False
+
+
+@dataclass(eq=False)
+class SplitPlan:
+    """A stage's graph, and how its backward is split.
+
+    The graphs of a stage's microbatches have the same form. The plan is made for the first one;
+    other graphs are compared with it, node by node, and planned anew only where they differ.
+    Nodes have numbers in the order of a search from the roots. A row of `nodes` has a node's class
+    and its children: a number, a leaf's own node, which is the same in all graphs, or None.
+    """
+
+    starts: list[tuple[int, int]]
+    """Number and output of each root's node."""
+    ends: list[int | None]
+    """Number of each target's node; None for one that cannot be reached."""
+    nodes: _Rows
+    captures: list[tuple[int, int]]
+    """Nodes with a branch to weights, by number and input."""
+    onward: list[int]
+    """Roots from which a target can be reached."""
+    groups: list[WeightGroup]
+    early: list[GradientEdge]
+    """Weights whose gradients I computes."""
+    spent: list[tuple[int, str]]
+    """Nodes that W does not run, and the name of a tensor that no other node saved."""
+    stays: list[bool]
+    """If W needs a target, for each of them."""
+
+
+def matching_nodes(
+    plan: SplitPlan, starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
+) -> list[Node] | None:
+    """Return the nodes of a graph in the plan's numbers; None for a graph of another form."""
+    nodes: list[Node] = []
+    for (number, slot), start in zip(plan.starts, starts, strict=True):
+        if slot != start.output_nr:
+            return None
+        if number == len(nodes):
+            nodes.append(start.node)
+        elif number > len(nodes) or nodes[number] is not start.node:
+            return None
+    # Roots come first in the numbering, in both graphs.
+    for number, (kind, children) in enumerate(plan.nodes):
+        node = nodes[number]
+        functions = node.next_functions
+        if node.__class__ is not kind or len(functions) != len(children):
+            return None
+        for (child, slot), (wanted, output) in zip(functions, children, strict=True):
+            if wanted.__class__ is int:
+                if wanted == len(nodes) and child is not None:
+                    nodes.append(child)
+                elif wanted >= len(nodes) or nodes[wanted] is not child:
+                    return None
+                if slot != output:
+                    return None
+            elif child is not wanted:
+                return None
+    for place, end in zip(plan.ends, ends, strict=True):
+        if place is not None and nodes[place] is not end.node:
+            return None
+    return nodes if len(set(nodes)) == len(nodes) else None
+
+
+def split_plan(
+    starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
+) -> tuple[SplitPlan, list[Node]]:
+    """Plan how to split the backward of a graph; return the plan and the numbered nodes."""
+    ended = {end.node for end in ends}
+    numbers: dict[Node, int] = {}
+    for start in starts:
+        numbers.setdefault(start.node, len(numbers))
+    nodes = list(numbers)
+    rows: _Rows = []
+    for node in nodes:  # it grows on the way
+        children: list[tuple[int | Node | None, int]] = []
+        for child, slot in node.next_functions:
+            if child is None or (_leaf(child) is not None and child not in ended):
+                children.append((child, slot))
+                continue
+            if child not in numbers:
+                numbers[child] = len(numbers)
+                nodes.append(child)
+            children.append((numbers[child], slot))
+        rows.append((type(node), children))
+    last = {numbers[node] for node in ended if node in numbers}
+    path = _path(rows, last)
+    weights = _weights(nodes, rows)
+    slots: dict[int, set[int]] = {}
+    for start in starts:
+        slots.setdefault(numbers[start.node], set()).add(start.output_nr)
+    for parent in path:
+        for number, slot in rows[parent][1]:
+            if isinstance(number, int):
+                slots.setdefault(number, set()).add(slot)
+    captures: list[tuple[int, int]] = []
+    groups: list[WeightGroup] = []
+    branches = {
+        number: _once([leaf for child, _ in rows[number][1] if child not in path
+                       for leaf in _below(child, weights)])
+        for number in sorted(path - last)
+    }  # fmt: skip
+    past = [number for start in starts if (number := numbers[start.node]) not in path]
+    # Weights below further nodes of a branch are W's: those nodes may need more than W keeps.
+    beyond = [leaf for number, row in enumerate(rows) if number not in path
+              for child, _ in row[1] for leaf in _below(child, weights)]  # fmt: skip
+    beyond += [leaf for number in past for leaf in weights[number]]
+    early = _early(list(branches.values()), beyond)
+    for number, found in branches.items():
+        if any(id(leaf) not in early for leaf in found):
+            places = range(len(captures), len(captures) + len(slots[number]))
+            captures += [(number, slot) for slot in sorted(slots[number])]
+            _join(groups, WeightGroup(found, captures=list(places)))
+    onward = []
+    for place, start in enumerate(starts):
+        number = numbers[start.node]
+        if number in path:
+            onward.append(place)
+        elif weights[number]:
+            _join(groups, WeightGroup(weights[number], starts=[place]))
+    # Between two uses of a weight are nodes of other groups: groups with several uses come first.
+    groups.sort(key=lambda group: not group.several)
+    spent = path - last - _run_again(rows, captures, groups, weights)
+    others = [node for number, node in enumerate(nodes) if number not in spent]
+    needed = {
+        address for node in others for name in saved_names(type(node))
+        for address in addresses(node, name)
+    }  # fmt: skip
+    shown = all(map(shows_saved, others))
+    plan = SplitPlan(
+        [(numbers[start.node], start.output_nr) for start in starts],
+        [numbers.get(end.node) for end in ends],
+        rows, captures, onward, groups, list(early.values()), _spent(nodes, rows, spent, needed),
+        [not shown or bool(storages(_below(end.node, [])).keys() & needed) for end in ends],
+    )  # fmt: skip
+    return plan, nodes
+
+
+def _early(branches: Sequence[list[Tensor]], beyond: Sequence[Tensor]) -> dict[int, GradientEdge]:
+    """Return the vectors among the weights, by id, and the edges of their gradients.
+
+    Those that W reaches together with others, or that are `beyond` other nodes, are left out.
+    """
+    late = {id(leaf) for leaf in beyond}
+    late |= {id(leaf) for found in branches for leaf in found if leaf.dim() > 1}
+    count = -1
+    while count != len(late):
+        count = len(late)
+        for found in branches:
+            mine = {id(leaf) for leaf in found}
+            if mine & late:
+                late |= mine
+    return {
+        id(leaf): get_gradient_edge(leaf)
+        for found in branches for leaf in found if id(leaf) not in late
+    }  # fmt: skip
+
+
+def _run_again(
+    rows: _Rows,
+    captures: Sequence[tuple[int, int]],
+    groups: Sequence[WeightGroup],
+    weights: Sequence[list[Tensor]],
+) -> set[int]:
+    """Return the nodes on the way to the targets that W runs, too."""
+    found = {number for number, _ in captures}
+    for group in groups:
+        if not group.several:
+            continue
+        # W runs from use to use of a weight.
+        mine = {id(leaf) for leaf in group.weights}
+        stack = [captures[place][0] for place in group.captures]
+        seen = set(stack)
+        while stack:
+            for child, _ in rows[stack.pop()][1]:
+                if isinstance(child, int) and child not in seen and any(
+                    id(leaf) in mine for leaf in weights[child]
+                ):  # fmt: skip
+                    seen.add(child)
+                    stack.append(child)
+        found |= seen
+    return found
+
+
+def _spent(
+    nodes: Sequence[Node], rows: _Rows, spent: set[int], needed: set[int]
+) -> list[tuple[int, str]]:
+    """Return tensors that `spent` nodes saved, without weights and those `needed` by others."""
+    ends = {child for row in rows for child, _ in row[1] if not isinstance(child, int)}
+    stays = needed | storages(leaf for end in ends for leaf in _below(end, [])).keys()
+    return [
+        (number, name)
+        for number in sorted(spent) for name in saved_names(type(nodes[number]))
+        if addresses(nodes[number], name) - stays
+    ]  # fmt: skip
+
+
+def _order(rows: _Rows) -> list[int]:
+    """Return the numbers of all nodes, children before parents."""
+    done: list[int] = []
+    seen: set[int] = set()
+    stack = [(number, False) for number in range(len(rows))]
+    while stack:
+        number, left = stack.pop()
+        if left:
+            done.append(number)
+        elif number not in seen:
+            seen.add(number)
+            stack.append((number, True))
+            stack += [(child, False) for child, _ in rows[number][1] if isinstance(child, int)]
+    return done
+
+
+def _path(rows: _Rows, ends: set[int]) -> set[int]:
+    """Return the nodes from which an end can be reached, ends included."""
+    path = set(ends)
+    for number in _order(rows):
+        if any(isinstance(child, int) and child in path for child, _ in rows[number][1]):
+            path.add(number)
+    return path
+
+
+def _weights(nodes: Sequence[Node], rows: _Rows) -> list[list[Tensor]]:
+    """Return the leaves below every node; the node of a leaf has that leaf."""
+    found: list[list[Tensor]] = [[] for _ in rows]
+    for number in _order(rows):
+        leaf = _leaf(nodes[number])
+        below = [] if leaf is None else [leaf]
+        for child, _ in rows[number][1]:
+            below += found[child] if isinstance(child, int) else _below(child, found)
+        found[number] = _once(below)
+    return found
+
+
+def _below(child: int | Node | None, weights: list[list[Tensor]]) -> list[Tensor]:
+    if child is None:
+        return []
+    if isinstance(child, int):
+        return weights[child]
+    leaf = _leaf(child)
+    return [] if leaf is None else [leaf]
+
+
+def _leaf(node: Node) -> Tensor | None:
+    leaf: Tensor | None = getattr(node, "variable", None)
+    return leaf
+
+
+def _once(leaves: Sequence[Tensor]) -> list[Tensor]:
+    return list({id(leaf): leaf for leaf in leaves}.values())
+
+
+def _join(groups: list[WeightGroup], new: WeightGroup) -> None:
+    """Add a group, and join it with those that share a weight."""
+    mine = {id(leaf) for leaf in new.weights}
+    for other in [group for group in groups if mine & {id(leaf) for leaf in group.weights}]:
+        groups.remove(other)
+        new = WeightGroup(
+            _once([*other.weights, *new.weights]), other.captures + new.captures,
+            other.starts + new.starts, several=True,
+        )  # fmt: skip
+        mine |= {id(leaf) for leaf in new.weights}
+    groups.append(new)
 
 
 @dataclass(eq=False)
@@ -53,20 +336,10 @@ class Splitter:
     ) -> tuple[list[Tensor | None], list[Branches]]:
         """Compute the gradients of `targets` and `others`, and leave those of the weights to W.
 
-        Parameters
-        ----------
-        roots, gradients
-            Outputs, or the edges of their gradients, and the gradient of each.
-        targets
-            Inputs, which are leaves. They lose their numbers where W does not need these.
-        others
-            Leaves whose numbers stay.
-
-        Returns
-        -------
-        gradients, rest
-            The gradient of every leaf, None where no output depends on it; and the argument of
-            :func:`run_branches`.
+        The `roots` are outputs, or the edges of their gradients, with a gradient each. The
+        `targets` are inputs, which are leaves: they lose their numbers where W does not need these;
+        those of `others` stay. Returns the gradient of every leaf, None where no output depends on
+        it; and the argument of :func:`run_branches`.
         """
         ends = [get_gradient_edge(leaf) for leaf in (*targets, *others)]
         starts = [get_gradient_edge(x) if isinstance(x, Tensor) else x for x in roots]
@@ -78,13 +351,11 @@ class Splitter:
         edges = [GradientEdge(nodes[number], slot) for number, slot in plan.captures]
         found: list[Tensor | None] = [None] * (len(ends) + len(edges))
         if plan.onward:
-            outputs = [starts[root] for root in plan.onward]
-            seeded = [gradients[root] for root in plan.onward]
-            wanted = [*plan.early, *ends, *edges]
             early = len(plan.early)
             several = torch.autograd.grad(
-                outputs, wanted, seeded, retain_graph=True, allow_unused=True
-            )
+                [starts[root] for root in plan.onward], [*plan.early, *ends, *edges],
+                [gradients[root] for root in plan.onward], retain_graph=True, allow_unused=True,
+            )  # fmt: skip
             found = list(several[early:])
             there = [pair for pair in zip(plan.early, several[:early], strict=True)
                      if pair[1] is not None]  # fmt: skip
@@ -116,15 +387,12 @@ def run_branches(rest: list[Branches]) -> None:
             noted: dict[Node, dict[int, Tensor]] = {}
             for edge, gradient in branches.inside:
                 noted.setdefault(edge.node, {})[edge.output_nr] = gradient
-            hooks = [node.register_prehook(_replace(slots)) for node, slots in noted.items()]
+            hooks = [node.register_prehook(partial(_noted, slots)) for node, slots in noted.items()]
         edges, gradients = zip(*branches.inside, *branches.past, strict=True)
         torch.autograd.backward(edges, gradients, branches.several, inputs=branches.weights)
         for hook in hooks:
             hook.remove()
 
 
-def _replace(noted: dict[int, Tensor]) -> Callable[..., Any]:
-    def hook(gradients: tuple[Tensor | None, ...]) -> Any:
-        return tuple(noted.get(slot) for slot in range(len(gradients)))
-
-    return hook
+def _noted(noted: dict[int, Tensor], gradients: tuple[Tensor | None, ...]) -> Any:
+    return tuple(noted.get(slot) for slot in range(len(gradients)))

@@ -1,9 +1,12 @@
-"""Versions of a stage's weights, for schedules that compute with older ones."""
+"""Older weights for a backward, and the random numbers of a forward for its recompute."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 
@@ -59,3 +62,27 @@ class Versions:
                     there = own[name]
                     there.grad = weight.grad if there.grad is None else there.grad + weight.grad
                     weight.grad = None
+
+
+@dataclass(frozen=True, eq=False)
+class RandomState:
+    """States of the generators of the host and of a device."""
+
+    device: torch.device
+    host: Tensor
+    cuda: Tensor | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> RandomState:
+        """Return the present state."""
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(device, torch.get_rng_state(), cuda)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Draw random numbers from this state; afterwards the present one is back."""
+        with torch.random.fork_rng([] if self.cuda is None else [self.device]):
+            torch.set_rng_state(self.host)
+            if self.cuda is not None:
+                torch.cuda.set_rng_state(self.cuda, self.device)
+            yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
+from debubble.torch.data.tree import tensors_of
 from debubble.torch.ranks.process_group import Ranks
 
 IGNORED = -100
@@ -40,21 +42,8 @@ class StepData:
     """If other weights want gradients than before, so that outputs have other forms."""
 
 
-@dataclass(frozen=True, eq=False)
-class ForwardResult:
-    """Results of forwards without backwards."""
-
-    losses: Mapping[int, Tensor]
-    """By unit, on ranks with the last stage, when there were targets; auxiliary losses, too."""
-    outputs: Mapping[int, Any]
-    """Outputs of the last stage by unit."""
-
-
 def split_batch(tree: Any, count: int, name: str) -> list[Any]:
-    """Cut the tensors of a tree in `count` parts along dimension 0; all parts get the rest.
-
-    Raises ParameterError when a tensor has fewer rows than there are microbatches.
-    """
+    """Cut the tensors of a tree in `count` parts along dimension 0; all parts get the rest."""
 
     def parts(leaf: Tensor) -> Sequence[Tensor] | None:
         if not leaf.dim():
@@ -106,17 +95,16 @@ def by_unit(microbatches: Sequence[Any], schedule: Schedule) -> dict[int, Any]:
 
 def count_tokens(target: Any) -> float:
     """Return how many numbers of a target count: those of tensors that are not −100."""
-    found = 0.0
-    for leaf in pytree.tree_leaves(target):
-        if isinstance(leaf, Tensor):
-            found += float(leaf.numel() if leaf.is_floating_point() else (leaf != IGNORED).sum())
-    return found
+    return sum(
+        (float(leaf.numel() if leaf.is_floating_point() else (leaf != IGNORED).sum())
+         for leaf in tensors_of(target)),
+        0.0,
+    )  # fmt: skip
 
 
 def count_rows(tree: Any) -> float:
     """Return the length of a microbatch's first tensor with dimensions, 0 without one."""
-    leaves = pytree.tree_leaves(tree)
-    return float(next((len(x) for x in leaves if isinstance(x, Tensor) and x.dim()), 0))
+    return float(next((len(x) for x in tensors_of(tree) if x.dim()), 0))
 
 
 def count_weights(targets: Mapping[int, Any], schedule: Schedule, scale: str) -> list[float]:
@@ -195,3 +183,97 @@ def sum_losses(losses: Mapping[int, Tensor], ranks: Ranks) -> Tensor:
         total[0], total[1] = torch.stack(parts).sum(), len(parts)
     ranks.total(total)
     return (total[0] / (total[1] > 0)).to(ranks.device)
+
+
+_ADDED: ContextVar[list[Tensor] | None] = ContextVar("added losses", default=None)
+
+
+def add_loss(value: Tensor) -> None:
+    """Add a scalar to the loss of the microbatch whose forward runs.
+
+    Called in the forward of a stage. The value counts like the microbatch's own loss; outside of
+    pipelines, in a forward by itself for instance, it is dropped.
+
+    Parameters
+    ----------
+    value
+        One number, with the graph that leads to the weights.
+
+    Raises
+    ------
+    ParameterError
+        When the value is not one number.
+    """
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        what = list(value.shape) if isinstance(value, Tensor) else repr(value)
+        raise ParameterError(f"add_loss() got {what}; give a tensor with one number")
+    added = _ADDED.get()
+    if added is not None:
+        added.append(value.reshape(()))
+
+
+class Loss:
+    """Loss function of the training loop, with the keyword arguments of a step."""
+
+    def __init__(self, compute: Callable[..., Tensor]) -> None:
+        self._compute = compute
+        self._kwargs: dict[str, Any] = {}
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        """Return the loss of a microbatch."""
+        return self._compute(output, target, **self._kwargs)
+
+    def take(self, kwargs: Mapping[str, Any] | None, sharded: bool) -> None:
+        """Set the keyword arguments of a step.
+
+        Raises ParameterError when there are some and the output layer is `sharded`: it computes its
+        loss itself.
+        """
+        if kwargs and sharded:
+            raise ParameterError(
+                f"loss_kwargs has {', '.join(kwargs)}, and a sharded output layer computes its "
+                "loss itself; leave them out, or use a schedule that does not shard it"
+            )
+        self._kwargs = dict(kwargs or {})
+
+
+class added_losses:  # noqa: N801 - it is called as a function
+    """Context that collects the losses that :func:`add_loss` gets."""
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> list[Tensor]:
+        found: list[Tensor] = []
+        self._token = _ADDED.set(found)
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        _ADDED.reset(self._token)
+
+
+def zero_of(output: Any) -> Tensor:
+    """Return a zero whose gradient is zero everywhere in an output.
+
+    It replaces a loss that counts nowhere: NaN times 0 would be NaN.
+    """
+    found = torch.zeros(())
+    for leaf in tensors_of(output):
+        if leaf.requires_grad:
+            everywhere = torch.ones_like(leaf, dtype=torch.bool)
+            found = found.to(leaf) + leaf.masked_fill(everywhere, 0).sum()
+    return found
+
+
+def check_loss_value(loss: Any, output: Any) -> Tensor:
+    """Return a loss as a tensor without dimensions; refuse one that gives no gradient."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ParameterError(
+            f"loss_fn returned {what}; return one number, the mean over the microbatch"
+        )
+    if isinstance(output, Tensor) and output.requires_grad and not loss.requires_grad:
+        raise ParameterError(
+            "loss_fn returned a number that has no gradient; compute it from the output without "
+            "detach(), item() or no_grad()"
+        )
+    return loss.reshape(())

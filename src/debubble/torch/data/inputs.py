@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,54 +27,15 @@ from debubble.torch.data.batch import (
     shares_of,
     split_batch,
 )
+from debubble.torch.data.tree import tensors_of
+from debubble.torch.models.modules import replica_groups
 from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.progress_table import Watch
-from debubble.torch.ranks.sharded import replica_groups
 
 log = logging.getLogger("debubble")
 
 LOOKS = 8
 """Steps in which padding is looked for on a GPU: to count there is to wait for it."""
-
-
-class Microbatches(NamedTuple):
-    """Microbatches that are given in place of a batch, None where there is none."""
-
-    args: Sequence[Any] | None
-    kwargs: Sequence[Mapping[str, Any]] | None
-    targets: Sequence[Any] | None
-
-
-class Signatures:
-    """Numbers of the forms of input that the first stage has seen."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._trains: tuple[bool, ...] = ()
-
-    def number(self, given: Any, device: torch.device) -> int:
-        """Return the number of an input: equal for equal shapes, types and plain values."""
-        leaves, form = pytree.tree_flatten(given)
-        cast = torch.is_autocast_enabled(device.type)
-        key = (
-            form.__repr__() if len(leaves) > 3 else len(leaves),
-            cast and torch.get_autocast_dtype(device.type),
-            *(
-                (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf)
-                for leaf in leaves
-            ),
-        )
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def changed(self, modules: Mapping[int, nn.Module]) -> bool:
-        """Return if other stages train than at the last call."""
-        now = tuple(
-            any(weight.requires_grad for weight in module.parameters())
-            for module in modules.values()
-        )
-        changed = now != self._trains and bool(self._trains)
-        self._trains = now
-        return changed
 
 
 @dataclass(eq=False)
@@ -87,24 +48,28 @@ class MicrobatchInputs:
     watch: Watch
     scale: str
     """Loss whose gradients are computed: ``"mean"``, ``"sum"`` or ``"tokens"``."""
-    signatures: Signatures = field(default_factory=Signatures)
     schedule: Schedule = field(init=False)
     """The schedule that is run."""
     scaler: torch.amp.GradScaler | None = None
     """Scaler of the loss, see :class:`debubble.torch.GradScaler`."""
     _looks: int = 0
     """Steps in which padding was looked for; negative once it was found."""
+    _signatures: dict[Hashable, int] = field(default_factory=dict)
+    """Numbers of the forms of input that the first stage has seen."""
+    _trains: tuple[bool, ...] = ()
+    """Stages that trained in the last step."""
 
     def step_data(
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         target: Any,
-        microbatches: Microbatches,
+        microbatches: tuple[Any, Any, Any],
         trains: bool,
     ) -> StepData:
         """Return the data of a step, see :meth:`debubble.torch.Pipeline.step`, on all ranks.
 
+        The `microbatches` are ``arg_mbs``, ``kwarg_mbs`` and ``target_mbs``, or None for each.
         Raises ParameterError when it cannot be cut into the schedule's microbatches; on all ranks,
         when it `trains` and there is no target where the last stage is.
         """
@@ -163,8 +128,7 @@ class MicrobatchInputs:
         for unit, args in given.items():
             if table[copies[unit]][0] == rank:
                 own = (args, kwargs.get(unit))
-                key = (*own, self.modules[0].training)
-                row[unit] = float(self.signatures.number(key, self.ranks.device))
+                row[unit] = float(self._signature((*own, self.modules[0].training)))
                 row[2 * units + unit] = count_rows(own)
         counts = count_weights(targets, schedule, self.scale)
         for unit in targets:
@@ -173,7 +137,14 @@ class MicrobatchInputs:
         if trains and self.scale == "tokens" and table[0][schedule.stages - 1] == rank:
             row[-4] = self._mean_of_replicas(sum(counts))
         row[-3], row[-2] = float(bool(targets)), factor
-        row[-1] = float(self.signatures.changed(self.modules))
+        trained, self._trains = (
+            self._trains,
+            tuple(
+                any(weight.requires_grad for weight in module.parameters())
+                for module in self.modules.values()
+            ),
+        )
+        row[-1] = float(bool(trained) and trained != self._trains)
         self.watch.set_waiting()
         row = self.ranks.channel.sum(torch.tensor(row, dtype=torch.float64)).tolist()
         if row[-2] != factor * self.ranks.size:
@@ -193,6 +164,17 @@ class MicrobatchInputs:
         batch = StepData(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
         return batch, row[-3] > 0
 
+    def _signature(self, given: Any) -> int:
+        """Return the number of an input: equal for equal shapes, types and plain values."""
+        leaves, form = pytree.tree_flatten(given)
+        device = self.ranks.device.type
+        key = (
+            form.__repr__() if len(leaves) > 3 else len(leaves),
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+            *((x.shape, x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves),
+        )
+        return self._signatures.setdefault(key, len(self._signatures))
+
     def _mean_of_replicas(self, tokens: float) -> float:
         """Return the mean of `tokens` over data-parallel replicas, which average gradients."""
         total = torch.tensor([tokens, 1.0], dtype=torch.float64, device=self.ranks.wire)
@@ -211,8 +193,7 @@ class MicrobatchInputs:
         A mean over targets is not their mean over rows then, and the loss function alone knows
         which of the two it computes.
         """
-        host = all(not isinstance(leaf, Tensor) or leaf.device.type == "cpu"
-                   for leaf in pytree.tree_leaves(targets))  # fmt: skip
+        host = all(leaf.device.type == "cpu" for leaf in tensors_of(targets))
         if self._looks < 0 or (not host and self._looks >= LOOKS):
             return
         self._looks += 1

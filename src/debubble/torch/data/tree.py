@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -82,16 +83,22 @@ def put_together(tensors: list[Tensor], form: TreeForm) -> Any:
 
 def arguments(value: Any) -> tuple[Any, ...]:
     """Return another stage's output as arguments: a tuple or list is several."""
-    if isinstance(value, tuple | list):
-        return tuple(value)
-    return (value,)
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def mapped(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return a tree with every tensor replaced."""
+    return pytree.tree_map_only(Tensor, function, tree)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors of a tree."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def moved_to(tree: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
     """Return a tree on another device, with another type of floating-point numbers if given."""
-    return pytree.tree_map_only(
-        Tensor, lambda x: x.to(device, dtype if x.is_floating_point() else None), tree
-    )
+    return mapped(tree, lambda x: x.to(device, dtype if x.is_floating_point() else None))
 
 
 def differentiable(tensor: Tensor) -> bool:

@@ -133,10 +133,9 @@ class Copies:
         computation gets its memory. Had it been recorded as used by another stream, PyTorch's
         allocator would keep its memory until the copy is over, and take more of the device.
         """
-        event, row = self._leaving.pop(key, (None, None))
+        event, _ = self._leaving.pop(key, (None, None))
         if event is not None:
             event.wait()
-        del row
 
     def fetch(self, key: UnitKey, size: int) -> None:
         """Run RELOAD: begin to bring a row back."""

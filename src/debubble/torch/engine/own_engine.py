@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,19 +15,18 @@ from torch import Tensor
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind, Need
 from debubble.lowering.transfers import ReceivePolicy
-from debubble.torch.autograd.gradients import Gradients, hold_gradient_sync, release_gradient_sync
-from debubble.torch.data.batch import ForwardResult, StepData, add_by_unit
-from debubble.torch.engine.engine_setup import EngineSetup
+from debubble.torch.autograd.gradients import Gradients, set_last_backward
+from debubble.torch.data.batch import StepData, add_by_unit
 from debubble.torch.engine.offload import Copies
-from debubble.torch.engine.pairs import Pairs
 from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 from debubble.torch.engine.recorder import Recorder
-from debubble.torch.engine.stage import StageInput, StageOutput, make_stages
+from debubble.torch.engine.stage import EngineSetup, StageInput, StageOutput, make_stages
 from debubble.torch.engine.tasks import (
     BACKWARD,
     BY_SHARD,
     FORWARD,
     InputKey,
+    Pairs,
     Task,
     bounds_of_groups,
     find_answers,
@@ -36,11 +35,10 @@ from debubble.torch.engine.tasks import (
     sleep_until,
 )
 from debubble.torch.engine.vocabulary import Shard
-from debubble.torch.engine.wire import Arrival, Boundary, ReceivePost, SendPost, Wire
+from debubble.torch.engine.wire import Arrival, Boundary, SendPost, Wire
 from debubble.torch.errors import RunError
-from debubble.torch.models.modules import autocast_of
+from debubble.torch.models.modules import autocast_of, is_sharded
 from debubble.torch.ranks.progress_table import RankState, Watch
-from debubble.torch.ranks.sharded import is_sharded
 
 
 @dataclass(eq=False)
@@ -77,7 +75,7 @@ class OwnEngine:
         self._last = schedule.stages - 1
         if self.shard is not None:
             self.shard.follow(plan)
-        self._copies = Copies(self.ranks, plan)
+        self.copies = Copies(self.ranks, plan)
         self._ready: dict[InputKey, StageOutput | Arrival | list[Tensor]] = {}
         self._recomputed = {(s.stage, s.unit) for s in self.program if s.kind == Kind.R}
         self._leaving = {(s.stage, s.unit) for s in self.program if s.kind == Kind.OFFLOAD}
@@ -104,11 +102,11 @@ class OwnEngine:
     def step(self, batch: StepData) -> dict[int, Tensor]:
         """Run the program once, and add gradients to those of the modules' parameters."""
         self._start(batch, training=True)
-        self._copies.start()
+        self.copies.start()
         for versions in self._versions:
             versions.start()
         for number in self._sharded:
-            hold_gradient_sync(self.setup.modules[number])
+            set_last_backward(self.setup.modules[number], False)
         for part in self._tasks:
             if isinstance(part, range):
                 self._transfer(part)
@@ -118,7 +116,7 @@ class OwnEngine:
                 self._compute_group(part)
         self.watch.state = RankState.WAITING
         self.wire.finish(self._wait)
-        self._copies.finish()
+        self.copies.finish()
         if self.shard is not None:
             self.shard.finish()
         for versions in self._versions:
@@ -126,8 +124,10 @@ class OwnEngine:
         self.recorder.close()
         return self._losses()
 
-    def forward(self, batch: StepData, outputs: bool) -> ForwardResult:
-        """Run forwards only, in the order of the program."""
+    def forward(
+        self, batch: StepData, outputs: bool
+    ) -> tuple[Mapping[int, Tensor], Mapping[int, Any]]:
+        """Run forwards only, in the order of the program; return losses and outputs by unit."""
         self._start(batch, training=False)
         last = self.stages.get(self._last)
         kept: dict[int, Any] = {}
@@ -151,7 +151,7 @@ class OwnEngine:
         losses = self._losses()
         if self.shard is not None:
             losses, kept = self.shard.evaluate(kept, batch)
-        return ForwardResult(losses, kept)
+        return losses, kept
 
     def _start(self, batch: StepData, training: bool) -> None:
         self._batch, self._training = batch, training
@@ -175,7 +175,7 @@ class OwnEngine:
     def _transfer(self, indices: Sequence[int]) -> None:
         """Post a group of sends and receives."""
         self.watch.position = indices[0]
-        sends, receives, keys, sent = [], [], [], []
+        sends, arrivals, sent = [], [], []
         for index in indices:
             step, is_send, back, stage, key = self._moves[index]
             boundary = self._boundary(step, stage)
@@ -188,13 +188,12 @@ class OwnEngine:
                 self.recorder.begin(index)
                 sent.append(index)
             else:
-                receives.append(ReceivePost(step, boundary, back, index))
-                keys.append(key)
+                self._ready[key] = arrival = Arrival(step, boundary, back, index)
+                arrivals.append(arrival)
         now = time.perf_counter_ns()
-        arrivals = self.wire.post(indices[0], sends, receives)
-        for key, arrival in zip(keys, arrivals, strict=True):
+        self.wire.post(indices[0], sends, arrivals)
+        for arrival in arrivals:
             self.recorder.posted[arrival.position] = now
-            self._ready[key] = arrival
         for index in sent:
             self.recorder.finish(index)
 
@@ -261,22 +260,13 @@ class OwnEngine:
             self.stages[step.stage].recompute(step.unit)
 
     def _backward(self, step: ProgramStep, operand: Any) -> None:
-        self._hand_back(step, self.stages[step.stage].backward, operand)
-
-    def _backward_input(self, step: ProgramStep, operand: Any) -> None:
-        self._hand_back(step, self.stages[step.stage].backward_input, operand)
-
-    def _hand_back(
-        self, step: ProgramStep, backward: Callable[..., list[Tensor]], operand: Any
-    ) -> None:
+        stage = self.stages[step.stage]
+        backward = stage.backward_input if step.kind == Kind.I else stage.backward
         if step.stage in self._sharded and self.program[self._ends[step.stage]] == step:
-            release_gradient_sync(self.setup.modules[step.stage])
+            set_last_backward(self.setup.modules[step.stage], True)
         found = backward(step.unit, operand)
         if step.stage > 0:
             self._ready[BACKWARD, step.stage - 1, step.unit] = found
-
-    def _backward_weight(self, step: ProgramStep, _: Any) -> None:
-        self.stages[step.stage].backward_weight(step.unit)
 
     def _shard_pass(self, step: ProgramStep, _: Any) -> None:
         assert self.shard is not None, "other schedules have no such passes"
@@ -297,17 +287,11 @@ class OwnEngine:
 
     def _offload(self, step: ProgramStep, _: Any) -> None:
         row = self.stages[step.stage].activations(step.unit).leave()
-        self._copies.leave((step.stage, step.unit), row)
-
-    def _wait_offload(self, step: ProgramStep, _: Any) -> None:
-        self._copies.left((step.stage, step.unit))
+        self.copies.leave((step.stage, step.unit), row)
 
     def _reload(self, step: ProgramStep, _: Any) -> None:
         size = self.stages[step.stage].activations(step.unit).size
-        self._copies.fetch((step.stage, step.unit), size)
-
-    def _reduce(self, step: ProgramStep, _: Any) -> None:
-        self.gradients.reduce(step.stage)
+        self.copies.fetch((step.stage, step.unit), size)
 
     def _gather(self, step: ProgramStep, _: Any) -> None:
         if step.stage in self._sharded:
@@ -316,9 +300,15 @@ class OwnEngine:
     def _wait_for(self, task: Task) -> Any:
         """Wait for all that an action's kind needs; return the input of its computation."""
         found = None if task.takes is None else self._take(task.takes, task.place)
+        key = (task.step.stage, task.step.unit)
         for need in task.rest:
             if Kind.RELOAD in need.kinds:
-                self._come_back(task)
+                # An offloaded activation comes back once.
+                if key in self._away:
+                    self._away.remove(key)
+                    self._wait(task.place)
+                    row = self.copies.back(key).to(self.ranks.device)
+                    self.stages[key[0]].activations(key[1]).come_back(row)
             elif need.of in BY_SHARD:
                 found = self._of_shard(task, need)
             else:
@@ -340,15 +330,6 @@ class OwnEngine:
         assert shard is not None, "other schedules have no such needs"
         shard.wait_for(need, step.unit)
         return [shard.gradient(step.unit)] if need.last_stage_only else None
-
-    def _come_back(self, task: Task) -> None:
-        """Wait for an offloaded activation, once."""
-        key = (task.step.stage, task.step.unit)
-        if key in self._away:
-            self._away.remove(key)
-            self._wait(task.place)
-            row = self._copies.back(key).to(self.ranks.device)
-            self.stages[key[0]].activations(key[1]).come_back(row)
 
     def _take(self, key: InputKey, index: int) -> Any:
         found = self._ready.pop(key, None)
@@ -372,17 +353,17 @@ class OwnEngine:
 
 HANDLERS: dict[Kind, Callable[[OwnEngine, ProgramStep, Any], None]] = {
     Kind.F: OwnEngine._forward,
-    Kind.I: OwnEngine._backward_input,
-    Kind.W: OwnEngine._backward_weight,
+    Kind.I: OwnEngine._backward,
+    Kind.W: lambda engine, step, _: engine.stages[step.stage].backward_weight(step.unit),
     Kind.B: OwnEngine._backward,
     Kind.R: OwnEngine._recompute,
     Kind.OPT: OwnEngine._optimizer_step,
     Kind.OFFLOAD: OwnEngine._offload,
     Kind.RELOAD: OwnEngine._reload,
-    Kind.WAIT_OFFLOAD: OwnEngine._wait_offload,
+    Kind.WAIT_OFFLOAD: lambda engine, step, _: engine.copies.left((step.stage, step.unit)),
     Kind.S: OwnEngine._shard_pass,
     Kind.T: OwnEngine._shard_pass,
-    Kind.REDUCE_GRAD: OwnEngine._reduce,
+    Kind.REDUCE_GRAD: lambda engine, step, _: engine.gradients.reduce(step.stage),
     Kind.UNSHARD: OwnEngine._gather,
     Kind.RESHARD: OwnEngine._gather,
 }

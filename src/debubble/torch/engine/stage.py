@@ -13,16 +13,16 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.kind_relations import SPLIT_KINDS
-from debubble.torch.autograd.random_state import RandomState
+from debubble.core.schedule import Schedule
 from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
-from debubble.torch.autograd.versions import Versions
-from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
+from debubble.torch.autograd.versions import RandomState, Versions
+from debubble.torch.data.batch import added_losses, check_loss_value, zero_of
 from debubble.torch.data.tree import Leaf, TreeForm, arguments, put_together, take_apart
-from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.offload import Activations
 from debubble.torch.engine.plan import ProgramStep
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import reason_not_split, saving_seen, without_sync
+from debubble.torch.ranks.process_group import Ranks
 
 
 class StageOutput(NamedTuple):
@@ -145,7 +145,8 @@ class Stage:
         if self.versions is not None and graph:
             held.weights = self.versions.of(iteration)
         if leaves:
-            held.activations = Activations(self._own(held))
+            own = self.module.parameters() if held.weights is None else held.weights.values()
+            held.activations = Activations([*own, *self.module.buffers()])
         if recomputed:
             held.random = RandomState.now(self.device)
         if graph:
@@ -225,7 +226,8 @@ class Stage:
             trains = trains or any(isinstance(leaf, Leaf) and leaf.carries for leaf in form.leaves)
         else:
             args = given.args
-        earlier = self._earlier(unit) if self.slices > 1 else []
+        # Keys and values of the slices before this one, slice by slice.
+        earlier = [self._memory[other] for other in range(unit - unit % self.slices, unit)]
         keys: list[Tensor] = []
         seen: list[str] | None = None
         with self._contexts(held, graph) as stack, added_losses() as added:
@@ -246,9 +248,10 @@ class Stage:
             self.outputs[unit] = output
         handed = None if self.last else StageOutput(*take_apart(output, trains))
         if handed is not None and not handed.tensors:
+            what = "None" if output is None else f"{type(output).__name__} without tensors"
             raise RunError(
-                f"stage {self.number} returned {_named(output)}; return a tensor for the next "
-                "stage, or a tuple, list or dict with some"
+                f"stage {self.number} returned {what}; return a tensor for the next stage, or a "
+                "tuple, list or dict with some"
             )
         if graph:
             carrying = [] if handed is None else handed.carrying
@@ -262,7 +265,11 @@ class Stage:
             held.inputs = inputs
             held.leaves = [leaf for parts in earlier for leaf in parts]
             if seen is not None:
-                self._decide(seen, [*carrying, *held.losses])
+                # The first forward decides if I and W pay apart.
+                why = reason_not_split(seen, [*carrying, *held.losses])
+                self.fuses = bool(why)
+                if why:
+                    self.warn(self.number, why)
         if losses:
             self.losses[unit] = [loss.detach() for loss in losses]
         if self.slices > 1 and unit not in self._memory:
@@ -286,23 +293,6 @@ class Stage:
         if held.weights is None:
             return self.module(*args, **kwargs)
         return torch.func.functional_call(self.module, dict(held.weights), args, dict(kwargs))
-
-    def _own(self, held: UnitState) -> list[Tensor]:
-        """Return the stage's own tensors, which no microbatch changes."""
-        weights = self.module.parameters() if held.weights is None else held.weights.values()
-        return [*weights, *self.module.buffers()]
-
-    def _decide(self, seen: list[str], roots: list[Tensor]) -> None:
-        """Decide at the first forward if I and W pay apart."""
-        why = reason_not_split(seen, roots)
-        self.fuses = bool(why)
-        if why:
-            self.warn(self.number, why)
-
-    def _earlier(self, unit: int) -> list[list[Tensor]]:
-        """Return keys and values of the slices before this one, slice by slice."""
-        first = unit - unit % self.slices
-        return [self._memory[other] for other in range(first, unit)]
 
     def _ends(self, unit: int, held: UnitState, gradients: Sequence[Tensor] | None) -> Ends:
         """Return roots and their gradients; later slices left theirs at keys and values."""
@@ -349,8 +339,21 @@ def _gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:
     return torch.zeros_like(leaf) if gradient is None else gradient
 
 
-def _named(output: Any) -> str:
-    return "None" if output is None else f"{type(output).__name__} without tensors"
+@dataclass(frozen=True, eq=False)
+class EngineSetup:
+    """Schedule, stages and loss of an engine on one rank."""
+
+    ranks: Ranks
+    schedule: Schedule
+    modules: Mapping[int, nn.Module]
+    """This rank's stages by number, with their own parameters."""
+    loss_fn: Callable[[Any, Any], Tensor]
+    """Mean loss of (output of the last stage, target)."""
+    fuses: Mapping[int, bool | None] = field(default_factory=dict)
+    """By stage with split backwards, if I does the whole backward and W nothing; None where the
+    first forward shows it."""
+    warn: Callable[[int, str], None] = lambda *_: None
+    """Called with a stage and the reason why its backward is not split."""
 
 
 def make_stages(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int, Stage]:

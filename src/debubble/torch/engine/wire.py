@@ -41,27 +41,18 @@ class SendPost(NamedTuple):
     """If they are gradients."""
 
 
-class ReceivePost(NamedTuple):
-    """A receive."""
+@dataclass(eq=False)
+class Arrival:
+    """A receive, and its tensors that are on their way to this rank."""
 
     step: ProgramStep
     boundary: Boundary
     back: bool
     """If gradients come."""
-    place: int
-    """Position in the program."""
-
-
-@dataclass(eq=False)
-class Arrival:
-    """Tensors that are on their way to this rank."""
-
-    step: ProgramStep
-    """The receive."""
-    form: TreeForm | None
-    """None while it comes with the tensors."""
     position: int
     """Of the receive in the program."""
+    form: TreeForm | None = None
+    """None while it comes with the tensors."""
     tensors: list[Tensor] = field(default_factory=list)
     works: list[Any] = field(default_factory=list)
 
@@ -82,16 +73,13 @@ class Wire:
         """By peer: works and tensors that are under way, oldest first."""
         self._gone: dict[int, int] = {}
         """By peer: number of messages of this step that have arrived."""
-        self._coming: dict[int, deque[tuple[Boundary, Arrival]]] = {}
+        self._coming: dict[int, deque[Arrival]] = {}
         """By peer: arrivals that come with their forms, oldest first."""
         self._batches: list[tuple[int, list[Any]]] = []
         """Positions and works of batches that no host has waited for."""
 
     def check(self, boundary: Boundary, form: TreeForm) -> None:
-        """Compare the output of a stage with its earlier one for such an input.
-
-        Raises RunError with both when they differ.
-        """
+        """Compare the output of a stage with its earlier one for such an input."""
         known = self._forms.get(boundary) or self._new.get(boundary)
         if known is None:
             _check_constants(boundary.stage - 1, form)
@@ -102,9 +90,7 @@ class Wire:
                 f"returned {known}; return the same shapes and types for inputs of one shape"
             )
 
-    def post(
-        self, place: int, sends: Sequence[SendPost], receives: Sequence[ReceivePost]
-    ) -> list[Arrival]:
+    def post(self, place: int, sends: Sequence[SendPost], arrivals: Sequence[Arrival]) -> None:
         """Post sends and receives together; `place` is the first one's position in the program."""
         operations: list[tuple[bool, Tensor, int]] = []
         """If it is a send, the tensor, the peer."""
@@ -119,24 +105,26 @@ class Wire:
             else:
                 works, parts = self._send_with_form(step, self._new[boundary], parts)
             self._sending.setdefault(step.peer, deque()).append((works, parts))
-        arrivals = []
-        for step, boundary, back, position in receives:
-            form = self._forms.get(boundary) or (self._new[boundary] if back else None)
-            arrival = Arrival(step, form, position)
-            if form is None:
-                self._coming.setdefault(step.peer, deque()).append((boundary, arrival))
-            else:
-                arrival.tensors = [
-                    torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ranks.wire)
-                    for leaf in form.tensors if leaf.carries or not back
-                ]  # fmt: skip
-                end = len(operations) + len(arrival.tensors)
-                begun.append((arrival.works, len(operations), end))
-                operations += [(False, part, step.peer) for part in arrival.tensors]
-            arrivals.append(arrival)
-        if operations:
-            self._start(place, operations, begun)
-        return arrivals
+        for arrival in arrivals:
+            peer, boundary, back = arrival.step.peer, arrival.boundary, arrival.back
+            arrival.form = self._forms.get(boundary) or (self._new[boundary] if back else None)
+            if arrival.form is None:
+                self._coming.setdefault(peer, deque()).append(arrival)
+                continue
+            arrival.tensors = [
+                torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ranks.wire)
+                for leaf in arrival.form.tensors if leaf.carries or not back
+            ]  # fmt: skip
+            end = len(operations) + len(arrival.tensors)
+            begun.append((arrival.works, len(operations), end))
+            operations += [(False, part, peer) for part in arrival.tensors]
+        if not operations:
+            return
+        works = self.ranks.start(operations, Tag.TENSORS)
+        if self.ranks.batched:
+            self._batches.append((place, works))
+        for into, begin, end in begun:
+            into += works if self.ranks.batched else works[begin:end]
 
     def release_sent(self, peer: int, count: int) -> None:
         """Release the first `count` messages of this step to a rank, which has got them."""
@@ -183,18 +171,6 @@ class Wire:
         """Learn all forms anew."""
         self._forms.clear()
 
-    def _start(
-        self,
-        place: int,
-        operations: list[tuple[bool, Tensor, int]],
-        begun: list[tuple[list[Any], int, int]],
-    ) -> None:
-        works = self.ranks.start(operations, Tag.TENSORS)
-        if self.ranks.batched:
-            self._batches.append((place, works))
-        for into, begin, end in begun:
-            into += works if self.ranks.batched else works[begin:end]
-
     def _send_with_form(
         self, step: ProgramStep, form: TreeForm, parts: Sequence[Tensor]
     ) -> tuple[list[Any], list[Tensor]]:
@@ -211,14 +187,14 @@ class Wire:
         channel = self.ranks.channel
         coming = self._coming[wanted.step.peer]
         while wanted.form is None:
-            boundary, arrival = coming.popleft()
+            arrival = coming.popleft()
             step = arrival.step
             found, form = channel.receive_object(step.peer, Tag.FORMS)
             if found != str(step.other_end):
                 raise RunError(
                     f"{step} got {found} from rank {step.peer} in place of {step.other_end}"
                 )
-            arrival.form = self._new[boundary] = form
+            arrival.form = self._new[arrival.boundary] = form
             for leaf in form.tensors:
                 part = torch.empty(leaf.shape, dtype=leaf.dtype)
                 channel.receive(part, step.peer, Tag.FORMS)

@@ -9,8 +9,8 @@ in runs of their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -22,17 +22,16 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import parse_costs, save_costs
 from debubble.torch.autograd.saved_tensors import SavedTensors, parameters_and_buffers, storages
-from debubble.torch.data.losses import check_loss_value
-from debubble.torch.data.tree import differentiable, moved_to
-from debubble.torch.measure.meters import Flops, Stopwatch
-from debubble.torch.measure.single_stage import SingleStage, layer_parts, mapped, tensors_of
+from debubble.torch.data.batch import check_loss_value
+from debubble.torch.data.tree import arguments, differentiable, mapped, moved_to, tensors_of
+from debubble.torch.measure.single_stage import Flops, SingleStage, Stopwatch, layer_parts
 from debubble.torch.measure.stage_measures import (
     Quartiles,
     StageMeasures,
     cost_data,
     measures_table,
 )
-from debubble.torch.models.modules import custom_function, reason_fused, saving_seen
+from debubble.torch.models.modules import custom_function, reason_fused, restored, saving_seen
 
 STEPS, WARM_UP = 20, 3
 
@@ -131,12 +130,16 @@ def profile(
         place = torch.device(device) if device is not None else home or torch.device("cpu")
         if report is not None:
             report(f"measuring stage {number} of {len(stages)}")
-        with _restored(module, place, home if device is not None else None):
-            args = tuple(value) if isinstance(value, tuple | list) else (value,)
-            args, given, target = moved_to((args, dict(kwargs or {}), y), place)
+        with restored([module], place), ExitStack() as stack:
+            if device is not None and home is not None:
+                module.to(place)
+                stack.callback(module.to, home)
+            parts = (arguments(value), dict(kwargs or {}), y)
+            args, given, target = moved_to(parts, place)
             if number:
                 args = mapped(args, lambda t: t.detach().requires_grad_(differentiable(t)))
-            part = SingleStage(module, args, given, _loss(loss_fn, target) if last else None)
+            loss = _loss(loss_fn, target) if last else None
+            part = SingleStage(module, args, given, loss)
             measures = _measure(part, steps, place)
             if layers and "compiled" not in measures.fused:
                 inner = tuple(
@@ -217,45 +220,47 @@ def _times(
     part: SingleStage, steps: int, device: torch.device, split: bool
 ) -> dict[str, Quartiles]:
     watch = Stopwatch(device)
-    samples: dict[str, list[float]] = {kind: [] for kind in ("FBIW" if split else "FB")}
     gradients = part.forward().gradients()
-    for step in range(WARM_UP + steps):
-        watch.mark()
-        done = part.forward()
-        watch.mark()
-        done.backward(gradients)
-        watch.mark()
-        whole = watch.read()
-        halves: list[float] = []
-        if split:
-            done = part.forward(split=True)
-            watch.mark()
-            done.backward_input(gradients)
-            watch.mark()
-            done.backward_weight()
-            watch.mark()
-            halves = watch.read()
-        if step >= WARM_UP:
-            for values, time in zip(samples.values(), whole + halves, strict=True):
-                values.append(time)
-    return {kind: Quartiles.of(values) for kind, values in samples.items()}
+    samples = []
+    for _ in range(WARM_UP + steps):
+        _run_passes(part, gradients, watch.mark, split)
+        samples.append(watch.read())
+    kinds = zip(("F", "B", "", "I", "W"), zip(*samples[WARM_UP:], strict=True), strict=False)
+    return {kind: Quartiles.of(times) for kind, times in kinds if kind}
+
+
+def _run_passes(
+    part: SingleStage,
+    gradients: Sequence[Tensor],
+    mark: Callable[[], None],
+    split: bool,
+    inputs: bool = False,
+) -> None:
+    """Run F and B, and to `split` them another F, I and W, with marks around each.
+
+    The first F prepares gradients of `inputs` where the stage needs none, as the second does.
+    """
+    mark()
+    done = part.forward(split=inputs)
+    mark()
+    done.backward(gradients)
+    mark()
+    if split:
+        done = part.forward(split=True)
+        mark()
+        done.backward_input(gradients)
+        mark()
+        done.backward_weight()
+        mark()
 
 
 def _flops(part: SingleStage) -> dict[str, int]:
     """Return the FLOPs of B, I and W; B computes the gradients of inputs, too."""
+    gradients = part.forward(split=True).gradients()
+    marks: list[int] = []
     with Flops() as counter:
-        done = part.forward(split=True)
-        gradients = done.gradients()
-        marks = [counter.total]
-        done.backward(gradients)
-        marks.append(counter.total)
-        done = part.forward(split=True)
-        marks.append(counter.total)
-        done.backward_input(gradients)
-        marks.append(counter.total)
-        done.backward_weight()
-        marks.append(counter.total)
-    B, _, I, W = (end - start for start, end in pairwise(marks))
+        _run_passes(part, gradients, lambda: marks.append(counter.total), True, inputs=True)
+    _, B, _, I, W = (end - start for start, end in pairwise(marks))
     return {"B": B, "I": I, "W": W}
 
 
@@ -293,31 +298,6 @@ def _peak(part: SingleStage, device: torch.device) -> int | None:
     done.backward(done.gradients())
     torch.cuda.synchronize(device)
     return int(torch.cuda.max_memory_allocated(device) - before)
-
-
-@contextmanager
-def _restored(module: nn.Module, place: torch.device, home: torch.device | None) -> Iterator[None]:
-    """Move a module to a device for a time; gradients and buffers are as before afterwards."""
-    gradients = {parameter: parameter.grad for parameter in module.parameters()}
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    cuda = [place] if place.type == "cuda" else []
-    for parameter in gradients:
-        parameter.grad = None
-    try:
-        with torch.random.fork_rng(devices=cuda):
-            if home is not None:
-                module.to(place)
-            yield
-    finally:
-        for parameter in gradients:
-            parameter.grad = None
-        if home is not None:
-            module.to(home)
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
 
 
 def _check(stages: Sequence[nn.Module], steps: int) -> None:

@@ -16,15 +16,15 @@ from debubble.core.actions import (
     code_text,
     computes,
     kinds_of,
-    microbatches_of,
     pairs_of,
     stages_of,
 )
 from debubble.core.costs import Costs
 from debubble.core.kinds import FORWARD_KINDS, KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
+from debubble.core.waits import waits_for
 from debubble.engine.timeline import Timeline
-from debubble.interchange.run_trace import Transfer, save_run_trace
+from debubble.interchange.trace_events import Transfer, run_trace, write_trace
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.errors import RunError
 
@@ -121,8 +121,9 @@ class RecordedSteps:
         """Write a step as a trace file for Perfetto, with predicted times if given."""
         times = {} if predicted is None else {"predicted": (predicted.start, predicted.end)}
         times["measured"] = self.starts[step], self.ends[step]
-        save_run_trace(
-            self.plan.schedule, times, path, transfers=self.transfers(step), hosts=self.hosts
+        transfers = self.transfers(step)
+        write_trace(
+            run_trace(self.plan.schedule, times, transfers=transfers, hosts=self.hosts), path
         )
 
     def costs(self) -> Costs:
@@ -194,15 +195,8 @@ def _lag(schedule: Schedule, times: NDArray[np.int64]) -> float | None:
 
 def _messages(schedule: Schedule) -> Iterator[tuple[int, int]]:
     """Yield the positions of every send and its receive."""
-    actions = schedule.actions
-    kind, stage, unit = kinds_of(actions), stages_of(actions), microbatches_of(actions)
-    place = {
-        (int(kind[p]), int(stage[p]), int(unit[p])): p for p in range(len(actions))
-        if KINDS[int(kind[p])].receives
-    }  # fmt: skip
-    for send in np.flatnonzero(np.isin(kind, SEND_KINDS)).tolist():
-        spec = KINDS[int(kind[send])]
-        assert spec.other_end is not None, "a send has another end"
-        receive = place.get((int(spec.other_end), int(stage[send]) + spec.away, int(unit[send])))
-        if receive is not None:
-            yield send, receive
+    waits = waits_for(schedule)
+    sent = np.isin(kinds_of(schedule.actions)[waits.producer], SEND_KINDS)
+    yield from sorted(
+        zip(waits.producer[sent].tolist(), waits.consumer[sent].tolist(), strict=True)
+    )

@@ -1,19 +1,22 @@
-"""F, B, I and W of a stage, or one of its layers, that runs alone."""
+"""F, B, I and W of a stage, or one of its layers, that runs alone; meters of time and FLOPs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
-from debubble.torch.data.losses import added_losses
-from debubble.torch.data.tree import differentiable
-from debubble.torch.models.layers import find_layers
+from debubble.torch.data.batch import added_losses
+from debubble.torch.data.tree import differentiable, mapped, tensors_of
+from debubble.torch.models.split import find_layers
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class SingleStage:
         outputs = [t for t in tensors_of(output) if t.requires_grad]
         roots = outputs + [value for value in added if value.requires_grad]
         alone = len(outputs) if self.loss is None else 0
-        return StageForward(self.splitter, roots, alone, inputs, list(tensors_of(args)), output)
+        return StageForward(self.splitter, roots, alone, inputs, tensors_of(args), output)
 
 
 @dataclass
@@ -125,16 +128,6 @@ def layer_parts(part: SingleStage) -> list[SingleStage]:
     return [called[layer] for layer in layers] if calls == len(layers) == len(called) else []
 
 
-def mapped(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return a tree with every tensor replaced."""
-    return tree_map_only(Tensor, function, tree)
-
-
-def tensors_of(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a tree."""
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
-
-
 def detach(tensor: Tensor) -> Tensor:
     """Return the tensor as a leaf that requires a gradient if it did before."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
@@ -142,3 +135,50 @@ def detach(tensor: Tensor) -> Tensor:
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+class Stopwatch:
+    """Times between marks in milliseconds; on CUDA times of the stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """Mark the present time."""
+        if self._device is None:
+            self._marks.append(time.perf_counter_ns())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._marks.append(event)
+
+    def read(self) -> list[float]:
+        """Return the times from mark to mark, and forget the marks."""
+        marks, self._marks = self._marks, []
+        pairs = pairwise(marks)
+        if self._device is None:
+            return [(end - start) / 1e6 for start, end in pairs]
+        torch.cuda.synchronize(self._device)
+        return [start.elapsed_time(end) for start, end in pairs]
+
+
+class Flops(TorchDispatchMode):
+    """Counter of the FLOPs of all operators, with PyTorch's formulas.
+
+    PyTorch's own counter also hooks modules, and I alone does not pass its hooks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator and count it."""
+        result = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=result)
+        return result

@@ -186,7 +186,8 @@ def measures_table(stages: Sequence[StageMeasures]) -> str:
     for number, stage in enumerate(stages):
         times = [_with_quartiles(stage.times.get(kind)) for kind in TIMES]
         sizes = (stage.saved, stage.kept_for_weight, stage.inputs, stage.weights)
-        rows.append([str(number), *times, *(_bytes(size) for size in sizes)])
+        texts = ("–" if size is None else amount(size, "bytes") for size in sizes)
+        rows.append([str(number), *times, *texts])
     lines = layout.table(rows, left=())
     lines += [f"stage {number}: {stage.split}" for number, stage in enumerate(stages)]
     widest = max(spread.width for stage in stages for spread in stage.times.values())
@@ -202,10 +203,6 @@ def _with_quartiles(spread: Quartiles | None) -> str:
     if spread is None:
         return "–"
     return f"{spread.median:.3g} ({spread.lower:.3g}–{spread.upper:.3g})"
-
-
-def _bytes(size: int | None) -> str:
-    return "–" if size is None else amount(size, "bytes")
 
 
 def _short(value: float) -> float:

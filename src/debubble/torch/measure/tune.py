@@ -21,9 +21,10 @@ from debubble.engine.graph import compile_graph
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.engine.validate import has
-from debubble.torch.autograd.tied_weights import local
+from debubble.torch.autograd.gradients import local
 from debubble.torch.engine.recorder import KEPT
-from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
+from debubble.torch.models.modules import restored
+from debubble.torch.setup import not_for_pytorch
 
 if TYPE_CHECKING:
     from debubble.torch.pipeline import Pipeline
@@ -268,23 +269,12 @@ def _search(
 def _compare(pipe: Pipeline, found: Schedule, run: Callable[[], Any]) -> float:
     """Return the largest relative difference of a gradient between two schedules."""
     weights = list(pipe.parameters())
-    kept = [weight.grad for weight in weights]
-    state = [(b, b.clone()) for module in pipe.stages.values() for b in module.buffers()]
-    before = pipe.schedule
     gradients = []
-    device = pipe._ranks.device
-    for schedule in (before, found):
+    for schedule in (pipe.schedule, found):
         pipe.use(schedule)
-        for weight in weights:
-            weight.grad = None
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with restored(list(pipe.stages.values()), pipe._ranks.device):
             run()
-        gradients.append([weight.grad for weight in weights])
-        with torch.no_grad():
-            for buffer, value in state:
-                buffer.copy_(value)
-    for weight, gradient in zip(weights, kept, strict=True):
-        weight.grad = gradient
+            gradients.append([weight.grad for weight in weights])
     largest = torch.zeros(1, dtype=torch.float64)
     for one, other in zip(*gradients, strict=True):
         if one is None and other is None:

@@ -16,9 +16,8 @@ from debubble.core.errors import ParameterError
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.validate import has
-from debubble.torch.models.modules import bare, reason_fused, ties_of
+from debubble.torch.models.modules import bare, is_dtensor, is_sharded, reason_fused, ties_of
 from debubble.torch.ranks.process_group import Ranks
-from debubble.torch.ranks.sharded import is_dtensor, is_sharded
 
 log = logging.getLogger("debubble")
 
@@ -26,10 +25,7 @@ log = logging.getLogger("debubble")
 def find_stages(
     stages: Any, schedule: Schedule, ranks: Ranks
 ) -> tuple[dict[int, nn.Module], list[list[str]]]:
-    """Return the stages of a rank, and names of weights that are one object in several stages.
-
-    Raises ParameterError when stages are missing, are not modules, or cannot run the schedule.
-    """
+    """Return the stages of a rank, and names of weights that are one object in several stages."""
     rank = ranks.rank
     here = schedule.placement.stages_on(rank)
     given = _by_number(stages, schedule, here)

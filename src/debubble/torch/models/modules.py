@@ -1,19 +1,50 @@
-"""Wrappers of modules, and reasons why a backward through them cannot be split."""
+"""Wrappers of modules, saved state, and reasons why a backward cannot be split.
+
+Modules and tensors of ``fully_shard`` are recognized without loading it, which takes half as long
+as loading PyTorch; without it loaded, nothing is sharded.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from debubble.torch.ranks.sharded import is_sharded
+from debubble.core.errors import ParameterError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
+    """Return if ``fully_shard`` was applied to a module."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    return loaded is not None and isinstance(module, loaded.FSDPModule)
+
+
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return if a tensor is a ``DTensor``, of which each rank has a part."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
+
+
+def replica_groups(module: nn.Module) -> list[dist.ProcessGroup]:
+    """Return the groups over which gradients of a stage are averaged, one after the other."""
+    if isinstance(module, DistributedDataParallel):
+        return [module.process_group]
+    spread = next((weight for weight in module.parameters() if is_dtensor(weight)), None)
+    return [] if spread is None else list(spread.device_mesh.get_all_groups())
+
 
 WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Parts that wrappers add to names of parameters."""
@@ -71,6 +102,28 @@ def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
             part.training = training
             if is_sharded(part):
                 part.reshard()
+
+
+@contextmanager
+def restored(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """Compute with modules, without gradients of before, for a time.
+
+    Gradients, buffers and random numbers are as before afterwards.
+    """
+    gradients = {weight: weight.grad for module in modules for weight in module.parameters()}
+    buffers = [{name: each.clone() for name, each in m.named_buffers()} for m in modules]
+    for weight in gradients:
+        weight.grad = None
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        for weight, gradient in gradients.items():
+            weight.grad = gradient
+        with torch.no_grad():
+            for module, kept in zip(modules, buffers, strict=True):
+                for name, buffer in module.named_buffers():
+                    buffer.copy_(kept[name])
 
 
 def reason_fused(module: nn.Module) -> str:
@@ -150,3 +203,48 @@ def autocast_of(device: torch.device) -> Callable[[], AbstractContextManager[Any
         return nullcontext
     dtype = torch.get_autocast_dtype(kind)
     return lambda: torch.autocast(kind, dtype, cache_enabled=False)
+
+
+NamedModules = Iterable[tuple[str, nn.Module]]
+"""Modules with the prefixes of their names."""
+
+
+def named_parameters(modules: NamedModules) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield every parameter once."""
+    seen: set[int] = set()
+    for prefix, module in modules:
+        for name, weight in bare(module).named_parameters():
+            if id(weight) not in seen:
+                seen.add(id(weight))
+                yield f"{prefix}.{bare_name(name)}", weight
+
+
+def state_of(modules: NamedModules) -> dict[str, Any]:
+    """Return parameters and buffers by name."""
+    return {
+        f"{prefix}.{bare_name(name)}": value
+        for prefix, module in modules
+        for name, value in bare(module).state_dict().items()
+    }
+
+
+def load_state(modules: NamedModules, state: Mapping[str, Any]) -> None:
+    """Load parameters and buffers; `state` may have more."""
+    if not isinstance(state, Mapping):
+        raise ParameterError(
+            f"the state is {type(state).__name__}; give what state_dict() returned, or was saved"
+        )
+    modules = list(modules)
+    missing = [name for name in state_of(modules) if name not in state]
+    if missing:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        hint = did_you_mean(missing[0], state) if state else "it is empty"
+        raise ParameterError(f"the state has no '{missing[0]}'{more}; {hint}")
+    for prefix, module in modules:
+        inner = bare(module)
+        own = {name: f"{prefix}.{bare_name(name)}" for name in inner.state_dict()}
+        try:
+            inner.load_state_dict({name: state[full] for name, full in own.items()})
+        except RuntimeError as error:
+            what = str(error).splitlines()[-1].strip().rstrip(".")
+            raise ParameterError(f"the state does not fit stage {prefix}: {what}") from None

@@ -19,8 +19,48 @@ from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.optimize.layer_split.layers import even_cut
-from debubble.torch.data.losses import add_loss
-from debubble.torch.models.layers import Absent, NoPositions
+from debubble.torch.data.batch import add_loss
+
+NAMES = ("layers", "h", "blocks")
+"""Names of attributes with lists of layers."""
+
+
+class Absent(nn.Module):
+    """Placeholder for a module of another stage."""
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        """Return the first argument."""
+        return x
+
+
+class NoPositions(nn.Module):
+    """Placeholder for position embeddings, which only the first stage adds."""
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Return zero."""
+        return position_ids.new_zeros(())
+
+
+def find_layers(stage: nn.Module) -> list[nn.Module]:
+    """Return the layers of a stage in order, none where it has no list of them.
+
+    A list is a ``Sequential``, or an attribute called `layers`, `h` or `blocks` that is a
+    ``ModuleList``, ``ModuleDict`` or ``Sequential``; the outermost one counts. Placeholders for
+    layers of other stages are left out.
+    """
+    return [layer for layer in _listed(stage) if not isinstance(layer, Absent)]
+
+
+def _listed(stage: nn.Module) -> list[nn.Module]:
+    if isinstance(stage, nn.Sequential):
+        return list(stage)
+    for name, part in stage.named_modules():
+        if name.rpartition(".")[2] in NAMES:
+            if isinstance(part, nn.ModuleDict):
+                return list(part.values())
+            if isinstance(part, nn.ModuleList | nn.Sequential):
+                return list(part)
+    return []
 
 
 @dataclass(frozen=True)
@@ -96,15 +136,7 @@ def family_of(model: Any) -> Family:
 
 
 class DecoderStage(nn.Module):
-    """Consecutive parts of a decoder model.
-
-    Parameters
-    ----------
-    model, family
-        The whole model.
-    units
-        Names of parts and numbers of layers of this stage.
-    """
+    """Consecutive parts of a decoder model: `units` are names of parts and numbers of layers."""
 
     def __init__(self, model: Any, family: Family, units: Sequence[str | int]) -> None:
         super().__init__()
@@ -144,17 +176,10 @@ class DecoderStage(nn.Module):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Any:
-        """Return hidden states, or on the last stage logits.
+        """Return hidden states, or on the last stage logits, of token numbers or hidden states `x`.
 
-        Parameters
-        ----------
-        x
-            Token numbers on the first stage, else hidden states.
-        balance
-            Counts and probabilities of experts on the stages before, where the router's loss is
-            wanted; returned with those of this stage as the second of two tensors.
-        attention_mask, position_ids
-            Those of the model.
+        Where the router's loss is wanted, `balance` has counts and probabilities of experts on the
+        stages before; it is returned with those of this stage as the second of two tensors.
         """
         body = getattr(self, self._prefix)
         entry = {"input_ids" if self.is_first else "inputs_embeds": x}
@@ -170,7 +195,10 @@ class DecoderStage(nn.Module):
         if not self.is_last:
             return output, balance
         rows = x.shape[0] * x.shape[1] if attention_mask is None else attention_mask.sum()
-        add_loss(self.config.router_aux_loss_coef * _imbalance(balance, rows * self._count))
+        # The loss of Switch Transformers (arXiv 2101.03961, eq. 4) over all layers.
+        chosen, chance = balance / (rows * self._count)
+        imbalance = torch.sum(chosen.detach() * chance) * balance.shape[1]
+        add_loss(self.config.router_aux_loss_coef * imbalance)
         return output
 
 
@@ -227,12 +255,6 @@ def _add(
         )
         balance = balance + torch.stack([count, (chances.float() * weight[:, None]).sum(0)])
     return balance
-
-
-def _imbalance(balance: Tensor, rows: int | Tensor) -> Tensor:
-    """Return the loss of Switch Transformers (arXiv 2101.03961, eq. 4) over all layers."""
-    chosen, chance = balance / rows
-    return torch.sum(chosen.detach() * chance) * balance.shape[1]
 
 
 def _cuts(

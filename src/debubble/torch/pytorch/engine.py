@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -13,32 +13,28 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as pytree
 
 from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS
-from debubble.torch.data.batch import ForwardResult, StepData
-from debubble.torch.data.losses import added_losses, check_loss_value, zero_of
-from debubble.torch.engine.engine_setup import EngineSetup
+from debubble.torch.data.batch import StepData, added_losses, check_loss_value, zero_of
+from debubble.torch.data.tree import tensors_of
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.recorder import Recorder
+from debubble.torch.engine.stage import EngineSetup
 from debubble.torch.engine.tasks import sleep_until
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import reason_not_split, saving_seen
-from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
 from debubble.torch.pytorch.runtime import PyTorchRuntime, receive_policy
 from debubble.torch.ranks.progress_table import RankState, Watch
+from debubble.torch.setup import not_for_pytorch
 
 
 @dataclass(eq=False)
 class PyTorchEngine:
     """One rank of a schedule on PyTorch's runtime.
 
-    Raises
-    ------
-    ParameterError
-        When PyTorch cannot run the schedule as it says, see :func:`not_for_pytorch`.
+    Raises ParameterError when PyTorch cannot run the schedule, see :func:`not_for_pytorch`.
     """
 
     setup: EngineSetup
@@ -89,13 +85,15 @@ class PyTorchEngine:
         self.recorder.close()
         return losses
 
-    def forward(self, batch: StepData, outputs: bool) -> ForwardResult:
-        """Run forwards only, in the order of the program."""
+    def forward(
+        self, batch: StepData, outputs: bool
+    ) -> tuple[Mapping[int, Tensor], Mapping[int, Any]]:
+        """Run forwards only, in the order of the program; return losses and outputs by unit."""
         last = self._stages[-1]
         last.outputs = {} if outputs and last.is_last else None
         losses = self._run(self._runtime.eval, batch)
         found, last.outputs = last.outputs or {}, None
-        return ForwardResult(losses, found)
+        return losses, found
 
     @contextlib.contextmanager
     def around(self, kind: Kind, stage: int, unit: int) -> Iterator[None]:
@@ -210,8 +208,7 @@ class _Stage(PipelineStage):
         ):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if decides:
-            tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-            why = reason_not_split(seen, [*tensors, *added])
+            why = reason_not_split(seen, [*tensors_of(output), *added])
             self._fused = bool(why)
             if why:
                 self._warn(self.stage_index, why)

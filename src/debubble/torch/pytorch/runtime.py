@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -32,12 +31,13 @@ from debubble.core.kind_relations import ACTIVATION_KINDS
 from debubble.core.kinds import FORWARD_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.transfers import first_transfer
+from debubble.engine.validate import has
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible, rows_with_transfers
 from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
 from debubble.torch.errors import RunError
+from debubble.torch.models.modules import is_sharded
 from debubble.torch.ranks.process_group import uses_nccl
-from debubble.torch.ranks.sharded import is_sharded
 
 _HAS_WAITS = "WAIT_SEND_F" in schedules._ComputationType.__members__
 """If there are actions that wait for sends and reductions."""
@@ -52,25 +52,11 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
     Beyond what PyTorch's own does, the last stage may take microbatches in any order, gradients of
     several steps add up, :meth:`eval` runs forwards only for every placement and without preparing
     the stages anew, and :meth:`step` takes whole batches or microbatches with every version of
-    PyTorch.
+    PyTorch. A schedule without transfers and reductions of gradients gets them; with `scale_grads`
+    gradients are those of the mean of the microbatches' losses, not of their sum.
 
-    Parameters
-    ----------
-    schedule
-        The schedule to run. Transfers and reductions of gradients are added where it has none.
-    stages
-        The ``PipelineStage`` objects of this rank's stages.
-    loss_fn
-        Loss of (output of the last stage, target).
-    scale_grads
-        If gradients are those of the mean of the microbatches' losses, not of their sum.
-    **options
-        As of PyTorch's schedules: ``output_merge_spec``, …
-
-    Raises
-    ------
-    ParameterError
-        When PyTorch cannot express the schedule, or `stages` are not those of this rank.
+    Raises ParameterError when PyTorch cannot express the schedule, or `stages` are not those of
+    this rank.
     """
 
     def __init__(
@@ -91,7 +77,12 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
         # PyTorch would also divide gradients that are there already; instead each loss is scaled.
         self.share = 1 / schedule.microbatches if scale_grads else 1.0
         sharded = any(is_sharded(stage.submod) for stage in stages)
-        lowered = with_communication(schedule, stages[0].group, stages[0].device, sharded)
+        lowered = schedule
+        if first_transfer(lowered) is None:
+            policy = receive_policy(stages[0].group, stages[0].device)
+            lowered = add_transfers(lowered, policy=policy)
+        if not has(schedule, SHARDING_KINDS):
+            lowered = add_sharding(lowered, mode="fsdp" if sharded else "ddp")
         self._prepare_schedule_with_comms(_actions(lowered), format="compute_comms")
         self._forward_order = _actions(forward_only(lowered, sharded))
         self._order_of_losses = [
@@ -112,14 +103,7 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
     ) -> Any:
         """Run all microbatches, forwards and backwards; see PyTorch's ``step``.
 
-        Parameters
-        ----------
-        *args
-            A whole batch, cut along dimension 0.
-        arg_mbs, kwarg_mbs, target_mbs
-            In place of a batch: arguments and targets, a list entry per microbatch.
-        **kwargs
-            ``target``, ``losses``, ``return_outputs``, and keyword arguments of the stages.
+        They come as a whole batch, or in lists with an entry per microbatch.
         """
         given = (arg_mbs, kwarg_mbs, target_mbs)
         if all(part is None for part in given):
@@ -185,18 +169,6 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
         # They are in the order of the last stage's forwards.
         by_unit = dict(zip(self._order_of_losses, output_chunks, strict=True))
         return super()._merge_outputs([by_unit[unit] for unit in sorted(by_unit)])
-
-
-def with_communication(
-    schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device, sharded: bool
-) -> Schedule:
-    """Add transfers, reductions and, for fully sharded stages, gathers of weights."""
-    kinds = kinds_of(schedule.actions)
-    if first_transfer(schedule) is None:
-        schedule = add_transfers(schedule, policy=receive_policy(group, device))
-    if not np.any(np.isin(kinds, SHARDING_KINDS)):
-        schedule = add_sharding(schedule, mode="fsdp" if sharded else "ddp")
-    return schedule
 
 
 def receive_policy(group: dist.ProcessGroup | None, device: torch.device) -> ReceivePolicy:

@@ -155,10 +155,7 @@ class Ranks:
 
     @classmethod
     def of(cls, group: Any, device: Any, timeout: float) -> Ranks:
-        """Return the ranks of a process group; None is the world's.
-
-        Raises ParameterError when there is no process group.
-        """
+        """Return the ranks of a process group; None is the world's."""
         if not dist.is_initialized():
             raise ParameterError(
                 "there is no process group; call torch.distributed.init_process_group() before, "

@@ -13,15 +13,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed as dist
 
-from debubble.core.errors import DebubbleError
+from debubble.core.errors import DebubbleError, ParameterError
 from debubble.torch.errors import RunError
 from debubble.torch.ranks.process_group import Channel, Ranks
 from debubble.torch.ranks.progress_table import WAITS, PlaceText, ProgressTable, RankState, Watch
@@ -48,16 +48,7 @@ FAILED = "failed"
 class StoreWatch(Watch):
     """Progress of this rank and the others, and the error of the first that failed, in a store.
 
-    Parameters
-    ----------
-    rank, size
-        This rank, and the number of ranks.
-    store
-        A store for the keys of these watches, over a connection of this thread alone.
-    timeout
-        Seconds that a rank waits for another.
-    text
-        Words for a position of a program.
+    The store has the keys of these watches alone, over a connection of this thread alone.
     """
 
     def __init__(self, rank: int, size: int, store: Any, timeout: float, text: PlaceText) -> None:
@@ -117,7 +108,10 @@ class StoreWatch(Watch):
                 )
 
     def _fail(self, error: BaseException) -> None:
-        if self.state in WAITS and _of_connection(error):
+        lost = type(error) is RuntimeError or isinstance(error, dist.DistError)
+        frames = traceback.extract_tb(error.__traceback__)
+        # An error of a call to other ranks, not of a module or loss between such calls.
+        if self.state in WAITS and lost and frames[-1].filename.startswith(CONNECTING):
             self._raise_failure()
             late = is_timeout(str(error))
             if not late:
@@ -207,14 +201,6 @@ class StoreWatch(Watch):
                 os._exit(2)
 
 
-def _of_connection(error: BaseException) -> bool:
-    """Return if a call to other ranks raised an error, not a module or loss between such calls."""
-    if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
-        return False
-    frames = traceback.extract_tb(error.__traceback__)
-    return frames[-1].filename.startswith(CONNECTING)
-
-
 def is_timeout(error: str) -> bool:
     """Return if an error of a connection is about a timeout."""
     return "timed out" in error.lower() or "timeout" in error.lower()
@@ -233,3 +219,39 @@ def describe_error(error: BaseException) -> str:
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     first = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {first}{where}"
+
+
+Outcome = TypeVar("Outcome")
+
+
+def on_all_ranks(ranks: Ranks, work: Callable[[], Outcome]) -> Outcome:
+    """Call `work` on all ranks, and return its result once it succeeded on all of them.
+
+    Raises ParameterError with the message of another rank when it failed there, so that no rank
+    waits for one that failed.
+    """
+    try:
+        found = work()
+    except Exception as error:
+        ranks.channel.gather(describe_error(error))
+        raise
+    for rank, words in enumerate(ranks.channel.gather("")):
+        if words:
+            raise ParameterError(f"rank {rank} cannot begin: {words}")
+    return found
+
+
+@contextmanager
+def rendezvous(timeout: float) -> Iterator[None]:
+    """Turn errors of connections into a RunError about ranks that did not come."""
+    try:
+        yield
+    except RuntimeError as error:
+        late = is_timeout(str(error))
+        if isinstance(error, DebubbleError) or not (late or "gloo" in str(error)):
+            raise
+        found = f"did not come within {timeout:g} s" if late else "failed, or ended"
+        raise RunError(
+            f"another rank {found} while this one made a Pipeline; its own output says why; all "
+            "ranks of the group make it together, and timeout= waits longer"
+        ) from None

@@ -92,23 +92,8 @@ def devices(device: str, ranks: int) -> tuple[list[str], str, bool]:
 def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str) -> list[Any]:
     """Call `work` in a process per rank, each with a process group, and return their results.
 
-    Parameters
-    ----------
-    work
-        Gets the :class:`World` of its rank.
-    ranks
-        Number of processes.
-    text
-        Words for a position of a program.
-    timeout
-        Seconds without any progress after which the run is ended.
-    device
-        ``"auto"``, ``"cpu"`` or ``"cuda"``.
-
-    Raises
-    ------
-    RunError
-        When a rank dies, raises, or no rank has moved for `timeout` seconds. No process is left.
+    Raises RunError when a rank dies, raises, or no rank has moved for `timeout` seconds. No process
+    is left.
     """
     names, backend, _ = devices(device, ranks)
     context = multiprocessing.get_context("forkserver")

@@ -1,9 +1,10 @@
-"""Jobs of a run: every rank takes steps of one schedule on copies of a model's stages."""
+"""Jobs of a run: its model and data, and the steps that every rank takes on copies of stages."""
 
 from __future__ import annotations
 
+import copy
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +13,155 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.utils import _pytree as pytree
 
+from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange.cost_files import costs_data
+from debubble.torch.data.batch import added_losses, check_loss_value, count_rows, shares_of
+from debubble.torch.data.tree import arguments, moved_to
 from debubble.torch.engine.plan import ExecutionPlan
+from debubble.torch.engine.vocabulary import is_cross_entropy, output_layer
+from debubble.torch.models.build import build
+from debubble.torch.models.modules import ties_of
 from debubble.torch.pipeline import Pipeline
 from debubble.torch.ranks.progress_table import Watch
 from debubble.torch.ranks.world import World
-from debubble.torch.run.run_data import RunData, copied
-from debubble.torch.run.verify import RATE
+
+
+class RunData:
+    """A model and its microbatches under a schedule; each microbatch is asked for once.
+
+    In another process the model is built anew, and the data are those of this one. Raises
+    ParameterError when data is no pair, stages cannot be sliced, or the output layer be sharded.
+    """
+
+    def __init__(self, model: str | Callable[..., Any], schedule: Schedule) -> None:
+        self._source = model, schedule.stages
+        self.model = made = build(*self._source)
+        if schedule.slices > 1 and not all(getattr(s, "slices", False) for s in made.stages):
+            raise ParameterError(
+                f"the schedule cuts sequences into {schedule.slices} slices, and the model's "
+                "stages do not take them; use gpt-tiny, or give them slices = True and "
+                "forward(x, start, past)"
+            )
+        count = schedule.microbatches * schedule.iterations
+        self._data = [_pair(made.data(number), number) for number in range(count)]
+        rows = [count_rows(target) or count_rows(x) or 1.0 for x, target in self._data]
+        self.shares = shares_of(rows, schedule.iterations)
+        """Share of every microbatch's loss in that of its iteration: its share of the rows."""
+        if schedule.vocabulary:
+            self._check_output(schedule.ranks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "model"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.model = build(*self._source)
+
+    @property
+    def ties(self) -> list[list[str]]:
+        """Weights that are one object in several stages, by stage and name."""
+        return ties_of(dict(enumerate(self.model.stages)))
+
+    @property
+    def not_for_pytorch(self) -> str:
+        """Reason why PyTorch's runtime cannot take the data, empty when it can."""
+        leaves = [pytree.tree_leaves(x) for x, _ in self._data]
+        if any(not isinstance(leaf, Tensor) for row in leaves for leaf in row):
+            return "the first stage gets more than tensors"
+        if any(not isinstance(x, Tensor | tuple | list) for x, _ in self._data):
+            return "the first stage gets tensors in a mapping"
+        forms = [[(leaf.shape, leaf.dtype) for leaf in row] for row in leaves]
+        if any(form != forms[0] for form in forms):
+            return "microbatches have different shapes"
+        return ""
+
+    def microbatch(
+        self, number: int, device: torch.device | str, dtype: torch.dtype
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Return the arguments of the first stage, and the target."""
+        x, target = self._data[number]
+        moved: tuple[tuple[Any, ...], Any] = moved_to((arguments(x), target), device, dtype)
+        return moved
+
+    def microbatches(
+        self, device: torch.device | str, dtype: torch.dtype
+    ) -> tuple[list[tuple[Any, ...]], list[Any]]:
+        """Return the first stage's arguments and the targets of all microbatches."""
+        pairs = [self.microbatch(number, device, dtype) for number in range(len(self._data))]
+        return [args for args, _ in pairs], [target for _, target in pairs]
+
+    def loss(self, modules: Sequence[Any], number: int, dtype: torch.dtype) -> Tensor:
+        """Return a microbatch's loss without a pipeline, on the CPU, with auxiliary losses.
+
+        Modules are the stages, or functions that compute as they do.
+        """
+        args, target = self.microbatch(number, "cpu", dtype)
+        with added_losses() as added:
+            output = run_stages(modules, args)
+            loss = check_loss_value(self.model.loss(output, target), output)
+            for more in added:
+                loss = loss + more
+        return loss
+
+    def _check_output(self, ranks: int) -> None:
+        """Refuse a model whose output layer cannot be cut along the vocabulary."""
+        *earlier, last = self.model.stages
+        name, output = output_layer(last, ranks)
+        bare = copy.deepcopy(last)
+        setattr(bare, name, nn.Identity())
+        args, target = self.microbatch(0, "cpu", output.weight.dtype)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            state = torch.random.get_rng_state()
+            logits = run_stages([*earlier, last], args)
+            torch.random.set_rng_state(state)
+            hidden = run_stages([*earlier, bare], args)
+            if not isinstance(hidden, Tensor) or not torch.allclose(output(hidden), logits):
+                raise ParameterError(
+                    f"the model's last stage does not apply its output layer last; return "
+                    f"self.{name}(…) from its forward"
+                )
+        per_token = isinstance(target, Tensor) and target.shape == logits.shape[:-1]
+        per_token = per_token and not target.is_floating_point()
+        if not per_token or not is_cross_entropy(output, self.model.loss):
+            raise ParameterError(
+                "an output layer can be sharded under the mean cross-entropy of its logits; the "
+                "model has another loss"
+            )
+
+
+def run_stages(modules: Sequence[Any], args: tuple[Any, ...]) -> Any:
+    """Return the output of stages that run one after the other."""
+    value: Any = args
+    for module in modules:
+        value = module(*arguments(value))
+    return value
+
+
+def copied(modules: Mapping[int, nn.Module], device: Any, dtype: torch.dtype) -> Any:
+    """Copy stages to a device and type; a weight that several of them have stays one."""
+    copies = copy.deepcopy(dict(modules))
+    return {number: module.to(device, dtype) for number, module in copies.items()}
+
+
+def _pair(found: Any, number: int) -> tuple[Any, Any]:
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        many = f" of {len(found)}" if isinstance(found, tuple | list) else ""
+        raise ParameterError(
+            f"data({number}) returned {type(found).__name__}{many}; return (input, target)"
+        )
+    x, target = found
+    if target is None:
+        raise ParameterError(f"data({number}) returned no target; return (input, target)")
+    return x, target
+
 
 WARM_UP = 1
+
+RATE = 0.1
+"""Learning rate of optimizer steps, which are plain stochastic gradient descent."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,33 +1,93 @@
-"""Runs of a schedule: verified, measured, and compared with the prediction."""
+"""Runs of a schedule: verified, measured, and compared with the prediction.
+
+In a prediction every action takes the time it was measured to take (the median of its kind and
+stage) or was made to take, plus one overhead for all: the runtime's time per action and per way
+from rank to rank. The overhead is calibrated: it is the one with which the simulation of a short
+1F1B takes as long as that did.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from debubble.core.boundaries import largest_message
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.engine.timeline import Timeline, simulate
 from debubble.interchange.python_file import user_code
 from debubble.lowering.transfers import ReceivePolicy
 from debubble.schedules import registry
 from debubble.torch.engine.plan import ExecutionPlan
-from debubble.torch.measure.recorded import RecordedSteps
-from debubble.torch.pytorch.not_for_pytorch import not_for_pytorch
+from debubble.torch.measure.recorded import RecordedSteps, computations
 from debubble.torch.ranks.torchrun import check_world_size, is_joined, local_size, run_joined
 from debubble.torch.ranks.world import World, devices, run_local
-from debubble.torch.run.job import Job
-from debubble.torch.run.prediction import calibrate, predict_timeline, sleeping_times
+from debubble.torch.run.job import Job, RunData
 from debubble.torch.run.report import RunReport
-from debubble.torch.run.run_data import RunData
 from debubble.torch.run.verify import comparison_dtype, verify
+from debubble.torch.setup import not_for_pytorch
+
+Seconds = NDArray[np.float64]
+"""A time of every action."""
+
+
+def sleeping_times(schedule: Schedule, costs: Costs, shortest: float) -> Seconds:
+    """Return the times that actions sleep when the shortest takes `shortest` seconds.
+
+    Raises ParameterError when all costs are zero, or transfers have costs: those take their real
+    time.
+    """
+    if np.any(np.asarray(costs.p2p) > 0) or largest_message(costs) > 0:
+        raise ParameterError(
+            "transfers of a real run take the time they take; leave p2p and message out"
+        )
+    timeline = simulate(schedule, costs)
+    seconds = np.zeros(len(schedule))
+    compute = computations(schedule)
+    seconds[compute] = timeline.duration[compute]
+    if not np.any(seconds > 0):
+        raise ParameterError("all times are 0; give some with --times")
+    return seconds * (shortest / float(seconds[seconds > 0].min()))
+
+
+def predict_timeline(schedule: Schedule, seconds: Seconds, overhead: float) -> Timeline:
+    """Simulate a schedule whose actions take `seconds`, the median where they share a cost."""
+    timeline = simulate(schedule)
+    graph = timeline.graph
+    compute = computations(schedule)
+    index = graph.cost[graph.node[compute]]
+    vector = np.zeros_like(timeline.costs)
+    for cost in np.unique(index):
+        vector[cost] = np.median(seconds[compute[index == cost]]) + overhead
+    return replace(timeline, costs=vector, node_end=graph.evaluate(vector))
+
+
+def calibrate(schedule: Schedule, seconds: Seconds, makespan: float) -> float:
+    """Return the overhead with which a prediction equals a measured makespan; at least 0."""
+    low = predict_timeline(schedule, seconds, 0.0).makespan
+    if makespan <= low:
+        return 0.0
+    # The makespan is convex and increasing in the overhead: Newton's steps come from above.
+    overhead = makespan - low
+    for _ in range(50):
+        step = overhead * 1e-3
+        value = predict_timeline(schedule, seconds, overhead).makespan
+        slope = (value - predict_timeline(schedule, seconds, overhead - step).makespan) / step
+        change = (value - makespan) / slope
+        overhead -= change
+        if abs(change) <= 1e-9:
+            break
+    return max(overhead, 0.0)
+
 
 RUNTIMES = ("auto", "torch", "debubble")
 DEVICES = ("auto", "cpu", "cuda")
@@ -65,8 +125,6 @@ class Settings:
     """Seconds after which a run that does not move is ended, beyond those that an action sleeps."""
     device: str = "auto"
     """``"cpu"``, ``"cuda"``, or ``"auto"`` for CUDA where there is some."""
-    overhead: float | None = None
-    """Seconds of overhead per action; None to calibrate."""
     dtype: str = "float32"
     """Type of numbers when times are measured."""
 
@@ -77,13 +135,8 @@ class Settings:
         ):  # fmt: skip
             if value not in known:
                 raise ParameterError(f"{name} is '{value}'; {did_you_mean(value, known)}")
-        if self.steps < 0:
-            raise ParameterError(f"steps is {self.steps}; it is at least 0")
         if not self.steps and not self.verify:
             raise ParameterError("steps is 0 without verification; there is nothing to run")
-        for name, number in (("timeout", self.timeout), ("sleep", self.sleep)):
-            if number is not None and not 0 < number < 1e6:
-                raise ParameterError(f"{name} is {number:g}; give a positive number of seconds")
 
     @property
     def model_name(self) -> str:
@@ -104,25 +157,9 @@ class Settings:
 def run(schedule: Schedule, settings: Settings | None = None) -> RunReport | None:
     """Run a schedule on local processes, or on those that torchrun started.
 
-    Parameters
-    ----------
-    schedule
-        The schedule to run.
-    settings
-        How to run it.
-
-    Returns
-    -------
-    RunReport or None
-        Verification and measurement; None on all ranks but the first of those that torchrun
-        started.
-
-    Raises
-    ------
-    RunError
-        When a rank dies, hangs or receives what it does not expect. No process is left then.
-    ParameterError
-        When the model or the runtime does not fit the schedule.
+    Returns verification and measurement; None on all ranks but the first of those that torchrun
+    started. Raises RunError when a rank dies, hangs or receives what it does not expect, and no
+    process is left then; ParameterError when the model or the runtime does not fit the schedule.
     """
     joined = is_joined()
     if joined:
@@ -178,11 +215,10 @@ def _jobs(
         jobs[VERIFY] = Job(plan, data, theirs, exact, verifies=True, timeout=wait)
     if not settings.steps:
         return jobs
-    if settings.overhead is None:
-        short = registry.make("1f1b", ranks=schedule.ranks, microbatches=schedule.ranks)
-        plan = ExecutionPlan.of(short, sleeping_times(short, Costs(F=1, B=2), CALIBRATION), policy)
-        small = RunData("mlp", short)
-        jobs[CALIBRATE] = Job(plan, small, theirs, torch.float32, False, CALIBRATION_STEPS, wait)
+    short = registry.make("1f1b", ranks=schedule.ranks, microbatches=schedule.ranks)
+    plan = ExecutionPlan.of(short, sleeping_times(short, Costs(F=1, B=2), CALIBRATION), policy)
+    small = RunData("mlp", short)
+    jobs[CALIBRATE] = Job(plan, small, theirs, torch.float32, False, CALIBRATION_STEPS, wait)
     plan = ExecutionPlan.of(schedule, sleeps, policy)
     dtype = getattr(torch, settings.dtype)
     jobs[MEASURE] = Job(plan, data, theirs, dtype, False, settings.steps, wait)
@@ -212,14 +248,13 @@ def _report(
                 [result[VERIFY]["losses"] for result in results],
                 jobs[VERIFY].dtype,
             )
-    overhead, timing, predicted = settings.overhead, None, None
+    overhead, timing, predicted = None, None, None
     costs: Mapping[str, Any] = {}
     peaks: list[int] = []
     if MEASURE in jobs:
         timing = measured(MEASURE)
-        if overhead is None:
-            short = jobs[CALIBRATE].plan
-            overhead = calibrate(short.schedule, short.seconds, measured(CALIBRATE).makespan)
+        short = jobs[CALIBRATE].plan
+        overhead = calibrate(short.schedule, short.seconds, measured(CALIBRATE).makespan)
         slept = jobs[MEASURE].plan.seconds
         # What does not sleep takes the time it takes.
         predicted = predict_timeline(

@@ -25,11 +25,8 @@ from torch import Tensor
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.validate import has
-from debubble.torch.models.shard_output_layer import LAYERS
-from debubble.torch.run.run_data import RunData, copied
-
-RATE = 0.1
-"""Learning rate of optimizer steps, which are plain stochastic gradient descent."""
+from debubble.torch.engine.vocabulary import LAYERS
+from debubble.torch.run.job import RATE, RunData, copied
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 """Largest error of a gradient relative to the largest gradient of all, by type of numbers."""
@@ -105,15 +102,8 @@ def verify(
 ) -> Verification:
     """Compare results of ranks with the reference.
 
-    Parameters
-    ----------
-    schedule, data
-        The schedule that was run, and its model.
-    gradients, losses
-        For every rank its gradients by (iteration, stage) and name, and the shares of its
-        microbatches or slices in the loss of their step.
-    dtype
-        Type of their numbers.
+    Every rank has its gradients by (iteration, stage) and name, and the shares of its microbatches
+    or slices in the loss of their step.
     """
     wanted = reference(schedule, data, dtype)
     period = schedule.microbatches * schedule.slices

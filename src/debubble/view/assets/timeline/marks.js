@@ -1,4 +1,4 @@
-// Marks and differences of a run, from debubble.view.marks. A mark is a stretch of a
+// Marks and differences of a run, from debubble.view.trace_view. A mark is a stretch of a
 // rank's time with a name and a color. Over idle time it fills the row in place of the causes that follow from the
 // schedule; over an action it is a strip at its foot. Differences are from the same actions of another run.
 

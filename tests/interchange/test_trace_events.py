@@ -15,8 +15,7 @@ import debubble as db
 from debubble.core.errors import FormatError
 from debubble.core.kinds import KINDS, Stream
 from debubble.core.waits import waits_for
-from debubble.interchange.chrome_trace import save_trace, trace_text
-from debubble.interchange.trace_events import PAIRED
+from debubble.interchange.trace_events import PAIRED, trace_text, write_trace
 from debubble.lowering.chain import lower
 
 UNITS = [("s", 1e6), ("ms", 1e3), ("us", 1.0), ("µs", 1.0), ("ns", 1e-3), ("ticks", 1e3), ("", 1e3)]
@@ -184,12 +183,12 @@ def test_steps_and_transfers_are_slices_too() -> None:
 
 
 def test_a_name_that_ends_in_gz_is_compressed(tmp_path: Path, timeline: db.Timeline) -> None:
-    save_trace(timeline, tmp_path / "a.json")
-    save_trace(timeline, tmp_path / "b.json.gz")
-    save_trace(timeline, tmp_path / "c.json.gz")
+    write_trace(trace_text(timeline), tmp_path / "a.json")
+    write_trace(trace_text(timeline), tmp_path / "b.json.gz")
+    write_trace(trace_text(timeline), tmp_path / "c.json.gz")
     plain = (tmp_path / "a.json").read_text()
     assert plain == "".join(trace_text(timeline))
     assert gzip.decompress((tmp_path / "b.json.gz").read_bytes()).decode() == plain
     assert (tmp_path / "b.json.gz").read_bytes() == (tmp_path / "c.json.gz").read_bytes()
     with pytest.raises(FormatError, match=r"cannot write '.*no/x.json': No such file"):
-        save_trace(timeline, tmp_path / "no" / "x.json")
+        write_trace(trace_text(timeline), tmp_path / "no" / "x.json")
