@@ -73,6 +73,7 @@ HARMLESS = {
         "moe_shared_expert_overlap", "shared_expert_combination_strategy", "embedding_multiplier",
         "hidden_dropout", "key_multiplier", "lm_head_multiplier", "mlp_multipliers", "moe_norm_min",
         "norm_reduction_force_float32", "norm_type", "num_codebooks", "num_expert_group",
+        "num_image_tokens",
         "num_logits_to_keep", "n_shared_head", "keep_window_size", "rescale_every",
         "residual_multiplier", "scale_embedding", "ssm_in_multiplier", "ssm_multipliers",
         "ssm_out_multiplier", "time_step_limit", "use_l2_norm", "final_w_init_variance_scale",

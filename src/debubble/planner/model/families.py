@@ -237,6 +237,8 @@ FAMILIES: Mapping[str, ModelFamily | str] = {
     "gemma4_unified_text": replace(_GEMMA4, window=1024),
     "glm": ModelFamily(bias="+attention_bias", out_bias=False, head_dim=128),
     "glm4": ModelFamily(bias="+attention_bias", out_bias=False, head_dim=128, norms=4),
+    "glm4v_text": ModelFamily(bias="+attention_bias", out_bias=False, norms=4),
+    "glm4v_moe_text": ModelFamily(bias="+attention_bias", out_bias=False, dense_first=1),
     "glm4_moe": ModelFamily(qk_norm="head", qk_key="use_qk_norm", out_bias=False, dense_first=1),
     "glm4_moe_lite": ModelFamily(dense_first=1),
     "glm_moe_dsa": _SPARSE,

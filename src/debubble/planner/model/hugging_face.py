@@ -61,7 +61,7 @@ def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
         parts = ", ".join(key for key in TOWERS if config.get(key)) or "all else"
         assumed.append(f"only the text part of {kind} is counted; {parts} is left out")
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        config = {**outer, **inner}
+        config = {**inner, **outer}
         kind = config.get("model_type")
     if not isinstance(kind, str) or not _readable(config, kind):
         raise FormatError(
