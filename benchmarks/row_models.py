@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from debubble.planner.model.transformer import (
-    Attention,
-    Experts,
-    LatentAttention,
-    Layer,
-    Mlp,
-    Model,
-)
+from debubble.planner.model.mixers import Attention, LatentAttention
+from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
 GATED = ("llama", "qwen", "mixtral", "mistral", "deepseek", "gpt oss", "gpt-oss", "gemma", "palm")
 """Families whose feed-forward parts are gated and whose norms have one number per channel."""

@@ -2,7 +2,8 @@ import pytest
 from row_models import row_model
 
 from debubble.planner.model.files import read_model
-from debubble.planner.model.transformer import Attention, Experts, LatentAttention, Mlp
+from debubble.planner.model.mixers import Attention, LatentAttention
+from debubble.planner.model.transformer import Experts, Mlp
 
 KEYS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk")
 

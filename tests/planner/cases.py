@@ -13,14 +13,8 @@ from debubble.planner.frameworks.habits import Habits
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.gpus import GPUS, Gpu
 from debubble.planner.memory import activations
-from debubble.planner.model.transformer import (
-    Attention,
-    Experts,
-    LatentAttention,
-    Layer,
-    Mlp,
-    Model,
-)
+from debubble.planner.model.mixers import Attention, LatentAttention
+from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 from debubble.planner.plannable import first_cut
 from debubble.planner.request import Fixed, PlanRequest
 from debubble.planner.search.evaluate import Evaluated, finished, timed

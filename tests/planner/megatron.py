@@ -11,7 +11,8 @@ from typing import Any
 
 from debubble.planner.case import Case
 from debubble.planner.frameworks.table import flags
-from debubble.planner.model.transformer import LatentAttention, Model
+from debubble.planner.model.mixers import LatentAttention
+from debubble.planner.model.transformer import Model
 from tests import wheels
 
 VERSION = "0.19.2"

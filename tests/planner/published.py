@@ -12,7 +12,8 @@ from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.model.files import read_model
-from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
+from debubble.planner.model.mixers import Attention
+from debubble.planner.model.transformer import Layer, Mlp, Model
 
 
 class Published(NamedTuple):

@@ -9,9 +9,9 @@ from debubble.planner.cost.flops import (
     head_flops,
     layer_flops,
     mtp_flops,
-    seen_tokens,
 )
 from debubble.planner.model.files import read_model
+from debubble.planner.model.mixers import Attention
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,11 @@ def test_a_window_counts_the_band_below_the_diagonal():
     for sequence, window in ((4096, 128), (256, 255), (64, 64), (64, 100)):
         band = sum(min(window, query + 0.5) for query in range(sequence)) / sequence
         if window >= sequence:
-            assert seen_tokens(sequence, window) == sequence / 2
+            assert Attention(1, 1, 8, window=window).attended(sequence) == sequence / 2
         else:
-            assert seen_tokens(sequence, window) == pytest.approx(band, rel=1e-9)
+            assert Attention(1, 1, 8, window=window).attended(sequence) == pytest.approx(
+                band, rel=1e-9
+            )
     model = read_model("gpt-oss-20b")
     near, all_tokens = model.layers[0], model.layers[1]
     assert layer_flops(model, near, 4096).core < layer_flops(model, all_tokens, 4096).core / 10

@@ -1,10 +1,16 @@
+from dataclasses import replace
+
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cost.flops import layer_flops
 from debubble.planner.cost.layer_work import Product, Times, core_times, module_times, product_times
 from debubble.planner.hardware.gpus import GPUS
+from debubble.planner.memory.layer_bytes import kept_parts, module_parts
+from debubble.planner.memory.state import layer_parameters
 from debubble.planner.model.files import read_model
+from debubble.planner.model.mixers import NO_MIXER, Attention, LatentAttention, Recurrence
+from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 from tests.planner.cases import case_of
 
 TRAINING = Training(128, 8192)
@@ -57,19 +63,17 @@ def test_tensor_parallelism_divides_most_of_the_work() -> None:
 
 def test_flash_attention_reads_no_scores() -> None:
     model = read_model("llama-3.1-8b")
-    layer = model.layers[0]
+    part = model.layers[0].attention
     stored = Training(128, 8192, flash=False)
-    flash = core_times(case_of(model, TRAINING, candidate()), layer)
-    scores = core_times(case_of(model, stored, candidate()), layer)
+    flash = core_times(case_of(model, TRAINING, candidate()), part)
+    scores = core_times(case_of(model, stored, candidate()), part)
     assert flash.F < scores.F
     assert scores.W == 0
 
 
 def test_a_window_makes_attention_shorter() -> None:
-    model = read_model("gpt-oss-20b")
-    near, far = (
-        core_times(case_of(model, TRAINING, candidate()), layer).F for layer in model.layers[:2]
-    )
+    case = case_of(read_model("gpt-oss-20b"), TRAINING, candidate())
+    near, far = (core_times(case, layer.attention).F for layer in case.model.layers[:2])
     assert near < far / 10
 
 
@@ -91,3 +95,49 @@ def test_narrow_precisions_are_faster_in_spite_of_casts() -> None:
     assert times == sorted(times, reverse=True)
     head = product_times(gpu, Training(128, 8192, "fp8"), product, wide=True)
     assert head == product_times(gpu, TRAINING, product)
+
+
+LINEAR = Recurrence(32, 128, 128, 12352, 4096, vectors=32960)
+
+
+def test_linear_attention_takes_the_same_per_token_whatever_the_length() -> None:
+    model = read_model("llama-3.1-8b")
+    cases = [case_of(model, Training(128, length), candidate()) for length in (4096, 32768)]
+    short, long = (core_times(case, LINEAR) for case in cases)
+    assert 6 * short.F < long.F < 8 * short.F
+    full = Attention(16, 2, 256)
+    times = [core_times(case, full).F for case in cases]
+    assert times[1] > 40 * times[0]
+
+
+def test_blocks_and_an_indexer_shorten_attention() -> None:
+    case = case_of(read_model("llama-3.1-8b"), Training(128, 65536), candidate())
+    full = LatentAttention(128, 1536, 512, 128, 64, 128)
+    sparse = replace(full, index_heads=64, index_dim=128, index_top_k=2048)
+    reused = replace(sparse, index_heads=0)
+    blocks = Attention(40, 8, 128, chunk=8192)
+    times = [core_times(case, part).F for part in (full, sparse, reused)]
+    assert times[0] > 3 * times[1] > 3 * times[2]
+    whole = core_times(case, replace(blocks, chunk=None)).F
+    assert pytest.approx(whole / 8, rel=0.1) == core_times(case, blocks).F
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(LINEAR, Experts(64, 4, 512)),
+        Layer(Attention(16, 2, 256, gate=4096), Mlp(5632), second=LINEAR),
+        Layer(NO_MIXER, Mlp(21504, gated=False), norms=1),
+        Layer(LINEAR, Mlp(0), norms=1),
+        Layer(Attention(32, 8, 128), Experts(128, 8, 1024, gated=False, latent=1024)),
+    ],
+)
+def test_layers_of_all_kinds_have_times_bytes_and_parameters(layer: Layer) -> None:
+    model, gpu = Model("any", 2048, (layer,) * 4, 32000), GPUS["h100"]
+    total = sum(module_times(case_of(model, TRAINING, candidate()), layer).values(), Times())
+    flops = layer_flops(model, layer, TRAINING.sequence)
+    assert 8192 * flops.F / gpu.bf16 < total.F
+    assert sum(layer_parameters(model, layer, 1, 1)) == model.layer_parameters(layer)
+    assert sum(layer_parameters(model, layer, 2, 1)) < model.layer_parameters(layer)
+    assert module_parts(model, layer, TRAINING, 1)["all"].stream > 0
+    assert kept_parts(model, layer, TRAINING, 1).stream > 0

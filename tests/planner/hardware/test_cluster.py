@@ -7,7 +7,8 @@ from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.hardware.gpus import GPUS
 
 ASKED = (
-    "a100-40gb", "a100-80gb", "h100", "h200", "h800", "b200", "gb200", "mi250x", "mi300x", "mi355x"
+    "a100-40gb", "a100-80gb", "h100", "h200", "h800", "h20", "a800", "v100", "l40s", "b200",
+    "b300", "gb200", "gb300", "rtx-pro-6000", "mi250x", "mi300x", "mi325x", "mi350x", "mi355x",
 )  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from debubble.planner.memory.activations import (
     stage_activations,
 )
 from debubble.planner.model.files import read_model
-from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
+from debubble.planner.model.mixers import Attention
+from debubble.planner.model.transformer import Layer, Mlp, Model
 from tests.planner.cases import case_of, layer_activation
 
 GIB = 1 << 30

@@ -3,7 +3,8 @@
 import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
+from debubble.planner.model.mixers import Attention
+from debubble.planner.model.transformer import Layer, Mlp, Model
 from tests.planner.cases import layer_activation
 
 torch = pytest.importorskip("torch")

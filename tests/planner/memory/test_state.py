@@ -17,7 +17,8 @@ from debubble.planner.memory.state import (
     stage_states,
 )
 from debubble.planner.model.files import read_model
-from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
+from debubble.planner.model.mixers import Attention
+from debubble.planner.model.transformer import Layer, Mlp, Model
 from tests.planner.cases import PLAIN, case_of, mtp_parameters
 
 GIB = 1 << 30

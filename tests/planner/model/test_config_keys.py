@@ -22,7 +22,7 @@ def test_values_of_each_type():
     assert keys.indices("at", 2) == {1}
     assert not keys.positive("p", 0.1)
     assert keys.positive("absent", 0.1)
-    assert keys.either("absent", "n") == 3
+    assert keys.first(("absent", "n")) == 3
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_values_of_each_type():
         (lambda keys: keys.words("n", ("a",), 2), "n with 3; give 2, one per layer"),
         (lambda keys: keys.indices("n", 2), "3 in n; layers are 0 to 1"),
         (lambda keys: keys.positive("kind", 0), "give a number from 0 up"),
-        (lambda keys: keys.either("n", "n_layer"), "n 3 and n_layer 2, two names of one number"),
+        (lambda keys: keys.first(("n", "n_layer")), "n 3 and n_layer 2, two names of one number"),
         (lambda keys: keys.refuse_unknown(), "unknown key 'n'"),
         (lambda keys: keys.refuse_unknown_shapes("x"), "'n', which could change a shape"),
     ],
@@ -43,6 +43,22 @@ def test_messages_name_value_limit_and_nearest(call, message):
     keys = Keys({"n": 3, "n_layer": 2, "kind": "a"}, "model")
     with pytest.raises(FormatError, match=f"^model has .*{message}"):
         call(keys)
+
+
+def test_layers_have_keys_of_their_own():
+    keys = Keys(
+        {
+            "head_dim": 64, "per_layer_config": {"01": {"head_dim": 128}},
+            "intermediate_size": [8, 16],
+        },
+        "model",
+    )  # fmt: skip
+    assert [keys.of_layer(layer).count("head_dim") for layer in range(3)] == [64, 128, 64]
+    assert keys.of_layer(1).count("intermediate_size") == 16
+    assert {"head_dim", "per_layer_config"} <= keys.read
+    assert keys.on("+absent")
+    assert not keys.on("absent")
+    assert keys.first(("absent", "head_dim"), same=False) == 64
 
 
 def test_harmless_keys_are_listed_once_and_ignored():

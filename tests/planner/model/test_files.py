@@ -12,7 +12,8 @@ from debubble.core.errors import FormatError
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.model.files import parse_model, read_model, shipped_models
 from debubble.planner.model.hugging_face import hugging_face_model
-from debubble.planner.model.transformer import Attention, Experts, LatentAttention
+from debubble.planner.model.mixers import Attention, LatentAttention, Recurrence
+from debubble.planner.model.transformer import Experts
 from tests.planner.cases import mtp_parameters
 
 COUNTS = {
@@ -76,6 +77,156 @@ def changed(**more):
     return parsed({**LLAMA, **more}, "my.json")
 
 
+PUBLISHED = {
+    "Qwen3-Next-80B-A3B": (
+        79_674_391_296,
+        {
+            "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120,
+            "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2,
+            "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads":
+            32, "decoder_sparse_step": 1, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512,
+            "vocab_size": 151936, "full_attention_interval": 4, "mlp_only_layers": [],
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma-2-9b": (
+        9_241_705_984,
+        {
+            "model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336,
+            "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "head_dim": 256, "sliding_window": 4096, "vocab_size": 256000, "hidden_activation":
+            "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
+        },
+    ),
+    "bloom-176b": (
+        176_247_271_424,
+        {
+            "model_type": "bloom", "n_embed": 14336, "num_attention_heads": 112, "n_layer": 70,
+            "vocab_size": 250880, "skip_bias_add": True, "bias_dropout_fusion": True, "n_inner":
+            None,
+        },
+    ),
+    "pythia-12b": (
+        11_846_072_320,
+        {
+            "model_type": "gpt_neox", "hidden_size": 5120, "intermediate_size": 20480,
+            "num_attention_heads": 40, "num_hidden_layers": 36, "vocab_size": 50688,
+            "use_parallel_residual": True, "rotary_pct": 0.25, "tie_word_embeddings": False,
+        },
+    ),
+    "opt-350m": (
+        331_196_416,
+        {
+            "model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24,
+            "num_attention_heads": 16, "vocab_size": 50272, "word_embed_proj_dim": 512,
+            "do_layer_norm_before": False, "max_position_embeddings": 2048,
+        },
+    ),
+    "mpt-7b": (
+        6_649_286_656,
+        {
+            "model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32,
+            "expansion_ratio": 4, "vocab_size": 50432, "no_bias": True, "attn_config": {"alibi":
+            True, "attn_type": "multihead_attention"},
+        },
+    ),
+    "dbrx": (
+        131_596_523_520,
+        {
+            "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size":
+            100352, "attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000},
+            "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4,
+            "moe_jitter_eps": 0.01, "moe_loss_weight": 0.05},
+        },
+    ),
+    "Nemotron-H-8B": (
+        8_100_852_736,
+        {
+            "model_type": "nemotron_h", "hidden_size": 4096, "num_hidden_layers": 52,
+            "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+            "num_attention_heads": 32, "num_key_value_heads": 8, "attention_head_dim": 128,
+            "intermediate_size": 21504, "mamba_num_heads": 128, "mamba_head_dim": 64,
+            "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4, "expand": 2, "use_conv_bias":
+            True, "vocab_size": 131072, "chunk_size": 128, "mlp_bias": False, "attention_bias":
+            False, "time_step_rank": 256,
+        },
+    ),
+    "Jamba-v0.1": (
+        51_570_323_328,
+        {
+            "model_type": "jamba", "hidden_size": 4096, "intermediate_size": 14336,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_offset": 1,
+            "expert_layer_period": 2, "attn_layer_offset": 4, "attn_layer_period": 8,
+            "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 256,
+            "mamba_conv_bias": True, "vocab_size": 65536, "use_mamba_kernels": True,
+            "tie_word_embeddings": False, "num_logits_to_keep": 1,
+        },
+    ),
+    "MiniMax-M2": (
+        228_689_748_992,
+        {
+            "model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536,
+            "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8,
+            "head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8, "use_qk_norm":
+            True, "use_mtp": True, "num_mtp_modules": 3, "mtp_transformer_layers": 1,
+            "vocab_size": 200064, "rotary_dim": 64, "shared_intermediate_size": 0,
+        },
+    ),
+    "Kimi-K2": (
+        1_026_408_232_448,
+        {
+            "model_type": "kimi_k2", "hidden_size": 7168, "intermediate_size": 18432,
+            "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 64,
+            "num_key_value_heads": 64, "n_shared_experts": 1, "n_routed_experts": 384,
+            "num_experts_per_tok": 8, "kv_lora_rank": 512, "q_lora_rank": 1536,
+            "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+            "first_k_dense_replace": 1, "moe_layer_freq": 1, "vocab_size": 163840, "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "Llama-4-Scout": (
+        107_769_861_120,
+        {
+            "model_type": "llama4", "text_config": {"model_type": "llama4_text", "hidden_size":
+            5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_hidden_layers":
+            48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+            "num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
+            "attention_chunk_size": 8192, "vocab_size": 202048, "use_qk_norm": True,
+            "no_rope_layers": []}, "vision_config": {"a": 1},
+        },
+    ),
+    "GLM-4.5": (
+        352_797_814_784,
+        {
+            "model_type": "glm4_moe", "hidden_size": 5120, "intermediate_size": 12288,
+            "moe_intermediate_size": 1536, "num_hidden_layers": 92, "num_attention_heads": 96,
+            "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "use_qk_norm":
+            True, "n_routed_experts": 160, "n_shared_experts": 1, "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3, "vocab_size": 151552, "num_nextn_predict_layers": 1,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "Mamba-2.8b": (
+        2_768_345_600,
+        {
+            "model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "state_size": 16,
+            "expand": 2, "conv_kernel": 4, "time_step_rank": 160, "vocab_size": 50280,
+            "intermediate_size": 5120, "use_conv_bias": True, "use_bias": False,
+        },
+    ),
+}  # fmt: skip
+"""Parameters of published checkpoints, and the keys of their files that speak of shapes."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_exact(name):
+    parameters, config = PUBLISHED[name]
+    assert parsed(config).parameters == parameters
+
+
 def test_families_differ_in_what_they_need():
     gpt_oss = read_model("gpt-oss-20b")
     assert isinstance(gpt_oss.layers[0].attention, Attention)
@@ -127,6 +278,34 @@ def test_harmless_and_switched_off_keys_are_ignored():
         num_experts=None, use_something_new=True, rms_norm_eps=1e-5, add_cross_attention=False,
     )  # fmt: skip
     assert model == changed()
+
+
+def test_unknown_families_are_read_by_their_keys_and_say_so():
+    model = changed(model_type="llama5", num_local_experts=8, num_experts_per_tok=2,
+                    moe_intermediate_size=32, attention_bias=True)  # fmt: skip
+    (note,) = model.assumed
+    assert "'llama5' is not known" in note
+    assert model.layers[0].experts.count == 8
+    assert model.layers[0].attention.out_bias
+    with pytest.raises(FormatError, match="'latent_rank', which could change a shape"):
+        changed(model_type="other", latent_rank=3)
+    with pytest.raises(FormatError, match="the model_type 'lama'; did you mean 'llama"):
+        changed(model_type="lama")
+    with pytest.raises(FormatError, match=r"'zamba', whose layers share .* YAML, such as"):
+        changed(model_type="zamba")
+
+
+def test_the_text_of_a_model_with_images_is_read():
+    outer = {"model_type": "seer", "text_config": LLAMA, "vision_config": {"depth": 2}}
+    model = parsed({**outer, "tie_word_embeddings": True})
+    assert model.layers == parsed(LLAMA).layers
+    assert "only the text part of seer is counted; vision_config is left out" in model.assumed[0]
+    assert parsed({**outer, "text_config": {**LLAMA, "tie_word_embeddings": True}}).tied
+
+
+def test_limits_that_json_has_no_number_for():
+    text = json.dumps({**LLAMA, "time_step_limit": [0.0, float("inf")]})
+    assert parse_model(text, "config.json") == parsed(LLAMA)
 
 
 def test_layer_types_must_fit():
@@ -193,6 +372,22 @@ layers:
     assert model.layers == shipped.layers
     assert model.parameters == shipped.parameters
     assert model.name == "v3"
+
+
+def test_own_yaml_has_linear_attention_windows_and_sparse_attention():
+    linear = "{heads: 32, key_dim: 128, value_dim: 128, inputs: 12352, outputs: 4096}"
+    text = f"""
+hidden: 2048
+vocabulary: 151936
+mlp: {{width: 5632}}
+layers:
+  - {{count: 3, attention: {linear}, mlp: {{width: 5632}}}}
+  - attention: {{heads: 16, kv_heads: 2, head_dim: 256, gate: 4096, window: 512}}
+    mlp: {{width: 5632}}
+"""
+    linear, full = (parse_model(text, "next.yaml").layers[layer] for layer in (0, 3))
+    assert linear.attention == Recurrence(32, 128, 128, 12352, 4096)
+    assert full.attention == Attention(16, 2, 256, gate=4096, window=512)
 
 
 @pytest.mark.parametrize(

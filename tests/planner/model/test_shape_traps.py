@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from debubble.planner.model.files import read_model
+from debubble.planner.model.mixers import Attention, Recurrence
 from debubble.planner.model.shape_traps import shape_traps
-from debubble.planner.model.transformer import Attention, Layer, Mlp, Model
+from debubble.planner.model.transformer import Layer, Mlp, Model
 
 
 def dense(width=10944, heads=32, head_dim=128, hidden=4096, vocabulary=32000):
@@ -26,6 +27,14 @@ def test_measured_traps_are_named_with_the_nearest_sizes():
     assert "108 channels" in found
     assert "104 or 112" in found
     assert shape_traps(dense(hidden=13824, heads=64, head_dim=216)) == ()
+
+
+def test_what_was_assumed_comes_first_and_states_have_no_heads():
+    model = dense(width=10922)
+    odd = replace(model.layers[0], attention=Recurrence(10, 1, 1, 64, 64))
+    found = shape_traps(replace(model, layers=(odd,), assumed=("the tower is left out",)))
+    assert found[0] == "the tower is left out"
+    assert len(found) == 2
 
 
 def test_tensor_parallelism_divides_widths():

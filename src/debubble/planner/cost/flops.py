@@ -8,7 +8,9 @@ arXiv 2401.10241, table 1; FlashAttention, arXiv 2205.14135). The embedding's lo
 How much of the attention a count contains is a convention. ``"full"`` counts all pairs of tokens
 (torchtitan, Korthikanti et al., Megatron-LM up to core 0.11), ``"causal"`` the half that a causal
 mask leaves (Megatron-LM from core 0.12 on, Megatron-Bridge). As there, routers and norms are not
-counted.
+counted. Linear attention and state-space layers have no pairs: their core is the state's update and
+reading, and the attention within the blocks in which kernels handle tokens; both conventions count
+it alike.
 """
 
 from __future__ import annotations
@@ -56,28 +58,17 @@ class LayerFlops:
         return self.causal + 3 * self.core
 
 
-def seen_tokens(sequence: int, window: int | None) -> float:
-    """Return tokens that a query attends to on average under a causal mask: half of the sequence.
-
-    With a window of w tokens they are ``w − w² / 2s``, the band of the mask's triangle.
-    """
-    if window is None or window >= sequence:
-        return sequence / 2
-    return window - window**2 / (2 * sequence)
-
-
 @lru_cache(maxsize=4096)
 def layer_flops(model: Model, layer: Layer, sequence: int) -> LayerFlops:
     """Return forward FLOPs per token of one layer at a sequence length."""
-    attention, mlp, hidden = layer.attention, layer.mlp, model.hidden
-    dense, routed = attention.matmul_parameters(hidden), 0
+    mlp, hidden = layer.mlp, model.hidden
+    dense, routed = sum(part.matmul_parameters(hidden) for part in layer.mixers), 0
     if isinstance(mlp, Experts):
-        dense += mlp.matrices * hidden * mlp.shared_width
-        routed = mlp.matrices * hidden * mlp.top_k * mlp.width
+        dense += mlp.matrices * hidden * mlp.shared_width + 2 * hidden * mlp.latent
+        routed = mlp.matrices * (mlp.latent or hidden) * mlp.top_k * mlp.width
     else:
         dense += mlp.matmul_parameters(hidden)
-    window = getattr(attention, "window", None)
-    core = 2 * seen_tokens(sequence, window) * attention.score_width
+    core = sum(part.core_flops(sequence) for part in layer.mixers)
     return LayerFlops(2.0 * dense, 2.0 * routed, core)
 
 

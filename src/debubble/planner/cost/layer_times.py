@@ -11,7 +11,8 @@ from debubble.planner.frameworks.torch.runtime import EVERY_SECOND
 from debubble.planner.hardware.kernel_times import memory_time
 from debubble.planner.hardware.links import all_gather, all_reduce, dispatch, reduce_scatter, send
 from debubble.planner.memory.activations import recompute_modules
-from debubble.planner.model.transformer import Attention, Layer
+from debubble.planner.model.mixers import Attention, Recurrence
+from debubble.planner.model.transformer import Layer
 
 EXPOSED = 0.5
 """Share of tensor-parallel communication that stays visible when it runs in pieces during products:
@@ -105,8 +106,13 @@ def _context_parallel(case: Case, layer: Layer, core: Times) -> Times:
     part, tp, tokens, group = layer.attention, case.degrees.tp, case.tokens, case.group("cp")
     if group.size == 1:
         return Times()
+    if isinstance(part, Recurrence):
+        # The state alone goes from one rank to the next, before and after.
+        state = 4 * part.heads * part.key_dim * part.value_dim / tp
+        passed = (group.size - 1) * send(case.gpu, state, inside=group.nodes == 1)
+        return Times(passed, passed)
     if isinstance(part, Attention):
-        width = 2 * max(part.kv_heads // tp, 1) * part.head_dim
+        width = max(part.kv_heads // tp, 1) * (part.head_dim + part.value_dim)
     else:
         width = part.heads // tp * (part.head_dim + part.v_dim)
     step = send(case.gpu, 2 * tokens * width, inside=group.nodes == 1)

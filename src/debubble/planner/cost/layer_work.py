@@ -20,7 +20,8 @@ from debubble.planner.hardware.kernel_times import (
     memory_time,
     product_time,
 )
-from debubble.planner.model.transformer import Attention, Experts, Layer, Mlp
+from debubble.planner.model.mixers import LatentAttention, Mixer, Recurrence
+from debubble.planner.model.transformer import Experts, Layer, Mlp
 
 SCORES_FORWARD, SCORES_BACKWARD = 9, 11
 """Bytes moved per stored score: softmax reads and writes 2, dropout the same and a mask of 1; back
@@ -56,9 +57,13 @@ def module_times(case: Case, layer: Layer) -> dict[str, Times]:
     """Return seconds of every module of a layer; the busiest experts' load decides."""
     model, shard = case.model, case.degrees.tp if case.training.sequence_parallel else 1
     stream, mask = case.tokens * model.hidden / shard, 2 * model.dropout
-    found = _attention(case, layer)
-    # Two norms read and write 2 bytes per number; two additions read twice and write once.
-    found["layernorm"] = _traffic(case.gpu, 8 * stream, 12 * stream, launches=2)
+    found = {"attention": Times(), "core_attn": Times()}
+    for part in layer.mixers:
+        for name, times in _attention(case, part).items():
+            found[name] = found.get(name, Times()) + times
+    # Norms read and write 2 bytes per number; two additions read twice and write once.
+    norms = layer.norms
+    found["layernorm"] = _traffic(case.gpu, 4 * norms * stream, 6 * norms * stream, launches=norms)
     moved = (12 + mask) * stream
     found["residual"] = _traffic(case.gpu, moved, moved, launches=2)
     return found | _feed_forward(case, layer.mlp)
@@ -70,24 +75,23 @@ def _traffic(gpu: Gpu, forward: float, backward: float, *, launches: int) -> Tim
     return Times(memory_time(gpu, forward) + start, memory_time(gpu, backward) + start)
 
 
-def _attention(case: Case, layer: Layer) -> dict[str, Times]:
-    part, tp, h, tokens = layer.attention, case.degrees.tp, case.model.hidden, case.tokens
+def _attention(case: Case, part: Mixer) -> dict[str, Times]:
+    tp, h, tokens = case.degrees.tp, case.model.hidden, case.tokens
     heads, kv_heads = -(-part.heads // tp), max(part.kv_heads // tp, 1)
-    rotated = 4 * tokens * (heads + kv_heads) * part.head_dim
+    # Rotated queries and keys; or what passes a short convolution.
+    rotated: float = 4 * tokens * (heads + kv_heads) * part.head_dim
+    if isinstance(part, Recurrence):
+        rotated = 4 * tokens * part.inputs / tp
+    own = [Product(tokens, n, k) for n, k in part.products(h, tp)]
     up: list[Product] = []
-    if isinstance(part, Attention):
-        width = part.head_dim * (heads + 2 * kv_heads)
-        own = [Product(tokens, width, h), Product(tokens, h, part.head_dim * heads)]
-    else:
-        down = part.q_rank + part.kv_rank + part.rope_dim
-        own = [Product(tokens, down, h), Product(tokens, h, heads * part.v_dim)]
+    if isinstance(part, LatentAttention):
         up = [
             Product(tokens, heads * part.head_dim, part.q_rank or h),
             Product(tokens, heads * (part.nope_dim + part.v_dim), part.kv_rank),
         ]
     found = {
         "attention": _products(case, own) + _traffic(case.gpu, rotated, rotated, launches=1),
-        "core_attn": core_times(case, layer),
+        "core_attn": core_times(case, part),
     }
     return found | ({"mla_up_proj": _products(case, up)} if up else {})
 
@@ -97,13 +101,15 @@ def _feed_forward(case: Case, part: Mlp | Experts) -> dict[str, Times]:
     if isinstance(part, Mlp):
         return {"mlp": _dense(case, part, part.width)}
     own, local = -(-case.tokens // degrees.tp), max(part.count // degrees.ep, 1)
-    routed = _products(case, _matrices(-(-own * part.top_k // local), part.width, h, part, local))
+    each, inner = -(-own * part.top_k // local), part.latent or h
+    routed = _products(case, _matrices(each, part.width, inner, part, local))
     # Tokens are put in their experts' order and back: read and written, twice.
-    moved = 8 * own * (part.top_k * h + part.count)
+    moved = 8 * own * (part.top_k * inner + part.count)
+    latent = [Product(own, part.latent, h), Product(own, h, part.latent)] if part.latent else []
     imbalance = case.training.imbalance
     found = {
         "moe": routed * imbalance
-        + _products(case, [Product(own, part.count, h)])
+        + _products(case, [Product(own, part.count, h), *latent])
         + _traffic(case.gpu, moved, moved, launches=8),
         "moe_act": _activation(case.gpu, own * part.top_k * part.width, part) * imbalance,
     }
@@ -163,15 +169,16 @@ def product_times(gpu: Gpu, training: Training, product: Product, *, wide: bool 
     )
 
 
-def core_times(case: Case, layer: Layer) -> Times:
-    """Return the times of scores, softmax and their product with the values."""
-    part, gpu, training = layer.attention, case.gpu, case.training
+def core_times(case: Case, part: Mixer) -> Times:
+    """Return the times of scores, softmax and their product with the values; or of a state's."""
+    gpu, training = case.gpu, case.training
     cp, tp = case.degrees.cp, case.degrees.tp
     s, batch = training.sequence, case.candidate.microbatch_size
-    if training.flash:
-        window = part.window if isinstance(part, Attention) else None
-        seen = min(2 * window, s) if window else s
-        forward = part.score_width * batch * s * seen / (cp * tp)
+    if training.flash or isinstance(part, Recurrence):
+        seen = min(2 * part.reach, s) if part.reach else s
+        forward = part.score_width * batch * s * min(seen, part.chunk or s) / (cp * tp)
+        if part.index_heads or isinstance(part, Recurrence):
+            forward += batch * s * part.extra_flops(s) / (cp * tp)
         portable = training.runtime.portable_attention
         back = attention_time(gpu, 2.5 * forward, backward=True, portable=portable)
         return Times(attention_time(gpu, forward, portable=portable) + LAUNCH, back + LAUNCH)

@@ -131,7 +131,9 @@ def _bits(precision: str) -> str:
 @cache
 def _generation(gpu: str) -> str:
     """Return chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
-    return {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}.get(gpu[:1], gpu[:5])
+    names = {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}
+    amd = {"mi325": "mi300", "mi350": "mi355"}
+    return names.get(gpu[:1], amd.get(gpu[:5], gpu[:5]))
 
 
 @cache

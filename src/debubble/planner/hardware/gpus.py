@@ -8,7 +8,8 @@ Everything is decimal and, for links, one direction of one GPU.
 
 Memory is the part that a process can use: a card of "80 GB" has 80 GiB, less the share of driver
 and error correction. NVIDIA's are the capacities that PyTorch reports ("has a total capacity of
-79.15 GiB"; of B300 and GB300 the data sheet's). AMD's are the data sheets', as Primus counts them.
+79.15 GiB", in public issues and logs; of B300 the data sheet's). AMD's are the data sheets', as
+Primus counts them.
 """
 
 from __future__ import annotations
@@ -117,11 +118,23 @@ _MI300X = _gpu(
     attention=(400 * TERA, 280 * TERA), source="fp8 product and attention rates are assumed",
 )  # fmt: skip
 
+_MI355X = replace(
+    _MI300X, name="mi355x", bf16=2500 * TERA, fp8=5000 * TERA, memory=288 * GIGA,
+    bandwidth=8.0 * TERA, multiprocessors=256, link=535 * GIGA, peer=76.5 * GIGA, gemm=0.63,
+    gemm8=0.55, attention=(900 * TERA, 650 * TERA),
+)  # fmt: skip
+
 GPUS = {
     gpu.name: gpu
     for gpu in (
         replace(_A100, name="a100-40gb", memory=39.39 * GIB, bandwidth=1.555 * TERA),
         _A100,
+        replace(_A100, name="a800", link=200 * GIGA, source="A100 with 8 of its 12 NVLinks"),
+        _gpu(
+            "v100", 125, 0, 31.73 * GIB / GIGA, 0.9, 80, 150, 12.5, 16, peer=50, gemm=0.7,
+            attention=(50 * TERA, 35 * TERA), source="SXM2 with 32 GB, 16 bits are fp16; the best"
+            " product is 89 of a V100S' 130 TFLOP/s, attention rates are assumed",
+        ),
         _H100,
         replace(
             _H100, name="h100-96gb-hbm2e", memory=96 * GIGA, bandwidth=2.4 * TERA, gemm=0.65,
@@ -132,21 +145,34 @@ GPUS = {
             _H100, name="h800", link=200 * GIGA, reduce=0.82,
             source="DeepSeek-V3, arXiv 2412.19437: 160 of 200 GB/s are reached",
         ),
+        replace(
+            _H100, name="h20", bf16=148 * TERA, fp8=296 * TERA, memory=95.1 * GIB,
+            bandwidth=4.0 * TERA, multiprocessors=78, attention=(83 * TERA, 63 * TERA),
+            source="product and attention rates are H100's shares of the peak",
+        ),
         _B200,
         replace(_B200, name="b300", memory=288 * GIGA, nic=100 * GIGA, fp4=14000 * TERA),
         _GB200,
-        replace(_GB200, name="gb300", memory=288 * GIGA, nic=100 * GIGA, fp4=15000 * TERA),
+        replace(_GB200, name="gb300", memory=276.5 * GIB, nic=100 * GIGA, fp4=15000 * TERA),
+        _gpu(
+            "rtx-pro-6000", 500, 1000, 94.97 * GIB / GIGA, 1.597, 188, 50, 50, 63, fp4=2000,
+            attention=(200 * TERA, 150 * TERA), source="Server Edition, on PCIe 5 without NVLink;"
+            " best product and attention rates are assumed",
+        ),
+        _gpu(
+            "l40s", 362, 733, 44.4 * GIB / GIGA, 0.864, 142, 25, 25, 31, gemm=0.7,
+            attention=(160 * TERA, 120 * TERA), source="on PCIe 4 without NVLink; best product and"
+            " attention rates are assumed",
+        ),
         _gpu(
             "mi250x", 191.5, 0, 64, 1.64, 110, 200, 12.5, 31, peer=50, gemm=0.7,
             attention=(60 * TERA, 50 * TERA), source="one of its two dies, which processes see as"
             " a GPU; best product and attention rates are assumed",
         ),
         _MI300X,
-        replace(
-            _MI300X, name="mi355x", bf16=2500 * TERA, fp8=5000 * TERA, memory=288 * GIGA,
-            bandwidth=8.0 * TERA, multiprocessors=256, link=535 * GIGA, peer=76.5 * GIGA, gemm=0.63,
-            gemm8=0.55, attention=(900 * TERA, 650 * TERA),
-        ),
+        replace(_MI300X, name="mi325x", memory=256 * GIGA, bandwidth=6.0 * TERA),
+        replace(_MI355X, name="mi350x", bf16=2300 * TERA, fp8=4600 * TERA),
+        _MI355X,
     )
 }  # fmt: skip
 """Every GPU by its short name."""

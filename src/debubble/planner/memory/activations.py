@@ -24,7 +24,8 @@ from debubble.planner.memory.layer_bytes import (
     module_parts,
 )
 from debubble.planner.memory.state import padded_vocabulary
-from debubble.planner.model.transformer import LatentAttention, Layer, Model
+from debubble.planner.model.mixers import LatentAttention
+from debubble.planner.model.transformer import Layer, Model
 
 LOGIT_BYTES, FUSED_LOGIT_BYTES = 12, 4
 """Bytes per logit while the head runs: in bf16, in fp32, and gradients on the way back; or in bf16

@@ -22,6 +22,9 @@ Products in 8 or 4 bits store their inputs so (Transformer Engine keeps what it 
 weight's gradient): those of QKV, of both matrices of the MLP, and of the projection after
 attention, whose backward needs its output in 16 bits, too. PyTorch casts once more instead.
 
+Linear attention, state-space layers and convolutions have all that is projected before and after
+their convolution in place of Q, K and V, and their result; kernels keep one state per block.
+
 A weight's gradient needs the layer's input and its output's gradient: both stay from I to W (Zero
 Bubble, arXiv 2401.10241, table 1: 32sbh of a classic layer).
 """
@@ -33,7 +36,8 @@ from operator import add
 
 from debubble.planner.candidate import Training
 from debubble.planner.hardware.kernel_times import PRECISIONS
-from debubble.planner.model.transformer import Attention, Experts, LatentAttention, Layer, Model
+from debubble.planner.model.mixers import Attention, LatentAttention, Mixer, Recurrence
+from debubble.planner.model.transformer import Experts, Layer, Model
 
 RECOMPUTE_MODULES = (
     "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts",
@@ -67,26 +71,28 @@ def input_bytes(training: Training) -> float:
 
 def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dict[str, Parts]:
     """Return all that a layer stores per token, and the part that each module's recompute drops."""
-    hidden, attention, mlp = model.hidden, layer.attention, layer.mlp
+    hidden, mlp, inputs = model.hidden, layer.mlp, input_bytes(training)
     found = dict.fromkeys(RECOMPUTE_MODULES, Parts())
     # The outputs of both norms are the inputs of linear layers.
     found["layernorm"] = _linear_inputs(model, training)
-    query, both = _widths(attention, tp)
-    all_parts = found["layernorm"] + Parts(stream=(4.0 + 2.0 * model.dropout) * hidden)
-    if isinstance(attention, LatentAttention):
-        output = float(attention.heads * attention.v_dim)
-        narrow = 2 * (attention.q_rank + attention.kv_rank + attention.rope_dim)
-        all_parts += Parts(stream=2.0 * narrow)
-        found["mla_up_proj"] = Parts(split=2.0 * (query + both))
-    else:
-        output = query
-        if attention.qk_norm:
+    all_parts = found["layernorm"]
+    all_parts += Parts(stream=(2.0 * layer.norms + 2.0 * model.dropout) * hidden)
+    each = 4.0 if training.flash else (5.0 if model.dropout else 2.0) * training.sequence
+    for part in layer.mixers:
+        query, both, output = _widths(part, tp)
+        if isinstance(part, LatentAttention):
+            narrow = 2 * (part.q_rank + part.kv_rank + part.rope_dim)
+            all_parts += Parts(stream=2.0 * narrow)
+            found["mla_up_proj"] += Parts(split=2.0 * (query + both))
+        elif isinstance(part, Attention) and part.qk_norm:
             # Queries and keys before their norms.
             all_parts += Parts(split=2.0 * (query + both / 2))
-    inputs = input_bytes(training)
-    all_parts += Parts(split=2.0 * (query + both + output) + (inputs * output if inputs < 2 else 0))
-    each = 4.0 if training.flash else (5.0 if model.dropout else 2.0) * training.sequence
-    found["core_attn"] = Parts(split=each * attention.heads)
+        narrow_copy = inputs * output if inputs < 2 else 0
+        # With a gate there are its output, and the result before it.
+        gated = 4.0 * part.gate
+        all_parts += Parts(split=2.0 * (query + both + output) + narrow_copy + gated)
+        if not isinstance(part, Recurrence):
+            found["core_attn"] += Parts(split=each * part.heads)
     all_parts += found["core_attn"]
     # Outputs of the first matrices, and what the last one multiplies.
     factor = inputs + ((4.0 if training.fused else 6.0) if mlp.gated else 2.0)
@@ -111,14 +117,16 @@ def every_second_product(model: Model, layer: Layer, tp: int) -> Parts:
     matrices are multiplied in groups, which count as none; what is sent to experts and comes back
     stays.
     """
-    attention, mlp, hidden = layer.attention, layer.mlp, model.hidden
-    query, both = _widths(attention, tp)
-    found = Parts(stream=2.0 * hidden, split=4.0 * attention.heads)
-    if isinstance(attention, LatentAttention):
-        narrow = attention.q_rank + attention.kv_rank + attention.rope_dim
-        found += Parts(2.0 * (narrow + hidden), 2.0 * attention.heads * attention.v_dim)
-    else:
-        found += Parts(split=2.0 * (query + both / 2 + query))
+    mlp, hidden = layer.mlp, model.hidden
+    found = Parts(stream=2.0 * hidden)
+    for part in layer.mixers:
+        query, both, output = _widths(part, tp)
+        found += Parts(split=4.0 * part.heads)
+        if isinstance(part, LatentAttention):
+            narrow = part.q_rank + part.kv_rank + part.rope_dim
+            found += Parts(2.0 * (narrow + hidden), 2.0 * output)
+        else:
+            found += Parts(split=2.0 * (query + both / 2 + output))
     if isinstance(mlp, Experts):
         return found + Parts(split=2.0 * mlp.shared_width, routed=4.0 * mlp.top_k * hidden)
     return found + Parts(2.0 * hidden * mlp.gated, 2.0 * mlp.width)
@@ -126,17 +134,16 @@ def every_second_product(model: Model, layer: Layer, tp: int) -> Parts:
 
 def kept_parts(model: Model, layer: Layer, training: Training, tp: int) -> Parts:
     """Return inputs of a layer's linear layers and gradients of their outputs, per token."""
-    hidden, attention, mlp = model.hidden, layer.attention, layer.mlp
-    query, both = _widths(attention, tp)
+    hidden, mlp = model.hidden, layer.mlp
     # With gradients of what both branches add to the residual stream.
     found = _linear_inputs(model, training) + Parts(stream=4.0 * hidden)
-    if isinstance(attention, LatentAttention):
-        narrow = 2 * (attention.q_rank + attention.kv_rank) + attention.rope_dim
-        up = attention.heads * (attention.nope_dim + attention.v_dim)
-        output = attention.heads * attention.v_dim
-        found += Parts(stream=2.0 * narrow, split=2.0 * (query + up + output))
-    else:
-        found += Parts(split=2.0 * (query + both + query))
+    for part in layer.mixers:
+        query, both, output = _widths(part, tp)
+        if isinstance(part, LatentAttention):
+            narrow = 2 * (part.q_rank + part.kv_rank) + part.rope_dim
+            both = part.heads * (part.nope_dim + part.v_dim)
+            found += Parts(stream=2.0 * narrow)
+        found += Parts(split=2.0 * (query + both + output + part.gate))
     width = (3 if mlp.gated else 2) * 2.0
     if not isinstance(mlp, Experts):
         return found + Parts(split=width * mlp.width)
@@ -154,12 +161,15 @@ def _linear_inputs(model: Model, training: Training) -> Parts:
     return Parts(whole=size) if training.runtime.gathered_inputs else Parts(stream=size)
 
 
-def _widths(attention: Attention | LatentAttention, tp: int) -> tuple[float, float]:
-    """Return width of queries, and of keys and values together, over all ranks.
+def _widths(part: Mixer, tp: int) -> tuple[float, float, float]:
+    """Return widths of queries, of keys and values together, and of the result, over all ranks.
 
-    Fewer heads of keys than `tp` are there more than once.
+    Fewer heads of keys than `tp` are there more than once. Of linear attention and the like they
+    are all projections, the same after a convolution and activation, and the result.
     """
-    query = float(attention.heads * attention.head_dim)
-    if isinstance(attention, LatentAttention):
-        return query, query + attention.heads * attention.v_dim
-    return query, 2.0 * max(attention.kv_heads, tp) * attention.head_dim
+    if isinstance(part, Recurrence):
+        return float(part.inputs), float(part.inputs), float(part.outputs)
+    query, output = float(part.heads * part.head_dim), float(part.heads * part.value_dim)
+    if isinstance(part, LatentAttention):
+        return query, query + output, output
+    return query, float(max(part.kv_heads, tp) * (part.head_dim + part.value_dim)), output

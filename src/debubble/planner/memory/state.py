@@ -99,12 +99,15 @@ def layer_parameters(model: Model, layer: Layer, tp: int, ep: int) -> tuple[floa
     than `tp` are there more than once. Experts are whole and split over `ep`.
     """
     hidden, mlp = model.hidden, layer.mlp
-    whole = 2 * model.norm_parameters + layer.attention.whole_parameters(hidden)
-    split: float = layer.attention.parameters(hidden) - layer.attention.whole_parameters(hidden)
-    copies = max(tp / layer.attention.kv_heads, 1) - 1
-    split += copies * layer.attention.kv_parameters(hidden)
+    whole = layer.norms * model.norm_parameters + layer.vectors
+    split = 0.0
+    for part in layer.mixers:
+        own = part.whole_parameters(hidden)
+        copies = max(tp / part.kv_heads, 1) - 1
+        whole += own
+        split += part.parameters(hidden) - own + copies * part.kv_parameters(hidden)
     if not isinstance(mlp, Experts):
-        out_bias = hidden * mlp.bias
+        out_bias = hidden * mlp.bias + mlp.vectors
         return (split + mlp.parameters(hidden) - out_bias) / tp + whole + out_bias, 0.0
     shared = mlp.matrices * hidden * mlp.shared_width
     whole += mlp.common_parameters(hidden) - shared
@@ -134,8 +137,8 @@ def _parameters(
 ) -> tuple[StageParameters, ...]:
     found = np.diff(_sums(model, degrees.tp, degrees.ep)[np.cumsum((0, *layers))], axis=0)
     vocabulary = padded_vocabulary(model, training, degrees.tp) * model.hidden / degrees.tp
-    found[0, 0] += vocabulary + model.positions * model.hidden
-    found[-1, 0] += model.norm_parameters
+    found[0, 0] += vocabulary + model.positions * model.hidden + model.first_extra
+    found[-1, 0] += model.norm_parameters + model.last_extra
     if model.mtp:
         own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
         own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters

@@ -17,6 +17,35 @@ MOST_LAYERS = 10_000
 
 LONGEST_NAME = 200
 
+ALIASES = {
+    "hidden": ("hidden_size", "n_embd", "n_embed", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    "kv heads": ("num_key_value_heads", "kv_n_heads"),
+    "head width": ("head_dim", "attention_head_dim"),
+    "width": (
+        "dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size",
+        "ffn_dim", "n_inner", "dff", "dim_ff",
+    ),
+    "experts": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
+    "top k": (
+        "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", "moe_k",
+        "moe_top_k", "top_k_experts",
+    ),
+    "shared width": (
+        "shared_expert_intermediate_size", "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    ),
+    "shared": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "dense first": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "sparse step": ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"),
+    "full every": (
+        "sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers",
+        "full_attention_interval",
+    ),
+}  # fmt: skip
+"""Names that families have for one number."""
+
 HARMLESS = {
     "about the file": (
         "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id",
@@ -30,10 +59,24 @@ HARMLESS = {
     ),
     "about positions that have no weights": (
         "initial_context_length", "max_position_embeddings", "n_ctx",
+        "layer_rope_theta", "max_seq_len", "no_rope_layer_interval", "no_rope_layers",
         "original_max_position_embeddings", "rope_interleave", "rope_parameters",
-        "rope_scaling", "rope_theta",
+        "rope_scaling", "rope_theta", "rotary_dim",
     ),
     "about numbers, not shapes": (
+        "attention_in_multiplier", "attention_multiplier", "attention_out_multiplier",
+        "activation_sparsity_pattern", "add_out_norm", "bias_dropout_fusion", "skip_bias_add",
+        "dim_model_base", "do_layer_norm_before",
+        "expert_selection_fn", "ffn_act_fn", "init_device", "moe_normalize_expert_weights",
+        "mtp_layers_block_type", "sequence_kernel", "step_kernel", "chunkwise_kernel",
+        "inference_state_dtype", "mamba_norm_before_gate", "mamba_ssm_cache_dtype",
+        "moe_shared_expert_overlap", "shared_expert_combination_strategy", "embedding_multiplier",
+        "hidden_dropout", "key_multiplier", "lm_head_multiplier", "mlp_multipliers", "moe_norm_min",
+        "norm_reduction_force_float32", "norm_type", "num_codebooks", "num_expert_group",
+        "num_image_tokens",
+        "num_logits_to_keep", "n_shared_head", "keep_window_size", "rescale_every",
+        "residual_multiplier", "scale_embedding", "ssm_in_multiplier", "ssm_multipliers",
+        "ssm_out_multiplier", "time_step_limit", "use_l2_norm", "final_w_init_variance_scale",
         "activation_function", "attention_dropout", "aux_loss_alpha", "chunk_size_feed_forward",
         "ep_size", "hidden_act", "initializer_range", "layer_norm_epsilon", "n_group",
         "norm_topk_prob", "pretraining_tp", "rms_norm_eps", "routed_scaling_factor",
@@ -43,7 +86,20 @@ HARMLESS = {
 }  # fmt: skip
 """Keys of a ``config.json`` that set no shape and are ignored, by topic."""
 
+_BY_LAYER = {
+    "num_attention_heads_per_layer": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "indexer_types": "indexer_type",
+}
+"""Keys that have one value per layer, each with the key of one value."""
+
 _IGNORED = frozenset(key for keys in HARMLESS.values() for key in keys)
+
+_NUMERIC = re.compile(
+    r"(_eps|_epsilon|_activation|_act|_scale|_scaling|_min|_max|_range|_cap|_floor|_kernels|_capping|"
+    r"_theta|_softcap|softcapping|_alpha_factor|_beta_factor|_alpha|_init_scheme|_std|_coef)$"
+)
+"""Endings of keys that set numbers and kernels, no shapes."""
 
 _OF_SHAPES = re.compile(
     r"(^|_)(n|nums?|dims?|sizes?|ranks?|widths?|heads?|layers?|hidden|experts?|bias|windows?|vocab|"
@@ -109,15 +165,52 @@ class Keys:
         hint = f"; {near}" if near.startswith("did you") else ""
         raise FormatError(f"{self.name} has no key '{key}', a whole number from {least} up{hint}")
 
-    def either(self, key: str, other: str) -> int:
-        """Return a whole number that has two names."""
-        first, second = self.optional(key), self.optional(other)
-        if first is not None and second is not None and first != second:
+    def first(
+        self, names: str | Sequence[str], default: int | None = None, *, least: int = 1,
+        most: int = MOST, same: bool = True,
+    ) -> int:  # fmt: skip
+        """Return a whole number that has several names, `default` where it has none.
+
+        A text stands for those of :data:`ALIASES`. Two that differ are refused; unless `same` is
+        False, the first one counts.
+        """
+        names = ALIASES[names] if isinstance(names, str) else names
+        there = [name for name in names if self.values.get(name) is not None]
+        found = {name: self.count(name, least=least, most=most) for name in there}
+        self.read.update(names)
+        if not there:
+            return self.count(names[0], default, least=least, most=most)
+        if same and len(set(found.values())) > 1:
+            one, other = list(dict.fromkeys(found.values()))[:2]
+            first, second = (next(n for n in there if found[n] == v) for v in (one, other))
             raise FormatError(
-                f"{self.name} has {key} {first} and {other} {second}, two names of one number; "
+                f"{self.name} has {first} {one} and {second} {other}, two names of one number; "
                 "remove one"
             )
-        return second or self.count(key)
+        return found[there[0]]
+
+    def on(self, flag: bool | str) -> bool:
+        """Return a constant, or the flag of a key: ``"+key"`` is true where there is none."""
+        if isinstance(flag, bool):
+            return flag
+        return self.flag(flag.removeprefix("+"), flag.startswith("+"))
+
+    def of_layer(self, index: int) -> Keys:
+        """Return the keys of one layer, which some files have for each."""
+        changed: dict[str, Any] = {}
+        by_layer = self.take("per_layer_config")
+        if isinstance(by_layer, Mapping):
+            own = by_layer.get(f"{index:02}", by_layer.get(str(index)))
+            changed.update(own if isinstance(own, Mapping) else {})
+        for key, name in _BY_LAYER.items():
+            items = self.take(key) if key != name else self.values.get(key)
+            if isinstance(items, list) and index < len(items):
+                changed[name] = items[index]
+        if not changed:
+            return self
+        found = Keys({**self.values, **changed}, self.name)
+        found.read = self.read
+        return found
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return a truth value, `default` where there is none."""
@@ -193,7 +286,7 @@ class Keys:
         for key, value in self.values.items():
             if key in self.read or key in _IGNORED or not value:
                 continue
-            if _OF_SHAPES.search(str(key)):
+            if _OF_SHAPES.search(str(key)) and not _NUMERIC.search(str(key)):
                 hint = did_you_mean(key, self.read)
                 raise FormatError(
                     f"{self.name} has {shown(key)}, which could change a shape and is not known "

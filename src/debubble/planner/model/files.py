@@ -14,7 +14,10 @@ Our YAML::
     mlp: {width: 14336, gated: true}                        # bias
     layers: 32
 
-Latent attention is ``{heads, q_rank, kv_rank, nope_dim, rope_dim, v_dim}``. A mixture of experts
+Latent attention is ``{heads, q_rank, kv_rank, nope_dim, rope_dim, v_dim}``; linear attention and
+state-space layers are ``{heads, key_dim, value_dim, inputs, outputs}`` (``inner``, ``block``). All
+can have ``window``, ``chunk``, ``gate``, ``sinks``, ``vectors``, and ``index_heads``,
+``index_dim``, ``index_top_k``; see :mod:`debubble.planner.model.mixers`. A mixture of experts
 has ``experts: {count, top_k, width}`` in place of ``mlp``, with ``shared_width``, ``shared_gate``,
 ``router_bias``, ``gated`` and ``bias``. Where layers differ, ``layers`` is a list of groups, each
 with a ``count`` and with what it does not share with the others::
@@ -27,6 +30,7 @@ with a ``count`` and with what it does not share with the others::
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import lru_cache
@@ -39,21 +43,15 @@ from debubble.interchange.syntax import parse
 from debubble.interchange.text import read_text, shown
 from debubble.planner.model.config_keys import MOST_LAYERS, Keys
 from debubble.planner.model.hugging_face import check_attention, check_experts, hugging_face_model
-from debubble.planner.model.transformer import (
-    Attention,
-    Experts,
-    LatentAttention,
-    Layer,
-    Mlp,
-    Model,
-)
+from debubble.planner.model.mixers import Attention, LatentAttention, Mixer, Recurrence
+from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
 MAX_BYTES = 1 << 20
 """Most bytes of a model's file."""
 
 ENDINGS = (".json", ".yaml", ".yml")
 
-Part = TypeVar("Part", bound=Attention | LatentAttention | Mlp | Experts)
+Part = TypeVar("Part", bound=Mixer | Mlp | Experts)
 
 
 @lru_cache(maxsize=1)
@@ -99,7 +97,8 @@ def read_model(target: str | Path) -> Model:
 
 def parse_model(text: str, where: str) -> Model:
     """Return a model from a text; `where` names it, with its format as the ending."""
-    data = parse(text, where)
+    # transformers writes limits of time steps as JSON has no numbers for.
+    data = parse(re.sub(r"(?<=[\s\[,:])Infinity(?=[\s\],}])", "null", text), where)
     if not isinstance(data, Mapping):
         raise FormatError(f"{where} holds {shown(data)}; a model is a mapping from keys to values")
     path = Path(where)
@@ -168,7 +167,9 @@ def _layer(where: str, parts: Mapping[str, Any]) -> Layer:
         raise FormatError(f"{where} has {both}; give one of them")
     said = parts["attention"]
     latent = isinstance(said, Mapping) and "kv_rank" in said
-    kind: type[Attention | LatentAttention] = LatentAttention if latent else Attention
+    kind: type[Mixer] = LatentAttention if latent else Attention
+    if isinstance(said, Mapping) and "key_dim" in said:
+        kind = Recurrence
     attention = _part(kind, said, f"{where}, attention")
     check_attention(where, attention)
     if experts is None:
@@ -191,7 +192,7 @@ def _part(kind: type[Part], data: Any, where: str) -> Part:
             values[spec.name] = keys.optional(spec.name)
         else:
             default = None if spec.default is MISSING else spec.default
-            least = 0 if spec.name in ("q_rank", "shared_width") else 1
+            least = 0 if default == 0 or spec.name in ("q_rank", "key_dim") else 1
             values[spec.name] = keys.count(spec.name, default, least=least)
     keys.refuse_unknown()
     return kind(**values)

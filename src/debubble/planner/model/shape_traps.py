@@ -8,6 +8,7 @@ BLOOM).
 
 from __future__ import annotations
 
+from debubble.planner.model.mixers import Recurrence
 from debubble.planner.model.transformer import Experts, Model
 
 TILE = 64
@@ -18,18 +19,19 @@ VECTOR = 8
 
 
 def shape_traps(model: Model, tp: int = 1) -> tuple[str, ...]:
-    """Return warnings on sizes of a model that kernels handle badly, one sentence each.
+    """Return warnings on a model, one sentence each: what was assumed, and sizes that run badly.
 
     The tensor-parallel degree divides the widths of dense parts.
     """
-    found: dict[str, None] = {}
-    for layer in dict.fromkeys(model.layers):
-        attention, mlp = layer.attention, layer.mlp
-        if attention.head_dim % VECTOR:
+    found: dict[str, None] = dict.fromkeys(model.assumed)
+    for attention in model.attentions:
+        if attention.head_dim % VECTOR and not isinstance(attention, Recurrence):
             found[
                 f"heads have {attention.head_dim} channels, no multiple of {VECTOR}: attention and"
                 f" its projections run well below their speed; {_near(attention.head_dim, VECTOR)}"
             ] = None
+    for layer in dict.fromkeys(model.layers):
+        mlp = layer.mlp
         if isinstance(mlp, Experts):
             widths = [("experts", mlp.width, 1), ("shared experts", mlp.shared_width, tp)]
         else:

@@ -1,119 +1,35 @@
-"""A transformer as the planner knows it: its layers, their shapes and exact parameter counts."""
+"""A transformer as the planner knows it: its layers, their shapes and exact parameter counts.
+
+A layer is one or two mixers of tokens (:mod:`debubble.planner.model.mixers`) and a
+feed-forward part (:class:`Mlp`, :class:`Experts`). Parameters, FLOPs and
+bytes follow from their shapes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-
-@dataclass(frozen=True)
-class Attention:
-    """Attention with queries in `heads`, keys and values in `kv_heads`.
-
-    `head_dim` times `heads` need not be the hidden size. `qk_norm` is the normalization of queries
-    and keys (Qwen3), `bias` that of the input projections, `out_bias` of the output's, `sinks` one
-    learned number per head (GPT-OSS), `window` the number of tokens a query sees, None for all.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    qk_norm: bool = False
-    bias: bool = False
-    out_bias: bool = False
-    sinks: bool = False
-    window: int | None = None
-
-    def parameters(self, hidden: int) -> int:
-        """Return number of parameters, norms before the layer's parts left out."""
-        width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        extra = width * self.bias + self.heads * self.sinks
-        return self.matmul_parameters(hidden) + self.whole_parameters(hidden) + extra
-
-    def whole_parameters(self, hidden: int) -> int:
-        """Return parameters that tensor parallelism does not split: norms, the output's bias."""
-        return 2 * self.head_dim * self.qk_norm + hidden * self.out_bias
-
-    def kv_parameters(self, hidden: int) -> int:
-        """Return parameters of the projections to keys and values."""
-        return 2 * self.kv_heads * self.head_dim * (hidden + self.bias)
-
-    def matmul_parameters(self, hidden: int) -> int:
-        """Return weights that every token is multiplied with."""
-        query, both = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
-        return hidden * (query + both) + query * hidden
-
-    @property
-    def score_width(self) -> int:
-        """Numbers multiplied per pair of tokens: keys' and values' widths over all heads."""
-        return self.heads * 2 * self.head_dim
-
-
-@dataclass(frozen=True)
-class LatentAttention:
-    """Multi-head latent attention (DeepSeek): keys and values from one narrow latent vector.
-
-    `q_rank` and `kv_rank` are the widths of the latent vectors (`q_rank` 0: queries are projected
-    at once), `nope_dim` and `rope_dim` a head's width without and with rotation, `v_dim` a value's.
-    """
-
-    heads: int
-    q_rank: int
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    v_dim: int
-
-    @property
-    def kv_heads(self) -> int:
-        """As many heads as queries have, once the latent vector is projected up."""
-        return self.heads
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a query and a key."""
-        return self.nope_dim + self.rope_dim
-
-    def parameters(self, hidden: int) -> int:
-        """Return number of parameters, the norms of the latent vectors included."""
-        return self.matmul_parameters(hidden) + self.q_rank + self.kv_rank
-
-    def whole_parameters(self, hidden: int) -> int:
-        """Return parameters that tensor parallelism does not split: projections down, and norms."""
-        narrow = self.q_rank + self.kv_rank
-        return hidden * (narrow + self.rope_dim) + narrow
-
-    def kv_parameters(self, hidden: int) -> int:  # noqa: ARG002 (as of other attention)
-        """Return parameters of the projections up to keys and values."""
-        return self.kv_rank * self.heads * (self.nope_dim + self.v_dim)
-
-    def matmul_parameters(self, hidden: int) -> int:
-        """Return weights that every token is multiplied with."""
-        query = self.heads * self.head_dim
-        down = hidden * (self.q_rank + self.kv_rank + self.rope_dim)
-        up = (self.q_rank or hidden) * query
-        up += self.kv_rank * self.heads * (self.nope_dim + self.v_dim)
-        return down + up + self.heads * self.v_dim * hidden
-
-    @property
-    def score_width(self) -> int:
-        """Numbers multiplied per pair of tokens: keys' and values' widths over all heads."""
-        return self.heads * (self.head_dim + self.v_dim)
+from debubble.planner.model.mixers import Mixer
 
 
 @dataclass(frozen=True)
 class Mlp:
-    """A dense feed-forward part: two matrices, or three where it is `gated`."""
+    """A dense feed-forward part: two matrices, or three where it is `gated`; of width 0, none.
+
+    `vectors` are other parameters, such as those of a norm within it.
+    """
 
     width: int
     gated: bool = True
     bias: bool = False
+    vectors: int = 0
 
     def parameters(self, hidden: int) -> int:
         """Return number of parameters."""
         matrices = 3 if self.gated else 2
         biases = ((matrices - 1) * self.width + hidden) * self.bias
-        return matrices * hidden * self.width + biases
+        return matrices * hidden * self.width + biases + self.vectors
 
     def matmul_parameters(self, hidden: int) -> int:
         """Return weights that every token is multiplied with."""
@@ -126,7 +42,8 @@ class Experts:
 
     `shared_width` is the summed width of the experts that every token meets, `shared_gate` whether
     a learned gate weighs them; `router_bias` is one number per expert (DeepSeek-V3, GPT-OSS),
-    `bias` those of the experts' matrices.
+    `bias` those of the experts' matrices. `latent` is the width to which tokens are projected
+    before they go to experts (Nemotron 3), 0 for the hidden size; `vectors` are other parameters.
     """
 
     count: int
@@ -137,6 +54,8 @@ class Experts:
     shared_gate: bool = False
     router_bias: bool = False
     bias: bool = False
+    latent: int = 0
+    vectors: int = 0
 
     @property
     def matrices(self) -> int:
@@ -145,13 +64,15 @@ class Experts:
 
     def expert_parameters(self, hidden: int) -> int:
         """Return parameters of one routed expert."""
+        hidden = self.latent or hidden
         biases = ((self.matrices - 1) * self.width + hidden) * self.bias
         return self.matrices * hidden * self.width + biases
 
     def common_parameters(self, hidden: int) -> int:
         """Return parameters that every token meets: router, shared experts and their gate."""
         shared = self.matrices * hidden * self.shared_width + hidden * self.shared_gate
-        return hidden * self.count + self.count * self.router_bias + shared
+        others = 2 * hidden * self.latent + self.vectors
+        return hidden * self.count + self.count * self.router_bias + shared + others
 
     def parameters(self, hidden: int) -> int:
         """Return number of parameters."""
@@ -159,16 +80,38 @@ class Experts:
 
     def matmul_parameters(self, hidden: int) -> int:
         """Return weights that one token is multiplied with, router included."""
-        wide = self.top_k * self.width + self.shared_width
-        return self.matrices * hidden * wide + hidden * self.count
+        wide = self.top_k * self.width * (self.latent or hidden) + self.shared_width * hidden
+        return self.matrices * wide + hidden * (self.count + 2 * self.latent)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: attention, feed-forward part, and a norm before each."""
+    """One decoder layer: attention, feed-forward part, and a norm before each.
 
-    attention: Attention | LatentAttention
+    Parameters
+    ----------
+    attention
+        What mixes tokens.
+    mlp
+        The feed-forward part.
+    second
+        A second mixer of the same input (Falcon-H1).
+    norms
+        Norms of the residual stream: 2, 1 where both parts share one, 4 with norms after them.
+    vectors
+        Parameters that belong to neither part.
+    """
+
+    attention: Mixer
     mlp: Mlp | Experts
+    second: Mixer | None = None
+    norms: int = 2
+    vectors: int = 0
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """All that mixes tokens."""
+        return tuple(one for one in (self.attention, self.second) if one and one.heads)
 
     @property
     def experts(self) -> Experts | None:
@@ -193,7 +136,7 @@ class Model:
     tied
         True if embedding and head are one matrix.
     norm
-        ``"rms"`` (one number per channel) or ``"layer"`` (two).
+        ``"rms"`` (one number per channel), ``"layer"`` (two) or ``"none"``.
     positions
         Learned position vectors, 0 for none.
     mtp
@@ -201,6 +144,11 @@ class Model:
         hidden size and three norms of its own and shares embedding and head.
     dropout
         True if dropout masks are stored.
+    first_extra, last_extra
+        Other parameters on the first stage, such as embeddings per layer (Gemma 3n), and on the
+        last, such as the head's bias.
+    assumed
+        What its description does not say, and was assumed.
     """
 
     name: str
@@ -212,6 +160,9 @@ class Model:
     positions: int = 0
     mtp: int = 0
     dropout: bool = False
+    first_extra: int = 0
+    last_extra: int = 0
+    assumed: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property
     def without_layers(self) -> Model:
@@ -227,9 +178,9 @@ class Model:
         return self._hash
 
     @cached_property
-    def attentions(self) -> tuple[Attention | LatentAttention, ...]:
+    def attentions(self) -> tuple[Mixer, ...]:
         """The kinds of attention that its layers have."""
-        return tuple(dict.fromkeys(layer.attention for layer in self.layers))
+        return tuple(dict.fromkeys(one for layer in self.layers for one in layer.mixers))
 
     @cached_property
     def experts(self) -> int:
@@ -239,12 +190,12 @@ class Model:
     @property
     def norm_parameters(self) -> int:
         """Parameters of one norm."""
-        return self.hidden * (2 if self.norm == "layer" else 1)
+        return self.hidden * {"none": 0, "rms": 1, "layer": 2}[self.norm]
 
     def layer_parameters(self, layer: Layer) -> int:
-        """Return parameters of one layer with its two norms."""
-        parts = layer.attention.parameters(self.hidden) + layer.mlp.parameters(self.hidden)
-        return parts + 2 * self.norm_parameters
+        """Return parameters of one layer with its norms."""
+        parts = sum(part.parameters(self.hidden) for part in (*layer.mixers, layer.mlp))
+        return parts + layer.norms * self.norm_parameters + layer.vectors
 
     def expert_parameters(self, layer: Layer) -> int:
         """Return parameters of a layer's routed experts; 0 without."""
@@ -264,7 +215,7 @@ class Model:
     @cached_property
     def parameters(self) -> int:
         """Number of parameters without those of multi-token prediction."""
-        ends = self.embedding_parameters + self.norm_parameters
+        ends = self.embedding_parameters + self.norm_parameters + self.first_extra + self.last_extra
         ends += 0 if self.tied else self.head_parameters
         return ends + sum(self.layer_parameters(layer) for layer in self.layers)
 
