@@ -34,7 +34,7 @@ FIELD = """
 """
 
 KINDS_END = '\n)  # fmt: skip\n"""A row for every kind'
-LAUNCH = "\n    launch: float = cost("
+LAUNCH = "\n    launch: float = timed("
 EDITS = {
     "core/kinds.py": (
         ("\n\n\nclass WaitRules(", MEMBER + "\n\n\nclass WaitRules("),
