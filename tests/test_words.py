@@ -76,6 +76,20 @@ def test_a_class_is_defined_once() -> None:
     assert {name for name, paths in where.items() if len(paths) > 1} <= TWO_MEANINGS
 
 
+def test_a_module_gives_a_name_to_one_constant() -> None:
+    """A second one would change what functions read that were written for the first."""
+    for path, tree in MODULES.items():
+        names = [
+            name.id
+            for statement in tree.body
+            if isinstance(statement, ast.Assign | ast.AnnAssign)
+            for name in ast.walk(statement)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+            if name.id.isupper()
+        ]
+        assert len(names) == len(set(names)), (path, sorted(names))
+
+
 def test_functions_and_modules_have_a_size_to_read() -> None:
     public = set(debubble.__all__)
     long = []

@@ -189,7 +189,7 @@ def _checked(made: StagedModel, name: str, stages: int) -> StagedModel:
 
 
 MAX_BYTES = 1 << 20
-TOKENS = 1024
+LONGEST = 1024
 """Default length of a sequence in tokens, where the model takes so many."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -211,13 +211,13 @@ def from_config(
 ) -> ConfiguredModel:
     """Make the model of a ``config.json``, cut into stages, with random weights and random tokens.
 
-    A microbatch has `rows` sequences of `tokens`, by default at most :data:`TOKENS`; weights have
+    A microbatch has `rows` sequences of `tokens`, by default at most :data:`LONGEST`; weights have
     the config's type by default, or float32. Raises FormatError for a file that is no such config,
     ParameterError for sizes or types, and DebubbleError without transformers.
     """
     config = _config(path)
-    most = int(getattr(config, "max_position_embeddings", TOKENS))
-    tokens = min(TOKENS, most) if tokens is None else tokens
+    most = int(getattr(config, "max_position_embeddings", LONGEST))
+    tokens = min(LONGEST, most) if tokens is None else tokens
     if not 1 <= tokens <= most:
         raise ParameterError(f"tokens is {tokens}; the model takes 1 to {most:,}")
     if dtype is not None and dtype not in DTYPES:
