@@ -24,7 +24,7 @@ import re
 import shlex
 import shutil
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ import debubble as db
 from debubble.cli.app import COMMANDS, app
 from debubble.interchange.cost_files import load_costs
 from debubble.optimize import cache
+from debubble.planner.model.files import read_model
 from debubble.schedules import registry
 from debubble.sweeps import read_spec
 
@@ -236,7 +237,11 @@ def test_python_runs_and_prints_what_is_shown(
 
 def test_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "costs.yaml").write_text("times: {F: 1, B: 2}\n", encoding="utf-8")
-    read = {"docs/costs.md": load_costs, "docs/sweeps.md": read_spec}
+    read: dict[str, Callable[[Path], Any]] = {
+        "docs/costs.md": load_costs,
+        "docs/plan.md": lambda path: read_model(str(path)),
+        "docs/sweeps.md": read_spec,
+    }
     files = [
         (name, block.text)
         for name, page in PAGES.items()
