@@ -169,6 +169,7 @@ def document(rows: list[dict[str, Any]]) -> str:
         "equal times and for these. *s* is wall time and *CPU s* processor time of all threads, on",
         "two cores; of points that were measured more than once, of all runs together. Points with",
         "a large gap were measured again, some with a time limit or up to four times the work.",
+        "*A pattern of 1 microbatch* is a search that cycles have replaced since.",
         "",
         *gaps(rows),
     ]

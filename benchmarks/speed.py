@@ -6,6 +6,7 @@ the growth of the process's high-water mark in a process of its own.
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import subprocess
@@ -17,6 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numba  # noqa: F401 - loaded first, so that every run is a warm one
+
+# Kernels compile where they are needed first: no figure is of an interpreted run.
+os.environ["DEBUBBLE_BACKGROUND"] = "0"
 
 import debubble as db
 from debubble.engine.graph import compile_graph
