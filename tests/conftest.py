@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,8 +40,8 @@ EXPLORES = PROFILE == "explore"
 FEWER, LEAST, MORE = 8, 3, 6
 """A property test has an eighth of its cases when quick, but some; six times all to explore."""
 
-CASES_FEWER, CASES_LEAST = 4, 8
-"""A test with many cases has a quarter of them when quick, but some."""
+CASES_FEWER, CASES_LEAST = 6, 5
+"""A test with many cases has a sixth of them when quick, but some."""
 
 BATCH = 16
 """Short tests of a file that a worker gets at once: xdist looks at all that was given before it
@@ -58,6 +59,9 @@ MARKS = {
 LAWS = Path(__file__).parent / "laws"
 """Tests of what holds over all commands, options, costs, schedules and kinds: marked ``law``."""
 
+MARKED = re.compile(r"^pytestmark = .*|^from tests\.torch\.world import in_ranks", re.MULTILINE)
+"""Lines that mark every test of a file."""
+
 QUICK = pytest.StashKey[dict[Path, bool]]()
 """Whether a file that was collected has tests without any marker."""
 
@@ -71,6 +75,22 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
         # Every worker has a folder of its own in that of the run.
         folder = tmp_path_factory.getbasetemp().parent / "kernels"
         compile_once(folder, QUICK_CASES if PROFILE == "quick" else list(CASES))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files that have no test to run: importing PyTorch for them takes seconds."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    left_out = re.findall(r"not (\w+)", config.option.markexpr)
+    return bool(marks_of_file(collection_path).intersection(left_out)) or None
+
+
+def marks_of_file(path: Path) -> set[str]:
+    """Return the markers that all tests of a file have, by its text alone."""
+    marks = {"law"} if LAWS in path.parents else set()
+    for line in MARKED.findall(path.read_text(encoding="utf-8")):
+        marks.update(re.findall(r"mark\.(\w+)", line) or ["processes"])
+    return marks
 
 
 @pytest.hookimpl(tryfirst=True)
