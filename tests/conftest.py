@@ -40,8 +40,8 @@ EXPLORES = PROFILE == "explore"
 FEWER, LEAST, MORE = 8, 3, 6
 """A property test has an eighth of its cases when quick, but some; six times all to explore."""
 
-CASES_FEWER, CASES_LEAST = 6, 5
-"""A test with many cases has a sixth of them when quick, but some."""
+CASES_FEWER, CASES_LEAST = 8, 4
+"""A test with many cases has an eighth of them when quick, but some."""
 
 BATCH = 16
 """Short tests of a file that a worker gets at once: xdist looks at all that was given before it
