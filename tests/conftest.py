@@ -56,6 +56,9 @@ MARKS = {
 }
 """Markers of tests by the fixtures that they ask for."""
 
+LEFT_OUT = {*MARKS, "slow", "law"}
+"""Markers of tests that ``make quick`` leaves out."""
+
 LAWS = Path(__file__).parent / "laws"
 """Tests of what holds over all commands, options, costs, schedules and kinds: marked ``law``."""
 
@@ -78,7 +81,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip files that have no test to run: importing PyTorch for them takes seconds."""
+    """Skip files that have no test to run: importing what they import takes seconds."""
     if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
     left_out = re.findall(r"not (\w+)", config.option.markexpr)
@@ -115,12 +118,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("forked"))
         if PROFILE != "default":
             scale_cases(item)
-        quick[item.path] = quick.get(item.path, False) or not is_left_out(item)
+    short = [item for item in items if not is_left_out(item)]
+    quick.update(dict.fromkeys((item.path for item in items), False))
+    quick.update(dict.fromkeys((item.path for item in short), True))
     if PROFILE == "quick":
-        kept = set(some_of_many([item for item in items if not is_left_out(item)]))
-        dropped = [item for item in items if not is_left_out(item) and item not in kept]
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if item in kept or is_left_out(item)]
+        dropped = set(short).difference(some_of_many(short))
+        config.hook.pytest_deselected(items=[item for item in short if item in dropped])
+        items[:] = [item for item in items if item not in dropped]
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = interleaved(items)
         batch(items)
@@ -128,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def is_left_out(item: pytest.Item) -> bool:
     """Return whether ``make quick`` leaves a test out: a law, slow, with a browser or processes."""
-    return any(item.get_closest_marker(mark) for mark in (*MARKS, "slow", "law"))
+    return not LEFT_OUT.isdisjoint(mark.name for mark in item.iter_markers())
 
 
 def some_of_many(items: list[pytest.Item]) -> Iterator[pytest.Item]:
