@@ -217,7 +217,7 @@ def test_memory_is_kept_while_copies_are_under_way(
     costs = replace(PLAIN, runtime=runtime, microbatch=lengths)
     result = db.optimize(
         ranks=2, chunks=1, microbatches=len(lengths), costs=costs, memory=2, offload=offload,
-        **FUSED | {"effort": 0.01},
+        **FUSED,
     )  # fmt: skip
     assert db.simulate(result.schedule, costs).peak_activation.max() <= 2 + 1e-9
 
