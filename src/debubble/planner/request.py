@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.candidate import PRECISIONS, Candidate, Training
@@ -95,6 +95,15 @@ def plan_request(
     runtime = MEGATRON if fixed.framework is None else find_framework(fixed.framework).runtime
     training = Training(batch, length, precision, imbalance=imbalance, runtime=runtime)
     return PlanRequest(known, Cluster(found, gpus), training, shipped_factors(), limit, fixed)
+
+
+def for_framework(request: PlanRequest, name: str | None) -> PlanRequest:
+    """Return a request for plans that a framework runs; None for plans that only have to divide."""
+    runtime = MEGATRON if name is None else find_framework(name).runtime
+    return replace(
+        request, fixed=replace(request.fixed, framework=name),
+        training=replace(request.training, runtime=runtime),
+    )  # fmt: skip
 
 
 def check_precision(precision: str, gpu: Gpu) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from debubble.core.errors import ParameterError, did_you_mean
@@ -37,6 +37,17 @@ class Framework:
     """Writer of the lines to paste for a case that breaks no rule; comments start with ``#``."""
     runtime: Habits
     """The tensors that it keeps in memory."""
+    ships: frozenset[str] = frozenset()
+    """Schedules that are part of it; others, if it takes them, come from a file."""
+    takes_orders: bool = False
+    """True if it runs a schedule from a file."""
+    within: str = ""
+    """A framework with the same habits that runs all plans that this one runs, so that a search
+    for it may do for both."""
+    makers: frozenset[str] = frozenset({"NVIDIA", "AMD"})
+    """Makers of the GPUs that it is for."""
+    files: Mapping[str, Callable[[Case], str]] = field(default_factory=dict)
+    """Writers of a file that runs a case that breaks no rule, by the file's ending."""
 
 
 FRAMEWORKS = {
@@ -55,8 +66,25 @@ def find_framework(name: str) -> Framework:
     """Return the framework of a name in any case; an unknown one is refused."""
     wanted = str(name).strip().lower()
     if wanted not in FRAMEWORKS:
-        raise ParameterError(f"unknown framework '{name}'; {did_you_mean(wanted, FRAMEWORKS)}")
+        hint = did_you_mean(wanted, [*FRAMEWORKS, ANY])
+        raise ParameterError(f"unknown framework '{name}'; {hint}")
     return FRAMEWORKS[wanted]
+
+
+ANY = "any"
+"""Option for plans that only have to divide, which debubble's own runtime runs."""
+
+
+def find_frameworks(name: str | None) -> tuple[str | None, ...]:
+    """Return the names of the frameworks that plans are made for: all, unless one is named.
+
+    None stands for :data:`ANY`.
+    """
+    if name is None:
+        return tuple(FRAMEWORKS)
+    if str(name).strip().lower() == ANY:
+        return (None,)
+    return (find_framework(name).name,)
 
 
 def rules_of(framework: str | None, scope: str | None = None) -> tuple[Rule, ...]:
