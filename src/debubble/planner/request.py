@@ -57,8 +57,15 @@ class PlanRequest:
     factors: Factors = field(default_factory=Factors)
     """Efficiencies of kernels."""
     limit: float = math.inf
-    """Memory of one GPU in bytes."""
+    """Most bytes that the predicted peak of a GPU may have."""
     fixed: Fixed = Fixed()
+    capacity: float = math.inf
+    """Bytes of a GPU that a process gets, its context included."""
+
+    @property
+    def safe(self) -> float:
+        """Largest predicted peak with which 9 of 10 real ones are within the capacity, in bytes."""
+        return self.capacity / (1 + self.training.runtime.memory_error)
 
     def case(self, candidate: Candidate) -> Case:
         """Return one of its candidates as a case."""
@@ -73,9 +80,11 @@ def plan_request(
     """Return a request from names, files and numbers, or with a model that was read.
 
     `sequence` is :data:`SEQUENCE` tokens unless given, or as many as the model has learned
-    positions; `memory` that of one GPU in bytes, or such as ``"72GB"``, by default all that it has;
-    `imbalance` tokens of the busiest experts over the mean. The framework of `fixed` decides what
-    stays in memory, and how long; Megatron-LM unless given.
+    positions; `memory` the most that plans are predicted to need of a GPU, in bytes or such as
+    ``"72GB"``. By default it is what a GPU has, less the error of predicted peaks; more than that
+    is for a larger GPU, from which the error is taken, too. `imbalance` is tokens of the busiest
+    experts over the mean. The framework of `fixed` decides what stays in memory, and how long;
+    Megatron-LM unless given.
     """
     if not 1 <= imbalance <= MOST_IMBALANCE:
         raise ParameterError(
@@ -83,7 +92,7 @@ def plan_request(
         )
     found = find_gpu(gpu)
     check_precision(precision, found)
-    limit = found.memory if memory is None else read_bytes(str(memory))
+    asked = math.inf if memory is None else read_bytes(str(memory))
     known = read_model(model) if isinstance(model, str) else model
     length = min(SEQUENCE, known.positions or SEQUENCE) if sequence is None else sequence
     if known.positions and length > known.positions:
@@ -94,7 +103,11 @@ def plan_request(
     fixed = fixed or Fixed()
     runtime = MEGATRON if fixed.framework is None else find_framework(fixed.framework).runtime
     training = Training(batch, length, precision, imbalance=imbalance, runtime=runtime)
-    return PlanRequest(known, Cluster(found, gpus), training, shipped_factors(), limit, fixed)
+    capacity = found.memory if memory is None else max(found.memory, asked)
+    limit = min(asked, capacity / (1 + runtime.memory_error))
+    return PlanRequest(
+        known, Cluster(found, gpus), training, shipped_factors(), limit, fixed, capacity
+    )
 
 
 def for_framework(request: PlanRequest, name: str | None) -> PlanRequest:

@@ -45,6 +45,8 @@ class Habits:
     selective: tuple[str, ...] = ()
     """Modules that ``"selective"`` recompute computes again; empty for those that Megatron-Core
     recommends for the model."""
+    memory_error: float = 0.1
+    """Share by which real peaks exceed the predicted one, at the 90th percentile."""
 
 
 DEEPSPEED = Habits(

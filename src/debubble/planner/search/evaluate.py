@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,9 @@ class Speed:
     flops_per_gpu: dict[str, float]
     mfu: dict[str, float]
 
+
+Verdict: TypeAlias = Literal["yes", "maybe", "no"]
+"""Chance that a plan fits: 9 of 10 real peaks are within the capacity, some, fewer than 1 of 10."""
 
 OPTIMIZED = "optimized"
 """Name of a schedule that is not a published one."""
@@ -74,6 +78,21 @@ class Evaluated:
     def fits(self) -> bool:
         """True if every rank has room."""
         return max(self.peaks) <= self.request.limit
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it will fit into the memory of a GPU."""
+        peak, request = max(self.peaks), self.request
+        if peak <= min(request.limit, request.safe):
+            return "yes"
+        # A limit below that is asked for, and no guess.
+        asked = request.limit < request.safe
+        return "no" if asked or peak - self.memory_error > request.capacity else "maybe"
+
+    @property
+    def memory_error(self) -> float:
+        """Bytes by which 9 of 10 real peaks exceed the predicted one at most."""
+        return max(self.peaks) * self.request.training.runtime.memory_error
 
     @property
     def fullest(self) -> int:
