@@ -23,8 +23,7 @@ from debubble.planner.options import ASKED, PLAN_OPTIONS, ROWS
 
 if TYPE_CHECKING:
     from debubble.planner.answer.plan import Plan
-    from debubble.planner.search.best_plans import Progress
-    from debubble.planner.search.search_result import Found
+    from debubble.planner.answer.searches import SoFar, Watch
 
 ENDINGS = "a report is .html, the costs of the best plan are .yaml, its order is .csv"
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
@@ -69,7 +68,7 @@ def plan(
             for answer in found.why:
                 print("\n".join(wrap(why_text(answer), line_width(), 2)))
             if found.fits:
-                _print_best(found, values.get("framework"))
+                _print_best(found)
         sys.stdout.flush()
     if not found.fits:
         raise typer.Exit(1)
@@ -94,8 +93,8 @@ MOST_RANKS = 32
 """Pipeline ranks up to which the memory of each is printed."""
 
 
-def _print_best(found: Plan, framework: str | None) -> None:
-    """Print pictures of the best plan, and the flags of a framework that runs it."""
+def _print_best(found: Plan) -> None:
+    """Print pictures of the best plan, and the flags of the framework that runs it."""
     from debubble.planner.answer.data import plan_flags, runs_nothing
     from debubble.planner.frameworks.table import FRAMEWORKS
     from debubble.view.plan_page import memory_rows
@@ -109,11 +108,10 @@ def _print_best(found: Plan, framework: str | None) -> None:
     if ranks <= MOST_RANKS:
         print("\nmemory of every rank at its peak:\n")
         print("\n".join(table(memory_rows(best))))
-    texts = {name: plan_flags(best, name) for name in FRAMEWORKS}
-    chosen = framework or next((one for one in FRAMEWORKS if not runs_nothing(texts[one])), "")
-    name = chosen or next(iter(FRAMEWORKS))
-    others = "" if framework else ", others with --framework, -o plan.html or --json"
-    print(f"\nflags for {name}{others}:\n\n{texts[name]}", end="")
+    names = (found.framework,) if found.framework else (*FRAMEWORKS,)
+    texts = {name: plan_flags(best, name) for name in names}
+    name = next((one for one in names if not runs_nothing(texts[one])), names[0])
+    print(f"\nflags for {name}, others in -o plan.html or --json:\n\n{texts[name]}", end="")
 
 
 def _write(found: Plan, path: str) -> None:
@@ -133,12 +131,12 @@ def _write(found: Plan, path: str) -> None:
 
 
 @contextmanager
-def _searching() -> Iterator[Progress]:
+def _searching() -> Iterator[Watch]:
     """Show on a line how far a search is and the best so far, a few times per second."""
     began, shown = time.monotonic(), -math.inf
     with overwritten_line() as line:
 
-        def progress(found: Found) -> None:
+        def progress(found: SoFar) -> None:
             nonlocal shown
             now = time.monotonic() - began
             if now < shown + 0.1:

@@ -14,9 +14,10 @@ from debubble.planner.frameworks.automodel.rules import RULES as AUTOMODEL_RULES
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.flags import megatron_lines
 from debubble.planner.frameworks.megatron.rules import RULES as MEGATRON_RULES
+from debubble.planner.frameworks.megatron.rules import SCHEDULES
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.rule import Refusal, Rule
-from debubble.planner.frameworks.torch.flags import elsewhere
+from debubble.planner.frameworks.torch.flags import NAMES, elsewhere
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.frameworks.torchtitan.flags import torchtitan_lines
 from debubble.planner.frameworks.torchtitan.rules import RULES as TORCHTITAN_RULES
@@ -53,9 +54,33 @@ class Framework:
 FRAMEWORKS = {
     row.name: row
     for row in (
-        Framework("megatron", "Megatron-LM", MEGATRON_RULES, megatron_lines, MEGATRON),
-        Framework("torchtitan", "torchtitan", TORCHTITAN_RULES, torchtitan_lines, TORCH),
-        Framework("automodel", "NeMo Automodel", AUTOMODEL_RULES, automodel_lines, TORCH),
+        Framework(
+            "megatron",
+            "Megatron-LM",
+            MEGATRON_RULES,
+            megatron_lines,
+            MEGATRON,
+            ships=frozenset(SCHEDULES),
+        ),
+        Framework(
+            "torchtitan",
+            "torchtitan",
+            TORCHTITAN_RULES,
+            torchtitan_lines,
+            TORCH,
+            ships=frozenset(NAMES),
+            takes_orders=True,
+        ),
+        Framework(
+            "automodel",
+            "NeMo Automodel",
+            AUTOMODEL_RULES,
+            automodel_lines,
+            TORCH,
+            ships=frozenset(NAMES),
+            takes_orders=True,
+            within="torchtitan",
+        ),
     )
 }
 """Every framework by name. Megatron-LM as of Megatron Core 0.19, torchtitan 0.3.0, NeMo Automodel
