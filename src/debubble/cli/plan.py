@@ -15,17 +15,16 @@ from debubble.analysis.layout import line_width, table, wrap
 from debubble.cli import completion
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, with_rows, writes
-from debubble.cli.output import check_output, note, print_json
+from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
-from debubble.interchange.files import save, write_text
+from debubble.interchange.files import write_text
 from debubble.planner.options import ASKED, PLAN_OPTIONS, ROWS
 
 if TYPE_CHECKING:
     from debubble.planner.answer.plan import Plan
     from debubble.planner.answer.searches import SoFar, Watch
 
-ENDINGS = "a report is .html, the costs of the best plan are .yaml, its order is .csv"
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
 
@@ -39,7 +38,10 @@ def plan(
     ] = None,
     as_json: AsJson = False,
     output: Annotated[
-        Text, writes("Report (.html), or costs (.yaml) or order (.csv) of the best.")
+        Text,
+        writes(
+            "Plan to run (.sh, .py, .toml, automodel.yaml, …), report (.html), or costs (.yaml)."
+        ),
     ] = None,
 ) -> None:
     """Plan the training of a model on a number of GPUs.
@@ -50,15 +52,20 @@ def plan(
     """
     values = _read({"model": model, **options})
     # Help and refusals start without the search.
+    from debubble.planner.answer.files import check_name
     from debubble.planner.answer.plan import plan_for
     from debubble.planner.answer.report import text
     from debubble.planner.answer.why import why_text
 
-    check_output("", output, (".html", ".yaml", ".yml", ".csv"), ENDINGS)
+    if output is not None:
+        check_writable(output)
+        if not output.lower().endswith(".html"):
+            check_name(output, values.get("framework"))
+    written: list[str] = []
     found = plan_for(values, _searching, lambda number, line: note(f"plan {number}: {line}"))
     try:
         if found.fits and output is not None:
-            _write(found, output)
+            written = _write(found, output)
     finally:
         # What took long to find is printed even where it cannot be written.
         if as_json:
@@ -72,8 +79,8 @@ def plan(
         sys.stdout.flush()
     if not found.fits:
         raise typer.Exit(1)
-    if output is not None:
-        note(f"wrote {output}")
+    for path in written:
+        note(f"wrote {path}")
 
 
 def _read(texts: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,20 +121,14 @@ def _print_best(found: Plan) -> None:
     print(f"\nflags for {name}, others in -o plan.html or --json:\n\n{texts[name]}", end="")
 
 
-def _write(found: Plan, path: str) -> None:
-    """Write the report as a page; or of the best plan its order, or costs for other commands."""
-    from debubble.planner.answer.report import costs_yaml
+def _write(found: Plan, path: str) -> list[str]:
+    """Write the report as a page, or the best plan, and return the names of the files."""
+    if not path.lower().endswith(".html"):
+        return found.save(path)
+    from debubble.view.plan_page import plan_page
 
-    if path.lower().endswith(".csv"):
-        save(found.best.simulate().schedule, path)
-        return
-    if path.lower().endswith(".html"):
-        from debubble.view.plan_page import plan_page
-
-        content = plan_page(found)
-    else:
-        content = costs_yaml(found.best)
-    write_text(path, content)
+    write_text(path, plan_page(found))
+    return [path]
 
 
 @contextmanager

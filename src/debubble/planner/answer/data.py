@@ -8,8 +8,8 @@ from typing import Any
 from debubble.planner.answer.report import gigabytes
 from debubble.planner.answer.searches import Answer, also_runs
 from debubble.planner.cost.flops import flops_per_token
-from debubble.planner.frameworks.table import FRAMEWORKS, find_framework, flags
-from debubble.planner.frameworks.torch.flags import CSV, ON_PYTORCH
+from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, flags
+from debubble.planner.frameworks.torch.flags import CSV, EXPORT, ON_PYTORCH, from_csv
 from debubble.planner.memory.peaks import memory_of
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import for_framework
@@ -59,6 +59,10 @@ def plan_flags(plan: Evaluated, framework: str) -> str:
     if not plan.optimized:
         text = flags(plan.case, framework)
         return text if runs_nothing(text) else _held_there(plan, framework) + text
+    if find_framework(framework).takes_orders and not broken(plan.case, framework):
+        lines = flags(from_csv(plan.case), framework).splitlines()
+        kept = [f"# {CSV}: written with -o {CSV}" if EXPORT in one else one for one in lines]
+        return _held_there(plan, framework) + "\n".join([*kept, ""])
     first = f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with"
     return "\n".join([first, *ON_PYTORCH, ""])
 
@@ -105,7 +109,7 @@ def data(found: Answer) -> dict[str, Any]:
             "active_parameters": request.model.active_parameters,
             "flops_per_token": flops_per_token(request.model, request.training.sequence),
         },
-        "plans": [plan_data(plan, plan is found.plans[0]) for plan in found.plans],
+        "plans": [plan_data(plan, plan is found.recommended) for plan in found.plans],
         "near": [plan_data(plan) for plan in found.near],
         "buys": buys,
         "considered": found.considered,

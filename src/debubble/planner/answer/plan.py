@@ -13,7 +13,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
-from debubble.planner.answer import data, report
+from debubble.planner.answer import data, files, report
 from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
 from debubble.planner.answer.searches import (
     Answer,
@@ -124,6 +124,21 @@ class Plan:
             Its name, such as ``"megatron"``; one that is not known is refused.
         """
         return data.plan_flags(self.best, framework)
+
+    def save(self, path: str) -> list[str]:
+        """Write it to a file by its name, and return the names of all files written.
+
+        Parameters
+        ----------
+        path
+            A file that the plan's framework runs: ``.sh`` (Megatron-LM, Megatron-DeepSpeed),
+            ``.py`` (torchtitan, Megatron-Bridge), ``.toml`` (torchtitan up to 0.2), ``.json``
+            (DeepSpeed), ``automodel.yaml`` or ``primus.yaml``; a schedule that the framework takes
+            from a file is written next to it. Or its costs for other commands, any other
+            ``.yaml``; or its schedule, ``.csv``.
+        """
+        files.check_name(path, self.framework)
+        return files.write_plan(self.best, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, as ``debubble plan --json`` prints it."""

@@ -66,6 +66,8 @@ class Answer(Found):
     of the first search; every plan has its own.
     """
 
+    recommended: Evaluated | None = None
+    """The simplest of the plans that are tied with the fastest."""
     searches: list[Found] = field(default_factory=list)
     """The results by framework."""
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -199,6 +201,7 @@ def _merged(answer: Answer) -> Answer:
     """Fill an answer from its searches."""
     plans = _unlike(plan for one in answer.searches for plan in one.plans)
     answer.plans = recommended_first(plans)[: answer.top]
+    answer.recommended = answer.plans[0] if answer.plans else None
     near = _unlike(plan for one in answer.searches for plan in one.near)
     answer.near = near[: answer.top]
     published = recommended_first([plan for plan in plans if not plan.optimized])
@@ -242,12 +245,13 @@ def simplicity(plan: Evaluated) -> tuple[object, ...]:
     then less memory.
     """
     degrees = plan.candidate.degrees
-    return (custom_order(plan), degrees.stages, degrees.chunks, max(plan.peaks), plan.step_time)
+    own = plan.request.fixed.framework
+    custom = own is not None and custom_order(plan, own)
+    return (custom, degrees.stages, degrees.chunks, max(plan.peaks), plan.step_time)
 
 
-def custom_order(plan: Evaluated) -> bool:
-    """Return whether the plan's framework takes its schedule from a file."""
-    name = plan.request.fixed.framework
-    if name is None or plan.candidate.degrees.pp == 1:
+def custom_order(plan: Evaluated, framework: str) -> bool:
+    """Return whether a framework takes the plan's schedule from a file."""
+    if plan.candidate.degrees.pp == 1:
         return False
-    return plan.optimized or plan.candidate.schedule not in find_framework(name).ships
+    return plan.optimized or plan.candidate.schedule not in find_framework(framework).ships

@@ -9,16 +9,27 @@ from functools import cache
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.case import Case
 from debubble.planner.frameworks.any_rules import ANY_RULES
-from debubble.planner.frameworks.automodel.flags import automodel_lines
+from debubble.planner.frameworks.automodel.flags import automodel_file, automodel_lines
 from debubble.planner.frameworks.automodel.rules import RULES as AUTOMODEL_RULES
+from debubble.planner.frameworks.bridge.flags import bridge_file, bridge_lines
+from debubble.planner.frameworks.deepspeed.flags import (
+    deepspeed_json,
+    deepspeed_lines,
+    deepspeed_script,
+)
+from debubble.planner.frameworks.deepspeed.rules import RULES as DEEPSPEED_RULES
+from debubble.planner.frameworks.deepspeed.runtime import DEEPSPEED
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.flags import megatron_lines
 from debubble.planner.frameworks.megatron.rules import RULES as MEGATRON_RULES
 from debubble.planner.frameworks.megatron.rules import SCHEDULES
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.planner.frameworks.megatron.script import megatron_script
+from debubble.planner.frameworks.primus.flags import primus_file, primus_lines
 from debubble.planner.frameworks.rule import Refusal, Rule
 from debubble.planner.frameworks.torch.flags import NAMES, elsewhere
 from debubble.planner.frameworks.torch.runtime import TORCH
+from debubble.planner.frameworks.torchtitan.files import torchtitan_python, torchtitan_toml
 from debubble.planner.frameworks.torchtitan.flags import torchtitan_lines
 from debubble.planner.frameworks.torchtitan.rules import RULES as TORCHTITAN_RULES
 from debubble.schedules import registry
@@ -55,36 +66,37 @@ FRAMEWORKS = {
     row.name: row
     for row in (
         Framework(
-            "megatron",
-            "Megatron-LM",
-            MEGATRON_RULES,
-            megatron_lines,
-            MEGATRON,
-            ships=frozenset(SCHEDULES),
+            "megatron", "Megatron-LM", MEGATRON_RULES, megatron_lines, MEGATRON,
+            ships=frozenset(SCHEDULES), files={".sh": megatron_script},
         ),
         Framework(
-            "torchtitan",
-            "torchtitan",
-            TORCHTITAN_RULES,
-            torchtitan_lines,
-            TORCH,
-            ships=frozenset(NAMES),
-            takes_orders=True,
+            "torchtitan", "torchtitan", TORCHTITAN_RULES, torchtitan_lines, TORCH,
+            ships=frozenset(NAMES), takes_orders=True,
+            files={".py": torchtitan_python, ".toml": torchtitan_toml},
         ),
         Framework(
-            "automodel",
-            "NeMo Automodel",
-            AUTOMODEL_RULES,
-            automodel_lines,
-            TORCH,
-            ships=frozenset(NAMES),
-            takes_orders=True,
-            within="torchtitan",
+            "automodel", "NeMo Automodel", AUTOMODEL_RULES, automodel_lines, TORCH,
+            ships=frozenset(NAMES), takes_orders=True, within="torchtitan",
+            files={".yaml": automodel_file},
+        ),
+        Framework(
+            "deepspeed", "Megatron-DeepSpeed", DEEPSPEED_RULES, deepspeed_lines, DEEPSPEED,
+            ships=frozenset({"1f1b"}), files={".sh": deepspeed_script, ".json": deepspeed_json},
+        ),
+        Framework(
+            "bridge", "Megatron-Bridge", MEGATRON_RULES, bridge_lines, MEGATRON,
+            ships=frozenset(SCHEDULES), within="megatron", makers=frozenset({"NVIDIA"}),
+            files={".py": bridge_file},
+        ),
+        Framework(
+            "primus", "Primus", MEGATRON_RULES, primus_lines, MEGATRON,
+            ships=frozenset(SCHEDULES), within="megatron", makers=frozenset({"AMD"}),
+            files={".yaml": primus_file},
         ),
     )
-}
-"""Every framework by name. Megatron-LM as of Megatron Core 0.19, torchtitan 0.3.0, NeMo Automodel
-0.7."""
+}  # fmt: skip
+"""Every framework by name; of equals the first is recommended. Megatron-LM is as of Megatron Core
+0.19, torchtitan 0.3.0, NeMo Automodel 0.7, DeepSpeed 0.19, Megatron-Bridge 0.3."""
 
 
 def find_framework(name: str) -> Framework:
