@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import groupby
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.syntax import yaml_text
 from debubble.planner.candidate import Candidate
+from debubble.planner.frameworks.launch import layers_text
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import CAUSES, Evaluated, Speed, tied
@@ -34,16 +34,6 @@ def degrees_text(candidate: Candidate) -> str:
     """Return degrees above one, in words."""
     found = [f"{name} {size}" for name, size in asdict(candidate.degrees).items() if size > 1]
     return ", ".join(found) or "no parallelism"
-
-
-def layers_text(layers: Sequence[int]) -> str:
-    """Return layers per stage: ``"4"``, or runs of equal numbers: ``"7, 8 on 14 stages, 7"``."""
-    runs = [(count, len(list(run))) for count, run in groupby(layers)]
-    if len(runs) == 1:
-        return str(layers[0])
-    return ", ".join(
-        str(count) if times == 1 else f"{count} on {times} stages" for count, times in runs
-    )
 
 
 def seconds(value: float) -> str:
