@@ -16,7 +16,8 @@ from debubble.planner.answer import data, report
 from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
 from debubble.planner.answer.why import Why, why_data, why_not, why_text
 from debubble.planner.candidate import Candidate
-from debubble.planner.cost.calibration_files import DEGREES, calibrate_from
+from debubble.planner.cost.calibration_files import calibrate_from
+from debubble.planner.cost.measured_run import DEGREES
 from debubble.planner.memory.peaks import RankMemory
 from debubble.planner.model.transformer import Model
 from debubble.planner.options import ROWS, fixed_with, request_of
