@@ -110,16 +110,10 @@ def _result(index: int, plan: MeasuredRow | str, factors: Factors, mark: bool) -
     found["memory"] = max(rank.peak for rank in memory_of(case, step.timeline))
     found["step_time"] = step.seconds
     found["step_time_error"] = step.seconds * case.step_error
-    found["calibrated"] = mark or _gave(factors, case, plan.seconds)
+    found["calibrated"] = mark
     if plan.seconds:
         found["error"] = step.seconds / plan.seconds - 1
     return found
-
-
-def _gave(factors: Factors, case: Case, seconds: float | None) -> bool:
-    """Whether one of the efficiencies is from this very measurement."""
-    own = (case.gpu.name, case.degrees.tp, case.cluster.gpus, seconds)
-    return any((item.gpu, item.tp, item.gpus, item.seconds) == own for item in factors.table)
 
 
 def print_rows(path: str, *, as_json: bool) -> None:

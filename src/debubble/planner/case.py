@@ -60,6 +60,13 @@ class Case:
         """
         return self.candidate.zero >= (3 if self.training.runtime.fsdp else 2)
 
+    @property
+    def sums_each(self) -> bool:
+        """True if replicas sum gradients after the backward of every microbatch."""
+        own = self.candidate
+        piped = self.degrees.pp > 1 or not own.schedule  # as one layer sees it
+        return self.training.runtime.sums_each and piped and own.zero == 0 and self.degrees.dp > 1
+
     def group(self, dimension: Dimension) -> RankGroup:
         """Return the ranks that communicate along one dimension."""
         return group_of(self.cluster, self.degrees, dimension)
@@ -71,5 +78,7 @@ class Case:
     @property
     def step_error(self) -> float:
         """Share of the step time within which 9 of 10 such steps stay."""
-        experts = bool(self.model.experts)
-        return self.factors.error(self.gpu, self.degrees.tp, self.training, experts=experts)
+        experts, piped = bool(self.model.experts), self.degrees.pp > 1
+        return self.factors.error(
+            self.gpu, self.degrees.tp, self.training, experts=experts, piped=piped
+        )

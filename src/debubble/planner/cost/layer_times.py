@@ -46,7 +46,9 @@ class LayerTimes:
 
 def layer_times(case: Case, layer: Layer) -> LayerTimes:
     """Return the times of one layer, which do not depend on a candidate's split and schedule."""
-    seen = case.candidate.without_order(modules=recompute_modules(case))
+    seen = case.candidate.without_order(
+        modules=recompute_modules(case), replicas=case.sums_each or None
+    )
     return _layer_times(
         Case(case.model.without_layers, case.cluster, case.training, seen, case.factors), layer
     )
@@ -66,6 +68,9 @@ def _layer_times(case: Case, layer: Layer) -> LayerTimes:
         "dp": _sharded(case, layer, compute),
     }
     total = sum(parts.values(), Times())
+    slack = _host(case, total)
+    parts["host"] = slack
+    total += slack
     again = 0.0
     if candidate.recompute == "selective":
         names = {part for name in candidate.modules for part in INSIDE.get(name, (name,))}
@@ -81,6 +86,18 @@ INSIDE = {"moe": ("moe", "moe_act", "shared_experts"), EVERY_SECOND: ("mlp", "la
 about as much as the feed-forward part and the norms."""
 
 
+KERNELS = (25, 73)
+"""Kernels of a layer's forward and backward that the host starts one by one: PyTorch's profile of a
+Llama layer (``benchmarks/gpu_layers_h100.jsonl``)."""
+
+
+def _host(case: Case, work: Times) -> Times:
+    """Return the seconds in which the GPU waits for the host to start a layer's kernels."""
+    launch = case.training.runtime.launch
+    forward, backward = (launch * count for count in KERNELS)
+    return Times(max(forward - work.F, 0.0), max(backward - work.I - work.W, 0.0))
+
+
 def _tensor_parallel(case: Case, layer: Layer) -> Times:
     """Return the times of the group's sums, two per layer and pass, or gathers and scatters.
 
@@ -93,11 +110,14 @@ def _tensor_parallel(case: Case, layer: Layer) -> Times:
     size = 2 * case.tokens * case.model.hidden
     experts = layer.experts
     pairs = 2 if experts is None or experts.shared_width else 1
+    runtime = case.training.runtime
+    wait, shown = runtime.collective[group.nodes > 1], runtime.tensor_time
     if not case.training.sequence_parallel:
-        visible = pairs * all_reduce(case.gpu, group, size)
+        visible = pairs * (shown * all_reduce(case.gpu, group, size) + wait)
         return Times(visible, visible)
     gather = all_gather(case.gpu, group, size)
-    visible = 2 * pairs * gather * (EXPOSED if case.training.overlap_tp else 1.0)
+    shown *= EXPOSED if case.training.overlap_tp else 1.0
+    visible = 2 * pairs * (gather * shown + wait)
     return Times(visible, visible + pairs * gather * INTERFERENCE)
 
 
@@ -142,10 +162,13 @@ def _sharded(case: Case, layer: Layer, compute: Times) -> Times:
     layer's work, which it slows down; what takes longer than that work is exposed.
     """
     group, degrees = case.group("shards"), case.degrees
-    if not case.scatters or group.size == 1:
+    if not (case.scatters or case.sums_each) or group.size == 1:
         return Times()
     experts = case.model.expert_parameters(layer)
     own = (case.model.layer_parameters(layer) - experts) / degrees.tp + experts / degrees.ep
+    if case.sums_each:
+        summed = all_reduce(case.gpu, group, case.training.gradient_bytes * own)
+        return Times(W=INTERFERENCE * summed + max(summed - compute.I - compute.W, 0.0))
     if case.candidate.zero == 2:
         scatter = reduce_scatter(case.gpu, group, case.training.gradient_bytes * own)
         exposed = max(scatter - compute.I - compute.W, 0.0)

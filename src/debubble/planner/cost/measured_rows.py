@@ -21,6 +21,8 @@ from debubble.planner.case import Case
 from debubble.planner.cost.measured_run import LARGEST, measured_run
 from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.row_models import MODEL_COLUMNS, known_model, row_model
+from debubble.planner.frameworks.habits import Habits
+from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.published_runtimes import runtime_of
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.gpus import GPUS, Gpu
@@ -122,9 +124,9 @@ def read_row(row: Mapping[str, str], where: str, base: PlanRequest | None = None
         if base is None:
             raise FormatError(f"{where}: seq not given")
         numbers["seq"] = cells.assume("seq", base.training.sequence)
-    schedule = _schedule(cells, numbers, len(model.layers))
     runtime_name = cells.word("framework")
     training = _training(cells, base)
+    schedule = _schedule(cells, numbers, len(model.layers), training.runtime)
     zero = _zero(cells, runtime_name)
     recompute, modules = _recompute(cells)
     given: dict[str, Any] = {COLUMNS[key]: value for key, value in numbers.items()}
@@ -212,14 +214,21 @@ def _gpu(cells: Cells) -> Gpu:
     return gpu if network is None else replace(gpu, nic=network)
 
 
-def _schedule(cells: Cells, numbers: dict[str, int | None], layers: int) -> str:
-    """Return the registered schedule of a row, and set its chunks."""
+def _schedule(
+    cells: Cells, numbers: dict[str, int | None], layers: int, runtime: Habits
+) -> str:  # fmt: skip
+    """Return the registered schedule of a row, and set its chunks.
+
+    Where neither is given, Megatron-LM's recipes interleave as little as they can.
+    """
     word = cells.word("schedule")
     name = SCHEDULES.get(word, word)
     pp, chunks = numbers["pp"] or 1, numbers["vp"]
     if pp == 1:
         numbers["vp"] = 1
         return name or "1f1b"
+    if not name and chunks is None and runtime == MEGATRON:
+        name = cells.assume("schedule", "interleaved-1f1b")
     if name in TWO_CHUNKS and chunks is None:
         numbers["vp"] = 2
     elif name == "interleaved-1f1b" and chunks is None:

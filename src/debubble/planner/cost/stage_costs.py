@@ -63,7 +63,8 @@ def layer_sums(case: Case, recompute: str | None = None) -> tuple[Floats, Floats
     All layers recompute alike, as the case's do, or in another way: not ``"full:N"``, where that
     depends on the stage.
     """
-    return _sums(replace(case, candidate=case.candidate.without_order(recompute)))
+    alone = case.candidate.without_order(recompute, replicas=case.sums_each or None)
+    return _sums(replace(case, candidate=alone))
 
 
 @lru_cache(maxsize=16384)
@@ -74,11 +75,6 @@ def _sums(case: Case) -> tuple[Floats, Floats, Floats]:
     each = [Times(), *map(one.__getitem__, layers), _embedding_times(case), _head_times(case)]
     rows = np.array([(times.F, times.I, times.W) for times in each]).T
     return np.cumsum(rows[:, :-2], axis=1), rows[:, -2], rows[:, -1]
-
-
-LOGITS_FORWARD, LOGITS_BACKWARD = 20, 10
-"""Bytes moved per logit by the loss in fp32, partly fused: cast, maximum, exponent, sum; and its
-gradient."""
 
 
 def _embedding_times(case: Case) -> Times:
@@ -99,9 +95,8 @@ def _head_times(case: Case) -> Times:
     vocabulary = padded_vocabulary(model, training, tp) // tp
     logits = tokens * vocabulary
     head = product_times(gpu, training, Product(tokens, vocabulary, model.hidden), wide=True)
-    head += Times(
-        memory_time(gpu, LOGITS_FORWARD * logits), memory_time(gpu, LOGITS_BACKWARD * logits)
-    )
+    ahead, back = training.runtime.loss_bytes
+    head += Times(memory_time(gpu, ahead * logits), memory_time(gpu, back * logits))
     head = head * slow
     if group.size > 1:
         shared = all_gather(gpu, group, 2 * tokens * model.hidden)

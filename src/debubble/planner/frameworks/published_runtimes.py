@@ -7,9 +7,15 @@ from debubble.planner.frameworks.habits import DEEPSPEED, Habits
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.torch.runtime import TORCH
 
-NANOTRON = Habits("nanotron", "nanotron", keeps_outputs=True, portable_attention=True)
+NANOTRON = Habits(
+    "nanotron", "nanotron", keeps_outputs=True, portable_attention=True, launch=11e-6,
+    collective=(0.1e-3, 0.8e-3), loss_bytes=(38.0, 18.0), adds_gradients=True,
+    hides_replicas=False, end_network=0.4, sums_each=True, balances_head=True,
+)  # fmt: skip
 """Habits of nanotron, on which the Ultra-Scale Playbook measured 4,000 plans."""
-AA_SCALING = Habits("aa-scaling", "AA-Scaling", portable_attention=True)
+AA_SCALING = Habits(
+    "aa-scaling", "AA-Scaling", portable_attention=True, launch=11e-6, tensor_time=1.75
+)
 """Habits of AA-Scaling, on which arXiv 2311.05610 measured layouts on A100."""
 LLM_FOUNDRY = Habits(
     "llm-foundry", "LLM Foundry", fsdp=True, gathered_inputs=True, portable_attention=True

@@ -50,8 +50,11 @@ class Gpu:
         Share of `bf16` and of `fp8` that the best measured matrix product reaches.
     attention
         FLOP/s of a fused attention kernel's forward and backward, the executed ones.
-    portable
-        Share of those that FlashAttention-2 reaches, which PyTorch brings; the others are cuDNN's.
+    ramp
+        Tokens of a sequence at which those kernels reach half their rate, forward and backward.
+    portable, portable_ramp
+        Share of those rates that FlashAttention-2 reaches, which PyTorch brings, and its tokens; the
+        others are cuDNN's.
     reduce, gather, exchange
         Share of `link` that large all-reduces in the whole node, all-gathers and all-to-alls reach.
     source
@@ -72,12 +75,21 @@ class Gpu:
     peer: float = 0.0
     gemm: float = 0.8
     gemm8: float = 0.71
-    attention: tuple[float, float] = (553 * TERA, 422 * TERA)
+    attention: tuple[float, float] = (625 * TERA, 550 * TERA)
+    ramp: tuple[float, float] = (550.0, 1150.0)
     portable: float = 1.0
+    portable_ramp: tuple[float, float] = (800.0, 1700.0)
     reduce: float = 0.82
     gather: float = 0.8
     exchange: float = 0.71
     source: str = field(default="", compare=False)
+
+    def kernel(self, portable: bool) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return FLOP/s of an attention kernel's forward and backward, and its ramps."""
+        if not portable:
+            return self.attention, self.ramp
+        forward, backward = self.attention
+        return (forward * self.portable, backward * self.portable), self.portable_ramp
 
     def peak(self, precision: str) -> float:
         """Return dense peak in FLOP/s of matrix products whose inputs have a precision."""
@@ -100,10 +112,10 @@ def _gpu(
 
 _A100 = _gpu(
     "a100-80gb", 312, 0, 79.15 * GIB / GIGA, 2.0, 108, 300, 25, 31, gemm=0.87,
-    attention=(190 * TERA, 160 * TERA), reduce=0.77, gather=0.77, exchange=0.7,
+    attention=(195 * TERA, 170 * TERA), portable_ramp=(550.0, 1100.0), ramp=(550.0, 1100.0), reduce=0.77, gather=0.77, exchange=0.7,
 )  # fmt: skip
 _H100 = _gpu(
-    "h100", 989, 1979, 79.15 * GIB / GIGA, 3.35, 132, 450, 50, 63, reduce=1.06, portable=0.63
+    "h100", 989, 1979, 79.15 * GIB / GIGA, 3.35, 132, 450, 50, 63, reduce=1.06, portable=0.59
 )
 _B200 = _gpu(
     "b200", 2250, 4500, 178.35 * GIB / GIGA, 8.0, 148, 900, 50, 63, fp4=9000, gemm=0.78, gemm8=0.76,

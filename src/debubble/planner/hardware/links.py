@@ -26,10 +26,6 @@ HIDDEN = 0.4
 nodes of B200 take 22 ms for 4 GiB, the network alone 16.1, both in turn 26.3."""
 NETWORK = 0.95
 """Share of a network card's rate that large collectives reach: 24 of 25, 48 of 50, 380 of 400."""
-END_NETWORK = 0.22
-"""Share of a network card's rate that a step's last collectives reach when nothing else runs:
-the all-reduce of 3.8 GB of fp16 gradients over 8 replicas adds 1.32 s on A100 with 25 GB/s each
-(arXiv 2205.05198, section 6.3: 530B, one replica and eight), with the wait for the last rank."""
 LATENCY_INSIDE, LATENCY_BETWEEN = 10e-6, 20e-6
 """Seconds until a message between two ranks arrives, without those of its bytes."""
 

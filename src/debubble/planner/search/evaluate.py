@@ -88,7 +88,7 @@ class Evaluated:
     @property
     def step_error(self) -> float:
         """Share of the step time by which that may be off."""
-        return self.request.factors.error(*self._run, experts=bool(self.request.model.experts))
+        return self.case.step_error
 
     @property
     def efficiency(self) -> float:
