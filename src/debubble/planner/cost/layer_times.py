@@ -68,7 +68,7 @@ def _layer_times(case: Case, layer: Layer) -> LayerTimes:
         "dp": _sharded(case, layer, compute),
     }
     total = sum(parts.values(), Times())
-    slack = _host(case, total)
+    slack = _host(case, layer, total)
     parts["host"] = slack
     total += slack
     again = 0.0
@@ -91,25 +91,35 @@ KERNELS = (25, 73)
 Llama layer (``benchmarks/gpu_layers_h100.jsonl``)."""
 
 
-def _host(case: Case, work: Times) -> Times:
+def _host(case: Case, layer: Layer, work: Times) -> Times:
     """Return the seconds in which the GPU waits for the host to start a layer's kernels."""
-    launch = case.training.runtime.launch
-    forward, backward = (launch * count for count in KERNELS)
+    runtime, group = case.training.runtime, case.group("tp")
+    if not runtime.launch:
+        return Times()
+    collectives = _sums(layer) * (1 + case.training.sequence_parallel) * (group.size > 1)
+    started = collectives * group.nodes * runtime.collective_launch
+    forward, backward = (runtime.launch * count + started for count in KERNELS)
     return Times(max(forward - work.F, 0.0), max(backward - work.I - work.W, 0.0))
 
 
-def _tensor_parallel(case: Case, layer: Layer) -> Times:
-    """Return the times of the group's sums, two per layer and pass, or gathers and scatters.
+def _sums(layer: Layer) -> int:
+    """Return the sums over the tensor-parallel group in one pass: of attention and dense parts.
 
-    Weights that were kept in shards of the sequence are gathered once more for W, during I. Experts
-    work on shards of the sequence: only attention and shared experts communicate.
+    Experts work on shards of the sequence: only attention and shared experts communicate.
+    """
+    return 2 if layer.experts is None or layer.experts.shared_width else 1
+
+
+def _tensor_parallel(case: Case, layer: Layer) -> Times:
+    """Return the times of the group's sums, or of gathers and scatters.
+
+    Inputs that were kept in shards of the sequence are gathered once more for W, during I.
     """
     group = case.group("tp")
     if group.size == 1:
         return Times()
     size = 2 * case.tokens * case.model.hidden
-    experts = layer.experts
-    pairs = 2 if experts is None or experts.shared_width else 1
+    pairs = _sums(layer)
     runtime = case.training.runtime
     wait, shown = runtime.collective[group.nodes > 1], runtime.tensor_time
     if not case.training.sequence_parallel:

@@ -49,12 +49,22 @@ def stage_times(case: Case) -> Floats:
         sums, first, last = layer_sums(case, "none")
         kept = candidate.first_kept
         found = again[:, kept] - again[:, begin] + (sums[:, end] - sums[:, kept])
+    if least := least_layer(case):
+        found *= np.maximum(1.0, least * np.array(candidate.layers) / found.sum(axis=0).clip(1e-12))
     found[:, 0] += first
     found[:, -1] += last
     if case.whole_backwards:
         found[1] += found[2]
         found[2] = 0.0
     return found
+
+
+def least_layer(case: Case) -> float:
+    """Return seconds that a layer of a pipeline takes at least, whatever its size."""
+    least, degrees = case.training.runtime.piped_layers, case.degrees
+    if not least or degrees.pp == 1 or degrees.gpus <= case.gpu.node:
+        return 0.0
+    return least[min(degrees.tp.bit_length(), len(least)) - 1]
 
 
 def layer_sums(case: Case, recompute: str | None = None) -> tuple[Floats, Floats, Floats]:

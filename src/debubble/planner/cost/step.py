@@ -85,7 +85,8 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
     are reduced.
     """
     candidate, training, gpu = case.candidate, case.training, case.gpu
-    hidden = training.overlap_dp and training.runtime.hides_replicas
+    hides = training.runtime.hides_replicas or candidate.zero == 0
+    hidden = training.overlap_dp and hides
     if not hidden:
         gpu = replace(gpu, nic=gpu.nic * training.runtime.end_network / NETWORK)
     shards, experts = case.group("shards"), case.group("expert_dp")

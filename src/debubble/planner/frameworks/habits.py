@@ -46,7 +46,14 @@ class Habits:
     """Seconds that the host takes to start a kernel; 0 where it stays ahead of the GPU."""
     collective: tuple[float, float] = (0.0, 0.0)
     """Seconds of a tensor-parallel collective beyond those of its bytes, within a node and over
-    nodes: the host waits for it before it goes on."""
+    nodes: the GPU waits for it before it goes on."""
+    collective_launch: float = 0.0
+    """Seconds that the host takes to start a tensor-parallel collective, for every node that it
+    spans; see `launch`."""
+    piped_layers: tuple[float, ...] = ()
+    """Least seconds of a layer's forward and backward in a pipeline, by the logarithm to base 2 of
+    the tensor-parallel degree: collectives wait for hosts that wait for their neighbors' messages.
+    The last counts for larger degrees."""
     loss_bytes: tuple[float, float] = (20.0, 10.0)
     """Bytes moved per logit by the loss in fp32: cast, maximum, exponent, sum; and its gradient.
     Partly fused; a loss of single operations moves 38 and 18."""
@@ -55,7 +62,8 @@ class Habits:
     tensor_time: float = 1.0
     """Time of a tensor-parallel collective over that of NCCL's best rates."""
     hides_replicas: bool = True
-    """True if replicas exchange gradients and weights during other work where that is asked for."""
+    """True if ZeRO's replicas exchange gradients and weights during other work where that is asked
+    for."""
     end_network: float = 0.22
     """Share of a network card's rate that a step's last collectives reach when nothing hides them:
     the all-reduce of 3.8 GB of fp16 gradients over 8 replicas adds 1.32 s on A100 with 25 GB/s each
