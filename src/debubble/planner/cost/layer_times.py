@@ -94,6 +94,9 @@ Llama layer (``benchmarks/gpu_layers_h100.jsonl``)."""
 def _host(case: Case, layer: Layer, work: Times) -> Times:
     """Return the seconds in which the GPU waits for the host to start a layer's kernels."""
     runtime, group = case.training.runtime, case.group("tp")
+    if layer.experts is not None and runtime.expert_launch:
+        third = runtime.expert_launch / 3
+        return Times(max(third - work.F, 0.0), max(2 * third - work.I - work.W, 0.0))
     if not runtime.launch:
         return Times()
     collectives = _sums(layer) * (1 + case.training.sequence_parallel) * (group.size > 1)
@@ -160,7 +163,9 @@ def _expert_parallel(case: Case, layer: Layer) -> Times:
     if layer.experts is None or group.size == 1:
         return Times()
     tokens = case.tokens / case.degrees.tp * case.training.imbalance
-    both = 2 * dispatch(case.gpu, group, tokens, 2 * case.model.hidden, layer.experts.top_k)
+    width, copies = 2 * case.model.hidden, layer.experts.top_k
+    apart = case.training.runtime.sends_copies
+    both = 2 * dispatch(case.gpu, group, tokens, width, copies, apart=apart)
     return Times(both, both)
 
 

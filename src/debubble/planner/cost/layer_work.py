@@ -179,11 +179,11 @@ def core_times(case: Case, part: Mixer) -> Times:
         forward = part.score_width * batch * s * min(seen, part.chunk or s) / (cp * tp)
         if part.index_heads or isinstance(part, Recurrence):
             forward += batch * s * part.extra_flops(s) / (cp * tp)
-        portable = training.runtime.portable_attention
+        portable, share = training.runtime.portable_attention, training.runtime.attention_share
         length = min(seen, part.chunk or s)
         back = attention_time(gpu, 2.5 * forward, length, backward=True, portable=portable)
         ahead = attention_time(gpu, forward, length, portable=portable)
-        return Times(ahead + LAUNCH, back + LAUNCH)
+        return Times(ahead / share + LAUNCH, back / share + LAUNCH)
     heads, d, rows = -(-batch * part.heads // tp), part.head_dim, s // cp
     product = product_time(gpu, "bf16", rows, s, d, heads)
     product += product_time(gpu, "bf16", rows, d, s, heads)

@@ -11,6 +11,7 @@ from debubble.interchange.text import shown
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.case import Case
 from debubble.planner.hardware.kernel_times import PRECISIONS
+from debubble.planner.plannable import first_cut
 from debubble.planner.request import PlanRequest
 
 LARGEST, MOST_ACTIONS = 10**7, 4 * 10**6
@@ -89,6 +90,8 @@ def _layers(value: Any, where: str, stages: int, layers: int) -> tuple[int, ...]
 def default_layers(request: PlanRequest, stages: int) -> tuple[int, ...]:
     """Return layers of every stage as the training's framework spreads them by default."""
     model = request.model
+    if model.mtp:
+        return first_cut(len(model.layers), stages, model.mtp)
     if not request.training.runtime.balances_head or stages == 1:
         return spread(len(model.layers), stages)
     # nanotron: a stage ends with the block that exceeds its share of the FLOPs of the model.

@@ -73,6 +73,14 @@ class Habits:
     """True if the replicas of a pipeline without ZeRO sum gradients after every microbatch."""
     balances_head: bool = False
     """True if layers are spread over stages by FLOPs, those of the head included."""
+    attention_share: float = 1.0
+    """Share of an attention kernel's rate that its own kernel reaches."""
+    sends_copies: bool = False
+    """True if a token goes to every one of its experts by itself (all-to-all); else once to each
+    rank and node that has some of them (DeepEP, HybridEP)."""
+    expert_launch: float = 0.0
+    """Seconds that the host takes to start a layer with experts forward and backward; 0 where it
+    stays ahead of the GPU."""
     selective: tuple[str, ...] = ()
     """Modules that ``"selective"`` recompute computes again; empty for those that Megatron-Core
     recommends for the model."""

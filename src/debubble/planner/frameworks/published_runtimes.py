@@ -20,9 +20,10 @@ AA_SCALING = Habits(
 )
 """Habits of AA-Scaling, on which arXiv 2311.05610 measured layouts on A100."""
 LLM_FOUNDRY = Habits(
-    "llm-foundry", "LLM Foundry", fsdp=True, gathered_inputs=True, portable_attention=True
-)
-"""Habits of MosaicML's LLM Foundry, on PyTorch's FSDP."""
+    "llm-foundry", "LLM Foundry", fsdp=True, gathered_inputs=True, portable_attention=True,
+    attention_share=0.7,
+)  # fmt: skip
+"""Habits of MosaicML's LLM Foundry, on PyTorch's FSDP; its attention is a Triton kernel."""
 
 PUBLISHED_RUNTIMES: dict[str, Habits] = {
     "megatron": MEGATRON, "nemo": MEGATRON, "megatron-bridge": MEGATRON, "primus": MEGATRON,
