@@ -5,8 +5,8 @@
 A row implies the efficiency with which the model takes as long as was measured. One efficiency per
 GPU, tensor-parallel degree, precision, runtime and kind of model is the median over sources of the
 median over a source's rows. Errors are of rows that are predicted without those of their own
-source, or of their own source and model: see `docs/planner-truth.md`. `--write` replaces both tables
-in `debubble.planner.cost`.
+source, or of their own source and model: see `docs/planner-truth.md`. `--write` replaces both
+tables in `debubble.planner.cost`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,20 @@ from debubble.planner.case import Case
 from debubble.planner.cost.calibrate import calibrated
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.cost.measured_rows import MeasuredRow, read_row
-from debubble.planner.cost.published_efficiencies import Factor, Factors, match_of, shape_of
+from debubble.planner.cost.published_efficiencies import (
+    Factor,
+    Factors,
+    generation,
+    match_of,
+    shape_of,
+)
 from debubble.planner.cost.step import step_time
 
-LEAST_MFU = 0.3
-"""Share of the 16-bit peak below which a dense step was limited by something else: such rows give no
-efficiency."""
+LEAST_MFU = 0.25
+"""Share of the 16-bit peak below which a dense step was limited by something else: such rows give
+no efficiency."""
+SHRINK = 1
+"""Weight of the median over all degrees next to that of a degree's sources, in sources."""
 OPEN = ("micro_batch", "vp", "schedule", "seq")
 """Columns without which a row gives no efficiency."""
 
@@ -61,6 +69,7 @@ class Measured:
 
     @property
     def case(self) -> Case:
+        """The plan with the shipped efficiencies."""
         return self.plan.case
 
 
@@ -111,9 +120,15 @@ def fitted(rows: Iterable[Measured]) -> Factors:
                 case.training.runtime.name, bool(case.model.experts),
             )  # fmt: skip
             groups[key][item.source].append(item.efficiency)
+    all_degrees: dict[tuple, dict[tuple, float]] = defaultdict(dict)
+    for (gpu, tp, *rest), sources in groups.items():
+        for source, values in sources.items():
+            all_degrees[gpu, *rest][tp, source] = median(values)
     table = []
     for (gpu, tp, precision, runtime, experts), sources in sorted(groups.items()):
-        value = median(median(values) for values in sources.values())
+        own = [median(values) for values in sources.values()]
+        pooled = median(all_degrees[gpu, precision, runtime, experts].values())
+        value = (len(own) * median(own) + SHRINK * pooled) / (len(own) + SHRINK)
         rows_of = sum(map(len, sources.values()))
         names = "; ".join(dict.fromkeys(short(source) for source in sources))
         table.append(
@@ -172,6 +187,7 @@ class Judged:
 
     @property
     def case(self) -> Case:
+        """The plan with the efficiencies of the others."""
         return self.item.plan.with_factors(self.factors)
 
 
@@ -190,18 +206,19 @@ def ninth(values: Sequence[float]) -> float:
     return ordered[min(math.ceil(0.9 * (len(ordered) + 1)), len(ordered)) - 1]
 
 
-LEAST_ROWS = 8
+LEAST_ROWS = 17
 """Rows that an error of its own needs."""
 
 
-def errors(found: Sequence[Judged]) -> list[tuple[str, str, str, float, int]]:
-    """Errors by runtime, match and shape, an empty runtime for all; and the numbers of rows."""
-    groups: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+def errors(found: Sequence[Judged]) -> list[tuple[str, str, str, str, float, int]]:
+    """Errors by runtime, generation, match and shape, and the numbers of rows; empty for all."""
+    groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
     for one in found:
-        if one.item.case.model.experts or mfu(one.item.case, one.item.seconds) >= LEAST_MFU:
-            shape, runtime = shape_of(one.item.case), one.item.case.training.runtime.name
-            for name in (runtime, ""):
-                groups[name, one.match, shape].append(one.shortfall)
+        case = one.item.case
+        if case.model.experts or mfu(case, one.item.seconds) >= LEAST_MFU:
+            runtime, chip = case.training.runtime.name, generation(case.gpu.name)
+            for key in ((runtime, chip), (runtime, ""), ("", "")):
+                groups[*key, one.match, shape_of(case)].append(one.shortfall)
     return [
         (*key, math.ceil(100 * ninth(values)) / 100, len(values))
         for key, values in sorted(groups.items())
@@ -214,14 +231,16 @@ def write(rows: Sequence[Measured], found: Sequence[Judged]) -> None:
     folder = Path(debubble.planner.cost.__file__).parent
     with (folder / "published_efficiencies.csv").open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(("gpu", "tp", "precision", "efficiency", "runtime", "source", "rows", "experts"))
+        out.writerow(
+            ("gpu", "tp", "precision", "efficiency", "runtime", "source", "rows", "experts")
+        )
         for one in fitted(rows).table:
             kind = "yes" if one.experts else "no"
             out.writerow((one.gpu, one.tp, one.precision, one.efficiency, one.runtime, one.source,
                           one.rows, kind))  # fmt: skip
     with (folder / "published_errors.csv").open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(("runtime", "match", "shape", "error", "rows"))
+        out.writerow(("runtime", "generation", "match", "shape", "error", "rows"))
         out.writerows(errors(found))
 
 

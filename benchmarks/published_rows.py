@@ -14,7 +14,6 @@ from typing import Any
 from debubble.analysis.layout import table
 from debubble.core.errors import DebubbleError
 from debubble.interchange.text import read_text
-from debubble.planner.case import Case
 from debubble.planner.cost.calibrate import calibrated
 from debubble.planner.cost.calibration_files import MAX_BYTES
 from debubble.planner.cost.measured_rows import MeasuredRow, parse_rows, read_row

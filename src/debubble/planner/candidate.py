@@ -165,15 +165,14 @@ class Candidate:
 
     def without_order(
         self, recompute: str | None = None, modules: tuple[str, ...] | None = None, *,
-        replicas: bool | None = None,
+        replicas: bool = True,
     ) -> Candidate:  # fmt: skip
         """Return the candidate as one layer sees it, recomputed as here or in a given way.
 
-        Without schedule, split and microbatches; and, unless `replicas` says whether they matter,
-        without data-parallel replicas where they split neither weights nor gradients.
+        Without schedule, split and microbatches; and without data-parallel replicas where they
+        split neither weights nor gradients, or where they do not matter.
         """
-        degrees = self.degrees
-        alone = self.zero < 2 if replicas is None else not replicas
+        degrees, alone = self.degrees, self.zero < 2 or not replicas
         return _one_stage(
             degrees.tp, degrees.cp, degrees.ep, 1 if alone else degrees.dp, self.microbatch_size,
             recompute or self.recompute, 0 if alone else self.zero,

@@ -60,13 +60,6 @@ class Case:
         """
         return self.candidate.zero >= (3 if self.training.runtime.fsdp else 2)
 
-    @property
-    def sums_each(self) -> bool:
-        """True if replicas sum gradients after the backward of every microbatch."""
-        own = self.candidate
-        piped = self.degrees.pp > 1 or not own.schedule  # as one layer sees it
-        return self.training.runtime.sums_each and piped and own.zero == 0 and self.degrees.dp > 1
-
     def group(self, dimension: Dimension) -> RankGroup:
         """Return the ranks that communicate along one dimension."""
         return group_of(self.cluster, self.degrees, dimension)

@@ -46,9 +46,7 @@ class LayerTimes:
 
 def layer_times(case: Case, layer: Layer) -> LayerTimes:
     """Return the times of one layer, which do not depend on a candidate's split and schedule."""
-    seen = case.candidate.without_order(
-        modules=recompute_modules(case), replicas=case.sums_each or None
-    )
+    seen = case.candidate.without_order(modules=recompute_modules(case))
     return _layer_times(
         Case(case.model.without_layers, case.cluster, case.training, seen, case.factors), layer
     )
@@ -177,13 +175,10 @@ def _sharded(case: Case, layer: Layer, compute: Times) -> Times:
     layer's work, which it slows down; what takes longer than that work is exposed.
     """
     group, degrees = case.group("shards"), case.degrees
-    if not (case.scatters or case.sums_each) or group.size == 1:
+    if not case.scatters or group.size == 1:
         return Times()
     experts = case.model.expert_parameters(layer)
     own = (case.model.layer_parameters(layer) - experts) / degrees.tp + experts / degrees.ep
-    if case.sums_each:
-        summed = all_reduce(case.gpu, group, case.training.gradient_bytes * own)
-        return Times(W=INTERFERENCE * summed + max(summed - compute.I - compute.W, 0.0))
     if case.candidate.zero == 2:
         scatter = reduce_scatter(case.gpu, group, case.training.gradient_bytes * own)
         exposed = max(scatter - compute.I - compute.W, 0.0)

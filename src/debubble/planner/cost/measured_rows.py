@@ -263,7 +263,9 @@ def _training(cells: Cells, base: PlanRequest | None) -> Training:
         parts = [] if overlap == "none" else overlap.split("+")
     wrong = [part for part in parts if part not in OVERLAPS]
     if wrong:
-        raise FormatError(f"{cells.where}: overlap '{wrong[0]}'; {did_you_mean(wrong[0], OVERLAPS)}")
+        raise FormatError(
+            f"{cells.where}: overlap '{wrong[0]}'; {did_you_mean(wrong[0], OVERLAPS)}"
+        )
     attention = cells.text("attention")
     if attention not in ("", "flash", "scores"):
         raise FormatError(f"{cells.where}: attention '{attention}'; give flash or scores")

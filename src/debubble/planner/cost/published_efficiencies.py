@@ -97,7 +97,8 @@ class Factors:
     ) -> float:
         """Return the share of a step time within which 9 of 10 unseen steps stay."""
         match = self.match(gpu, tp, training, experts=experts)
-        return error_of(training.runtime.name, match, _shape(experts=experts, piped=piped))
+        shape = _shape(experts=experts, piped=piped)
+        return error_of(training.runtime.name, generation(gpu.name), match, shape)
 
     def origin(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> str:
         """Return the origin of an efficiency: a measured step, a published one, or neither."""
@@ -118,7 +119,7 @@ class Factors:
         same software; of the GPU itself; one that the user measured; one of the same precision to
         the letter; and of the nearest degree.
         """
-        own = [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
+        own = [item for item in self.table if generation(item.gpu) == generation(gpu)]
         bits = _bits(training.precision)
 
         def distance(item: Factor) -> tuple[int, ...]:
@@ -158,29 +159,38 @@ def match_of(case: HasShape) -> str:
     return case.factors.match(case.gpu, case.degrees.tp, case.training, experts=experts)
 
 
+WIDER = 1.1
+"""Least ratio of the errors of two matches that follow each other."""
+
+
 @cache
-def error_of(runtime: str, match: str, shape: str) -> float:
+def error_of(runtime: str, chip: str, match: str, shape: str) -> float:
     """Return the error of a runtime's plans of a shape, by the match of their efficiency.
 
-    That of the runtime where enough of its steps are published, else of all; never less than that
-    of a closer match.
+    That of the runtime on a generation of chips where enough of its steps are published, else of
+    the runtime, else of all. A match that has less in common has a larger error.
     """
     table = _errors()
+
+    def known(match: str) -> float:
+        keys = ((runtime, chip), (runtime, ""), ("", ""))
+        found = (table.get((*key, match, shape)) for key in keys)
+        return next((error for error in found if error is not None), 0.0)
+
     if match in MEASURED:
-        own = table.get((runtime, "published", shape), table["", "published", shape])
-        return min(MEASURED[match], own)
-    closer = [one for one in MATCHES[2 : MATCHES.index(match) + 1]]
-    known = [
-        table.get((runtime, one, shape), table.get(("", one, shape), 0.0)) for one in closer
-    ]
-    return max(known)
+        return min(MEASURED[match], known("published"))
+    error = known("published")
+    for further in MATCHES[3 : MATCHES.index(match) + 1]:
+        error = max(known(further), WIDER * error)
+    return error
 
 
 @cache
-def _errors() -> dict[tuple[str, str, str], float]:
+def _errors() -> dict[tuple[str, str, str, str], float]:
     file = resources.files(__package__) / "published_errors.csv"
     rows = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
-    return {(row["runtime"], row["match"], row["shape"]): float(row["error"]) for row in rows}
+    keys = ("runtime", "generation", "match", "shape")
+    return {tuple(row[key] for key in keys): float(row["error"]) for row in rows}  # type: ignore[misc]
 
 
 @cache
@@ -189,7 +199,7 @@ def _bits(precision: str) -> str:
 
 
 @cache
-def _generation(gpu: str) -> str:
+def generation(gpu: str) -> str:
     """Return chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
     names = {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}
     amd = {"mi325": "mi300", "mi350": "mi355"}

@@ -73,8 +73,7 @@ def layer_sums(case: Case, recompute: str | None = None) -> tuple[Floats, Floats
     All layers recompute alike, as the case's do, or in another way: not ``"full:N"``, where that
     depends on the stage.
     """
-    alone = case.candidate.without_order(recompute, replicas=case.sums_each or None)
-    return _sums(replace(case, candidate=alone))
+    return _sums(replace(case, candidate=case.candidate.without_order(recompute)))
 
 
 @lru_cache(maxsize=16384)

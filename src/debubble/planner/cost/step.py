@@ -113,9 +113,7 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
         last = min(range(len(here)), key=here.__getitem__)
         layers = max(candidate.layers[here[last]], 1)
         beside = backward[here[last]]
-        if case.sums_each:
-            gradients.append(0.0)
-        elif case.scatters:
+        if case.scatters:
             gradients.append(reduced[last] / layers)
         elif hidden:
             own_time = max(reduced[last] - beside, reduced[last] / layers)

@@ -69,8 +69,6 @@ class Habits:
     the all-reduce of 3.8 GB of fp16 gradients over 8 replicas adds 1.32 s on A100 with 25 GB/s each
     (arXiv 2205.05198, section 6.3: 530B, one replica and eight), with the wait for the last
     rank."""
-    sums_each: bool = False
-    """True if the replicas of a pipeline without ZeRO sum gradients after every microbatch."""
     balances_head: bool = False
     """True if layers are spread over stages by FLOPs, those of the head included."""
     attention_share: float = 1.0

@@ -12,7 +12,7 @@ NANOTRON = Habits(
     collective=(0.1e-3, 0.6e-3), collective_launch=0.44e-3,
     piped_layers=(0.0, 8e-3, 14e-3, 22e-3, 50e-3, 150e-3),
     loss_bytes=(38.0, 18.0), adds_gradients=True,
-    hides_replicas=False, end_network=0.4, sums_each=True, balances_head=True,
+    hides_replicas=False, end_network=0.4, balances_head=True,
 )  # fmt: skip
 """Habits of nanotron, on which the Ultra-Scale Playbook measured 4,000 plans."""
 AA_SCALING = Habits(
