@@ -208,6 +208,7 @@ CAUSES = {
     "cp": "context-parallel communication that nothing hides",
     "ep": "tokens on their way to experts and back",
     "dp": "weights gathered and gradients scattered layer by layer, where replicas split them",
+    "host": "GPUs that wait for the host to start kernels",
     "imbalance": "what the busiest rank does more than the average one",
     "bubble": "what the pipeline's busiest rank waits",
     "gradients": "summing gradients over replicas after the last backward",
