@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from debubble.core.errors import did_you_mean
+from debubble.core.options import Word
 from debubble.planner.answer.plan import Plan, with_measured_steps
 from debubble.planner.answer.report import columns, costs_yaml, gigabytes, left_out, paragraphs
 from debubble.planner.answer.why import why_not, why_text
@@ -15,7 +16,7 @@ from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.model.files import parse_model, read_model, shipped_models
 from debubble.planner.model.transformer import Model
-from debubble.planner.options import ROWS, SIZES, fixed_with, request_of
+from debubble.planner.options import ROWS, SIZES, STATE, fixed_with, request_of
 from debubble.planner.plannable import plannable
 from debubble.planner.request import PlanRequest
 from debubble.planner.request_check import check_request
@@ -50,6 +51,11 @@ def inputs() -> dict[str, Any]:
         "models": list(shipped_models()),
         "gpus": [[name, f"{name}, {gigabytes(gpu.memory)}"] for name, gpu in GPUS.items()],
         "precisions": PRECISIONS,
+        "states": {
+            row.name: row.type.words if row.default else ["", *row.type.words]
+            for row in STATE
+            if isinstance(row.type, Word)
+        },
         "frameworks": list(FRAMEWORKS),
         "schedules": plannable(),
         "recomputes": (*RECOMPUTES, SOME_LAYERS),

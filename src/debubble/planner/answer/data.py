@@ -40,6 +40,8 @@ def plan_data(plan: Evaluated) -> dict[str, Any]:
             for rank in plan.memory
         ],
         "fits": plan.fits,
+        "verdict": plan.verdict,
+        "memory_error": plan.memory_error,
         "warnings": list(shape_traps(plan.request.model, candidate.degrees.tp)),
         "flags": {name: plan_flags(plan, name) for name in FRAMEWORKS},
         **({"lower_bound": plan.lower_bound} if plan.lower_bound else {}),

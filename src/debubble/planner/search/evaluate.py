@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.cost.step import Step, step_of
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.kernel_times import PRECISIONS
-from debubble.planner.memory.peaks import FRAGMENTATION, RankMemory, margin, memory_costs, memory_of
+from debubble.planner.memory.peaks import RankMemory, fragmentation, margin, memory_costs, memory_of
 from debubble.planner.memory.state import stage_states
 from debubble.planner.request import PlanRequest
 from debubble.schedules import registry
@@ -36,6 +37,9 @@ class Speed:
     flops_per_gpu: dict[str, float]
     mfu: dict[str, float]
 
+
+Verdict: TypeAlias = Literal["yes", "maybe", "no"]
+"""Chance that a plan fits: 9 of 10 real peaks are within the capacity, some, fewer than 1 of 10."""
 
 OPTIMIZED = "optimized"
 """Name of a schedule that is not a published one."""
@@ -74,6 +78,21 @@ class Evaluated:
     def fits(self) -> bool:
         """True if every rank has room."""
         return max(self.peaks) <= self.request.limit
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it will fit into the memory of a GPU."""
+        peak, request = max(self.peaks), self.request
+        if peak <= min(request.limit, request.safe):
+            return "yes"
+        # A limit below that is asked for, and no guess.
+        asked = request.limit < request.safe
+        return "no" if asked or peak - self.memory_error > request.capacity else "maybe"
+
+    @property
+    def memory_error(self) -> float:
+        """Bytes by which 9 of 10 real peaks exceed the predicted one at most."""
+        return max(self.peaks) * self.request.training.runtime.memory_error
 
     @property
     def fullest(self) -> int:
@@ -182,7 +201,7 @@ def with_peaks(plan: Evaluated, timeline: Timeline) -> Evaluated:
     If the activations alone are too large, only they are counted, less than the real peaks.
     """
     held = standing(plan.case, timeline.schedule.placement)
-    peaks = (held + (1 + FRAGMENTATION) * timeline.peak_activation).tolist()
+    peaks = (held + (1 + fragmentation(plan.request.training)) * timeline.peak_activation).tolist()
     if max(peaks) <= plan.request.limit:
         peaks = [rank.peak for rank in memory_of(plan.case, timeline)]
     return replace(plan, peaks=tuple(peaks))

@@ -56,13 +56,15 @@ class Planner {
       if (picked) { this.measured.value = await picked.text(); this.measuredName = picked.name; }
       log.value = "";
     });
-    this.names = ["model", "gpu", "gpus", "batch", "sequence", "precision", "framework", "memory", "imbalance", ...lists.sizes, "schedule", "recompute", "zero", "why"];
+    for (const [name, words] of Object.entries(lists.states)) START[name] = words[0];
+    this.names = ["model", "gpu", "gpus", "batch", "sequence", "precision", "framework", "memory", "imbalance", ...Object.keys(lists.states), ...lists.sizes, "schedule", "recompute", "zero", "why"];
     this.form = make("form", { "aria-label": "What to plan", novalidate: true },
       make("fieldset", {}, make("legend", {}, "Training"),
         field("model", choice([...lists.models, [FROM_FILE, "from a config.json"]])),
         make("div", { class: "own" }, make("label", { class: "upload", title: "The config.json of Hugging Face, or a YAML file; or drop it on the page" }, "Open config.json", file), text),
         field("gpu", choice(lists.gpus)), field("gpus", count()), field("batch", count()), field("sequence", count()),
         field("precision", choice(lists.precisions)), field("framework", choice(lists.frameworks, "any")),
+        ...Object.entries(lists.states).map(([name, words]) => field(name, choice(words))),
         field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
       make("fieldset", {}, make("legend", {}, "Held fixed"),
         ...lists.sizes.map((name) => field(name, count("free"))),
