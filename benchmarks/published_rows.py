@@ -9,6 +9,7 @@ import argparse
 import json
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from debubble.analysis.layout import table
@@ -20,6 +21,7 @@ from debubble.planner.cost.measured_rows import MeasuredRow, parse_rows, read_ro
 from debubble.planner.cost.published_efficiencies import Factors, shipped_factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.memory.peaks import memory_of
+from debubble.planner.search.evaluate import Evaluated
 
 
 def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
@@ -99,17 +101,20 @@ def _result(index: int, plan: MeasuredRow | str, factors: Factors, mark: bool) -
     found |= {
         "measured": plan.seconds, "measured_memory": plan.memory, "assumed": list(plan.assumed),
     }  # fmt: skip
-    case = plan.with_factors(factors)
+    request = replace(plan.request, factors=factors)
+    case = request.case(plan.candidate)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             step = step_time(case)
     except DebubbleError as error:
         return found | {"skipped": str(error)}
-    found["memory"] = max(rank.peak for rank in memory_of(case, step.timeline))
-    found["step_time"] = step.seconds
-    found["step_time_error"] = step.seconds * case.step_error
-    found["calibrated"] = mark
+    peaks = tuple(rank.peak for rank in memory_of(case, step.timeline))
+    known = Evaluated(request, plan.candidate, step.seconds, peaks)
+    found |= {
+        "step_time": step.seconds, "step_time_error": step.seconds * known.step_error,
+        "memory": max(peaks), "memory_error": known.memory_error, "fits": known.verdict,
+    }  # fmt: skip
     if plan.seconds:
         found["error"] = step.seconds / plan.seconds - 1
     return found

@@ -16,7 +16,7 @@ from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
 from debubble.core.units import read_number
-from debubble.planner.candidate import Training
+from debubble.planner.candidate import Candidate, Training
 from debubble.planner.case import Case
 from debubble.planner.cost.measured_run import LARGEST, measured_run
 from debubble.planner.cost.published_efficiencies import Factors
@@ -65,15 +65,21 @@ MODULES = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_exper
 class MeasuredRow:
     """A row as a plan, with what was measured; None where a row has no figure."""
 
-    case: Case
+    request: PlanRequest
+    candidate: Candidate
     seconds: float | None
     memory: float | None
     """Bytes of the fullest rank."""
     assumed: tuple[str, ...] = ()
     """Columns that the row leaves open, each with the value that is taken."""
 
+    @property
+    def case(self) -> Case:
+        """The run with all that its times and bytes follow from."""
+        return self.request.case(self.candidate)
+
     def with_factors(self, factors: Factors) -> Case:
-        """Return the case with other efficiencies."""
+        """Return the run with other efficiencies."""
         return replace(self.case, factors=factors)
 
 
@@ -132,12 +138,14 @@ def read_row(row: Mapping[str, str], where: str, base: PlanRequest | None = None
     given: dict[str, Any] = {COLUMNS[key]: value for key, value in numbers.items()}
     given |= {"schedule": schedule, "recompute": recompute, "zero": zero}
     factors = Factors() if base is None else base.factors
-    cluster = Cluster(gpu, int(numbers["gpus"] or 1))
-    case = measured_run(given, where, PlanRequest(model, cluster, training, factors))
-    case = replace(case, candidate=replace(case.candidate, modules=modules))
-    return MeasuredRow(
-        case, cells.amount("step_s"), cells.amount("mem_gb", 1e9), tuple(cells.assumed)
+    request = PlanRequest(
+        model, Cluster(gpu, int(numbers["gpus"] or 1)), training, factors, capacity=gpu.memory
     )
+    run = measured_run(given, where, request)
+    request = replace(request, training=run.training, limit=request.safe)
+    candidate = replace(run.candidate, modules=modules)
+    seconds, memory = cells.amount("step_s"), cells.amount("mem_gb", 1e9)
+    return MeasuredRow(request, candidate, seconds, memory, tuple(cells.assumed))
 
 
 class Cells:
