@@ -11,9 +11,10 @@ from functools import cache
 from debubble.core.placement import Placement
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.case import Case
+from debubble.planner.cost.layer_times import INTERFERENCE
 from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.hardware.kernel_times import memory_time
-from debubble.planner.hardware.links import END_NETWORK, NETWORK, all_gather, all_reduce
+from debubble.planner.hardware.links import NETWORK, all_gather, all_reduce
 from debubble.planner.memory.state import (
     StageParameters,
     gathered_bytes,
@@ -94,8 +95,10 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
     are reduced.
     """
     candidate, training, gpu = case.candidate, case.training, case.gpu
-    if not training.overlap_dp:
-        gpu = replace(gpu, nic=gpu.nic * END_NETWORK / NETWORK)
+    hides = training.runtime.hides_replicas or candidate.zero == 0
+    hidden = training.overlap_dp and hides
+    if not hidden:
+        gpu = replace(gpu, nic=gpu.nic * training.runtime.end_network / NETWORK)
     shards, experts = case.group("shards"), case.group("expert_dp")
     split, reduce = candidate.zero >= 1, all_gather if candidate.zero >= 1 else all_reduce
 
@@ -123,14 +126,16 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
         beside = backward[here[last]]
         if case.scatters:
             gradients.append(reduced[last] / layers)
-        elif training.overlap_dp:
-            gradients.append(max(reduced[last] - beside, reduced[last] / layers))
+        elif hidden:
+            own_time = max(reduced[last] - beside, reduced[last] / layers)
+            gradients.append(own_time + INTERFERENCE * sum(reduced))
         else:
             gradients.append(sum(reduced))
         if candidate.zero >= 3:
             weights.append(gathered[last] / layers)
-        elif training.overlap_dp:
-            weights.append(max(gathered[last] - beside / 2, gathered[last] / layers) * split)
+        elif hidden:
+            own_time = max(gathered[last] - beside / 2, gathered[last] / layers)
+            weights.append((own_time + INTERFERENCE * sum(gathered)) * split)
         else:
             weights.append(sum(gathered) * split)
         # The optimizer reads and writes this rank's share of all states.

@@ -122,7 +122,7 @@ class Evaluated:
     @property
     def step_error(self) -> float:
         """Share of the step time by which that may be off."""
-        return self.request.factors.error(*self._run, experts=bool(self.request.model.experts))
+        return self.case.step_error
 
     @property
     def efficiency(self) -> float:
@@ -242,6 +242,7 @@ CAUSES = {
     "cp": "context-parallel communication that nothing hides",
     "ep": "tokens on their way to experts and back",
     "dp": "weights gathered and gradients scattered layer by layer, where replicas split them",
+    "host": "GPUs that wait for the host to start kernels",
     "imbalance": "what the busiest rank does more than the average one",
     "bubble": "what the pipeline's busiest rank waits",
     "gradients": "summing gradients over replicas after the last backward",
