@@ -65,7 +65,7 @@ class Planner {
         field("model", choice([...lists.models, [FROM_FILE, "from a config.json"]])),
         make("div", { class: "own" }, make("label", { class: "upload", title: "The config.json of Hugging Face, or a YAML file; or drop it on the page" }, "Open config.json", file), text),
         field("gpu", choice(lists.gpus)), field("gpus", count()), field("batch", count()), field("sequence", count()),
-        field("precision", choice(lists.precisions)), field("framework", choice(lists.frameworks, "any")),
+        field("precision", choice(lists.precisions)), field("framework", choice(lists.frameworks, "the best that runs it")),
         ...Object.entries(lists.states).map(([name, words]) => field(name, choice(words))),
         field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
       make("fieldset", {}, make("legend", {}, "Held fixed"),
