@@ -206,7 +206,8 @@ class _Total:
 def _merged(answer: Answer) -> Answer:
     """Fill an answer from its searches."""
     plans = _unlike(plan for one in answer.searches for plan in one.plans)
-    answer.plans = recommended_first(plans)[: answer.top]
+    joined = sum(plan.optimized for plan in plans)
+    answer.plans = recommended_first(plans)[: answer.top + joined]
     answer.recommended = answer.plans[0] if answer.plans else None
     near = _unlike(plan for one in answer.searches for plan in one.near)
     answer.near = near[: answer.top]
