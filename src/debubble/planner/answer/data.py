@@ -65,8 +65,8 @@ def memory_warnings(plan: Evaluated) -> list[str]:
     peak, (chance, more) = max(plan.peaks), plan.retries
     return [
         f"may not fit: {gigabytes(peak)} ± {gigabytes(plan.memory_error)} of "
-        f"{gigabytes(plan.request.capacity)}; {100 * chance:.0f} % of such runs are short of memory, where "
-        f"PyTorch's allocator adds up to {seconds(more)} to a step, or the run ends"
+        f"{gigabytes(plan.request.capacity)}; {100 * chance:.0f} % of such runs are short of "
+        f"memory, where PyTorch's allocator adds up to {seconds(more)} to a step, or the run ends"
     ]
 
 
