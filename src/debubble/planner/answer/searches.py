@@ -97,6 +97,12 @@ def ask(request: PlanRequest, frameworks: Iterable[str | None]) -> Asked:
             refused[str(name)] = str(error)
         else:
             requests.append(own)
+    if not requests:
+        reasons = {text.partition("; the nearest")[0]: name for name, text in refused.items()}
+        shown = "; ".join(f"{name}: {reason}" for reason, name in reversed(reasons.items()))
+        raise ParameterError(
+            f"no framework runs this; the nearest that works is framework {ANY} ({shown})"
+        )
     return Asked(tuple(requests), refused)
 
 
