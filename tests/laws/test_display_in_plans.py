@@ -30,7 +30,8 @@ DISPLAY: dict[str, list[tuple[object, ...]]] = {
 QUESTIONS = {
     "model", "gpu", "gpus", "batch", "seq", "tp", "cp", "ep", "dp", "pp", "chunks",
     "microbatch_size", "schedule", "layers", "recompute", "zero", "precision", "framework",
-    "memory", "imbalance", "gradients", "moments", "weights", "offload", "graph_pools", "calibrate", "optimize", "time_limit",
+    "memory", "imbalance", "gradients", "moments", "weights", "offload", "graph_pools",
+    "calibrate", "optimize", "time_limit",
 }  # fmt: skip
 """Options that ask for something else, or look for more."""
 
