@@ -192,9 +192,10 @@ def frameworks_of(values: Mapping[str, Any]) -> tuple[str | None, ...]:
 def values_with(values: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return values of options with one more, such as ``"pp=16"``."""
     key, equals, value = text.partition("=")
-    name, names = key.strip().replace("-", "_"), [*(row.name for row in HELD), "framework"]
+    name, names = key.strip().replace("-", "_"), [row.name for row in (*HELD, *STATE)]
+    names += ["framework", "precision"]
     if not equals and name in names:
-        like = ROWS[name].example
+        like = ROWS[name].examples[-1] or ROWS[name].default
         raise ParameterError(f"--why is '{text}'; give a value, too, such as {name}={like}")
     if not equals or name not in names:
         hint = did_you_mean(name, names)
