@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
+from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.case import Case
 from debubble.planner.cost.stage_costs import layer_sums
@@ -24,7 +25,7 @@ from debubble.planner.memory.peaks import margin
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import homes_of, pipeline_bound
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
-from debubble.planner.search.longest_path import LongestPath, least_step
+from debubble.planner.search.longest_path import LongestPath, least_step, no_gain
 
 Cut: TypeAlias = tuple[int, ...]
 """Layers of every stage; they are consecutive, so that their numbers say all."""
@@ -239,13 +240,20 @@ def refined(
     if len(homes) == 1:
         return plan, 0
     best, simulated, tried = plan, 0, {plan.candidate.layers}
-    paths: deque[LongestPath] = deque(maxlen=PATHS)
+    paths: list[LongestPath] = []
+    others: deque[LongestPath] = deque(maxlen=PATHS)
     limited = math.isfinite(plan.request.limit)
-    made = plan.candidate.uses_costs
+    made, alike = plan.candidate.uses_costs, len(set(plan.request.model.layers)) == 1
+    alike &= recomputed_layers(plan.candidate.recompute) is None
     actions = 3 * len(homes) * plan.candidate.microbatches
     most = max(min(MADE if made else SIMULATIONS, ACTIONS // actions), 10)
 
-    def is_better(cut: Cut) -> bool:
+    def note(timeline: Timeline) -> None:
+        path = None if made else LongestPath(best, timeline)
+        if path is not None and path.counts is not None:
+            paths.append(path)
+
+    def is_better(cut: Cut, *, in_vain: bool = False) -> bool:
         """Try a cut, keep it if it is better than the best, and return whether it is."""
         nonlocal best, simulated
         if cut in tried or simulated >= most:
@@ -254,18 +262,23 @@ def refined(
         candidate, fits = replace(best.candidate, layers=cut), not limited or best.fits
         if fits and pipeline_bound(plan.request, candidate) >= best.step_time:
             return False
-        if fits and least_step(plan.request, candidate, paths, best.step_time) >= best.step_time:
-            return False
-        if not allowed(candidate):
+        slow = fits and (
+            in_vain
+            or least_step(plan.request, candidate, (*paths[-1:], *others), best.step_time)
+            >= best.step_time
+        )
+        if not slow and not allowed(candidate):
             return False
         simulated += 1
+        if slow:
+            return False
         try:
             order = None
             if room is not None:
                 order = schedule_of(candidate, costs_of(plan.request.case(candidate)), room)
             found, timeline = timed(plan.request, candidate, order, memory=limited)
-            if not made:
-                paths.append(LongestPath(found, timeline))
+            if paths:
+                others.append(LongestPath(found, timeline, paths[-1].gradients))
             if found.step_time < floor or (fits and found.step_time >= best.step_time):
                 return False
             if limited:
@@ -275,10 +288,14 @@ def refined(
         if limited and _value(found) >= _value(best):
             return False
         best = found
+        note(timeline)
         return True
 
-    def moves() -> Iterator[Cut]:
-        """Yield cuts with one layer elsewhere, first taken from the fullest or busiest."""
+    def moves() -> Iterator[tuple[Cut, bool]]:
+        """Yield cuts with one layer elsewhere, first taken from the fullest or busiest.
+
+        And whether that is known to be no faster.
+        """
         cut = best.candidate.layers
         fits = not limited or best.fits
         load = rank_loads(loads, homes, cut) if fits else best.peaks
@@ -288,15 +305,20 @@ def refined(
             one, other = move
             return load[homes[one]] - load[homes[other]], cut[one] - cut[other]
 
+        vain = np.zeros((len(cut), len(cut)), dtype=bool)
+        if fits and alike and paths:
+            vain = no_gain(paths[-1], best, homes)
         pairs = ((one, other) for one in stages if cut[one] for other in stages if one != other)
         for one, other in heapq.nlargest(MOVES, pairs, promise):
             found = list(cut)
             found[one] -= 1
             found[other] += 1
-            yield tuple(found)
+            yield tuple(found), bool(vain[one, other])
 
+    if not limited or best.fits:
+        note(plan.simulate())
     is_better(balanced(loads, homes))
-    while any(is_better(cut) for cut in moves()):
+    while any(is_better(cut, in_vain=vain) for cut, vain in moves()):
         pass
     return best, simulated
 

@@ -18,7 +18,7 @@ from debubble.engine.kernels import evaluate as walk
 from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Candidate
 from debubble.planner.case import Case
-from debubble.planner.cost.stage_costs import stage_costs
+from debubble.planner.cost.stage_costs import layer_sums, stage_times
 from debubble.planner.cost.step import StepEnds, step_ends
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import Evaluated
@@ -36,16 +36,22 @@ class LongestPath:
 
     counts: NDArray[np.int64] | None = None
 
-    def __init__(self, plan: Evaluated, timeline: Timeline) -> None:
+    def __init__(
+        self, plan: Evaluated, timeline: Timeline, gradients: Sequence[float] | None = None
+    ) -> None:
         graph, schedule, table = timeline.graph, timeline.schedule, timeline.table
         self.placement = schedule.placement
         self.runtime = table.costs.runtime
         times, given = _durations(plan.case, self.runtime), table.duration[list(TIMED)]
-        if graph.base is not None or given.shape != times.shape or not np.allclose(given, times):
+        if graph.base is not None or given.shape != times.shape:
             return
-        ends = _ends(plan.case, times, self.placement)
+        # What sending takes where nothing hides it comes on top, as much with other layers.
+        if (given - times < -1e-12).any():
+            return
+        # Any rank gives a bound: that of similar ends is good enough.
+        self.gradients = gradients or _ends(plan.case, times, self.placement).gradients
         last = timeline.end[schedule.offsets[1:] - 1]
-        self.rank = int(np.argmax(last + np.array(ends.gradients)))
+        self.rank = int(np.argmax(last + np.array(self.gradients)))
         final = int(graph.node[schedule.offsets[self.rank + 1] - 1])
         path = np.zeros(len(graph.first), dtype=np.int64)
         first, second, lag, cost = graph.edges
@@ -55,6 +61,24 @@ class LongestPath:
         places = 1 + np.array(TIMED)[:, None] * schedule.stages + np.arange(schedule.stages)
         self.counts = np.bincount(cost[path[:length]], minlength=int(places.max()) + 1)[places]
         self.rest = float(timeline.node_end[final]) - float((self.counts * times).sum())
+
+
+def no_gain(path: LongestPath, plan: Evaluated, homes: Sequence[int]) -> NDArray[np.bool_]:
+    """Return a mask of moves, from a stage to another, that cannot make a plan's step shorter.
+
+    `path` is of the plan's own step, and layers are alike. Where a layer moves between stages of
+    one rank that do not end the step, what follows the pipeline stays; then the step is no shorter
+    unless the path is.
+    """
+    assert path.counts is not None
+    F, I, W = np.diff(layer_sums(plan.case)[0][:, :2])[:, 0]
+    spent = np.array([F, I, W, I + W]) @ path.counts
+    home = np.array(homes)
+    first = np.zeros(len(home), dtype=bool)
+    first[np.unique(home, return_index=True)[1]] = True
+    inside = (home[:, None] == home) & ~(first[:, None] | first)
+    mask: NDArray[np.bool_] = inside & (spent >= spent[:, None])
+    return mask
 
 
 def least_step(
@@ -81,8 +105,7 @@ def least_step(
 
 def _durations(case: Case, runtime: str) -> NDArray[np.float64]:
     """Return seconds of :data:`TIMED` on every stage, in rows."""
-    costs = stage_costs(case)
-    F, I, W = (np.array(part) for part in (costs.F, costs.I, costs.W))
+    F, I, W = stage_times(case)
     times = np.stack([F, I, W, I + W])
     if FIRST_IN_W in RUNTIMES[runtime].rules:
         times[1, 0], times[2, 0] = 0.0, times[3, 0]
