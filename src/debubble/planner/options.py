@@ -175,7 +175,9 @@ def request_of(values: Mapping[str, Any]) -> PlanRequest:
 def fixed_of(values: Mapping[str, Any]) -> Fixed:
     """Return the constraints, by the names of options; other options are ignored."""
     held = {row.name: values.get(row.name) for row in HELD}
-    return Fixed(schedules=held.pop("schedule"), **held)
+    name = values.get("framework")
+    framework = None if name is None else find_frameworks(name)[0]
+    return Fixed(schedules=held.pop("schedule"), framework=framework, **held)
 
 
 def frameworks_of(values: Mapping[str, Any]) -> tuple[str | None, ...]:

@@ -20,7 +20,7 @@ COMPARED = 5
 
 
 class SoFar(Protocol):
-    """How far a search is."""
+    """Progress of a search, and its best plan so far."""
 
     @property
     def considered(self) -> int:
@@ -178,7 +178,7 @@ def also_runs(plan: Evaluated) -> tuple[str, ...]:
 
 
 class _Total:
-    """Counts and best plan of the search that runs and of those before it, told on every call."""
+    """Counts and best plan of the search that runs and of those before it, reported on every call."""
 
     def __init__(self, answer: Answer, progress: Watch) -> None:
         self._progress = progress
