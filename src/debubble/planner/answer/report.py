@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import groupby
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.syntax import yaml_text
 from debubble.planner.candidate import Candidate
+from debubble.planner.frameworks.launch import layers_text
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import CAUSES, Evaluated, Speed, tied
@@ -34,16 +34,6 @@ def degrees_text(candidate: Candidate) -> str:
     """Return degrees above one, in words."""
     found = [f"{name} {size}" for name, size in asdict(candidate.degrees).items() if size > 1]
     return ", ".join(found) or "no parallelism"
-
-
-def layers_text(layers: Sequence[int]) -> str:
-    """Return layers per stage: ``"4"``, or runs of equal numbers: ``"7, 8 on 14 stages, 7"``."""
-    runs = [(count, len(list(run))) for count, run in groupby(layers)]
-    if len(runs) == 1:
-        return str(layers[0])
-    return ", ".join(
-        str(count) if times == 1 else f"{count} on {times} stages" for count, times in runs
-    )
 
 
 def seconds(value: float) -> str:
@@ -82,10 +72,14 @@ def text(found: Found, width: int) -> str:
     lines = [*wrap(first, width, 2), ""]
     lines += [line for entry in others for line in wrap(entry, width, 2)]
     if found.plans:
-        blocks, _ = text_table(columns(found, verdicts=False), width)
-        lines += ["", *(line for block in blocks for line in block), ""]
-        for number, plan in enumerate(ranked(found), 1):
-            lines += wrap(f"{number}: {verdict(found, plan)}", width, 4)
+        numbers = {id(plan): number for number, plan in enumerate(ranked(found), 1)}
+        for rows, title in ((found.plans, ""), (_faster(found), "would need more memory:")):
+            if not rows:
+                continue
+            blocks, _ = text_table(columns(found, verdicts=False, rows=rows), width)
+            lines += ["", *[title] * bool(title), *(line for block in blocks for line in block), ""]
+            for plan in rows:
+                lines += wrap(f"{numbers[id(plan)]}: {verdict(found, plan)}", width, 4)
     return "\n".join([*lines, "", *wrap(left_out(found), width, 2)])
 
 
@@ -97,7 +91,7 @@ def _question(request: PlanRequest) -> str:
         size += f" ({active / 1e9:.4g} B active)"
     return (
         f"{model.name}: {size}, {len(model.layers)} layers, on {cluster.gpus:,} × "
-        f"{cluster.gpu.name} with {gigabytes(request.limit)}; a step is {training.batch:,} "
+        f"{cluster.gpu.name} with {gigabytes(request.capacity)}; a step is {training.batch:,} "
         f"sequences of {training.sequence:,} tokens in {training.precision}"
     )
 
@@ -153,8 +147,8 @@ def _too_fast(request: PlanRequest, fast: Speed) -> list[str]:
 
 
 def ranked(found: Found) -> list[Evaluated]:
-    """Return the plans that fit, and the faster ones that do not, fastest first."""
-    return sorted([*found.plans, *_faster(found)], key=lambda plan: plan.step_time)
+    """Return the recommended plan, the others that fit, and faster ones that do not fit."""
+    return [*found.plans, *_faster(found)]
 
 
 def _faster(found: Found) -> list[Evaluated]:
@@ -172,21 +166,38 @@ def verdict(found: Found, plan: Evaluated) -> str:
     if plan.lower_bound:
         least = f"; no order of its stages takes less than {seconds(plan.lower_bound)}"
     if plan is best:
-        return f"the fastest that fits{least}"
+        return f"recommended: {_recommendation(found)}{least}"
     tie = "a tie: " if tied(best, plan) else ""
     return tie + (difference(best, plan) or "the same") + least
+
+
+def _recommendation(found: Found) -> str:
+    """Return the reason for the first plan."""
+    best, fastest = found.plans[0], min(found.plans, key=lambda plan: plan.step_time)
+    ties = [number for number, plan in enumerate(found.plans[1:], 2) if tied(best, plan)]
+    if fastest is best:
+        return "the fastest that fits"
+    others = ", ".join(map(str, ties))
+    return f"the simplest of those tied with the fastest (as fast within the error: {others})"
 
 
 SHOWN = ("tp", "cp", "ep", "dp", "pp")
 """Degrees that have a column where any plan has more than one."""
 
 
-def columns(found: Found, *, verdicts: bool) -> list[Column]:
-    """Return plans as a table, numbered in the order of :func:`ranked`; with a verdict for each."""
-    rows = ranked(found)
+def columns(
+    found: Found, *, verdicts: bool, rows: Sequence[Evaluated] | None = None
+) -> list[Column]:
+    """Return plans as a table, all unless given; with a verdict for each.
+
+    Their numbers are those of :func:`ranked`.
+    """
+    numbers = {id(plan): number for number, plan in enumerate(ranked(found), 1)}
+    rows = ranked(found) if rows is None else rows
     sizes = {name: [getattr(p.candidate.degrees, name) for p in rows] for name in SHOWN}
     cells = [
-        Column(("",), tuple(str(number) for number in range(1, len(rows) + 1))),
+        Column(("",), tuple(str(numbers[id(plan)]) for plan in rows)),
+        Column(("framework",), tuple(p.request.fixed.framework or "any" for p in rows), left=True),
         Column(("schedule",), tuple(p.schedule for p in rows), left=True),
         *(Column((name,), tuple(map(str, of))) for name, of in sizes.items() if max(of) > 1),
         Column(("chunks",), tuple(str(p.candidate.degrees.chunks) for p in rows)),

@@ -7,6 +7,8 @@ const START = { model: "llama-3.1-8b", gpu: "h100", gpus: "64", batch: "512", se
 const HINTS = {
   batch: "Sequences per optimizer step", sequence: "Tokens per sequence", memory: "Memory of one GPU, such as 72GB; empty: all that it has",
   imbalance: "Tokens of the busiest experts over the mean", zero: "What replicas split: optimizer (1), gradients (2), weights (3)",
+  gradients: "In what gradients add up", moments: "Adam's two moments", offload: "What the host's memory has",
+  weights: "fp8 or fp4: layers' weights are stored and gathered as products multiply them",
   recompute: "none, selective or full; or full:3, the first 3 layers of every stage and chunk",
   why: "The best plan with this, and why it is not the best: pp=16, or several such as pp=16 schedule=1f1b",
   tp: "Tensor-parallel degree", cp: "Context-parallel degree", ep: "Expert-parallel degree", dp: "Replicas", pp: "Pipeline ranks", chunks: "Stages per rank",
@@ -56,13 +58,15 @@ class Planner {
       if (picked) { this.measured.value = await picked.text(); this.measuredName = picked.name; }
       log.value = "";
     });
-    this.names = ["model", "gpu", "gpus", "batch", "sequence", "precision", "framework", "memory", "imbalance", ...lists.sizes, "schedule", "recompute", "zero", "why"];
+    for (const [name, words] of Object.entries(lists.states)) START[name] = [words[0]].flat()[0];
+    this.names = ["model", "gpu", "gpus", "batch", "sequence", "precision", "framework", "memory", "imbalance", ...Object.keys(lists.states), ...lists.sizes, "schedule", "recompute", "zero", "why"];
     this.form = make("form", { "aria-label": "What to plan", novalidate: true },
       make("fieldset", {}, make("legend", {}, "Training"),
         field("model", choice([...lists.models, [FROM_FILE, "from a config.json"]])),
         make("div", { class: "own" }, make("label", { class: "upload", title: "The config.json of Hugging Face, or a YAML file; or drop it on the page" }, "Open config.json", file), text),
         field("gpu", choice(lists.gpus)), field("gpus", count()), field("batch", count()), field("sequence", count()),
-        field("precision", choice(lists.precisions)), field("framework", choice(lists.frameworks, "any")),
+        field("precision", choice(lists.precisions)), field("framework", choice(lists.frameworks, "the best that runs it")),
+        ...Object.entries(lists.states).map(([name, words]) => field(name, choice(words))),
         field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
       make("fieldset", {}, make("legend", {}, "Held fixed"),
         ...lists.sizes.map((name) => field(name, count("free"))),
