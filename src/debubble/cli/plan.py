@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from debubble.analysis.layout import line_width, table, wrap
+from debubble.analysis.layout import line_width, wrap
 from debubble.cli import completion
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Text, with_rows, writes
-from debubble.cli.output import check_output, note, print_json
+from debubble.cli.options import AsJson, Text, switch, with_rows, writes
+from debubble.cli.output import check_output, in_color, note, print_json, styled
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
 from debubble.interchange.files import save, write_text
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from debubble.planner.search.search_result import Found
 
 ENDINGS = "a report is .html, the costs of the best plan are .yaml, its order is .csv"
+MORE = "more: -o plan.html writes a report with flags, --explain shows how this follows"
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
 
@@ -42,6 +43,9 @@ def plan(
     output: Annotated[
         Text, writes("Report (.html), or costs (.yaml) or order (.csv) of the best.")
     ] = None,
+    explain: Annotated[
+        bool, switch("--explain", "Show time by cause, memory by rank, timeline, what was left out.")
+    ] = False,
 ) -> None:
     """Plan the training of a model on a number of GPUs.
 
@@ -52,8 +56,6 @@ def plan(
     values = _read({"model": model, **options})
     # Help and refusals start without the search.
     from debubble.planner.answer.plan import plan_for
-    from debubble.planner.answer.report import text
-    from debubble.planner.answer.why import why_text
 
     check_output("", output, (".html", ".yaml", ".yml", ".csv"), ENDINGS)
     found = plan_for(values, _searching, lambda number, line: note(f"plan {number}: {line}"))
@@ -65,11 +67,7 @@ def plan(
         if as_json:
             print_json(found.to_dict())
         else:
-            print(text(found.found, line_width()))
-            for answer in found.why:
-                print("\n".join(wrap(why_text(answer), line_width(), 2)))
-            if found.fits:
-                _print_best(found, values.get("framework"))
+            _print(found, explain)
         sys.stdout.flush()
     if not found.fits:
         raise typer.Exit(1)
@@ -90,30 +88,38 @@ def _read(texts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-MOST_RANKS = 32
-"""Pipeline ranks up to which the memory of each is printed."""
+def _print(found: Plan, explain: bool) -> None:
+    """Print the answer, what else was asked, and the way to more."""
+    from debubble.planner.answer.explain import explanation
+    from debubble.planner.answer.report import plain, text
+    from debubble.planner.answer.why import why_text
+
+    style, width = styled if in_color() else plain, line_width()
+    print(text(found.found, width, style))
+    for answer in found.why:
+        print("\n".join(wrap(why_text(answer), width, 2)))
+    if explain:
+        print(f"\n{explanation(found.found, width)}")
+    if found.fits and explain:
+        _print_best(found)
+    elif not explain:
+        print("\n".join(style(line, "faint") for line in wrap(MORE, width, 2)))
 
 
-def _print_best(found: Plan, framework: str | None) -> None:
-    """Print pictures of the best plan, and the flags of a framework that runs it."""
+def _print_best(found: Plan) -> None:
+    """Print the timeline of the best plan, and its flags."""
     from debubble.planner.answer.data import plan_flags, runs_nothing
     from debubble.planner.frameworks.table import FRAMEWORKS
-    from debubble.view.plan_page import memory_rows
     from debubble.view.terminal import print_timeline
 
     best = found.best
-    ranks = best.candidate.degrees.pp
-    if ranks > 1:
-        print("\ntime and memory of the pipeline:\n")
+    if best.candidate.degrees.pp > 1:
+        print("\ntimeline:\n")
         print_timeline(found.timeline)
-    if ranks <= MOST_RANKS:
-        print("\nmemory of every rank at its peak:\n")
-        print("\n".join(table(memory_rows(best))))
     texts = {name: plan_flags(best, name) for name in FRAMEWORKS}
-    chosen = framework or next((one for one in FRAMEWORKS if not runs_nothing(texts[one])), "")
-    name = chosen or next(iter(FRAMEWORKS))
-    others = "" if framework else ", others with --framework, -o plan.html or --json"
-    print(f"\nflags for {name}{others}:\n\n{texts[name]}", end="")
+    runs = (name for name in FRAMEWORKS if not runs_nothing(texts[name]))
+    name = best.request.fixed.framework or next(runs, next(iter(FRAMEWORKS)))
+    print(f"\nflags for {name}:\n\n{texts[name]}", end="")
 
 
 def _write(found: Plan, path: str) -> None:

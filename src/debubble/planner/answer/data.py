@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from debubble.planner.answer.report import gigabytes
+from debubble.planner.answer.words import gigabytes
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.frameworks.table import FRAMEWORKS, find_framework, flags
 from debubble.planner.frameworks.torch.flags import CSV, ON_PYTORCH

@@ -14,6 +14,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 from debubble.planner.answer import data, report
 from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
+from debubble.planner.answer.words import seconds
 from debubble.planner.answer.why import Why, why_data, why_not, why_text
 from debubble.planner.candidate import Candidate
 from debubble.planner.cost.calibration_files import DEGREES, calibrate_from
@@ -125,7 +126,7 @@ class Plan:
         if not self.fits:
             return f"<Plan: {report.nothing(self.found)}>"
         best = self.best
-        return f"<Plan: {report.seconds(best.step_time)} per step with {report.short(best)}>"
+        return f"<Plan: {seconds(best.step_time)} per step with {report.short(best)}>"
 
 
 def plan(

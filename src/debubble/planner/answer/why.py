@@ -8,7 +8,8 @@ from typing import Any
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.answer.data import plan_data
-from debubble.planner.answer.report import difference, excess, gigabytes, seconds, short
+from debubble.planner.answer.report import difference, excess, short
+from debubble.planner.answer.words import gigabytes, seconds
 from debubble.planner.request import PlanRequest
 from debubble.planner.request_check import check_request
 from debubble.planner.search.evaluate import Evaluated, tied
