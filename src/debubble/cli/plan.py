@@ -44,7 +44,8 @@ def plan(
         Text, writes("Report (.html), or costs (.yaml) or order (.csv) of the best.")
     ] = None,
     explain: Annotated[
-        bool, switch("--explain", "Show time by cause, memory by rank, timeline, what was left out.")
+        bool,
+        switch("--explain", "Show how it follows: time, memory, timeline, what was left out."),
     ] = False,
 ) -> None:
     """Plan the training of a model on a number of GPUs.

@@ -10,6 +10,7 @@ import html
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cache
 from string import Template
 from typing import Any
@@ -28,10 +29,10 @@ from debubble.planner.answer.report import (
     framework_title,
     leaner,
     nothing,
-    plan_line,
     question,
     reason,
     searches,
+    setup,
     text,
     warnings,
     whole_timeline,
@@ -39,6 +40,7 @@ from debubble.planner.answer.report import (
 from debubble.planner.answer.why import why_text
 from debubble.planner.answer.words import VERDICTS, cause_name, degrees_text
 from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import CAUSES, Evaluated
 from debubble.planner.search.search_result import NEAR, Found
 from debubble.view import captions
@@ -89,38 +91,31 @@ def view_script() -> str:
     return f'(() => {{\n"use strict";\n{text}{start}}})();\n'
 
 
-def plan_view(plan: Plan) -> dict[str, Any]:
+def plan_view(plan: Plan, plans: Sequence[Evaluated] | None = None) -> dict[str, Any]:
     """Return an answer as plain data for its view, in seconds and bytes.
 
-    ``plans`` are those that fit, the recommended one first, and those that would need more memory,
-    each as in ``--json`` with texts, flags and timeline in addition.
+    Its plans are those of :func:`plans_of` unless given, each as in ``--json`` with texts, flags
+    and timeline in addition.
     """
     found = plan.found
     request = (found.plans or found.near or [None])[0]
     request = found.request if request is None else request.request
-    larger = faster(found) if found.plans else found.near
-    plans = [*found.plans, *leaner(found), *larger]
+    plans = plans_of(found) if plans is None else plans
     left = MOST_ACTIONS
     shown = []
     for one in plans:
         actions = 3 * one.candidate.microbatches * one.candidate.degrees.stages
         left -= actions
         shown.append(_plan(found, one, timeline=left >= 0))
-    degrees = [name for name in SHOWN if any(one["degrees"][name] > 1 for one in shown)]
-    return {
-        "question": question(found.request),
-        "gpus": found.request.cluster.gpus,
-        "capacity": request.capacity,
-        "safe": request.limit,
+    return _frame(found, request) | {
         "stopped": ["The search was stopped early: other plans may be better."]
         if found.interrupted
         else [],
         "nothing": "" if found.plans else nothing(found),
         "plans": shown,
         "seen": _seen(found, plans),
-        "degrees": degrees,
+        "degrees": [name for name in SHOWN if any(one["degrees"][name] > 1 for one in shown)],
         "series": list(dict.fromkeys(one["framework"] for one in shown)),
-        "verdicts": VERDICTS,
         "causes": {name: [cause_name(name), meaning] for name, meaning in CAUSES.items()},
         "parts": [[part, part] for part in PARTS],
         "notes": [*buys(found), *warnings(found.plans[0])] if found.plans else [],
@@ -129,6 +124,47 @@ def plan_view(plan: Plan) -> dict[str, Any]:
         "simulated": found.simulated,
         "left_out": dict(found.left_out),
     }
+
+
+def _frame(found: Found, request: PlanRequest) -> dict[str, Any]:
+    """Return what a chart and numbers are read by: question, GPUs, memory, and words."""
+    return {
+        "question": question(found.request), "gpus": found.request.cluster.gpus,
+        "capacity": request.capacity, "safe": request.limit, "verdicts": VERDICTS,
+    }  # fmt: skip
+
+
+def search_view(found: Found) -> dict[str, Any] | None:
+    """Return the best plan so far and what was evaluated, for the view of a running search."""
+    best = found.best
+    if best is None:
+        return None
+    fast = best.speed
+    plan = {
+        "framework": best.request.fixed.framework,
+        "framework_title": framework_title(best),
+        "schedule": best.schedule,
+        "degrees": asdict(best.candidate.degrees),
+        "setup": setup(best),
+        "recommended": True,
+        "compared": "best so far",
+        "step_time": best.step_time,
+        "step_time_error": best.step_error * best.step_time,
+        "tokens_per_second": fast.tokens_per_second,
+        "tflops_per_gpu": fast.flops_per_gpu["causal"] / 1e12,
+        "mfu": fast.mfu,
+        "memory": [{"peak": max(best.peaks)}],
+        "memory_error": best.memory_error,
+        "verdict": best.verdict,
+    }
+    return _frame(found, best.request) | {
+        "plans": [plan], "seen": _seen(found, [best]), "series": [plan["framework"]],
+    }  # fmt: skip
+
+
+def plans_of(found: Found) -> list[Evaluated]:
+    """Return all plans of a view: the best, slower ones with less memory, larger ones."""
+    return [*found.plans, *leaner(found), *(faster(found) if found.plans else found.near)]
 
 
 def _plan(found: Found, plan: Evaluated, *, timeline: bool) -> dict[str, Any]:
@@ -141,10 +177,12 @@ def _plan(found: Found, plan: Evaluated, *, timeline: bool) -> dict[str, Any]:
         "shown": plan in found.plans,
         "framework": plan.request.fixed.framework,
         "framework_title": framework_title(plan),
-        "line": plan_line(plan),
+        "setup": setup(plan),
         "compared": compared(found, plan) if best else "",
         "reason": reason(found, plan) if best else "",
-        "why": f"Mostly {difference(best, plan)}." if best and difference(best, plan) else "",
+        "why": f"Mostly {difference(best, plan)}."
+        if best and difference(best, plan) and plan.fits
+        else "",
         "confidence": confidence(plan),
         "files": [_file(name, text) for name, text in flags.items()],
         "timeline": encode([whole_timeline(plan)], limit=plan.request.limit) if timeline else None,

@@ -14,8 +14,8 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 from debubble.planner.answer import data, report
 from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
-from debubble.planner.answer.words import seconds
 from debubble.planner.answer.why import Why, why_data, why_not, why_text
+from debubble.planner.answer.words import seconds
 from debubble.planner.candidate import Candidate
 from debubble.planner.cost.calibration_files import DEGREES, calibrate_from
 from debubble.planner.memory.peaks import RankMemory

@@ -111,11 +111,16 @@ def details(plan: Evaluated) -> list[str]:
 
 def plan_line(plan: Evaluated) -> str:
     """Return degrees, schedule, microbatches, recompute, ZeRO and layers of a plan."""
+    return f"{degrees_text(plan.candidate)}; {plan.schedule}, {setup(plan)}"
+
+
+def setup(plan: Evaluated) -> str:
+    """Return microbatches, recompute, ZeRO and layers of a plan."""
     candidate = plan.candidate
     return (
-        f"{degrees_text(candidate)}; {plan.schedule}, {candidate.microbatches} microbatches of "
-        f"{candidate.microbatch_size}; recompute {candidate.recompute}; ZeRO-{candidate.zero}; "
-        f"layers × stages {layers_text(candidate.layers)}"
+        f"{candidate.microbatches} microbatches of {candidate.microbatch_size}; recompute "
+        f"{candidate.recompute}; ZeRO-{candidate.zero}; layers × stages "
+        f"{layers_text(candidate.layers)}"
     )
 
 
@@ -359,5 +364,3 @@ def costs_yaml(plan: Evaluated) -> str:
     gpu = request.cluster.gpu.name
     label = f"{request.model.name} on {request.cluster.gpus} x {gpu}: {degrees_text(candidate)}"
     return yaml_text({"name": label, "source": "debubble plan", **sizes, **found})
-
-

@@ -77,7 +77,6 @@ class Found:
             reason = SLOWER if gone.fits else TOO_LARGE
             self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
-
     def _note(self, plan: Evaluated) -> None:
         """Write down time and memory of a plan, and the plan if it is on the frontier."""
         peak = max(plan.peaks)
@@ -87,9 +86,7 @@ class Found:
         ):
             return
         beaten = [
-            one
-            for one in self.front
-            if plan.step_time <= one.step_time and peak <= max(one.peaks)
+            one for one in self.front if plan.step_time <= one.step_time and peak <= max(one.peaks)
         ]
         self.front = [one for one in self.front if one not in beaten] + [plan]
 

@@ -6,13 +6,12 @@ import { degreesText, digits, errorOf, gigabytes, peakOf, seconds } from "./plan
 const GB = 1e9, NEAR = 26; // pixels within which a dot is pointed at
 const MARGIN = { left: 54, right: 14, top: 26, bottom: 40 };
 
-/** Where dots lie: ranges of memory (GB) and seconds with some room around. */
-function ranges({ plans, seen, capacity, safe }) {
+/** Where plans lie: ranges of memory (GB) and seconds with some room around. */
+function ranges({ plans, capacity, safe }) {
   const peaks = plans.map((plan) => peakOf(plan) / GB), times = plans.map((plan) => plan.step_time);
-  for (const [peak, time] of seen) { peaks.push(peak / GB); times.push(time); }
   const low = Math.min(...peaks, safe / GB), high = Math.max(...peaks, capacity / GB), first = Math.min(...times), last = Math.max(...times);
   const tall = last - first || last * 0.1, wide = high - low || high * 0.2;
-  return { x: [Math.max(0, low - 0.06 * wide), high + 0.08 * wide], y: [Math.max(0, first - 0.2 * tall), last + 0.12 * tall] };
+  return { x: [Math.max(0, low - 0.08 * wide), high + 0.1 * wide], y: [Math.max(0, first - 0.25 * tall), last + 0.2 * tall] };
 }
 
 /** Dots that no other beats in both time and memory, by memory. */
@@ -27,19 +26,30 @@ function ticks([low, high], wanted) {
   return Array.from({ length: Math.floor(high / spacing + 1e-9) - first + 1 }, (_, k) => Number(((first + k) * spacing).toPrecision(12)));
 }
 
-/** The chart; `pick` is called with the index of a plan. Returns its element and `mark`, which marks a plan. */
-export function planChart(answer, pick) {
-  const { plans, seen, capacity, safe, verdicts, series } = answer, range = ranges(answer);
-  const dots = [
-    ...plans.map((plan, index) => ({ plan, index, peak: peakOf(plan) / GB, time: plan.step_time })),
-    ...seen.map(([peak, time, text]) => ({ text, peak: peak / GB, time })),
-  ];
+/** The chart; `pick` is called with the index of a plan. `show` takes other data, and `mark` marks a plan. */
+export function planChart(first, pick = null) {
   const picture = svg("svg", { role: "group", "aria-label": "Step time against memory of plans" });
-  const tip = make("div", { class: "plan-tip", role: "status", hidden: true }), frame = make("div", { class: "plan-chart" }, picture, tip);
-  let scale = null, marked = 0;
+  const tip = make("div", { class: "plan-tip", role: "status", hidden: true }), frame = make("div", { class: "plan-chart" }, picture, tip), legend = make("p", { class: "plan-legend" });
+  let answer = first, range = null, dots = [], scale = null, marked = 0, drawn = 0;
+
+  function show(next) {
+    answer = next;
+    const { plans, seen, verdicts, series } = answer;
+    range = ranges(answer);
+    const inside = ({ peak, time }) => peak > range.x[0] && peak < range.x[1] && time < range.y[1];
+    dots = [
+      ...plans.map((plan, index) => ({ plan, index, peak: peakOf(plan) / GB, time: plan.step_time })),
+      ...seen.map(([peak, time, text]) => ({ text, peak: peak / GB, time })).filter(inside),
+    ];
+    legend.replaceChildren(
+      ...(series.length > 1 ? series.map((name, k) => make("span", {}, make("i", { class: `swatch series-${k}` }), plans.find((plan) => plan.framework === name).framework_title)) : []),
+      ...Object.entries(verdicts).map(([verdict, text]) => make("span", {}, make("i", { class: `sign ${verdict}` }), text)),
+      ...(seen.length ? [make("span", {}, make("i", { class: "sign seen" }), "other plans simulated")] : []));
+    if (drawn) draw();
+  }
 
   function draw() {
-    const width = Math.max(300, frame.clientWidth), height = width < 480 ? 280 : 340, right = width - MARGIN.right, bottom = height - MARGIN.bottom;
+    const { capacity, safe, verdicts, series } = answer, width = Math.max(300, frame.clientWidth), height = width < 480 ? 280 : 340, right = width - MARGIN.right, bottom = height - MARGIN.bottom;
     const x = (value) => MARGIN.left + ((value - range.x[0]) / (range.x[1] - range.x[0])) * (right - MARGIN.left);
     const y = (value) => MARGIN.top + ((range.y[1] - value) / (range.y[1] - range.y[0])) * (bottom - MARGIN.top);
     scale = { x, y };
@@ -62,11 +72,11 @@ export function planChart(answer, pick) {
       const label = `${plan.schedule}, ${degreesText(plan)}: ${seconds(time)}, ${gigabytes(1e9 * peak)}, ${verdicts[plan.verdict]}`;
       const dot = svg("g", { class: `dot ${plan.verdict}${plan.recommended ? " recommended" : ""} series-${series.indexOf(plan.framework)}`, "data-plan": index, tabindex: "0", role: "button", "aria-label": label },
         svg("circle", { class: "halo", cx: x(peak), cy: y(time), r: 11 }), svg("circle", { cx: x(peak), cy: y(time), r: plan.recommended ? 7 : 5.5 }));
-      dot.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(index); } });
+      if (pick) dot.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(index); } });
       dot.addEventListener("focus", () => point(dots[index]));
       dot.addEventListener("blur", () => point(null));
       items.push(dot);
-      if (plan.recommended) items.push(svg("text", { class: "label", x: x(peak) + (x(peak) > right - 110 ? -12 : 12), y: y(time) - 9, "text-anchor": x(peak) > right - 110 ? "end" : "start" }, "recommended"));
+      if (plan.recommended) items.push(svg("text", { class: "label", x: x(peak) + (x(peak) > right - 110 ? -12 : 12), y: y(time) - 9, "text-anchor": x(peak) > right - 110 ? "end" : "start" }, plan.compared));
     }
     picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
     picture.setAttribute("height", height);
@@ -88,12 +98,12 @@ export function planChart(answer, pick) {
   function point(dot) {
     for (const old of picture.querySelectorAll(".pointed")) old.classList.remove("pointed");
     tip.hidden = !dot;
-    frame.style.cursor = dot?.plan ? "pointer" : "";
+    frame.style.cursor = dot?.plan && pick ? "pointer" : "";
     if (!dot) return;
     const { plan } = dot;
     if (plan) picture.querySelector(`[data-plan="${dot.index}"]`)?.classList.add("pointed");
     tip.replaceChildren(...(plan
-      ? [make("b", {}, plan.schedule), make("span", {}, plan.framework_title), make("span", {}, degreesText(plan)), make("span", {}, `${seconds(dot.time)} ${errorOf(plan.step_time, plan.step_time_error)} · ${plan.compared}`), make("span", {}, `${gigabytes(1e9 * dot.peak)}: ${verdicts[plan.verdict]}`)]
+      ? [make("b", {}, plan.schedule), make("span", {}, plan.framework_title), make("span", {}, degreesText(plan)), make("span", {}, `${seconds(dot.time)} ${errorOf(plan.step_time, plan.step_time_error)} · ${plan.compared}`), make("span", {}, `${gigabytes(1e9 * dot.peak)}: ${answer.verdicts[plan.verdict]}`)]
       : [make("b", {}, dot.text), make("span", {}, `${seconds(dot.time)} · ${digits(dot.peak)} GB`), make("span", { class: "faint" }, "simulated on the way, not among the best")]));
     const wide = frame.clientWidth, at = scale.x(dot.peak);
     tip.style.top = `${Math.max(0, scale.y(dot.time) - 14)}px`;
@@ -111,12 +121,8 @@ export function planChart(answer, pick) {
 
   picture.addEventListener("pointermove", (event) => point(nearest(event)));
   picture.addEventListener("pointerleave", () => point(null));
-  picture.addEventListener("click", (event) => { const dot = nearest(event); if (dot?.plan) pick(dot.index); });
-  let drawn = 0;
+  picture.addEventListener("click", (event) => { const dot = pick && nearest(event); if (dot?.plan) pick(dot.index); });
   new ResizeObserver(() => { if (frame.clientWidth && frame.clientWidth !== drawn) { drawn = frame.clientWidth; draw(); } }).observe(frame);
-  const legend = make("p", { class: "plan-legend" },
-    ...(series.length > 1 ? series.map((name, k) => make("span", {}, make("i", { class: `swatch series-${k}` }), plans.find((plan) => plan.framework === name).framework_title)) : []),
-    ...Object.entries(verdicts).map(([verdict, text]) => make("span", {}, make("i", { class: `sign ${verdict}` }), text)),
-    ...(seen.length ? [make("span", {}, make("i", { class: "sign seen" }), "other plans simulated")] : []));
-  return { element: make("div", {}, frame, legend), mark };
+  show(first);
+  return { element: make("div", {}, frame, legend), mark, show };
 }
