@@ -15,19 +15,17 @@ from debubble.analysis.layout import line_width, wrap
 from debubble.cli import completion
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, switch, with_rows, writes
-from debubble.cli.output import check_output, in_color, note, print_json, styled
+from debubble.cli.output import check_writable, in_color, note, print_json, styled
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
-from debubble.interchange.files import save, write_text
+from debubble.interchange.files import write_text
 from debubble.planner.options import ASKED, PLAN_OPTIONS, ROWS
 
 if TYPE_CHECKING:
     from debubble.planner.answer.plan import Plan
-    from debubble.planner.search.best_plans import Progress
-    from debubble.planner.search.search_result import Found
+    from debubble.planner.answer.searches import SoFar, Watch
 
-ENDINGS = "a report is .html, the costs of the best plan are .yaml, its order is .csv"
-MORE = "more: -o plan.html writes a report with flags, --explain shows how this follows"
+MORE = "more: -o plan.html writes a report, --explain shows how this follows"
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
 
@@ -41,7 +39,10 @@ def plan(
     ] = None,
     as_json: AsJson = False,
     output: Annotated[
-        Text, writes("Report (.html), or costs (.yaml) or order (.csv) of the best.")
+        Text,
+        writes(
+            "Plan to run (.sh, .py, .toml, automodel.yaml, …), report (.html), or costs (.yaml)."
+        ),
     ] = None,
     explain: Annotated[
         bool,
@@ -56,13 +57,18 @@ def plan(
     """
     values = _read({"model": model, **options})
     # Help and refusals start without the search.
+    from debubble.planner.answer.files import check_name
     from debubble.planner.answer.plan import plan_for
 
-    check_output("", output, (".html", ".yaml", ".yml", ".csv"), ENDINGS)
+    if output is not None:
+        check_writable(output)
+        if not output.lower().endswith(".html"):
+            check_name(output, values.get("framework"))
+    written: list[str] = []
     found = plan_for(values, _searching, lambda number, line: note(f"plan {number}: {line}"))
     try:
         if found.fits and output is not None:
-            _write(found, output)
+            written = _write(found, output)
     finally:
         # What took long to find is printed even where it cannot be written.
         if as_json:
@@ -72,8 +78,8 @@ def plan(
         sys.stdout.flush()
     if not found.fits:
         raise typer.Exit(1)
-    if output is not None:
-        note(f"wrote {output}")
+    for path in written:
+        note(f"wrote {path}")
 
 
 def _read(texts: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,35 +123,29 @@ def _print_best(found: Plan) -> None:
     if best.candidate.degrees.pp > 1:
         print("\ntimeline:\n")
         print_timeline(found.timeline)
-    texts = {name: plan_flags(best, name) for name in FRAMEWORKS}
-    runs = (name for name in FRAMEWORKS if not runs_nothing(texts[name]))
-    name = best.request.fixed.framework or next(runs, next(iter(FRAMEWORKS)))
+    names = (found.framework,) if found.framework else (*FRAMEWORKS,)
+    texts = {name: plan_flags(best, name) for name in names}
+    name = next((one for one in names if not runs_nothing(texts[one])), names[0])
     print(f"\nflags for {name}:\n\n{texts[name]}", end="")
 
 
-def _write(found: Plan, path: str) -> None:
-    """Write the report as a page; or of the best plan its order, or costs for other commands."""
-    from debubble.planner.answer.report import costs_yaml
+def _write(found: Plan, path: str) -> list[str]:
+    """Write the report as a page, or the best plan, and return the names of the files."""
+    if not path.lower().endswith(".html"):
+        return found.save(path)
+    from debubble.view.plan_page import plan_page
 
-    if path.lower().endswith(".csv"):
-        save(found.best.simulate().schedule, path)
-        return
-    if path.lower().endswith(".html"):
-        from debubble.view.plan_page import plan_page
-
-        content = plan_page(found)
-    else:
-        content = costs_yaml(found.best)
-    write_text(path, content)
+    write_text(path, plan_page(found))
+    return [path]
 
 
 @contextmanager
-def _searching() -> Iterator[Progress]:
+def _searching() -> Iterator[Watch]:
     """Show on a line how far a search is and the best so far, a few times per second."""
     began, shown = time.monotonic(), -math.inf
     with overwritten_line() as line:
 
-        def progress(found: Found) -> None:
+        def progress(found: SoFar) -> None:
             nonlocal shown
             now = time.monotonic() - began
             if now < shown + 0.1:

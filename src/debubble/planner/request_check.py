@@ -15,7 +15,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, recomputed_layers
 from debubble.planner.frameworks.any_rules import ANY_RULES
 from debubble.planner.frameworks.rule import DEGREES, STATE, Rule, divisors
-from debubble.planner.frameworks.table import broken, find_framework, rules_of
+from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, rules_of
 from debubble.planner.plannable import first_cut, plannable, why_not
 from debubble.planner.request import Fixed, PlanRequest, check_precision
 from debubble.planner.search.groups import ZEROS, candidates, groups
@@ -39,6 +39,7 @@ WORDS = {"microbatch_size": "microbatch size", "schedules": "schedule", "gpus": 
 def check_request(request: PlanRequest) -> None:
     """Refuse a request that no plan can meet, with value, limit and the nearest that works."""
     _check_words(request.fixed)
+    _check_maker(request)
     check_precision(request.training.precision, request.cluster.gpu)
     given = {name: getattr(request.fixed, name) for name in SIZES}
     given |= {"batch": request.training.batch, "sequence": request.training.sequence}
@@ -62,6 +63,18 @@ def _check_words(fixed: Fixed) -> None:
     if fixed.zero is not None and fixed.zero not in ZEROS:
         near = min(max(fixed.zero, ZEROS[0]), ZEROS[-1])
         raise ParameterError(f"zero is {fixed.zero}; it goes from 0 to 3; the nearest is {near}")
+
+
+def _check_maker(request: PlanRequest) -> None:
+    """Check that the framework is for these GPUs."""
+    name, gpu = request.fixed.framework, request.cluster.gpu
+    if name is None or gpu.maker in find_framework(name).makers:
+        return
+    able = [row.name for row in FRAMEWORKS.values() if gpu.maker in row.makers]
+    raise ParameterError(
+        f"{find_framework(name).title} is not for {gpu.maker}'s GPUs such as {gpu.name}; the "
+        f"nearest that works is framework {able[0]}"
+    )
 
 
 def _gpus(request: PlanRequest) -> None:

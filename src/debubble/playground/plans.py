@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from debubble.core.errors import did_you_mean
 from debubble.interchange.schedule_json import to_json
 from debubble.planner.answer.plan import Plan, with_measured_steps
 from debubble.planner.answer.report import costs_yaml
+from debubble.planner.answer.searches import Answer, Asked, SoFar, ask, search_all
 from debubble.planner.answer.why import why_not
 from debubble.planner.answer.words import gigabytes
 from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
-from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.frameworks.table import ANY, FRAMEWORKS
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.model.files import parse_model, read_model, shipped_models
 from debubble.planner.model.transformer import Model
-from debubble.planner.options import ROWS, SIZES, fixed_with, request_of
+from debubble.planner.options import ROWS, SIZES, frameworks_of, request_of, values_with
 from debubble.planner.plannable import plannable
 from debubble.planner.request import PlanRequest
-from debubble.planner.request_check import check_request
-from debubble.planner.search.best_plans import search
+from debubble.planner.search.best_plans import Progress, search
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import ZEROS, CandidateGroup, groups
 from debubble.planner.search.layer_split import runnable
@@ -55,7 +56,7 @@ def inputs() -> dict[str, Any]:
         "models": list(shipped_models()),
         "gpus": [[name, f"{name}, {gigabytes(gpu.memory)}"] for name, gpu in GPUS.items()],
         "precisions": PRECISIONS,
-        "frameworks": list(FRAMEWORKS),
+        "frameworks": [*FRAMEWORKS, ANY],
         "schedules": plannable(),
         "recomputes": (*RECOMPUTES, SOME_LAYERS),
         "zeros": ZEROS,
@@ -72,18 +73,17 @@ def plan(question: PlanForm, running: Search) -> dict[str, Any]:
     values = {name: value for name, value in question if name in ROWS and value is not None}
     if question.schedule is not None:
         values["schedule"] = ROWS["schedule"].type.read("--schedule", question.schedule)
-    request = request_of(values | {"model": _model(question), "seq": question.sequence})
-    check_request(request)
+    values |= {"model": _model(question), "seq": question.sequence}
     if question.measured is not None:
-        request = _measured(request, question.measured)
+        values["calibrate"] = question.measured.name
     conditions = question.why.replace(",", " ").split()
     if len(conditions) > MOST_WHY:
         raise RefusedError(f"why has {len(conditions)} conditions; the limit is {MOST_WHY}", "why")
-    others = [(text, replace(request, fixed=fixed_with(values, text))) for text in conditions]
+    others = [(text, values_with(values, text)) for text in conditions]
 
     shown, view = -math.inf, None
 
-    def report(found: Found) -> None:
+    def report(found: SoFar) -> None:
         nonlocal shown, view
         if running.seconds > shown + SHOWN_EVERY:
             shown, view = running.seconds, search_view(found)
@@ -95,18 +95,30 @@ def plan(question: PlanForm, running: Search) -> dict[str, Any]:
         if running.over():
             raise KeyboardInterrupt
 
-    def searched(request: PlanRequest, count: int = 1, long: list[int] | None = None) -> Found:
-        short = _short(groups(request), [] if long is None else long)
-        splits = None if request.fixed.layers else runnable(request)
-        return search(request, short, count, report, splits)
-
     long: list[int] = []
-    found = searched(request, TOP, long)
+
+    def search_one(
+        request: PlanRequest, top: int, progress: Progress | None = None, *, below: float = math.inf
+    ) -> Found:
+        short = _short(groups(request), long)
+        splits = None if request.fixed.layers else runnable(request)
+        return search(request, short, top, progress, splits, below=below)
+
+    def again(values: Mapping[str, Any]) -> Answer:
+        request = replace(request_of(values), factors=factors)
+        return search_all(ask(request, frameworks_of(values)), 1, report, search_one)
+
+    asked = ask(request_of(values), frameworks_of(values))
+    if question.measured is not None:
+        (request,) = asked.requests
+        asked = Asked((_measured(request, question.measured),))
+    factors = asked.requests[0].factors
+    found = search_all(asked, TOP, report, search_one)
     if sum(long) and not found.considered:
         raise RefusedError(f"all {sum(long):,} plans {TOO_LONG}; use a smaller batch", "batch")
     if sum(long):
         found.leave_out(TOO_LONG, sum(long))
-    answers = [why_not(text, other, found.searched, searched) for text, other in others]
+    answers = [why_not(text, found.searched, partial(again, other)) for text, other in others]
     return _answer(Plan(found, tuple(answers)))
 
 

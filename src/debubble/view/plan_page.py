@@ -9,15 +9,17 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from string import Template
 from typing import Any
 
 from debubble._version import __version__
+from debubble.interchange.torch_csv import to_csv
 from debubble.planner.answer.data import plan_data, runs_nothing
 from debubble.planner.answer.explain import PARTS, explanation
+from debubble.planner.answer.files import COSTS
 from debubble.planner.answer.plan import Plan
 from debubble.planner.answer.report import (
     SHOWN,
@@ -27,19 +29,22 @@ from debubble.planner.answer.report import (
     difference,
     faster,
     framework_title,
+    frameworks_text,
     leaner,
     nothing,
     question,
     reason,
-    searches,
     setup,
     text,
+    ties,
     warnings,
     whole_timeline,
 )
+from debubble.planner.answer.searches import Answer, SoFar, also_runs, custom_order
 from debubble.planner.answer.why import why_text
 from debubble.planner.answer.words import VERDICTS, cause_name, degrees_text
 from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.frameworks.torch.flags import CSV, from_csv
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import CAUSES, Evaluated
 from debubble.planner.search.search_result import NEAR, Found
@@ -107,13 +112,13 @@ def plan_view(plan: Plan, plans: Sequence[Evaluated] | None = None) -> dict[str,
         actions = 3 * one.candidate.microbatches * one.candidate.degrees.stages
         left -= actions
         shown.append(_plan(found, one, timeline=left >= 0))
-    return _frame(found, request) | {
+    return _frame(request) | {
         "stopped": ["The search was stopped early: other plans may be better."]
         if found.interrupted
         else [],
         "nothing": "" if found.plans else nothing(found),
         "plans": shown,
-        "seen": _seen(found, plans),
+        "seen": _seen(found.searches, plans),
         "degrees": [name for name in SHOWN if any(one["degrees"][name] > 1 for one in shown)],
         "series": list(dict.fromkeys(one["framework"] for one in shown)),
         "causes": {name: [cause_name(name), meaning] for name, meaning in CAUSES.items()},
@@ -126,15 +131,15 @@ def plan_view(plan: Plan, plans: Sequence[Evaluated] | None = None) -> dict[str,
     }
 
 
-def _frame(found: Found, request: PlanRequest) -> dict[str, Any]:
+def _frame(request: PlanRequest) -> dict[str, Any]:
     """Return what a chart and numbers are read by: question, GPUs, memory, and words."""
     return {
-        "question": question(found.request), "gpus": found.request.cluster.gpus,
+        "question": question(request), "gpus": request.cluster.gpus,
         "capacity": request.capacity, "safe": request.limit, "verdicts": VERDICTS,
     }  # fmt: skip
 
 
-def search_view(found: Found) -> dict[str, Any] | None:
+def search_view(found: SoFar) -> dict[str, Any] | None:
     """Return the best plan so far and what was evaluated, for the view of a running search."""
     best = found.best
     if best is None:
@@ -143,6 +148,7 @@ def search_view(found: Found) -> dict[str, Any] | None:
     plan = {
         "framework": best.request.fixed.framework,
         "framework_title": framework_title(best),
+        "frameworks": frameworks_text(best),
         "schedule": best.schedule,
         "degrees": asdict(best.candidate.degrees),
         "setup": setup(best),
@@ -157,54 +163,78 @@ def search_view(found: Found) -> dict[str, Any] | None:
         "memory_error": best.memory_error,
         "verdict": best.verdict,
     }
-    return _frame(found, best.request) | {
-        "plans": [plan], "seen": _seen(found, [best]), "series": [plan["framework"]],
+    return _frame(best.request) | {
+        "plans": [plan], "seen": _seen(found.searches, [best]), "series": [plan["framework"]],
     }  # fmt: skip
 
 
-def plans_of(found: Found) -> list[Evaluated]:
+def plans_of(found: Answer) -> list[Evaluated]:
     """Return all plans of a view: the best, slower ones with less memory, larger ones."""
     return [*found.plans, *leaner(found), *(faster(found) if found.plans else found.near)]
 
 
-def _plan(found: Found, plan: Evaluated, *, timeline: bool) -> dict[str, Any]:
+def _plan(found: Answer, plan: Evaluated, *, timeline: bool) -> dict[str, Any]:
     """Return a plan as in ``--json``, with texts, flags and timeline."""
-    data = plan_data(plan)
     best = found.plans[0] if found.plans else None
+    data = plan_data(plan, plan is best)
     flags = data.pop("flags")
     return data | {
-        "recommended": plan is best,
         "shown": plan in found.plans,
-        "framework": plan.request.fixed.framework,
         "framework_title": framework_title(plan),
+        "frameworks": frameworks_text(plan),
         "setup": setup(plan),
         "compared": compared(found, plan) if best else "",
         "reason": reason(found, plan) if best else "",
+        "ties": ties(found) if plan is best else [],
         "why": f"Mostly {difference(best, plan)}."
-        if best and difference(best, plan) and plan.fits
+        if best and plan.step_time > best.step_time
         else "",
         "confidence": confidence(plan),
-        "files": [_file(name, text) for name, text in flags.items()],
+        "flags": _flags(plan, flags),
         "timeline": encode([whole_timeline(plan)], limit=plan.request.limit) if timeline else None,
     }
 
 
-def _file(framework: str, text: str) -> dict[str, Any]:
-    """Return what a framework is started with as a file."""
-    title = FRAMEWORKS[framework].title
-    return {
-        "framework": framework, "title": title, "text": text, "runs": not runs_nothing(text),
-        "name": f"plan-{framework}.txt",
-    }  # fmt: skip
+def _mostly(best: Evaluated, plan: Evaluated) -> str:
+    """Return the main causes for which a plan is slower than the recommended one."""
+    causes = difference(best, plan) if plan.step_time > best.step_time else ""
+    return f"Mostly {causes}." if causes else ""
 
 
-def _seen(found: Found, plans: Sequence[Evaluated]) -> list[tuple[float, float, str]]:
+def _flags(plan: Evaluated, flags: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return flags for every framework, and files to start those that the plan is made for."""
+    own = plan.request.fixed.framework
+    made_for = (own, *also_runs(plan)) if own else ()
+    found = [
+        {
+            "framework": name, "title": FRAMEWORKS[name].title, "text": text,
+            "runs": not runs_nothing(text), "made_for": name in made_for,
+            "files": _files(plan, name) if name in made_for else [],
+        }
+        for name, text in flags.items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: (not one["made_for"], not one["runs"]))
+
+
+def _files(plan: Evaluated, framework: str) -> list[tuple[str, str]]:
+    """Return names and texts of the files with which a framework runs a plan."""
+    row, case = FRAMEWORKS[framework], from_csv(plan.case) if plan.optimized else plan.case
+    files = [
+        (f"{framework if ending in COSTS else 'plan'}{ending}", write(case))
+        for ending, write in row.files.items()
+    ]
+    if custom_order(plan, framework):
+        files.append((CSV, to_csv(plan.simulate().schedule)))
+    return files
+
+
+def _seen(searches: Sequence[Found], plans: Sequence[Evaluated]) -> list[tuple[float, float, str]]:
     """Return peak, step time and name of other candidates that were evaluated in full."""
     known = {(one.step_time, max(one.peaks)) for one in plans}
     most = NEAR * max((one.request.limit for one in plans), default=0.0)
     return [
         (peak, step_time, f"{candidate.schedule}, {degrees_text(candidate)}")
-        for one in searches(found)
+        for one in searches
         for candidate, step_time, peak in one.seen
         if (step_time, peak) not in known and peak <= most
     ][:MOST_SEEN]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from debubble.analysis.layout import Column, definitions, table, wrap
 from debubble.planner.answer.report import framework_title
+from debubble.planner.answer.searches import Answer
 from debubble.planner.answer.words import cause_name, gigabytes, seconds, share
 from debubble.planner.search.evaluate import CAUSES, Evaluated
-from debubble.planner.search.search_result import Found
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
 """Parts of a rank's memory, in the order of tables and pictures."""
@@ -17,7 +17,7 @@ MOST_RANKS = 32
 """Pipeline ranks up to which the memory of each is in the text; of more, the fullest."""
 
 
-def explanation(found: Found, width: int) -> str:
+def explanation(found: Answer, width: int) -> str:
     """Return how the recommended plan's numbers follow, and why other plans were left out."""
     parts = [_title("candidates", width), *left_out(found, width)]
     if found.plans:
@@ -97,7 +97,7 @@ def _efficiency(plan: Evaluated, width: int) -> list[str]:
     )
 
 
-def left_out(found: Found, width: int) -> list[str]:
+def left_out(found: Answer, width: int) -> list[str]:
     """Return the number of plans considered, and of those left out by reason."""
     line = f"{found.considered:,} considered, {found.simulated:,} simulated"
     if found.interrupted:

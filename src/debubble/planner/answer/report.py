@@ -12,6 +12,7 @@ from debubble.analysis.layout import Column, text_table, wrap
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.syntax import yaml_text
+from debubble.planner.answer.searches import Answer, also_runs
 from debubble.planner.answer.words import (
     VERDICTS,
     cause_name,
@@ -27,7 +28,7 @@ from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import CAUSES, Evaluated, finished, tied
-from debubble.planner.search.search_result import Found, nearly_fits
+from debubble.planner.search.search_result import nearly_fits
 
 Style: TypeAlias = Callable[[str, str], str]
 """Function that puts a text in a style: ``"head"``, ``"best"`` or ``"faint"``."""
@@ -44,7 +45,7 @@ def plain(text: str, style: str) -> str:  # noqa: ARG001 - the signature of a st
     return text
 
 
-def text(found: Found, width: int, style: Style = plain) -> str:
+def text(found: Answer, width: int, style: Style = plain) -> str:
     """Return the answer for a terminal: the recommended plan, its alternatives, how sure it is."""
     lines = [style(line, "faint") for line in wrap(question(found.request), width, 2)] + [""]
     if not found.plans:
@@ -53,11 +54,11 @@ def text(found: Found, width: int, style: Style = plain) -> str:
     lines += [style(line, "head") for entry in headline(found) for line in wrap(entry, width, 2)]
     lines += [line for entry in details(best) for line in wrap(entry, width, 2)]
     lines += _tables(found, width, style)
-    notes = [*buys(found), confidence(best), *warnings(best)]
+    notes = [*ties(found), *buys(found), confidence(best), *warnings(best)]
     return "\n".join([*lines, "", *(line for entry in notes for line in wrap(entry, width, 2))])
 
 
-def _tables(found: Found, width: int, style: Style) -> list[str]:
+def _tables(found: Answer, width: int, style: Style) -> list[str]:
     """Return the table of plans, and that of faster plans with too little memory."""
     lines = [""]
     heads, *rows = text_table(columns(found, found.plans), width)[0]
@@ -90,7 +91,14 @@ def framework_title(plan: Evaluated) -> str:
     return "any framework" if name is None else find_framework(name).title
 
 
-def headline(found: Found) -> list[str]:
+def frameworks_text(plan: Evaluated) -> str:
+    """Return the frameworks that run a plan and keep the same in memory, its own first."""
+    return ", ".join(
+        [framework_title(plan), *(find_framework(one).title for one in also_runs(plan))]
+    )
+
+
+def headline(found: Answer) -> list[str]:
     """Return the recommended plan's speed and memory, a line each."""
     plan, request = found.plans[0], found.plans[0].request
     stopped = "best so far (search stopped): " if found.interrupted else ""
@@ -98,7 +106,7 @@ def headline(found: Found) -> list[str]:
     return [
         f"{stopped}{with_error(plan.step_time, plan.step_error * plan.step_time)} per step, "
         f"{three_digits(plan.speed.tokens_per_second)} tokens/s, MFU "
-        f"{share(plan.speed.mfu['causal'])}, for {framework_title(plan)}",
+        f"{share(plan.speed.mfu['causal'])}; for {frameworks_text(plan)}",
         f"peak memory {gigabytes(peak)} of {gigabytes(request.capacity)}: "
         f"{VERDICTS[plan.verdict]} (9 of 10 runs stay below {gigabytes(peak + plan.memory_error)})",
     ]
@@ -184,7 +192,7 @@ def excess(plan: Evaluated) -> str:
     )
 
 
-def faster(found: Found) -> list[Evaluated]:
+def faster(found: Answer) -> list[Evaluated]:
     """Return plans that are faster than the best and nearly fit, fastest first."""
     if not found.plans:
         return []
@@ -200,14 +208,14 @@ LESS = 0.95
 """Share of the memory of the plan before that one of them needs at most."""
 
 
-def leaner(found: Found) -> list[Evaluated]:
+def leaner(found: Answer) -> list[Evaluated]:
     """Return slower plans with less memory than all that are shown and faster, most memory first.
 
     Each is on the frontier: none of the plans that were evaluated is better in time and memory.
     """
     if not found.plans:
         return []
-    front = [plan for one in searches(found) for plan in one.front]
+    front = [plan for one in found.searches for plan in one.front]
     least, plans = min(max(plan.peaks) for plan in found.plans), []
     for plan in sorted(front, key=lambda plan: (plan.step_time, max(plan.peaks))):
         if max(plan.peaks) <= LESS * least and len(plans) < LEANER:
@@ -216,12 +224,17 @@ def leaner(found: Found) -> list[Evaluated]:
     return plans
 
 
-def searches(found: Found) -> list[Found]:
-    """Return the results by framework, where several were searched."""
-    return getattr(found, "searches", None) or [found]
+def ties(found: Answer) -> list[str]:
+    """Return why the recommended plan is not the fastest, where it is not."""
+    best, fastest = found.plans[0], min(found.plans, key=lambda plan: plan.step_time)
+    if fastest.step_time >= best.step_time:
+        return []
+    count = sum(tied(best, plan) for plan in found.plans[1:])
+    others = "another one that is" if count == 1 else f"{count} others that are"
+    return [f"the recommended plan is simpler than {others} as fast within the error"]
 
 
-def compared(found: Found, plan: Evaluated) -> str:
+def compared(found: Answer, plan: Evaluated) -> str:
     """Return a plan's step time relative to the recommended one's, in percent; ties are marked."""
     best = found.plans[0]
     if plan is best:
@@ -231,7 +244,7 @@ def compared(found: Found, plan: Evaluated) -> str:
     return f"tie ({change})" if plan.fits and percent and tied(best, plan) else change
 
 
-def reason(found: Found, plan: Evaluated) -> str:
+def reason(found: Answer, plan: Evaluated) -> str:
     """Return the reason for which a plan is not recommended."""
     if not plan.fits:
         return f"{gigabytes(max(plan.peaks) - plan.request.limit)} too much"
@@ -245,7 +258,7 @@ SHOWN = ("tp", "cp", "ep", "dp", "pp")
 """Degrees that have a column where any plan has more than one."""
 
 
-def columns(found: Found, plans: Sequence[Evaluated]) -> list[Column]:
+def columns(found: Answer, plans: Sequence[Evaluated]) -> list[Column]:
     """Return plans as a table; what is the same for all of the answer's plans has no column."""
     every = [*found.plans, *faster(found)]
     sizes = {name: [getattr(p.candidate.degrees, name) for p in every] for name in SHOWN}
@@ -288,7 +301,7 @@ def columns(found: Found, plans: Sequence[Evaluated]) -> list[Column]:
     ]
 
 
-def nothing(found: Found) -> str:
+def nothing(found: Answer) -> str:
     """Return the reason why no plan was found, and the nearest that works."""
     request = found.request
     if found.interrupted:
@@ -319,7 +332,7 @@ def short(plan: Evaluated) -> str:
     )
 
 
-def buys(found: Found) -> list[str]:
+def buys(found: Answer) -> list[str]:
     """Return the gains from more memory (the nearest faster plan) and from more GPUs."""
     lines, best = [], found.searched or found.plans[0]
     if plans := faster(found):

@@ -9,9 +9,8 @@ from typing import Any
 from debubble.core.errors import DebubbleError
 from debubble.planner.answer.data import plan_data
 from debubble.planner.answer.report import difference, excess, short
+from debubble.planner.answer.searches import also_runs
 from debubble.planner.answer.words import gigabytes, seconds
-from debubble.planner.request import PlanRequest
-from debubble.planner.request_check import check_request
 from debubble.planner.search.evaluate import Evaluated, tied
 from debubble.planner.search.search_result import Found
 
@@ -28,17 +27,13 @@ class Why:
     reason: str
 
 
-def why_not(
-    asked_for: str, request: PlanRequest, best: Evaluated | None,
-    again: Callable[[PlanRequest], Found],
-) -> Why:  # fmt: skip
+def why_not(asked_for: str, best: Evaluated | None, again: Callable[[], Found]) -> Why:
     """Return the best plan under one more condition, and the causes that make it slower.
 
-    `asked_for` is the condition in words, `request` has it, and `again` searches.
+    `asked_for` is the condition in words; `again` searches with it.
     """
     try:
-        check_request(request)
-        found = again(request)
+        found = again()
     except DebubbleError as error:
         return Why(asked_for, None, str(error))
     if not found.plans:
@@ -51,7 +46,7 @@ def why_not(
     plan = found.plans[0]
     if best is None:
         return Why(asked_for, plan, "it fits")
-    if plan.candidate == best.candidate:
+    if plan.candidate == best.candidate and plan.request.fixed.framework in _run_by(best):
         return Why(asked_for, plan, "the best plan has it")
     lost = plan.step_time - best.step_time
     causes = difference(best, plan)
@@ -59,6 +54,11 @@ def why_not(
     slower = f"{seconds(abs(lost))} {'slower' if lost > 0 else 'faster'}" if lost else "as fast"
     slower += f" {'than' if lost else 'as'} {seconds(best.step_time)}"
     return Why(asked_for, plan, f"{tie}{slower}{f': {causes}' if causes else ''}")
+
+
+def _run_by(plan: Evaluated) -> tuple[str | None, ...]:
+    """Return the frameworks that run a plan the same way."""
+    return plan.request.fixed.framework, *also_runs(plan)
 
 
 def why_text(why: Why) -> str:

@@ -72,7 +72,7 @@ class Planner {
       make("p", { class: "go-line" }, this.go),
       this.more = make("details", {}, make("summary", {}, "More options"),
         make("fieldset", {}, make("legend", {}, "Software and memory"),
-          field("framework", choice(lists.frameworks, "any")), field("precision", choice(lists.precisions)),
+          field("framework", choice(lists.frameworks, "the best that runs it")), field("precision", choice(lists.precisions)),
           field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
         make("fieldset", {}, make("legend", {}, "Fixed"),
           ...lists.sizes.map((name) => field(name, count("free"))),

@@ -34,7 +34,7 @@ function tilesOf(plan, { capacity, verdicts, gpus }) {
 }
 
 /** A plan in a line, with what is said of it in a chip. */
-const nameOf = (plan) => make("p", { class: "plan-name" }, make("span", { class: `chip ${plan.recommended ? "best" : ""}` }, plan.compared), make("b", {}, plan.schedule), ` ${degreesText(plan)} `, make("span", { class: "faint" }, `for ${plan.framework_title}`));
+const nameOf = (plan) => make("p", { class: "plan-name" }, make("span", { class: `chip ${plan.recommended ? "best" : ""}` }, plan.compared), make("b", {}, plan.schedule), ` ${degreesText(plan)} `, make("span", { class: "faint" }, `for ${plan.frameworks}`));
 
 /** Show how far a search is, in `root`; returns a function that takes what it found since. */
 export function showSearch(root, answer) {
@@ -107,7 +107,7 @@ class PlanView {
   /** Where the time of the recommended plan goes; of another, why it is not that. */
   #panel() {
     const { plan, best, answer } = this;
-    if (plan === best || !best) { this.panel.replaceChildren(section("Where the time goes", timeBars(plan, answer.causes), make("p", { class: "faint" }, plan.confidence))); return; }
+    if (plan === best || !best) { this.panel.replaceChildren(section("Where the time goes", timeBars(plan, answer.causes), ...plan.ties.map((text) => make("p", {}, text)), make("p", { class: "faint" }, plan.confidence))); return; }
     const more = plan.step_time - best.step_time, memory = peakOf(plan) - peakOf(best), times = `${seconds(Math.abs(more))} ${more < 0 ? "faster" : "slower"} than the recommended plan`;
     this.panel.replaceChildren(section("Why not this one",
       make("p", {}, make("b", {}, plan.verdict === "yes" ? `${times}.` : `It ${plan.verdict === "no" ? "does" : "may"} not fit: ${gigabytes(peakOf(plan))}, and up to ${gigabytes(answer.safe)} are safe.`), ` ${plan.why}`),
@@ -142,21 +142,22 @@ class PlanView {
     return make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), ...bodies));
   }
 
-  /** What every framework is started with: that of the plan first. */
+  /** What every framework is started with: those that the plan is made for first. */
   #flags() {
-    const { plan } = this, files = [...plan.files].sort((a, b) => (b.framework === plan.framework) - (a.framework === plan.framework) || b.runs - a.runs);
     const tabs = make("div", { class: "tabs", role: "tablist", "aria-label": "Frameworks" }), body = make("div", { class: "flags" });
-    const show = (file) => {
-      for (const tab of tabs.children) tab.setAttribute("aria-selected", tab.textContent === file.title);
+    const show = ({ framework, title, text, runs, files }) => {
+      for (const tab of tabs.children) tab.setAttribute("aria-selected", tab.textContent === title);
       const copy = make("button", { type: "button", onclick: async () => {
-        try { await navigator.clipboard.writeText(file.text); copy.textContent = "Copied"; } catch { copy.textContent = "Select the text"; }
+        try { await navigator.clipboard.writeText(text); copy.textContent = "Copied"; } catch { copy.textContent = "Select the text"; }
         setTimeout(() => { copy.textContent = "Copy"; }, 1500);
       } }, "Copy");
-      body.replaceChildren(make("div", { class: "actions" }, ...(file.runs ? [copy, make("button", { type: "button", onclick: () => download(file.name, new Blob([file.text], { type: "text/plain" })) }, `Download ${file.name}`)] : [])), make("pre", { tabindex: "0" }, file.text));
+      const save = ([name, content]) => make("button", { type: "button", onclick: () => download(name, new Blob([content], { type: "text/plain" })) }, `Download ${name}`);
+      const whole = files.length || !runs ? files : [[`${framework}-flags.txt`, text]];
+      body.replaceChildren(make("div", { class: "actions" }, ...(runs ? [copy] : []), ...whole.map(save)), make("pre", { tabindex: "0" }, text));
     };
-    tabs.append(...files.map((file) => make("button", { type: "button", role: "tab", class: file.runs ? "" : "faint", title: file.runs ? "" : "does not run this plan", onclick: () => show(file) }, file.title)));
+    tabs.append(...this.plan.flags.map((one) => make("button", { type: "button", role: "tab", class: one.runs ? "" : "faint", title: one.made_for ? "" : one.runs ? "keeps other things in memory" : "does not run this plan", onclick: () => show(one) }, one.title)));
     this.flags.replaceChildren(tabs, body);
-    show(files[0]);
+    show(this.plan.flags[0]);
   }
 
   /** Gains from more memory or GPUs, warnings, and answers to "why not". */
