@@ -4,7 +4,7 @@ import { $, make, number, say, showTab } from "./dom.js";
 import { showPlan, showSearch } from "./plan_view.js";
 import { search } from "./server.js";
 
-const START = { model: "llama-3.1-8b", gpu: "h100", gpus: "64", batch: "512", sequence: "8192", precision: "bf16", framework: "megatron" };
+const START = { model: "llama-3.1-8b", gpu: "h100", gpus: "64", batch: "512", sequence: "8192", precision: "bf16" };
 const HINTS = {
   batch: "Sequences per optimizer step", sequence: "Tokens per sequence", memory: "Most memory of one GPU that plans may need, such as 72GB; empty: what it has, less the error of predicted peaks",
   imbalance: "Tokens of the busiest experts over the mean", zero: "What replicas split: optimizer (1), gradients (2), weights (3)",

@@ -1,10 +1,10 @@
 // Step time against memory: every plan a dot, with the frontier, the capacity, and what is too much.
 
 import { make, number, svg, tickSpacing } from "./shared.js";
-import { degreesText, digits, errorOf, gigabytes, peakOf, seconds } from "./plan_words.js";
+import { degreesText, digits, errorOf, gigabytes, peakOf, seconds, unitOf } from "./plan_words.js";
 
 const GB = 1e9, NEAR = 26; // pixels within which a dot is pointed at
-const MARGIN = { left: 54, right: 14, top: 26, bottom: 40 };
+const MARGIN = { left: 60, right: 14, top: 26, bottom: 40 };
 
 /** Where plans lie: ranges of memory (GB) and seconds with some room around. */
 function ranges({ plans, capacity, safe }) {
@@ -57,9 +57,10 @@ export function planChart(first, pick = null) {
     items.push(svg("rect", { class: "maybe", x: sure, y: MARGIN.top, width: Math.max(0, full - sure), height: tall }), svg("rect", { class: "over", x: full, y: MARGIN.top, width: Math.max(0, right - full), height: tall }));
     for (const [text, from, to] of [["may not fit", sure, full], ["too large", full, right]]) if (to - from > 60) items.push(svg("text", { class: "band", x: (from + to) / 2, y: MARGIN.top + 13, "text-anchor": "middle" }, text));
     for (const value of ticks(range.x, width / 90)) items.push(svg("line", { class: "grid", x1: x(value), x2: x(value), y1: MARGIN.top, y2: bottom }), svg("text", { x: x(value), y: bottom + 15, "text-anchor": "middle" }, number(value)));
-    for (const value of ticks(range.y, 7)) items.push(svg("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }), svg("text", { x: MARGIN.left - 7, y: y(value) + 4, "text-anchor": "end" }, number(value)));
+    const [size, unit] = unitOf(range.y[1]);
+    for (const value of ticks(range.y, 7)) items.push(svg("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }), svg("text", { x: MARGIN.left - 7, y: y(value) + 4, "text-anchor": "end" }, number(value / size)));
     items.push(svg("text", { x: (MARGIN.left + right) / 2, y: height - 5, "text-anchor": "middle" }, "peak memory of the fullest GPU [GB]"),
-      svg("text", { x: 13, y: (MARGIN.top + bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 13 ${(MARGIN.top + bottom) / 2})` }, "step time [s]"));
+      svg("text", { x: 13, y: (MARGIN.top + bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 13 ${(MARGIN.top + bottom) / 2})` }, `step time [${unit}]`));
     items.push(svg("line", { class: "capacity", x1: full, x2: full, y1: MARGIN.top - 6, y2: bottom }), svg("text", { class: "capacity", x: full, y: MARGIN.top - 11, "text-anchor": full > right - 50 ? "end" : "middle" }, `capacity ${gigabytes(capacity)}`));
     const front = frontier(dots);
     if (front.length) {

@@ -7,7 +7,8 @@ export function digits(value, count = 3) {
   return rounded.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }).replace("-", "−");
 }
 
-function unitOf(value) {
+/** The unit to write a time in, as [seconds, name]. */
+export function unitOf(value) {
   const size = Math.abs(Number(value.toPrecision(3)));
   if (size >= 1 || size === 0) return [1, "s"];
   return size >= 1e-3 ? [1e-3, "ms"] : [1e-6, "µs"];
