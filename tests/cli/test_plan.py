@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.cluster import find_gpu
 
 Run = Callable[..., Any]
@@ -36,7 +37,13 @@ def test_json_has_the_contract(run: Run) -> None:
     assert first["tokens_per_second"] == pytest.approx(16 * 4096 / first["step_time"])
     assert 0 < first["mfu"]["causal"] < first["mfu"]["full"] < 1
     assert first["fits"] is True
-    assert first["flags"].keys() == {"megatron", "torchtitan", "automodel"}
+    assert first["flags"].keys() == FRAMEWORKS.keys()
+    assert first["framework"] in FRAMEWORKS
+    assert [plan["recommended"] for plan in data["plans"]] == [True, False]
+    assert data["left_out"].keys() == {
+        reason for one in data["frameworks"] for reason in one["left_out"]
+    }
+    assert sum(one["considered"] for one in data["frameworks"]) == data["considered"]
     for rank in first["memory"]:
         parts = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
         assert sum(rank[part] for part in parts) == pytest.approx(rank["peak"])
@@ -66,10 +73,10 @@ def test_the_terminal_has_the_pictures_and_the_flags(run: Run) -> None:
     out = run(*SMALL, "--pp", 2, "--tp", 1, "--schedule", "1f1b", "--top", 1).out
     assert "rank 1 │" in out
     assert "at action" in out
-    assert "flags for megatron, others with --framework" in out
+    assert "flags for megatron, others in -o plan.html or --json" in out
     assert "--pipeline-model-parallel-size 2" in out
     other = run(*SMALL, "--pp", 2, "--tp", 1, "--framework", "automodel", "--top", 1).out
-    assert "flags for automodel:" in other
+    assert "flags for automodel, others" in other
     assert "pp_size: 2" in other
 
 

@@ -40,9 +40,7 @@ def plan(
     as_json: AsJson = False,
     output: Annotated[
         Text,
-        writes(
-            "Plan to run (.sh, .py, .toml, automodel.yaml, …), report (.html), or costs (.yaml)."
-        ),
+        writes("Plan to run (.sh, .py, automodel.yaml, …), report (.html), costs (.yaml)."),
     ] = None,
     explain: Annotated[
         bool,
@@ -63,7 +61,7 @@ def plan(
     if output is not None:
         check_writable(output)
         if not output.lower().endswith(".html"):
-            check_name(output, values.get("framework"))
+            check_name(output, values.get("framework"), "a report is .html, ")
     written: list[str] = []
     found = plan_for(values, _searching, lambda number, line: note(f"plan {number}: {line}"))
     try:

@@ -19,12 +19,15 @@ ENDINGS = (*COSTS, ".csv", *dict.fromkeys(end for row in FRAMEWORKS.values() for
 """Endings of all files that a plan is written to."""
 
 
-def check_name(path: str, framework: str | None = None) -> None:
-    """Refuse the name of a file that no plan is written to, or none for a framework."""
+def check_name(path: str, framework: str | None = None, more: str = "") -> None:
+    """Refuse the name of a file that no plan is written to, or none for a framework.
+
+    `more` are other files in words.
+    """
     row = named_framework(path) or FRAMEWORKS.get(framework or "")
     ending = _ending(path)
     if ending not in ENDINGS:
-        raise ParameterError(f"'{path}': {advice()}")
+        raise ParameterError(f"'{path}': {more}{advice()}")
     plain = ending in (*COSTS, ".csv") and named_framework(path) is None
     if row is not None and not plain and ending not in row.files:
         raise ParameterError(f"'{path}': {row.title} is not run from {ending}; {_nearest(row)}")

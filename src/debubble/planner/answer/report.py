@@ -18,12 +18,12 @@ from debubble.planner.answer.words import (
     cause_name,
     degrees_text,
     gigabytes,
-    layers_text,
     seconds,
     share,
     three_digits,
     with_error,
 )
+from debubble.planner.frameworks.launch import layers_text
 from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import PlanRequest
@@ -33,7 +33,7 @@ from debubble.planner.search.search_result import nearly_fits
 Style: TypeAlias = Callable[[str, str], str]
 """Function that puts a text in a style: ``"head"``, ``"best"`` or ``"faint"``."""
 
-MOST_LARGER = 3
+MOST_LARGER = 2
 """Plans that need more memory in the text."""
 
 WORTH_NAMING = 0.01
@@ -52,22 +52,22 @@ def text(found: Answer, width: int, style: Style = plain) -> str:
         return "\n".join([*lines, *wrap(nothing(found), width, 2)])
     best = found.plans[0]
     lines += [style(line, "head") for entry in headline(found) for line in wrap(entry, width, 2)]
-    lines += [line for entry in details(best) for line in wrap(entry, width, 2)]
-    lines += _tables(found, width, style)
+    details = [plan_line(best), f"time: {spent(best)}"]
+    lines += [line for entry in details for line in wrap(entry, width, 2)]
+    lines += ["", *_table(found, width, style), ""]
     notes = [*ties(found), *buys(found), confidence(best), *warnings(best)]
-    return "\n".join([*lines, "", *(line for entry in notes for line in wrap(entry, width, 2))])
+    return "\n".join([*lines, *(line for entry in notes for line in wrap(entry, width, 2))])
 
 
-def _tables(found: Answer, width: int, style: Style) -> list[str]:
-    """Return the table of plans, and that of faster plans with too little memory."""
-    lines = [""]
-    heads, *rows = text_table(columns(found, found.plans), width)[0]
-    lines += [style(line, "faint") for line in heads]
+def _table(found: Answer, width: int, style: Style) -> list[str]:
+    """Return the table of plans, those that would need more memory apart."""
+    larger = faster(found)[:MOST_LARGER]
+    heads, *rows = text_table(columns(found, [*found.plans, *larger]), width)[0]
+    lines = [style(line, "faint") for line in heads]
     for number, row in enumerate(rows):
+        if number == len(found.plans):
+            lines += ["", style("faster, but would need more memory:", "faint")]
         lines += [style(line, "best") if number == 0 else line for line in row]
-    if larger := faster(found)[:MOST_LARGER]:
-        lines += ["", "faster, but would need more memory:"]
-        lines += [line for row in text_table(columns(found, larger), width)[0] for line in row]
     return lines
 
 
@@ -79,9 +79,8 @@ def question(request: PlanRequest) -> str:
     if active != model.parameters:
         size += f", {active / 1e9:.4g} B active"
     return (
-        f"{model.name} ({size}, {len(model.layers)} layers) on {cluster.gpus:,} × "
-        f"{cluster.gpu.name}: {training.batch:,} sequences of {training.sequence:,} tokens per "
-        f"step, {training.precision}"
+        f"{model.name} ({size}) on {cluster.gpus:,} × {cluster.gpu.name}, {training.batch:,} "
+        f"sequences of {training.sequence:,} tokens per step, {training.precision}"
     )
 
 
@@ -110,11 +109,6 @@ def headline(found: Answer) -> list[str]:
         f"peak memory {gigabytes(peak)} of {gigabytes(request.capacity)}: "
         f"{VERDICTS[plan.verdict]} (9 of 10 runs stay below {gigabytes(peak + plan.memory_error)})",
     ]
-
-
-def details(plan: Evaluated) -> list[str]:
-    """Return how a plan splits the work, and where its time goes."""
-    return [plan_line(plan), f"time: {spent(plan)}"]
 
 
 def plan_line(plan: Evaluated) -> str:
@@ -283,7 +277,7 @@ def columns(found: Answer, plans: Sequence[Evaluated]) -> list[Column]:
     if differ(lambda p: p.candidate.degrees.chunks):
         cells.append(column("chunks", value=lambda p: p.candidate.degrees.chunks))
     if differ(lambda p: p.candidate.microbatch_size):
-        cells.append(column("micro-", "batch", value=lambda p: p.candidate.microbatch_size))
+        cells.append(column("mbs", value=lambda p: p.candidate.microbatch_size))
     if differ(lambda p: p.candidate.recompute):
         cells.append(column("recompute", value=lambda p: p.candidate.recompute, left=True))
     if differ(lambda p: p.candidate.zero):
@@ -339,19 +333,17 @@ def buys(found: Answer) -> list[str]:
         plan = min(plans, key=lambda plan: max(plan.peaks))
         memory = gigabytes(max(plan.peaks) - plan.request.limit)
         lines.append(_with(f"{memory} more per GPU", best, plan))
-    if found.larger is not None:
-        more = found.larger.candidate.degrees.gpus - found.request.cluster.gpus
-        lines.append(_with(f"{more} more {'GPU' if more == 1 else 'GPUs'}", best, found.larger))
+    if (larger := found.larger) is not None:
+        more = larger.candidate.degrees.gpus - found.request.cluster.gpus
+        how = f" ({degrees_text(larger.candidate)}, {larger.schedule})"
+        lines.append(_with(f"{more} more {'GPU' if more == 1 else 'GPUs'}", best, larger) + how)
     return lines
 
 
 def _with(more: str, best: Evaluated, plan: Evaluated) -> str:
     """Return the step time with more of something, and what that saves."""
-    return (
-        f"with {more}, a step takes {seconds(plan.step_time)}, "
-        f"{seconds(best.step_time - plan.step_time)} less ({degrees_text(plan.candidate)}, "
-        f"{plan.schedule})"
-    )
+    saved = best.step_time - plan.step_time
+    return f"with {more}, a step takes {seconds(plan.step_time)}, {seconds(saved)} less"
 
 
 def whole_timeline(plan: Evaluated) -> Timeline:

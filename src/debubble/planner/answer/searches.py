@@ -13,7 +13,7 @@ from debubble.planner.request import PlanRequest, for_framework
 from debubble.planner.request_check import check_request
 from debubble.planner.search.best_plans import Progress, best_plans
 from debubble.planner.search.evaluate import Evaluated, tied
-from debubble.planner.search.search_result import Found, rank
+from debubble.planner.search.search_result import Found, rank, rounded
 
 COMPARED = 5
 """Fastest plans of which the simplest of those tied with the fastest is recommended."""
@@ -224,10 +224,10 @@ def _merged(answer: Answer) -> Answer:
 
 
 def _unlike(plans: Iterable[Evaluated]) -> list[Evaluated]:
-    """Return plans by rank, without those that another framework runs the same way."""
+    """Return plans by rank, without those that take as long in a framework before theirs."""
     found: dict[object, Evaluated] = {}
     for plan in plans:
-        key = plan.candidate, plan.request.training.runtime.name, plan.optimized, plan.step_time
+        key = plan.candidate, plan.optimized, rounded(plan.step_time)
         found.setdefault(key, plan)
     return sorted(found.values(), key=rank)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import groupby
 
 from debubble.planner.candidate import Candidate
 
@@ -32,18 +30,6 @@ def degrees_text(candidate: Candidate) -> str:
     """Return degrees above one, in words."""
     found = [f"{name} {size}" for name, size in asdict(candidate.degrees).items() if size > 1]
     return ", ".join(found) or "no parallelism"
-
-
-def layers_text(layers: Sequence[int]) -> str:
-    """Return runs of stages with equal layers.
-
-    Examples
-    --------
-    >>> layers_text([1, 1, 2, 2, 2, 0]), layers_text([8, 8, 8, 8])
-    ('1×2, 2×3, 0×1', '8×4')
-    """
-    runs = [(count, len(list(run))) for count, run in groupby(layers)]
-    return ", ".join(f"{count}×{times}" for count, times in runs)
 
 
 def three_digits(value: float, digits: int = 3) -> str:

@@ -1,9 +1,11 @@
-"""Parts of the files that run plans: nodes of a cluster, and what such a file is about."""
+"""Parts of the files and flags that run plans: nodes of a cluster, layers of stages, comments."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 
 from debubble.planner.case import Case
 
@@ -33,3 +35,14 @@ def about(case: Case) -> str:
 def comment(text: str) -> str:
     """Return a text as lines of comments."""
     return "".join(f"# {line}\n" for line in textwrap.wrap(text, 98))
+
+
+def layers_text(cut: Sequence[int]) -> str:
+    """Return layers per stage as runs of equal numbers.
+
+    Examples
+    --------
+    >>> layers_text((1, 1, 2, 2, 2, 0))
+    '1×2, 2×3, 0×1'
+    """
+    return ", ".join(f"{count}×{len(list(run))}" for count, run in groupby(cut))

@@ -34,6 +34,7 @@ def torchtitan_python(case: Case) -> str:
     """
     hosts, each = nodes(case)
     module, function, known = _base(case)
+    base = f"from torchtitan.models.{module}.config_registry import {function} as base"
     mark = "" if known else "# fill in: module and function of this model's configuration\n"
     lines = [_wrapped(f"config.{name} = {json.dumps(value)}") for name, value in _values(case)]
     lines = [line.replace("= true", "= True").replace("= false", "= False") for line in lines]
@@ -41,8 +42,7 @@ def torchtitan_python(case: Case) -> str:
     body = "".join(f"    {line}\n" for line in [*lines, *(FLOAT8 if eight else ())])
     return f'''{comment(about(case))}# {hosts} nodes, with this file in the folder as plan.py:
 # torchrun --nnodes {hosts} --nproc-per-node {each} -m torchtitan.train --module plan --config plan
-{_order(case)}{IMPORTS[eight]}from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-{mark}from torchtitan.models.{module}.config_registry import {function} as base
+{_order(case)}{IMPORTS[eight]}{mark}{base}
 from torchtitan.trainer import Trainer
 
 
@@ -56,11 +56,12 @@ def plan() -> Trainer.Config:
 '''
 
 
+RECOMPUTING = "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\n"
 IMPORTS = {
-    False: "",
+    False: RECOMPUTING,
     True: (
         "from importlib import import_module\n\n"
-        "from torchtitan.components.quantization import Float8LinearConverter\n"
+        f"from torchtitan.components.quantization import Float8LinearConverter\n{RECOMPUTING}"
     ),
 }
 FLOAT8 = [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby, product
+from itertools import product
 from math import ceil
 
 from debubble.interchange.launchers import DEFAULT_CHUNKS, placing_name
 from debubble.planner.case import Case
+from debubble.planner.frameworks.launch import layers_text
 from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
 
 RESHARD = {1: "never", 2: "never", 3: "always"}
@@ -86,8 +87,8 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
     weights = even_weights(cut)
     if weights is None:
         return [
-            "# no flag takes the modules of every stage: write a configuration with -o plan.py, for",
-            f"# stages of {layers_text(cut)} layers",
+            "# no flag takes the modules of every stage: -o plan.py writes a configuration with",
+            f"# them, {layers_text(cut)} layers",
         ]
     first, last = weights
     lines = [
@@ -98,17 +99,6 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
         each = ceil((sum(cut) + first + last) / (ranks * chunks))
         lines.append(f"--parallelism.pipeline_parallel_layers_per_stage={each}")
     return lines
-
-
-def layers_text(cut: Sequence[int]) -> str:
-    """Return layers per stage as runs of equal numbers.
-
-    Examples
-    --------
-    >>> layers_text((1, 1, 2, 2, 2, 0))
-    '1×2, 2×3, 0×1'
-    """
-    return ", ".join(f"{count}×{len(list(run))}" for count, run in groupby(cut))
 
 
 def even_weights(cut: Sequence[int]) -> tuple[int, int] | None:
