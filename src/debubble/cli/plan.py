@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from debubble.planner.answer.plan import Plan
     from debubble.planner.answer.searches import SoFar, Watch
 
-MORE = "more: -o plan.html writes a report, --explain shows how this follows"
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
 
@@ -105,10 +104,19 @@ def _print(found: Plan, explain: bool) -> None:
         print("\n".join(wrap(why_text(answer), width, 2)))
     if explain:
         print(f"\n{explanation(found.found, width)}")
-    if found.fits and explain:
-        _print_best(found)
-    elif not explain:
-        print("\n".join(style(line, "faint") for line in wrap(MORE, width, 2)))
+        if found.fits:
+            _print_best(found)
+    elif found.fits:
+        print("\n".join(style(line, "faint") for line in wrap(_more(found), width, 2)))
+
+
+def _more(found: Plan) -> str:
+    """Return the options that write the plan, and that show more of it."""
+    from debubble.planner.answer.files import run_names
+
+    runs = run_names(found.framework)
+    run = f"-o {runs[0]} writes what runs it, " if runs else ""
+    return f"next: {run}-o plan.html a report; --explain shows how this follows"
 
 
 def _print_best(found: Plan) -> None:

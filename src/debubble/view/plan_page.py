@@ -19,7 +19,7 @@ from debubble._version import __version__
 from debubble.interchange.torch_csv import to_csv
 from debubble.planner.answer.data import plan_data, runs_nothing
 from debubble.planner.answer.explain import PARTS, explanation
-from debubble.planner.answer.files import COSTS
+from debubble.planner.answer.files import run_names
 from debubble.planner.answer.plan import Plan
 from debubble.planner.answer.report import (
     SHOWN,
@@ -133,9 +133,12 @@ def plan_view(plan: Plan, plans: Sequence[Evaluated] | None = None) -> dict[str,
 
 def _frame(request: PlanRequest) -> dict[str, Any]:
     """Return what a chart and numbers are read by: question, GPUs, memory, and words."""
+    allowed = request.asked < request.safe
     return {
         "question": question(request), "gpus": request.cluster.gpus,
-        "capacity": request.capacity, "safe": request.limit, "verdicts": VERDICTS,
+        "capacity": request.asked if allowed else request.capacity,
+        "room": "allowed" if allowed else "capacity",
+        "safe": request.limit, "verdicts": VERDICTS,
     }  # fmt: skip
 
 
@@ -219,10 +222,8 @@ def _flags(plan: Evaluated, flags: Mapping[str, str]) -> list[dict[str, Any]]:
 def _files(plan: Evaluated, framework: str) -> list[tuple[str, str]]:
     """Return names and texts of the files with which a framework runs a plan."""
     row, case = FRAMEWORKS[framework], from_csv(plan.case) if plan.optimized else plan.case
-    files = [
-        (f"{framework if ending in COSTS else 'plan'}{ending}", write(case))
-        for ending, write in row.files.items()
-    ]
+    texts = (write(case) for write in row.files.values())
+    files = list(zip(run_names(framework), texts, strict=True))
     if custom_order(plan, framework):
         files.append((CSV, to_csv(plan.simulate().schedule)))
     return files

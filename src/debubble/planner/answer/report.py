@@ -99,16 +99,23 @@ def frameworks_text(plan: Evaluated) -> str:
 
 def headline(found: Answer) -> list[str]:
     """Return the recommended plan's speed and memory, a line each."""
-    plan, request = found.plans[0], found.plans[0].request
+    plan = found.plans[0]
     stopped = "best so far (search stopped): " if found.interrupted else ""
     peak = max(plan.peaks)
     return [
         f"{stopped}{with_error(plan.step_time, plan.step_error * plan.step_time)} per step, "
         f"{three_digits(plan.speed.tokens_per_second)} tokens/s, MFU "
         f"{share(plan.speed.mfu['causal'])}; for {frameworks_text(plan)}",
-        f"peak memory {gigabytes(peak)} of {gigabytes(request.capacity)}: "
+        f"peak memory {gigabytes(peak)} of {room(plan.request)}: "
         f"{VERDICTS[plan.verdict]} (9 of 10 runs stay below {gigabytes(peak + plan.memory_error)})",
     ]
+
+
+def room(request: PlanRequest) -> str:
+    """Return the memory that peaks are compared with: what a GPU has, or is allowed to use."""
+    if request.asked < request.safe:
+        return f"{gigabytes(request.asked)} allowed"
+    return gigabytes(request.capacity)
 
 
 def plan_line(plan: Evaluated) -> str:

@@ -6,7 +6,7 @@ import { gigabytes, seconds, share, signed } from "./plan_words.js";
 const THIN = 24; // ranks from which rows are thin
 
 /** Memory of every rank at its peak as stacked bars, with a line at the capacity. */
-export function memoryBars({ memory, memory_error: error }, { parts, capacity }) {
+export function memoryBars({ memory, memory_error: error }, { parts, capacity, room }) {
   const most = Math.max(capacity, ...memory.map(({ peak }) => peak)) * 1.02, relative = error / Math.max(...memory.map(({ peak }) => peak));
   const at = (bytes) => `${(100 * bytes) / most}%`, used = parts.filter(([part]) => memory.some((rank) => rank[part] > 5e7));
   const rows = memory.map((rank) => {
@@ -21,7 +21,7 @@ export function memoryBars({ memory, memory_error: error }, { parts, capacity })
     return make("div", { class: `row${high > capacity * 1.000001 ? " over" : ""}`, title: `rank ${rank.rank}: ${used.map(([part, title]) => `${title} ${gigabytes(rank[part])}`).join(", ")}; the peak is during ${rank.at.action}` },
       make("span", { class: "name" }, `rank ${rank.rank}`), bar, make("span", { class: "amount" }, gigabytes(rank.peak)));
   });
-  const label = make("span", {}, `capacity ${gigabytes(capacity)}`);
+  const label = make("span", {}, `${room} ${gigabytes(capacity)}`);
   label.style.right = `${100 - (100 * capacity) / most}%`;
   return make("div", {},
     make("div", { class: `memory-bars${memory.length >= THIN ? " thin" : ""}` }, make("div", { class: "row" }, make("span"), make("div", { class: "head" }, label), make("span")), ...rows),

@@ -49,7 +49,7 @@ export function planChart(first, pick = null) {
   }
 
   function draw() {
-    const { capacity, safe, verdicts, series } = answer, width = Math.max(300, frame.clientWidth), height = width < 480 ? 280 : 340, right = width - MARGIN.right, bottom = height - MARGIN.bottom;
+    const { capacity, room, safe, verdicts, series } = answer, width = Math.max(300, frame.clientWidth), height = width < 480 ? 280 : 340, right = width - MARGIN.right, bottom = height - MARGIN.bottom;
     const x = (value) => MARGIN.left + ((value - range.x[0]) / (range.x[1] - range.x[0])) * (right - MARGIN.left);
     const y = (value) => MARGIN.top + ((range.y[1] - value) / (range.y[1] - range.y[0])) * (bottom - MARGIN.top);
     scale = { x, y };
@@ -61,7 +61,7 @@ export function planChart(first, pick = null) {
     for (const value of ticks(range.y, 7)) items.push(svg("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }), svg("text", { x: MARGIN.left - 7, y: y(value) + 4, "text-anchor": "end" }, number(value / size)));
     items.push(svg("text", { x: (MARGIN.left + right) / 2, y: height - 5, "text-anchor": "middle" }, "peak memory of the fullest GPU [GB]"),
       svg("text", { x: 13, y: (MARGIN.top + bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 13 ${(MARGIN.top + bottom) / 2})` }, `step time [${unit}]`));
-    items.push(svg("line", { class: "capacity", x1: full, x2: full, y1: MARGIN.top - 6, y2: bottom }), svg("text", { class: "capacity", x: full, y: MARGIN.top - 11, "text-anchor": full > right - 50 ? "end" : "middle" }, `capacity ${gigabytes(capacity)}`));
+    items.push(svg("line", { class: "capacity", x1: full, x2: full, y1: MARGIN.top - 6, y2: bottom }), svg("text", { class: "capacity", x: full, y: MARGIN.top - 11, "text-anchor": full > right - 50 ? "end" : "middle" }, `${room} ${gigabytes(capacity)}`));
     const front = frontier(dots);
     if (front.length) {
       const steps = front.map((dot, k) => `${k ? `H${x(dot.peak)}` : `M${x(dot.peak)} ${MARGIN.top}`}V${y(dot.time)}`).join("");
