@@ -7,7 +7,7 @@ from typing import NamedTuple
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.case import Case
 from debubble.planner.cost.calibrate import calibrated
-from debubble.planner.cost.calibration_files import spread
+from debubble.planner.cost.measured_run import spread
 from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.hardware.cluster import Cluster, find_gpu

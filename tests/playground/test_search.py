@@ -19,7 +19,7 @@ from debubble.view.plan_page import plan_view
 
 QUESTION = {
     "model": "llama-3.2-1b", "gpu": "h100", "gpus": 4, "batch": 8, "sequence": 2048,
-    "tp": 1, "pp": 2, "schedule": "zb-h1",
+    "tp": 1, "pp": 2, "schedule": "zb-h1", "framework": "any",
 }  # fmt: skip
 LONG = {"model": "llama-3.1-70b", "gpu": "h100", "gpus": 512, "batch": 1024, "sequence": 8192}
 STATE = {
@@ -83,8 +83,8 @@ def test_plans_are_those_of_the_library(ask):
 @pytest.mark.slow
 def test_every_plan_goes_into_the_comparison(ask):
     asked = {name: value for name, value in QUESTION.items() if name != "schedule"}
-    answer = found(ask, asked | {"framework": "any", "recompute": "none", "zero": 1})
-    assert {plan["schedule"] for plan in answer["plans"]} >= {"zb-v"}
+    answer = found(ask, asked | {"recompute": "none", "zero": 1})
+    assert any("file" in plan["open"] for plan in answer["plans"])
     for plan in answer["plans"]:
         opened = plan["open"]
         wanted = {"file": opened["file"]} if "file" in opened else {"name": opened["name"]}
@@ -174,6 +174,7 @@ def test_few_searches_of_all_clients_run_at_a_time():
         ({"tp": 3}, "the nearest that works is tp 2", ""),
         ({"memory": "lots"}, "memory is 'lots'", ""),
         ({"framework": "mega"}, "megatron", ""),
+        ({"framework": None}, "no framework runs this", ""),
         ({"schedule": "dualpipe"}, "is not for plans", ""),
         ({"file": {"name": "config.json", "text": "[]"}}, "a model is a mapping", ""),
     ],

@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.options import AnyText, OptionSpec, Range, Real, Whole, quoted
+from debubble.core.options import AnyText, OptionSpec, Range, Real, Whole, Word, quoted
 from debubble.core.units import read_number
 from debubble.planner.candidate import PRECISIONS, recomputed_layers
 from debubble.planner.frameworks.table import ANY, FRAMEWORKS, find_frameworks
 from debubble.planner.hardware.cluster import read_bytes
 from debubble.planner.request import (
+    GRADIENTS,
     LARGEST,
+    MOMENTS,
     MOST_IMBALANCE,
+    OFFLOADS,
     SEQUENCE,
+    WEIGHTS,
     Fixed,
     PlanRequest,
     plan_request,
@@ -69,7 +73,15 @@ def _seconds(name: str, value: Any) -> float:
     return number
 
 
+def _amount(name: str, text: str) -> float:
+    """Return an amount of memory, or 0."""
+    return 0.0 if text.strip() == "0" else read_bytes(text, name)
+
+
 _MEMORY = Values(lambda _, text: read_bytes(text), lambda _, value: read_bytes(str(value)), "real")
+_POOLS = Values(
+    lambda name, text: _amount(name, text), lambda name, value: _amount(name, str(value)), "real"
+)
 # The request checks the limits of a ratio.
 _RATIO = Values(lambda _, text: read_number(text), Real(0.0, MOST_IMBALANCE).check, "real")
 _COUNT = Whole(LARGEST, at_once=True)
@@ -104,12 +116,28 @@ HELD = (
 )  # fmt: skip
 """Options that constrain a plan if they are given."""
 
+STATE = (
+    OptionSpec("gradients", Word(tuple(GRADIENTS)), "KIND", "Gradients add up in fp32, or bf16.",
+               "request", default="fp32"),
+    OptionSpec("moments", Word(tuple(MOMENTS)), "KIND", "Adam's moments: fp32, bf16 or fp8.",
+               "request", default="fp32"),
+    OptionSpec("weights", Word(WEIGHTS), "KIND",
+               "bf16; or fp8 or fp4, as products multiply them.", "request",
+               shown="fp8 where Megatron-LM multiplies in 8 bits, else bf16"),
+    OptionSpec("offload", Word(OFFLOADS), "WHAT", "optimizer: its states are on the host.",
+               "request", default="none"),
+    OptionSpec("graph_pools", _POOLS, "SIZE", "Memory in the pools of CUDA graphs, such as 4GB.",
+               "request", default=0),
+)  # fmt: skip
+"""Options on what training keeps, and where; the same for every candidate."""
+
 PLAN_OPTIONS = (
     *ASKED,
     *HELD,
     OptionSpec("precision", AnyText(), "NAME",
                f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}.", "request",
                default=PRECISIONS[0]),
+    *STATE,
     OptionSpec("framework", AnyText(), "NAME",
                f"Framework that runs the plan: {', '.join(_NAMES)}; or {ANY}, which only divides.",
                "request", shown="the best of those that can", example="torchtitan"),
@@ -137,7 +165,8 @@ def request_of(values: Mapping[str, Any]) -> PlanRequest:
     return plan_request(
         values["model"], values["gpu"], values["gpus"], values["batch"], values.get("seq"),
         fixed=fixed_of(values), **{
-            name: values[name] for name in ("precision", "memory", "imbalance")
+            name: values[name]
+            for name in ("precision", "memory", "imbalance", *(row.name for row in STATE))
             if values.get(name) is not None
         },
     )  # fmt: skip

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from debubble.core.errors import did_you_mean
+from debubble.core.options import Word
 from debubble.interchange.schedule_json import to_json
 from debubble.planner.answer.plan import Plan, with_measured_steps
 from debubble.planner.answer.report import costs_yaml
@@ -20,7 +21,7 @@ from debubble.planner.frameworks.table import ANY, FRAMEWORKS
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.model.files import parse_model, read_model, shipped_models
 from debubble.planner.model.transformer import Model
-from debubble.planner.options import ROWS, SIZES, frameworks_of, request_of, values_with
+from debubble.planner.options import ROWS, SIZES, STATE, frameworks_of, request_of, values_with
 from debubble.planner.plannable import plannable
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.best_plans import Progress, search
@@ -56,6 +57,11 @@ def inputs() -> dict[str, Any]:
         "models": list(shipped_models()),
         "gpus": [[name, f"{name}, {gigabytes(gpu.memory)}"] for name, gpu in GPUS.items()],
         "precisions": PRECISIONS,
+        "states": {
+            row.name: row.type.words if row.default else ["", *row.type.words]
+            for row in STATE
+            if isinstance(row.type, Word)
+        },
         "frameworks": [*FRAMEWORKS, ANY],
         "schedules": plannable(),
         "recomputes": (*RECOMPUTES, SOME_LAYERS),

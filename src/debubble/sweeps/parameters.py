@@ -20,7 +20,7 @@ from debubble.planner.candidate import PRECISIONS
 from debubble.planner.frameworks.table import ANY, FRAMEWORKS
 from debubble.planner.hardware.cluster import find_gpu
 from debubble.planner.model.files import ENDINGS, read_model
-from debubble.planner.options import ROWS
+from debubble.planner.options import ROWS, STATE
 from debubble.planner.options import SIZES as SIZES_OF_PLANS
 from debubble.schedules.registry import entries, find
 
@@ -159,4 +159,5 @@ PLAN: Parameters = {
     "framework": Word((*FRAMEWORKS, ANY)),
     "memory": Parameter(_memory),
     "imbalance": ROWS["imbalance"].type,
+    **{row.name: row.type for row in STATE},
 }

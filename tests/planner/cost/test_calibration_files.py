@@ -7,8 +7,9 @@ from debubble.core.errors import FormatError, ParameterError
 from debubble.planner.answer.plan import with_measured_steps
 from debubble.planner.answer.report import warnings
 from debubble.planner.candidate import Candidate
-from debubble.planner.cost.calibration_files import calibrate_from, log_seconds, measured_run
+from debubble.planner.cost.calibration_files import calibrate_from, log_seconds
 from debubble.planner.cost.layer_times import layer_times
+from debubble.planner.cost.measured_run import measured_run
 from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import search

@@ -7,7 +7,7 @@ import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.case import Case
-from debubble.planner.cost.calibration_files import spread
+from debubble.planner.cost.measured_run import spread
 from debubble.planner.cost.published_efficiencies import shipped_factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.frameworks.habits import DEEPSPEED

@@ -99,6 +99,15 @@ EXAMPLES: dict[str, list[tuple[Case, str]]] = {
         (case(mixture(), "interleaved-overlap", pp=4, chunks=2, dp=2, ep=2, zero=3), "ZeRO 1")
     ],
     "small-moments": [(case(dense(), dp=2, zero=0, moment_bytes=2), "ZeRO 1")],
+    "narrow-weights": [
+        (case(dense(), dp=2, zero=0, precision="fp8", weights="fp8"), "ZeRO 1"),
+    ],
+    "offload": [
+        (case(dense(), dp=2, zero=0, offload_optimizer=True), "ZeRO 1"),
+        (case(dense(), dp=2, precision="fp8", weights="fp8", offload_optimizer=True),
+         "weights bf16"),
+    ],
+    "graphs": [(case(dense(), recompute="full", graph_pools=4e9), "recompute selective")],
     "placement": [(case(dense(), "hanayo", pp=4, chunks=4), "schedule interleaved-1f1b")],
     "split-kv-heads": [(case(dense(), tp=16), "tp 8")],
     "split-sequence": [
@@ -113,7 +122,20 @@ EXAMPLES: dict[str, list[tuple[Case, str]]] = {
     ],
     "tied": [(case(dense(tied=True), pp=4), "pp 1 with chunks 1 with schedule 1f1b")],
     "mtp": [(case(latent(), pp=4), "MTP layers 0")],
-    "precision": [(case(dense(), precision="fp16"), "precision bf16")],
+    "precision": [
+        (case(dense(), precision="fp16"), "precision bf16"),
+        (case(dense(), precision="nvfp4"), "precision mxfp8"),
+    ],
+    "wide-gather": [
+        (case(dense(), dp=2, zero=2, precision="fp8", weights="fp8"), "weights bf16"),
+    ],
+    "products": [(case(dense(), precision="mxfp8"), "precision fp8")],
+    "state": [
+        (case(dense(), gradient_bytes=2), "gradients of 4"),
+        (case(dense(), moment_bytes=2), "moments of 4"),
+        (case(dense(), offload_optimizer=True), "offload of the optimizer off"),
+        (case(dense(), graph_pools=4e9), "graph pools of 0.0"),
+    ],
     "recompute-layers": [(case(dense(), pp=4, recompute="full:3"), "recompute full")],
     "microbatches": [(case(dense(), pp=8, m=4), "microbatches 8")],
     "deepspeed-schedule": [

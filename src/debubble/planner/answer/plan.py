@@ -26,7 +26,8 @@ from debubble.planner.answer.searches import (
 from debubble.planner.answer.why import Why, why_data, why_not, why_text
 from debubble.planner.answer.words import seconds
 from debubble.planner.candidate import Candidate
-from debubble.planner.cost.calibration_files import DEGREES, calibrate_from
+from debubble.planner.cost.calibration_files import calibrate_from
+from debubble.planner.cost.measured_run import DEGREES
 from debubble.planner.memory.peaks import RankMemory
 from debubble.planner.model.transformer import Model
 from debubble.planner.options import ROWS, frameworks_of, request_of, values_with
@@ -162,6 +163,8 @@ def plan(
     schedule: str | Sequence[str] | None = None, layers: Sequence[int] | None = None,
     recompute: str | None = None, zero: int | None = None, precision: str = "bf16",
     framework: str | None = None, memory: str | float | None = None, imbalance: float = 1.0,
+    gradients: str = "fp32", moments: str = "fp32", weights: str | None = None,
+    offload: str = "none", graph_pools: str | float = 0,
     calibrate: str | None = None, why: str | Iterable[str] = (), top: int = 5,
     optimize: int | None = None, time_limit: float | None = None,
 ) -> Plan:  # fmt: skip
@@ -191,7 +194,7 @@ def plan(
     zero
         Level of ZeRO: replicas split optimizer states (1), gradients (2), weights (3).
     precision
-        ``"bf16"``, ``"fp16"`` or ``"fp8"``.
+        ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"mxfp8"`` or ``"nvfp4"``.
     framework
         Framework that has to run the plan, such as ``"megatron"``; plans are made for all that can
         unless given, and with ``"any"`` they only have to divide.
@@ -199,6 +202,15 @@ def plan(
         Bytes of one GPU, or such as ``"72GB"``; all that it has unless given.
     imbalance
         Tokens of the busiest experts over the mean.
+    gradients, moments
+        ``"fp32"`` or ``"bf16"``, in which gradients add up; and Adam's moments, also ``"fp8"``.
+    weights
+        ``"bf16"``; or ``"fp8"`` or ``"fp4"``, if they are stored as products multiply them. Unless
+        given, ``"fp8"`` where Megatron-LM multiplies in 8 bits, else ``"bf16"``.
+    offload
+        ``"optimizer"`` if its states are in the host's memory.
+    graph_pools
+        Bytes of a GPU in the pools of CUDA graphs, or such as ``"4GB"``.
     calibrate
         File with measured steps, a log, or a profile.
     why

@@ -101,6 +101,9 @@ def ask(request: PlanRequest, frameworks: Iterable[str | None]) -> Asked:
             refused[str(name)] = str(error)
         else:
             requests.append(own)
+    if not requests:
+        why = next(iter(refused.values()))
+        raise ParameterError(f"no framework runs this: {why}; or framework {ANY}")
     return Asked(tuple(requests), refused)
 
 

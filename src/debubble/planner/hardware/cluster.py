@@ -52,7 +52,7 @@ def find_gpu(name_or_path: str) -> Gpu:
     return GPUS[name]
 
 
-def read_bytes(text: str) -> float:
+def read_bytes(text: str, name: str = "memory") -> float:
     """Return an amount of memory in bytes: ``72GB``, ``72 GiB``, or a number of bytes.
 
     Examples
@@ -63,7 +63,7 @@ def read_bytes(text: str) -> float:
     parts = re.fullmatch(r"\s*([0-9.eE+]+)\s*([A-Za-z]*)\s*", text)
     size = read_number(parts[1]) * factor(parts[2] or "bytes", "bytes") if parts else 0.0
     if not 0 < size < 1e18:
-        raise ParameterError(f"memory is '{text}'; give an amount of one GPU, such as 72GB")
+        raise ParameterError(f"{name} is '{text}'; give an amount of one GPU, such as 72GB")
     return size
 
 

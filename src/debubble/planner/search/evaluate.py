@@ -23,7 +23,7 @@ from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.cost.step import Step, step_of
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.kernel_times import PRECISIONS
-from debubble.planner.memory.peaks import FRAGMENTATION, RankMemory, margin, memory_costs, memory_of
+from debubble.planner.memory.peaks import RankMemory, fragmentation, margin, memory_costs, memory_of
 from debubble.planner.memory.state import stage_states
 from debubble.planner.request import PlanRequest
 from debubble.schedules import registry
@@ -201,7 +201,7 @@ def with_peaks(plan: Evaluated, timeline: Timeline) -> Evaluated:
     If the activations alone are too large, only they are counted, less than the real peaks.
     """
     held = standing(plan.case, timeline.schedule.placement)
-    peaks = (held + (1 + FRAGMENTATION) * timeline.peak_activation).tolist()
+    peaks = (held + (1 + fragmentation(plan.request.training)) * timeline.peak_activation).tolist()
     if max(peaks) <= plan.request.limit:
         peaks = [rank.peak for rank in memory_of(plan.case, timeline)]
     return replace(plan, peaks=tuple(peaks))

@@ -17,8 +17,8 @@ const WORDS = { why: "why not…?", gpu: "GPU", gpus: "GPUs", sequence: "sequenc
 const NUMBERS = ["gpus", "batch", "sequence", "imbalance", "zero"];
 const FROM_FILE = "";
 
-/** Fields that are folded unless they differ from the start. */
-const MORE = ["precision", "framework", "memory", "imbalance", "tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size", "schedule", "recompute", "zero", "why"];
+/** Fields that are always shown, and the first of those that are folded unless they differ from the start. */
+const FIRST = ["model", "gpu", "gpus", "batch", "sequence"], OPTIONAL = ["precision", "framework", "memory", "imbalance"];
 
 /** Make the page, once; `compare` shows a plan's schedule among others. */
 export async function makePlan(compare) {
@@ -62,7 +62,8 @@ class Planner {
       if (picked) { this.measured.value = await picked.text(); this.measuredName = picked.name; }
       log.value = "";
     });
-    this.names = ["model", "gpu", "gpus", "batch", "sequence", "precision", "framework", "memory", "imbalance", ...lists.sizes, "schedule", "recompute", "zero", "why"];
+    for (const [name, words] of Object.entries(lists.states)) START[name] = words[0];
+    this.names = [...FIRST, ...OPTIONAL, ...Object.keys(lists.states), ...lists.sizes, "schedule", "recompute", "zero", "why"];
     this.go = make("button", { type: "submit", class: "go" }, "Plan");
     this.form = make("form", { "aria-label": "What to plan", novalidate: true },
       make("fieldset", {}, make("legend", {}, "Training"),
@@ -73,6 +74,7 @@ class Planner {
       this.more = make("details", {}, make("summary", {}, "More options"),
         make("fieldset", {}, make("legend", {}, "Software and memory"),
           field("framework", choice(lists.frameworks, "the best that runs it")), field("precision", choice(lists.precisions)),
+          ...Object.entries(lists.states).map(([name, words]) => field(name, choice(words))),
           field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
         make("fieldset", {}, make("legend", {}, "Fixed"),
           ...lists.sizes.map((name) => field(name, count("free"))),
@@ -109,7 +111,7 @@ class Planner {
       control.value = values.get(name) ?? START[name] ?? "";
       if (control.selectedIndex < 0) control.value = START[name] ?? "";
     }
-    this.more.open = MORE.some((name) => $(id(name)).value !== (START[name] ?? ""));
+    this.more.open = this.names.some((name) => !FIRST.includes(name) && $(id(name)).value !== (START[name] ?? ""));
   }
 
   /** Update what depends on the fields: the text of an own model, and the address. */

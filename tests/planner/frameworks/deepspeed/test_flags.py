@@ -21,15 +21,15 @@ GOOD = [
 ]
 
 NAMES = {
-    "tensor-model-parallel-size", "sequence-parallel", "pipeline-model-parallel-size", "no-
-    pipeline-parallel", "micro-batch-size", "global-batch-size", "seq-length", "bf16", "fp16",
+    "tensor-model-parallel-size", "sequence-parallel", "pipeline-model-parallel-size",
+    "no-pipeline-parallel", "micro-batch-size", "global-batch-size", "seq-length", "bf16", "fp16",
     "use-flash-attn-v2", "checkpoint-activations", "deepspeed-activation-checkpointing",
     "deepspeed", "deepspeed_config", "zero-stage", "num-layers", "hidden-size", "ffn-hidden-size",
     "num-attention-heads", "num-key-value-heads", "kv-channels", "swiglu", "disable-bias-linear",
-    "normalization", "untie-embeddings-and-output-weights", "max-position-embeddings", "use-
-    rotary-position-embeddings", "rotary-position-embeddings-theta", "attention-dropout", "hidden-
-    dropout", "data-path", "tokenizer-type", "tokenizer-model", "train-iters", "lr", "lr-decay-
-    style", "log-interval", "eval-iters",
+    "normalization", "untie-embeddings-and-output-weights", "max-position-embeddings",
+    "use-rotary-position-embeddings", "rotary-position-embeddings-theta", "attention-dropout",
+    "hidden-dropout", "data-path", "tokenizer-type", "tokenizer-model", "train-iters", "lr",
+    "lr-decay-style", "log-interval", "eval-iters",
 }  # fmt: skip
 """Arguments of megatron/arguments.py of Megatron-DeepSpeed (commit 207b2d5a) and of DeepSpeed."""
 

@@ -41,6 +41,7 @@ def automodel_lines(case: Case) -> list[str]:
         f"  global_batch_size: {training.batch}",
         f"  local_batch_size: {local}",
         *["fp8:", "  enabled: true"] * (training.precision == "fp8"),
+        *["  enable_fsdp_float8_all_gather: true"] * training.narrow_weights,
         f"# sequences of {training.sequence} tokens: in the section of the dataset",
     ]
 

@@ -15,8 +15,13 @@ SECTIONS = {
         "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
         "use_megatron_fsdp", "data_parallel_sharding_strategy",
     ),
-    "optimizer": ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"),
+    "optimizer": (
+        "use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype",
+        "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d",
+    ),
+    "mixed_precision": ("fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"),
     "checkpoint": ("ckpt_format",),
+    "rng": ("te_rng_tracker",),
 }  # fmt: skip
 """Sections of the configuration and the values in them; all others are the model's."""
 
@@ -26,6 +31,8 @@ PRECISIONS = {
     "bf16": "bf16_mixed",
     "fp16": "fp16_mixed",
     "fp8": "bf16_with_fp8_current_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
 }
 """Names of its mixed precisions; current scaling is by each tensor's largest value."""
 
@@ -35,7 +42,7 @@ RENAMED = {
 }
 """Values with other names than in Megatron-LM."""
 
-DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
+DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32", "fp8": "torch.uint8"}
 
 
 def bridge_lines(case: Case) -> list[str]:
@@ -46,10 +53,12 @@ def bridge_lines(case: Case) -> list[str]:
     chunks = values.pop("num_virtual_stages_per_pipeline_rank", 0)
     chunks = d.chunks if values.pop("num_layers_per_virtual_pipeline_stage", 0) else chunks
     values.setdefault("use_distributed_optimizer", False)
+    if case.training.precision in ("fp8", "mxfp8"):
+        values.setdefault("fp8_param_gather", False)
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
         values.setdefault(name, case.candidate.zero > 1)
     narrow = values.pop("grad_reduce_in_bf16", False)
-    for name in ("bf16", "fp16", "fp8", "fp8_recipe"):
+    for name in ("bf16", "fp16", "fp8", "fp8_recipe", "fp4", "fp4_recipe"):
         values.pop(name, None)
     if "pipeline_model_parallel_layout" not in values and chunks:
         values["virtual_pipeline_model_parallel_size"] = chunks

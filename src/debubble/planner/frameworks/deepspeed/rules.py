@@ -6,7 +6,7 @@ from debubble.planner.case import Case
 from debubble.planner.frameworks.megatron.rules import split_sequence
 from debubble.planner.frameworks.rule import DEGREES, ORDER, STATE, Refusal, Rule, divisors
 from debubble.planner.frameworks.rule import nearest_of as nearest
-from debubble.planner.frameworks.torch.rules import whole_recompute
+from debubble.planner.frameworks.torch.rules import whole_recompute, wide_state
 from debubble.planner.model.mixers import Attention
 
 
@@ -82,6 +82,7 @@ RULES = (
     Rule("even-stages", "partition_method", ORDER, even_stages),
     Rule("deepspeed-model", "--num-experts", DEGREES, model_parts),
     Rule("deepspeed-precision", "fp16, bf16", DEGREES, precision),
+    Rule("state", "data_types", DEGREES, wide_state),
     Rule("core-recompute", "--recompute-granularity", STATE, core_recompute),
     Rule("recompute-layers", "--recompute-method", STATE, whole_recompute),
 )

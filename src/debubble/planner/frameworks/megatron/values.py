@@ -10,6 +10,7 @@ from typing import Any
 RENAMED = {
     "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
     "fp8_format": "fp8",
+    "fp4_format": "fp4",
 }
 """Arguments whose values have another name."""
 

@@ -38,11 +38,13 @@ def torchtitan_python(case: Case) -> str:
     mark = "" if known else "# fill in: module and function of this model's configuration\n"
     lines = [_wrapped(f"config.{name} = {json.dumps(value)}") for name, value in _values(case)]
     lines = [line.replace("= true", "= True").replace("= false", "= False") for line in lines]
-    eight = case.training.precision == "fp8"
-    body = "".join(f"    {line}\n" for line in [*lines, *(FLOAT8 if eight else ())])
+    converter = CONVERTERS.get(case.training.precision, "")
+    body = "".join(
+        f"    {line}\n" for line in [*lines, *(_converting(converter) if converter else ())]
+    )
     return f'''{comment(about(case))}# {hosts} nodes, with this file in the folder as plan.py:
 # torchrun --nnodes {hosts} --nproc-per-node {each} -m torchtitan.train --module plan --config plan
-{_order(case)}{IMPORTS[eight]}{mark}{base}
+{_order(case)}{_imports(converter)}{mark}{base}
 from torchtitan.trainer import Trainer
 
 
@@ -56,20 +58,31 @@ def plan() -> Trainer.Config:
 '''
 
 
-RECOMPUTING = "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\n"
-IMPORTS = {
-    False: RECOMPUTING,
-    True: (
-        "from importlib import import_module\n\n"
-        f"from torchtitan.components.quantization import Float8LinearConverter\n{RECOMPUTING}"
-    ),
+CONVERTERS = {
+    "fp8": 'Float8LinearConverter.Config(recipe_name="rowwise", model_compile_enabled=True)',
+    "mxfp8": "MXFP8LinearConverter.Config(model_compile_enabled=True)",
 }
-FLOAT8 = [
-    "registry = import_module(f'torchtitan.models.{config.model_spec.name}').model_registry",
-    "float8 = Float8LinearConverter.Config(recipe_name='rowwise', model_compile_enabled=True)",
-    "config.compile.enable = True",
-    "config.model_spec = registry(config.model_spec.flavor, converters=[float8])",
-]
+"""Converters of linear layers by precision."""
+
+
+def _imports(converter: str) -> str:
+    """Return the imports of a configuration, with those of a converter if there is one."""
+    text = "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\n"
+    if not converter:
+        return text
+    name = converter.partition(".")[0]
+    first = "from importlib import import_module\n\n"
+    return f"{first}from torchtitan.components.quantization import {name}\n{text}"
+
+
+def _converting(converter: str) -> tuple[str, ...]:
+    """Return the lines that build the model with a converter."""
+    return (
+        'registry = import_module(f"torchtitan.models.{config.model_spec.name}").model_registry',
+        "config.compile.enable = True",
+        f"converter = {converter}",
+        "config.model_spec = registry(config.model_spec.flavor, converters=[converter])",
+    )
 
 
 def _values(case: Case) -> list[tuple[str, Any]]:
@@ -102,6 +115,8 @@ def torchtitan_toml(case: Case) -> str:
     if case.training.precision == "fp8":
         values["model.converters"] = ["quantize.linear.float8"]
         values["quantize.linear.float8.recipe_name"] = "rowwise"
+    if case.training.precision == "mxfp8":
+        values["model.converters"] = ["quantize.linear.mx"]
     hosts, each = nodes(case)
     text = f"{comment(about(case))}# torchtitan up to 0.2.2, {hosts} nodes:\n"
     text += f"# torchrun --nnodes {hosts} --nproc-per-node {each} -m torchtitan.train "

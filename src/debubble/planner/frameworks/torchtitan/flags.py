@@ -131,10 +131,11 @@ def _notes(case: Case) -> list[str]:
     notes = []
     if own.zero == 1:
         notes.append("# FSDP2 shards gradients, too: it has ZeRO 2 and 3, not 1")
-    if training.precision == "fp8":
+    if training.precision in ("fp8", "mxfp8"):
+        module = {"fp8": "float8", "mxfp8": "mx"}[training.precision]
         notes += [
-            "# in the config, a Python function: model converters with the one of linear layers of",
-            "# torchtitan.components.quantization.float8",
+            "# no flag takes converters of the model: -o plan.py writes a configuration with the one of",
+            f"# linear layers of torchtitan.components.quantization.{module}",
         ]
     if own.schedule in ("1f1b-overlap", "dualpipe-v", "interleaved-overlap"):
         notes.append("# pairs of forward and backward run one after the other")
