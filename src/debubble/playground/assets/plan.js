@@ -74,7 +74,7 @@ class Planner {
       this.more = make("details", {}, make("summary", {}, "More options"),
         make("fieldset", {}, make("legend", {}, "Software and memory"),
           field("framework", choice(lists.frameworks, "the best that runs it")), field("precision", choice(lists.precisions)),
-          ...Object.entries(lists.states).map(([name, words]) => field(name, choice(words))),
+          ...Object.entries(lists.states).map(([name, words]) => field(name, choice(words.map((word) => (word ? word : ["", "usual"]))))),
           field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
         make("fieldset", {}, make("legend", {}, "Fixed"),
           ...lists.sizes.map((name) => field(name, count("free"))),
