@@ -103,8 +103,6 @@ def plan_view(plan: Plan, plans: Sequence[Evaluated] | None = None) -> dict[str,
     and timeline in addition.
     """
     found = plan.found
-    request = (found.plans or found.near or [None])[0]
-    request = found.request if request is None else request.request
     plans = plans_of(found) if plans is None else plans
     left = MOST_ACTIONS
     shown = []
@@ -112,7 +110,7 @@ def plan_view(plan: Plan, plans: Sequence[Evaluated] | None = None) -> dict[str,
         actions = 3 * one.candidate.microbatches * one.candidate.degrees.stages
         left -= actions
         shown.append(_plan(found, one, timeline=left >= 0))
-    return _frame(request) | {
+    return _frame(plans[0].request if plans else found.request) | {
         "stopped": ["The search was stopped early: other plans may be better."]
         if found.interrupted
         else [],
@@ -167,7 +165,7 @@ def search_view(found: SoFar) -> dict[str, Any] | None:
         "verdict": best.verdict,
     }
     return _frame(best.request) | {
-        "plans": [plan], "seen": _seen(found.searches, [best]), "series": [plan["framework"]],
+        "plans": [plan], "seen": _seen(getattr(found, "searches", ()), [best]), "series": [plan["framework"]],
     }  # fmt: skip
 
 

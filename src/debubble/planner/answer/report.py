@@ -217,7 +217,8 @@ def leaner(found: Answer) -> list[Evaluated]:
     if not found.plans:
         return []
     front = [plan for one in found.searches for plan in one.front]
-    least, plans = min(max(plan.peaks) for plan in found.plans), []
+    least = min(max(plan.peaks) for plan in found.plans)
+    plans: list[Evaluated] = []
     for plan in sorted(front, key=lambda plan: (plan.step_time, max(plan.peaks))):
         if max(plan.peaks) <= LESS * least and len(plans) < LEANER:
             least = max(plan.peaks)

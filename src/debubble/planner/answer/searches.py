@@ -34,10 +34,6 @@ class SoFar(Protocol):
     def best(self) -> Evaluated | None:
         """The best plan that fits, so far."""
 
-    @property
-    def searches(self) -> list[Found]:
-        """The results by framework, so far."""
-
 
 Watch: TypeAlias = Callable[[SoFar], None]
 """Callback that gets how far a search is, now and then."""
