@@ -9,18 +9,19 @@ import argparse
 import json
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from debubble.analysis.layout import table
 from debubble.core.errors import DebubbleError
 from debubble.interchange.text import read_text
-from debubble.planner.case import Case
 from debubble.planner.cost.calibrate import calibrated
 from debubble.planner.cost.calibration_files import MAX_BYTES
 from debubble.planner.cost.measured_rows import MeasuredRow, parse_rows, read_row
 from debubble.planner.cost.published_efficiencies import Factors, shipped_factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.memory.peaks import memory_of
+from debubble.planner.search.evaluate import Evaluated
 
 
 def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
@@ -100,26 +101,23 @@ def _result(index: int, plan: MeasuredRow | str, factors: Factors, mark: bool) -
     found |= {
         "measured": plan.seconds, "measured_memory": plan.memory, "assumed": list(plan.assumed),
     }  # fmt: skip
-    case = plan.with_factors(factors)
+    request = replace(plan.request, factors=factors)
+    case = request.case(plan.candidate)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             step = step_time(case)
     except DebubbleError as error:
         return found | {"skipped": str(error)}
-    found["memory"] = max(rank.peak for rank in memory_of(case, step.timeline))
-    found["step_time"] = step.seconds
-    found["step_time_error"] = step.seconds * case.step_error
-    found["calibrated"] = mark or _gave(factors, case, plan.seconds)
+    peaks = tuple(rank.peak for rank in memory_of(case, step.timeline))
+    known = Evaluated(request, plan.candidate, step.seconds, peaks)
+    found |= {
+        "step_time": step.seconds, "step_time_error": step.seconds * known.step_error,
+        "memory": max(peaks), "memory_error": known.memory_error, "fits": known.verdict,
+    }  # fmt: skip
     if plan.seconds:
         found["error"] = step.seconds / plan.seconds - 1
     return found
-
-
-def _gave(factors: Factors, case: Case, seconds: float | None) -> bool:
-    """Whether one of the efficiencies is from this very measurement."""
-    own = (case.gpu.name, case.degrees.tp, case.cluster.gpus, seconds)
-    return any((item.gpu, item.tp, item.gpus, item.seconds) == own for item in factors.table)
 
 
 def print_rows(path: str, *, as_json: bool) -> None:

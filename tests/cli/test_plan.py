@@ -160,7 +160,8 @@ def test_an_order_of_its_own(
     run: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    held = (*SMALL, "--pp", 4, "--top", 1, "--optimize", 1, "--time-limit", 1)
+    held = (*SMALL, "--pp", 4, "--framework", "any", "--top", 1, "--optimize", 1)
+    held = (*held, "--time-limit", 1)
     order, page = tmp_path / "best.csv", tmp_path / "plan.html"
     result = run(*held, "--json", "-o", order)
     plans = result.data["plans"]
@@ -201,6 +202,28 @@ def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "begin"),
+    [("plan.sh", "#!/bin/bash"), ("bridge.py", "# llama-3.1-8b"), ("costs.yaml", "name: ")],
+)
+def test_a_file_is_written_by_its_name(run: Run, tmp_path: Path, name: str, begin: str) -> None:
+    path = tmp_path / name
+    result = run(*SMALL, "--pp", 2, "--tp", 1, "--framework", "megatron", "--schedule", "1f1b",
+                 "--top", 1, "-o", path)  # fmt: skip
+    assert path.read_text(encoding="utf-8").startswith(begin)
+    assert f"wrote {path}" in result.err
+
+
+@pytest.mark.slow
+def test_a_schedule_that_comes_from_a_file_is_written_next_to_it(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "titan.py"
+    held = (*SMALL, "--pp", 4, "--tp", 1, "--schedule", "zb-h1", "--framework", "torchtitan")
+    run(*held, "--zero", 2, "-o", path)
+    text = path.read_text(encoding="utf-8")
+    assert 'pipeline_parallel_schedule_csv = "order.csv"' in text
+    assert "4 ranks" in run("simulate", tmp_path / "order.csv").out
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["plan"], "MODEL is missing; for instance: debubble plan"),
@@ -213,6 +236,9 @@ def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
         ([*SMALL, "--imbalance", "x"], "imbalance is nan"),
         ([*SMALL, "-o", "plan.txt"], "'plan.txt': a report is .html"),
         ([*SMALL, "--framework", "jax"], "unknown framework 'jax'"),
+        ([*SMALL, "--framework", "primus"], "Primus is not for NVIDIA's GPUs such as h100"),
+        ([*SMALL, "-o", "automodel.sh"], "NeMo Automodel is not run from .sh"),
+        ([*SMALL, "--framework", "torchtitan", "-o", "plan.sh"], "works is plan.py or plan.toml"),
         ([*SMALL, "--gpus", 1009, "--batch", 256], "the nearest that works is 1024 GPUs"),
     ],
 )

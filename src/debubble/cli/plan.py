@@ -16,7 +16,7 @@ from debubble.cli import completion
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, switch, with_rows, writes
 from debubble.cli.output import check_writable, in_color, note, print_json, styled
-from debubble.cli.progress import overwritten_line
+from debubble.cli.progress import EVERY, overwritten_line, stopped_kindly
 from debubble.core.errors import ParameterError
 from debubble.interchange.files import write_text
 from debubble.planner.options import ASKED, PLAN_OPTIONS, ROWS
@@ -147,9 +147,13 @@ def _write(found: Plan, path: str) -> list[str]:
 
 @contextmanager
 def _searching() -> Iterator[Watch]:
-    """Show on a line how far a search is and the best so far, a few times per second."""
+    """Show how far a search is and the best so far, on a line a few times per second.
+
+    Where standard error is no terminal, a new line appears now and then. SIGTERM ends the search as
+    Ctrl-C does.
+    """
     began, shown = time.monotonic(), -math.inf
-    with overwritten_line() as line:
+    with stopped_kindly(), overwritten_line(every=EVERY) as line:
 
         def progress(found: SoFar) -> None:
             nonlocal shown

@@ -71,5 +71,7 @@ class Case:
     @property
     def step_error(self) -> float:
         """Share of the step time within which 9 of 10 such steps stay."""
-        experts = bool(self.model.experts)
-        return self.factors.error(self.gpu, self.degrees.tp, self.training, experts=experts)
+        experts, piped = bool(self.model.experts), self.degrees.pp > 1
+        return self.factors.error(
+            self.gpu, self.degrees.tp, self.training, experts=experts, piped=piped
+        )

@@ -175,7 +175,9 @@ def request_of(values: Mapping[str, Any]) -> PlanRequest:
 def fixed_of(values: Mapping[str, Any]) -> Fixed:
     """Return the constraints, by the names of options; other options are ignored."""
     held = {row.name: values.get(row.name) for row in HELD}
-    return Fixed(schedules=held.pop("schedule"), **held)
+    name = values.get("framework")
+    framework = None if name is None else find_frameworks(name)[0]
+    return Fixed(schedules=held.pop("schedule"), framework=framework, **held)
 
 
 def frameworks_of(values: Mapping[str, Any]) -> tuple[str | None, ...]:
@@ -192,9 +194,10 @@ def frameworks_of(values: Mapping[str, Any]) -> tuple[str | None, ...]:
 def values_with(values: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return values of options with one more, such as ``"pp=16"``."""
     key, equals, value = text.partition("=")
-    name, names = key.strip().replace("-", "_"), [*(row.name for row in HELD), "framework"]
+    name, names = key.strip().replace("-", "_"), [row.name for row in (*HELD, *STATE)]
+    names += ["framework", "precision"]
     if not equals and name in names:
-        like = ROWS[name].example
+        like = ROWS[name].examples[-1] or ROWS[name].default
         raise ParameterError(f"--why is '{text}'; give a value, too, such as {name}={like}")
     if not equals or name not in names:
         hint = did_you_mean(name, names)

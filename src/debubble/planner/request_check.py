@@ -230,7 +230,7 @@ def _changed(request: PlanRequest, name: str, value: Any) -> PlanRequest:
     owner = "fixed"
     if name == "gpus":
         owner = "cluster"
-    elif name in ("batch", "sequence", "sequence_parallel", "precision"):
+    elif name in ("batch", "sequence", "sequence_parallel", "precision", *STATES):
         owner = "training"
     elif name in ("mtp", "tied"):
         owner = "model"
@@ -246,8 +246,10 @@ def _values(request: PlanRequest, name: str) -> list[Any]:
         return [one for one in reversed(RECOMPUTES) if one != request.fixed.recompute]
     if name == "schedules":
         return [(one,) for one in plannable()]
-    if name in ("sequence_parallel", "mtp", "tied", "precision"):
-        return [{"sequence_parallel": True, "mtp": 0, "tied": False, "precision": "bf16"}[name]]
+    if name == "precision":
+        return NEAR_PRECISIONS.get(request.training.precision, ["bf16"])
+    if name in USUAL:
+        return [USUAL[name]]
     given = {"gpus": request.cluster.gpus, "batch": request.training.batch,
              "sequence": request.training.sequence}  # fmt: skip
     value = given[name] if name in given else getattr(request.fixed, name)
@@ -269,8 +271,25 @@ def _values(request: PlanRequest, name: str) -> list[Any]:
     return sorted(found - {value}, key=lambda one: (max(one, value) / min(one, value), one))
 
 
+STATES = {
+    "gradient_bytes": (4, "gradients fp32"), "moment_bytes": (4, "moments fp32"),
+    "offload_optimizer": (False, "offload none"), "graph_pools": (0.0, "graph pools 0"),
+}  # fmt: skip
+"""Fields of trainings on what is kept, each with its usual value, also in words."""
+
+USUAL: dict[str, Any] = {"sequence_parallel": True, "mtp": 0, "tied": False} | {
+    name: value for name, (value, _) in STATES.items()
+}
+"""Values that every framework takes, of what only has one such."""
+
+NEAR_PRECISIONS = {"nvfp4": ["mxfp8", "fp8", "bf16"], "mxfp8": ["fp8", "bf16"]}
+"""Precisions near another one; bf16 is near all."""
+
+
 def _said(name: str, value: Any) -> str:
     """Return an option with its value, in words."""
+    if name in STATES:
+        return STATES[name][1]
     if value is None:
         return f"any {name}"
     if name == "gpus":

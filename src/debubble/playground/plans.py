@@ -58,7 +58,7 @@ def inputs() -> dict[str, Any]:
         "gpus": [[name, f"{name}, {gigabytes(gpu.memory)}"] for name, gpu in GPUS.items()],
         "precisions": PRECISIONS,
         "states": {
-            row.name: row.type.words if row.default else ["", *row.type.words]
+            row.name: row.type.words if row.default else [["", "auto"], *row.type.words]
             for row in STATE
             if isinstance(row.type, Word)
         },

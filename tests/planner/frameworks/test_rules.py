@@ -146,7 +146,7 @@ EXAMPLES: dict[str, list[tuple[Case, str]]] = {
     "zero-pipeline": [(case(dense(), dp=2, pp=2, zero=2), "ZeRO 1")],
     "even-stages": [
         (case(dense(), pp=4, layers=(7, 8, 8, 9)), "layers 8/8/8/8"),
-        (case(dense(30), pp=4), "pp 3 with layers 10/10/10"),
+        (case(dense(30), pp=4), "pp 5 with layers 6/6/6/6/6"),
     ],
     "deepspeed-model": [
         (case(latent()), "MTP layers 0"),

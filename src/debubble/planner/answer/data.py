@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from debubble.planner.answer.searches import Answer, also_runs
-from debubble.planner.answer.words import gigabytes
+from debubble.planner.answer.words import gigabytes, seconds
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, flags
 from debubble.planner.frameworks.torch.flags import CSV, EXPORT, ON_PYTORCH, from_csv
@@ -47,11 +47,27 @@ def plan_data(plan: Evaluated, recommended: bool = False) -> dict[str, Any]:
         "fits": plan.fits,
         "verdict": plan.verdict,
         "memory_error": plan.memory_error,
-        "warnings": list(shape_traps(plan.request.model, candidate.degrees.tp)),
+        "retries": {"chance": plan.retries[0], "seconds": plan.retries[1]},
+        "warnings": [
+            *shape_traps(plan.request.model, candidate.degrees.tp),
+            *memory_warnings(plan),
+        ],
         "flags": {name: plan_flags(plan, name) for name in FRAMEWORKS},
         **({"lower_bound": plan.lower_bound} if plan.lower_bound else {}),
         **({"instead_of": candidate.schedule} if plan.optimized else {}),
     }
+
+
+def memory_warnings(plan: Evaluated) -> list[str]:
+    """Return the warning of a plan that may not fit, with what it then costs."""
+    if plan.verdict != "maybe":
+        return []
+    peak, (chance, more) = max(plan.peaks), plan.retries
+    return [
+        f"may not fit: {gigabytes(peak)} ± {gigabytes(plan.memory_error)} of "
+        f"{gigabytes(plan.request.capacity)}; {100 * chance:.0f} % of such runs are short of "
+        f"memory, where PyTorch's allocator adds up to {seconds(more)} to a step, or the run ends"
+    ]
 
 
 def plan_flags(plan: Evaluated, framework: str) -> str:

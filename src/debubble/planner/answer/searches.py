@@ -20,7 +20,7 @@ COMPARED = 5
 
 
 class SoFar(Protocol):
-    """How far a search is."""
+    """Progress of a search, and its best plan so far."""
 
     @property
     def considered(self) -> int:
@@ -98,8 +98,11 @@ def ask(request: PlanRequest, frameworks: Iterable[str | None]) -> Asked:
         else:
             requests.append(own)
     if not requests:
-        why = next(iter(refused.values()))
-        raise ParameterError(f"no framework runs this: {why}; or framework {ANY}")
+        reasons = {text.partition("; the nearest")[0]: name for name, text in refused.items()}
+        shown = "; ".join(f"{name}: {reason}" for reason, name in reversed(reasons.items()))
+        raise ParameterError(
+            f"no framework runs this; the nearest that works is framework {ANY} ({shown})"
+        )
     return Asked(tuple(requests), refused)
 
 
@@ -175,7 +178,7 @@ def also_runs(plan: Evaluated) -> tuple[str, ...]:
 
 
 class _Total:
-    """Counts and best plan of the search that runs and of those before it, told on every call."""
+    """Counts and best plan of the search that runs and of those before it, reported on every call."""
 
     def __init__(self, answer: Answer, progress: Watch) -> None:
         self._progress = progress
@@ -207,7 +210,8 @@ class _Total:
 def _merged(answer: Answer) -> Answer:
     """Fill an answer from its searches."""
     plans = _unlike(plan for one in answer.searches for plan in one.plans)
-    answer.plans = recommended_first(plans)[: answer.top]
+    joined = sum(plan.optimized for plan in plans)
+    answer.plans = recommended_first(plans)[: answer.top + joined]
     answer.recommended = answer.plans[0] if answer.plans else None
     near = _unlike(plan for one in answer.searches for plan in one.near)
     answer.near = near[: answer.top]

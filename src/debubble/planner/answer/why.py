@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from debubble.core.errors import DebubbleError
@@ -46,7 +46,9 @@ def why_not(asked_for: str, best: Evaluated | None, again: Callable[[], Found]) 
     plan = found.plans[0]
     if best is None:
         return Why(asked_for, plan, "it fits")
-    if plan.candidate == best.candidate and plan.request.fixed.framework in _run_by(best):
+    same = replace(plan.request.training, runtime=best.request.training.runtime)
+    kept = plan.candidate == best.candidate and same == best.request.training
+    if kept and plan.request.fixed.framework in _run_by(best):
         return Why(asked_for, plan, "the best plan has it")
     lost = plan.step_time - best.step_time
     causes = difference(best, plan)

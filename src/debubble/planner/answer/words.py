@@ -10,8 +10,8 @@ from debubble.planner.candidate import Candidate
 GB = 1e9
 
 CAUSE_NAMES = {
-    "compute": "compute", "recompute": "recompute", "tp": "tensor-parallel communication",
-    "cp": "context-parallel communication", "ep": "expert dispatch", "dp": "ZeRO communication",
+    "compute": "compute", "recompute": "recompute", "tp": "TP communication",
+    "cp": "CP communication", "ep": "expert dispatch", "dp": "ZeRO communication",
     "imbalance": "uneven stages", "bubble": "pipeline bubble", "gradients": "gradient reduction",
     "optimizer": "optimizer step", "weights": "weight all-gather",
 }  # fmt: skip

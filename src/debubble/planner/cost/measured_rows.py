@@ -16,11 +16,13 @@ from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
 from debubble.core.units import read_number
-from debubble.planner.candidate import Training
+from debubble.planner.candidate import Candidate, Training
 from debubble.planner.case import Case
 from debubble.planner.cost.measured_run import LARGEST, measured_run
 from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.row_models import MODEL_COLUMNS, known_model, row_model
+from debubble.planner.frameworks.habits import Habits
+from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.published_runtimes import runtime_of
 from debubble.planner.hardware.cluster import Cluster
 from debubble.planner.hardware.gpus import GPUS, Gpu
@@ -63,15 +65,21 @@ MODULES = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_exper
 class MeasuredRow:
     """A row as a plan, with what was measured; None where a row has no figure."""
 
-    case: Case
+    request: PlanRequest
+    candidate: Candidate
     seconds: float | None
     memory: float | None
     """Bytes of the fullest rank."""
     assumed: tuple[str, ...] = ()
     """Columns that the row leaves open, each with the value that is taken."""
 
+    @property
+    def case(self) -> Case:
+        """The run with all that its times and bytes follow from."""
+        return self.request.case(self.candidate)
+
     def with_factors(self, factors: Factors) -> Case:
-        """Return the case with other efficiencies."""
+        """Return the run with other efficiencies."""
         return replace(self.case, factors=factors)
 
 
@@ -122,20 +130,22 @@ def read_row(row: Mapping[str, str], where: str, base: PlanRequest | None = None
         if base is None:
             raise FormatError(f"{where}: seq not given")
         numbers["seq"] = cells.assume("seq", base.training.sequence)
-    schedule = _schedule(cells, numbers, len(model.layers))
     runtime_name = cells.word("framework")
     training = _training(cells, base)
+    schedule = _schedule(cells, numbers, len(model.layers), training.runtime)
     zero = _zero(cells, runtime_name)
     recompute, modules = _recompute(cells)
     given: dict[str, Any] = {COLUMNS[key]: value for key, value in numbers.items()}
     given |= {"schedule": schedule, "recompute": recompute, "zero": zero}
     factors = Factors() if base is None else base.factors
-    cluster = Cluster(gpu, int(numbers["gpus"] or 1))
-    case = measured_run(given, where, PlanRequest(model, cluster, training, factors))
-    case = replace(case, candidate=replace(case.candidate, modules=modules))
-    return MeasuredRow(
-        case, cells.amount("step_s"), cells.amount("mem_gb", 1e9), tuple(cells.assumed)
+    request = PlanRequest(
+        model, Cluster(gpu, int(numbers["gpus"] or 1)), training, factors, capacity=gpu.memory
     )
+    run = measured_run(given, where, request)
+    request = replace(request, training=run.training, limit=request.safe)
+    candidate = replace(run.candidate, modules=modules)
+    seconds, memory = cells.amount("step_s"), cells.amount("mem_gb", 1e9)
+    return MeasuredRow(request, candidate, seconds, memory, tuple(cells.assumed))
 
 
 class Cells:
@@ -212,14 +222,21 @@ def _gpu(cells: Cells) -> Gpu:
     return gpu if network is None else replace(gpu, nic=network)
 
 
-def _schedule(cells: Cells, numbers: dict[str, int | None], layers: int) -> str:
-    """Return the registered schedule of a row, and set its chunks."""
+def _schedule(
+    cells: Cells, numbers: dict[str, int | None], layers: int, runtime: Habits
+) -> str:  # fmt: skip
+    """Return the registered schedule of a row, and set its chunks.
+
+    Where neither is given, Megatron-LM's recipes interleave as little as they can.
+    """
     word = cells.word("schedule")
     name = SCHEDULES.get(word, word)
     pp, chunks = numbers["pp"] or 1, numbers["vp"]
     if pp == 1:
         numbers["vp"] = 1
         return name or "1f1b"
+    if not name and chunks is None and runtime == MEGATRON:
+        name = cells.assume("schedule", "interleaved-1f1b")
     if name in TWO_CHUNKS and chunks is None:
         numbers["vp"] = 2
     elif name == "interleaved-1f1b" and chunks is None:

@@ -11,6 +11,7 @@ from debubble.interchange.text import shown
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.case import Case
 from debubble.planner.hardware.kernel_times import PRECISIONS
+from debubble.planner.plannable import first_cut
 from debubble.planner.request import PlanRequest
 
 LARGEST, MOST_ACTIONS = 10**7, 4 * 10**6
@@ -62,7 +63,7 @@ def measured_run(given: Mapping[str, Any], where: str, request: PlanRequest) -> 
     if 2 * degrees.stages * (batch // (micro * dp)) > MOST_ACTIONS:
         raise FormatError(f"{where}: batch {batch} makes more than {MOST_ACTIONS:,} actions")
     default = "interleaved-1f1b" if degrees.chunks > 1 else "1f1b"
-    layers = spread(len(model.layers), degrees.stages)
+    layers = default_layers(request, degrees.stages)
     if "layers" in given:
         layers = _layers(given["layers"], where, degrees.stages, len(model.layers))
     candidate = Candidate(
@@ -83,6 +84,25 @@ def _layers(value: Any, where: str, stages: int, layers: int) -> tuple[int, ...]
             f"{where}.layers: {shown(value)}; give a whole number for each of {stages} stages, "
             f"{layers} in all"
         )
+    return tuple(counts)
+
+
+def default_layers(request: PlanRequest, stages: int) -> tuple[int, ...]:
+    """Return layers of every stage as the training's framework spreads them by default."""
+    model = request.model
+    if model.mtp:
+        return first_cut(len(model.layers), stages, model.mtp)
+    if not request.training.runtime.balances_head or stages == 1:
+        return spread(len(model.layers), stages)
+    # nanotron: a stage ends with the block that exceeds its share of the FLOPs of the model.
+    own = [model.layer_parameters(layer) for layer in model.layers]
+    share, stage, sum_so_far = (sum(own) + model.head_parameters) / stages, 0, 0.0
+    counts = [0] * stages
+    for parameters in own:
+        counts[stage] += 1
+        sum_so_far += parameters
+        if sum_so_far > share * (stage + 1) and stage < stages - 1:
+            stage += 1
     return tuple(counts)
 
 

@@ -28,9 +28,17 @@ class Answers(Protocol):
 
     where: str
 
-    def text(self, column: str) -> str: ...
-    def assume(self, column: str, value: object) -> object: ...
-    def flag(self, column: str, default: bool) -> bool: ...
+    def text(self, column: str) -> str:
+        """Return the text of a cell."""
+        ...
+
+    def assume(self, column: str, value: object) -> object:
+        """Return a value for an open column, which is noted."""
+        ...
+
+    def flag(self, column: str, default: bool) -> bool:
+        """Return a yes or no."""
+        ...
 
 
 def known_model(name: str) -> Model | None:

@@ -89,15 +89,18 @@ def _read(text: str, where: str) -> Gpu:
 _NEEDED = ("bf16", "fp8", "memory", "bandwidth", "multiprocessors", "link", "nic", "host")
 
 
+_PAIRS = {"attention": "FLOP/s", "ramp": "tokens", "portable_ramp": "tokens"}
+
+
 def _value(key: str, value: Any, where: str) -> Any:
     if key not in _KEYS:
         raise FormatError(f"{where}: unknown key '{key}'; {did_you_mean(key, [*_KEYS, 'base'])}")
     if _KEYS[key] == "str":
         return str(value)
-    if key == "attention":
+    if key in _PAIRS:
         if not isinstance(value, list) or len(value) != 2:
             raise FormatError(
-                f"{where}: attention: {shown(value)}; give [forward, backward] in FLOP/s"
+                f"{where}: {key}: {shown(value)}; give [forward, backward] in {_PAIRS[key]}"
             )
         return tuple(_number(key, item, where) for item in value)
     number = _number(key, value, where)

@@ -44,7 +44,13 @@ from debubble.planner.search.search_result import (
     rank,
     rounded,
 )
-from debubble.planner.search.within_memory import Base, base_cut, base_of, fastest_within
+from debubble.planner.search.within_memory import (
+    Base,
+    base_cut,
+    base_of,
+    fastest_within,
+    within_limit_of,
+)
 
 Progress = Callable[[Found], None]
 """Callback that gets the results so far, now and then."""
@@ -198,10 +204,21 @@ class _Screen:
 
     def _open_candidate(self, candidate: Candidate, bound: float) -> None:
         """Simulate a candidate, unless a bound shows that it is too slow or too large."""
-        base, reason = self._base(candidate, bound)
+        base, reason = self._simulated(candidate, bound)
         if base is None:
             self.found.leave_out(reason, simulated=reason == SLOWER)
-        elif reason == IN_FLIGHT:
+        else:
+            then = partial(self._open_base, base, reason)
+            self._add(base.floor, 1, SLOWER, then)
+
+    def _open_base(self, base: Base, reason: str) -> None:
+        """Look at the memory of a simulated candidate."""
+        limit = self._limit(base.plan.candidate)
+        if base.floor > limit:
+            self.found.leave_out(SLOWER, simulated=True)
+            return
+        base = within_limit_of(self.request, base, self.splits, limit)
+        if reason or base.floor > limit:
             self.found.take(base.plan)
         else:
             self._wait([base])
@@ -253,9 +270,18 @@ class _Screen:
         self.found.take(plan)
 
     def _base(self, candidate: Candidate, bound: float) -> tuple[Base | None, str]:
+        """Return what :meth:`_simulated` does, with its peaks; near also by these."""
+        base, reason = self._simulated(candidate, bound)
+        if base is not None:
+            limit = self._limit(candidate)
+            base = within_limit_of(self.request, base, self.splits, limit)
+            reason = IN_FLIGHT if reason or base.floor > limit else ""
+        return base, reason
+
+    def _simulated(self, candidate: Candidate, bound: float) -> tuple[Base | None, str]:
         """Return the base of a candidate that may be among the best or near; or the reason against.
 
-        With its peaks; and with a reason nevertheless where it is near and no more.
+        With a reason nevertheless where it is near and no more.
         """
         if bound > self._limit(candidate):
             return None, SLOW_PIPELINE
@@ -271,7 +297,6 @@ class _Screen:
             return None, NO_ORDER
         if base is None:
             return None, SLOWER
-        near = near or base.floor > limit
         return base, IN_FLIGHT if near else ""
 
     def _limit(self, candidate: Candidate) -> float:
@@ -309,15 +334,17 @@ class _Screen:
 
     def _may_be_near(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> bool:
         """Return whether a candidate that does not fit may be kept as near."""
-        near = self.found.near
+        near, own = self.found.near, kin(candidate)
         if candidate.uses_costs or peaks is None:
             return False
-        if len(near) < self.found.top:
+        alike = next((plan for plan in near if kin(plan.candidate) == own), None)
+        if alike is None and len(near) < self.found.top:
             return True
+        last = rank(alike or near[-1])
         most, limit = float(peaks.max()), self.request.limit
         if most <= NEAR * limit * (1 + ROUNDING):
-            return (0, rounded(pipeline_bound(self.request, candidate))) <= rank(near[-1])[:2]
-        return (1, most * (1 - ROUNDING)) <= rank(near[-1])
+            return (0, rounded(pipeline_bound(self.request, candidate))) <= last[:2]
+        return (1, most * (1 - ROUNDING)) <= last
 
     def _wait(self, bases: list[Base]) -> None:
         for base in bases:
@@ -343,7 +370,10 @@ class _Screen:
                     base = base_of(self.request, own, self.splits)
                 except DebubbleError:
                     continue
-                if base is not None and base.plan.fits and base.plan.step_time < self.found.below:
+                if base is None or base.plan.step_time >= self.found.below:
+                    continue
+                base = within_limit_of(self.request, base, self.splits)
+                if base.plan.fits:
                     self._keep(base.plan)
 
 

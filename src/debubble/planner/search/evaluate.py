@@ -24,6 +24,7 @@ from debubble.planner.cost.step import Step, step_of
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.kernel_times import PRECISIONS
 from debubble.planner.memory.peaks import RankMemory, fragmentation, margin, memory_costs, memory_of
+from debubble.planner.memory.retries import chance_of_retries, retry_time
 from debubble.planner.memory.state import stage_states
 from debubble.planner.request import PlanRequest
 from debubble.schedules import registry
@@ -95,6 +96,20 @@ class Evaluated:
         return max(self.peaks) * self.request.training.runtime.memory_error
 
     @property
+    def retries(self) -> tuple[float, float]:
+        """Chance that PyTorch's allocator runs short, and seconds per step that it then adds.
+
+        Both are 0 for plans that fit.
+        """
+        if self.verdict == "yes" or not self.memory:
+            return 0.0, 0.0
+        rank, request = self.memory[self.fullest], self.request
+        error = request.training.runtime.memory_error
+        chance = chance_of_retries(rank.peak, request.capacity, error)
+        dynamic = rank.activations + rank.buffers + rank.logits
+        return chance, retry_time(dynamic, self.candidate.microbatches)
+
+    @property
     def fullest(self) -> int:
         """The rank with the largest peak."""
         return self.peaks.index(max(self.peaks))
@@ -107,7 +122,7 @@ class Evaluated:
     @property
     def step_error(self) -> float:
         """Share of the step time by which that may be off."""
-        return self.request.factors.error(*self._run, experts=bool(self.request.model.experts))
+        return self.case.step_error
 
     @property
     def efficiency(self) -> float:
@@ -227,6 +242,7 @@ CAUSES = {
     "cp": "context-parallel communication that nothing hides",
     "ep": "tokens on their way to experts and back",
     "dp": "weights gathered and gradients scattered layer by layer, where replicas split them",
+    "host": "GPUs that wait for the host to start kernels",
     "imbalance": "what the busiest rank does more than the average one",
     "bubble": "what the pipeline's busiest rank waits",
     "gradients": "summing gradients over replicas after the last backward",

@@ -8,6 +8,8 @@ const START = { model: "llama-3.1-8b", gpu: "h100", gpus: "64", batch: "512", se
 const HINTS = {
   batch: "Sequences per optimizer step", sequence: "Tokens per sequence", memory: "Most memory of one GPU that plans may need, such as 72GB; empty: what it has, less the error of predicted peaks",
   imbalance: "Tokens of the busiest experts over the mean", zero: "What replicas split: optimizer (1), gradients (2), weights (3)",
+  gradients: "In what gradients add up", moments: "Adam's two moments", offload: "What the host's memory has",
+  weights: "fp8 or fp4: layers' weights are stored and gathered as products multiply them",
   recompute: "none, selective or full; or full:3, the first 3 layers of every stage and chunk",
   why: "The best plan with this, and why it is not the best: pp=16, or several such as pp=16 schedule=1f1b",
   tp: "Tensor-parallel degree", cp: "Context-parallel degree", ep: "Expert-parallel degree", dp: "Replicas", pp: "Pipeline ranks", chunks: "Stages per rank",
@@ -62,7 +64,7 @@ class Planner {
       if (picked) { this.measured.value = await picked.text(); this.measuredName = picked.name; }
       log.value = "";
     });
-    for (const [name, words] of Object.entries(lists.states)) START[name] = words[0];
+    for (const [name, words] of Object.entries(lists.states)) START[name] = [words[0]].flat()[0];
     this.names = [...FIRST, ...OPTIONAL, ...Object.keys(lists.states), ...lists.sizes, "schedule", "recompute", "zero", "why"];
     this.go = make("button", { type: "submit", class: "go" }, "Plan");
     this.form = make("form", { "aria-label": "What to plan", novalidate: true },
@@ -74,7 +76,7 @@ class Planner {
       this.more = make("details", {}, make("summary", {}, "More options"),
         make("fieldset", {}, make("legend", {}, "Software and memory"),
           field("framework", choice(lists.frameworks, "the best that runs it")), field("precision", choice(lists.precisions)),
-          ...Object.entries(lists.states).map(([name, words]) => field(name, choice(words.map((word) => (word ? word : ["", "usual"]))))),
+          ...Object.entries(lists.states).map(([name, words]) => field(name, choice(words))),
           field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
         make("fieldset", {}, make("legend", {}, "Fixed"),
           ...lists.sizes.map((name) => field(name, count("free"))),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from debubble.planner.case import Case
+from debubble.planner.frameworks.bridge.flags import PRECISIONS
 from debubble.planner.frameworks.table import FRAMEWORKS, flags
 from tests import wheels
 from tests.planner import megatron
@@ -28,6 +29,7 @@ SECTIONS = {
              "DistributedDataParallelConfig")],
     "optimizer": [("core", "optimizer/optimizer_config.py", "OptimizerConfig")],
     "train": [("bridge", "training/config.py", "TrainingConfig")],
+    "rng": [("bridge", "training/config.py", "RNGConfig")],
     "checkpoint": [("bridge", "training/config.py", "CheckpointConfig")],
     "mixed_precision": [("bridge", "training/mixed_precision.py", "MixedPrecisionConfig")],
     "tokenizer": [("bridge", "training/tokenizers/config.py", "TokenizerConfig")],
@@ -69,7 +71,8 @@ def test_fields_are_those_of_its_classes(request: pytest.FixtureRequest) -> None
     assert all(f"def {name}(" in recipes for name in MIXED)
 
 
-MIXED = ("bf16_mixed", "fp16_mixed", "bf16_with_fp8_current_scaling_mixed")
+MIXED = PRECISIONS.values()
+"""Names of mixed precisions in our recipes."""
 
 
 @pytest.mark.parametrize("one", GOOD)

@@ -134,8 +134,8 @@ def _notes(case: Case) -> list[str]:
     if training.precision in ("fp8", "mxfp8"):
         module = {"fp8": "float8", "mxfp8": "mx"}[training.precision]
         notes += [
-            "# no flag takes converters of the model: -o plan.py writes a configuration with the one of",
-            f"# linear layers of torchtitan.components.quantization.{module}",
+            "# no flag takes converters of the model: -o plan.py writes a configuration with that",
+            f"# of torchtitan.components.quantization.{module} for linear layers",
         ]
     if own.schedule in ("1f1b-overlap", "dualpipe-v", "interleaved-overlap"):
         notes.append("# pairs of forward and backward run one after the other")
