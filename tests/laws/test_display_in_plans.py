@@ -23,6 +23,7 @@ DISPLAY: dict[str, list[tuple[object, ...]]] = {
     "top": [("--top", 1), ("--top", 2), ("--top", 20)],
     "why": [("--why", "schedule=1f1b"), ("--why", "chunks=2")],
     "output": [("-o", "plan.yaml"), ("-o", "plan.csv"), ("-o", "plan.sh")],
+    "explain": [("--explain",)],
     "as_json": [],  # how the answer is read here
 }
 """Options of display, with values."""

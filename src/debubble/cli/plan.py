@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from debubble.analysis.layout import line_width, table, wrap
+from debubble.analysis.layout import line_width, wrap
 from debubble.cli import completion
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Text, with_rows, writes
-from debubble.cli.output import check_writable, note, print_json
+from debubble.cli.options import AsJson, Text, switch, with_rows, writes
+from debubble.cli.output import check_writable, in_color, note, print_json, styled
 from debubble.cli.progress import EVERY, overwritten_line, stopped_kindly
 from debubble.core.errors import ParameterError
 from debubble.interchange.files import write_text
@@ -41,6 +41,10 @@ def plan(
         Text,
         writes("Plan to run (.sh, .py, automodel.yaml, …), report (.html), costs (.yaml)."),
     ] = None,
+    explain: Annotated[
+        bool,
+        switch("--explain", "Show how it follows: time, memory, timeline, what was left out."),
+    ] = False,
 ) -> None:
     """Plan the training of a model on a number of GPUs.
 
@@ -52,8 +56,6 @@ def plan(
     # Help and refusals start without the search.
     from debubble.planner.answer.files import check_name
     from debubble.planner.answer.plan import plan_for
-    from debubble.planner.answer.report import text
-    from debubble.planner.answer.why import why_text
 
     if output is not None:
         check_writable(output)
@@ -69,11 +71,7 @@ def plan(
         if as_json:
             print_json(found.to_dict())
         else:
-            print(text(found.found, line_width()))
-            for answer in found.why:
-                print("\n".join(wrap(why_text(answer), line_width(), 2)))
-            if found.fits:
-                _print_best(found)
+            _print(found, explain)
         sys.stdout.flush()
     if not found.fits:
         raise typer.Exit(1)
@@ -94,29 +92,47 @@ def _read(texts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-MOST_RANKS = 32
-"""Pipeline ranks up to which the memory of each is printed."""
+def _print(found: Plan, explain: bool) -> None:
+    """Print the answer, what else was asked, and the way to more."""
+    from debubble.planner.answer.explain import explanation
+    from debubble.planner.answer.report import plain, text
+    from debubble.planner.answer.why import why_text
+
+    style, width = styled if in_color() else plain, line_width()
+    print(text(found.found, width, style))
+    for answer in found.why:
+        print("\n".join(wrap(why_text(answer), width, 2)))
+    if explain:
+        print(f"\n{explanation(found.found, width)}")
+        if found.fits:
+            _print_best(found)
+    elif found.fits:
+        print("\n".join(style(line, "faint") for line in wrap(_more(found), width, 2)))
+
+
+def _more(found: Plan) -> str:
+    """Return the options that write the plan, and that show more of it."""
+    from debubble.planner.answer.files import run_names
+
+    runs = run_names(found.framework)
+    run = f"-o {runs[0]} writes what runs it, " if runs else ""
+    return f"next: {run}-o plan.html a report; --explain shows how this follows"
 
 
 def _print_best(found: Plan) -> None:
-    """Print pictures of the best plan, and the flags of the framework that runs it."""
+    """Print the timeline of the best plan, and its flags."""
     from debubble.planner.answer.data import plan_flags, runs_nothing
     from debubble.planner.frameworks.table import FRAMEWORKS
-    from debubble.view.plan_page import memory_rows
     from debubble.view.terminal import print_timeline
 
     best = found.best
-    ranks = best.candidate.degrees.pp
-    if ranks > 1:
-        print("\ntime and memory of the pipeline:\n")
+    if best.candidate.degrees.pp > 1:
+        print("\ntimeline:\n")
         print_timeline(found.timeline)
-    if ranks <= MOST_RANKS:
-        print("\nmemory of every rank at its peak:\n")
-        print("\n".join(table(memory_rows(best))))
     names = (found.framework,) if found.framework else (*FRAMEWORKS,)
     texts = {name: plan_flags(best, name) for name in names}
     name = next((one for one in names if not runs_nothing(texts[one])), names[0])
-    print(f"\nflags for {name}, others in -o plan.html or --json:\n\n{texts[name]}", end="")
+    print(f"\nflags for {name}:\n\n{texts[name]}", end="")
 
 
 def _write(found: Plan, path: str) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from debubble.planner.answer.report import gigabytes, seconds
 from debubble.planner.answer.searches import Answer, also_runs
+from debubble.planner.answer.words import gigabytes, seconds
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, flags
 from debubble.planner.frameworks.torch.flags import CSV, EXPORT, ON_PYTORCH, from_csv

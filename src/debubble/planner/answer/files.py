@@ -90,9 +90,16 @@ def _runner(plan: Evaluated, ending: str) -> Framework:
     )
 
 
+def run_names(framework: str | None) -> list[str]:
+    """Return names for the files from which a framework runs a plan; none without a framework."""
+    row = FRAMEWORKS.get(framework or "")
+    return (
+        [f"{row.name}{end}" if end in COSTS else f"plan{end}" for end in row.files] if row else []
+    )
+
+
 def _nearest(row: Framework) -> str:
-    shown = [f"{row.name}{end}" if end in COSTS else f"plan{end}" for end in row.files]
-    return f"the nearest that works is {' or '.join(shown)}"
+    return f"the nearest that works is {' or '.join(run_names(row.name))}"
 
 
 def _ending(path: str) -> str:

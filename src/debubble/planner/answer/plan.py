@@ -24,6 +24,7 @@ from debubble.planner.answer.searches import (
     taking_orders,
 )
 from debubble.planner.answer.why import Why, why_data, why_not, why_text
+from debubble.planner.answer.words import seconds
 from debubble.planner.candidate import Candidate
 from debubble.planner.cost.calibration_files import calibrate_from
 from debubble.planner.cost.measured_run import DEGREES
@@ -152,7 +153,7 @@ class Plan:
         if not self.fits:
             return f"<Plan: {report.nothing(self.found)}>"
         best = self.best
-        return f"<Plan: {report.seconds(best.step_time)} per step with {report.short(best)}>"
+        return f"<Plan: {seconds(best.step_time)} per step with {report.short(best)}>"
 
 
 def plan(

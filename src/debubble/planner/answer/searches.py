@@ -190,16 +190,20 @@ class _Total:
         self._progress(self)
 
     @property
+    def searches(self) -> list[Found]:
+        return [*self._before, self._now]
+
+    @property
     def considered(self) -> int:
-        return sum(one.considered for one in (*self._before, self._now))
+        return sum(one.considered for one in self.searches)
 
     @property
     def simulated(self) -> int:
-        return sum(one.simulated for one in (*self._before, self._now))
+        return sum(one.simulated for one in self.searches)
 
     @property
     def best(self) -> Evaluated | None:
-        found = (one.best for one in (*self._before, self._now))
+        found = (one.best for one in self.searches)
         return min((one for one in found if one), key=lambda one: one.step_time, default=None)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.answer.data import plan_data
-from debubble.planner.answer.report import difference, excess, gigabytes, seconds, short
+from debubble.planner.answer.report import difference, excess, short
 from debubble.planner.answer.searches import also_runs
+from debubble.planner.answer.words import gigabytes, seconds
 from debubble.planner.search.evaluate import Evaluated, tied
 from debubble.planner.search.search_result import Found
 
