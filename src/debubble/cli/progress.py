@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
@@ -72,11 +73,29 @@ def phases(total: int) -> Iterator[Phases]:
         found.stop()
 
 
+EVERY = 10.0
+"""Seconds between lines where they are not written over."""
+
+
 @contextmanager
-def overwritten_line() -> Iterator[Callable[[str], None]]:
-    """A line on standard error that is written over, if that is a terminal."""
+def overwritten_line(*, every: float | None = None) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that is written over, if that is a terminal.
+
+    Elsewhere, as in a pipe or a log, nothing; or, if `every` is given, a new line whenever so many
+    seconds have passed.
+    """
     if not sys.stderr.isatty():
-        yield lambda text: None  # noqa: ARG005 - no one looks
+        last = time.monotonic()
+
+        def add(text: str) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if every is not None and now >= last + every:
+                last = now
+                sys.stderr.write(f"{text}\n")
+                sys.stderr.flush()
+
+        yield add
         return
 
     def show(text: str) -> None:
@@ -87,3 +106,20 @@ def overwritten_line() -> Iterator[Callable[[str], None]]:
         yield show
     finally:
         show("")
+
+
+@contextmanager
+def stopped_kindly() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that the best so far is shown."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:  # noqa: ARG001 - as signals call it
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

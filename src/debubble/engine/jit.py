@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 import types
 import warnings
 import zlib
@@ -47,6 +48,9 @@ where there can be no second process, for each byte of bytecode of the kernel an
 
 Compiling takes about as long as interpreting so many iterations.
 """
+
+WAIT = 0.02
+"""Seconds between looks at the disk for machine code of the second process."""
 
 ONLY_CALLED_BY_KERNELS: Any = {
     "forceinline": True,
@@ -154,6 +158,22 @@ class Kernel(Generic[R]):
             if waits or total <= limit:
                 return False
         self._ready.add(types)
+        return True
+
+    def wait_for(self, args: tuple[Any, ...], stop: Callable[[], bool]) -> bool:
+        """Wait for machine code from a second process; return False if `stop` came first.
+
+        For searches with a limit of time, which cannot stop while a kernel is compiled. True also
+        where there can be no second process.
+        """
+        types = _types_of(args)
+        while types not in self._ready:
+            if self._is_on_disk(args) or not self._is_being_compiled(args):
+                self._ready.add(types)
+            elif stop():
+                return False
+            else:
+                time.sleep(WAIT)
         return True
 
     def _is_on_disk(self, args: tuple[Any, ...]) -> bool:

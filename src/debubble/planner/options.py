@@ -12,7 +12,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.options import AnyText, OptionSpec, Range, Real, Whole, Word, quoted
 from debubble.core.units import read_number
 from debubble.planner.candidate import PRECISIONS, recomputed_layers
-from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.frameworks.table import ANY, FRAMEWORKS, find_frameworks
 from debubble.planner.hardware.cluster import read_bytes
 from debubble.planner.request import (
     GRADIENTS,
@@ -139,7 +139,8 @@ PLAN_OPTIONS = (
                default=PRECISIONS[0]),
     *STATE,
     OptionSpec("framework", AnyText(), "NAME",
-               f"Only what {', '.join(_NAMES[:-1])} or {_NAMES[-1]} can run.", "request"),
+               f"Framework that runs the plan: {', '.join(_NAMES)}; or {ANY}, which only divides.",
+               "request", shown="the best of those that can", example="torchtitan"),
     OptionSpec("memory", _MEMORY, "LIMIT", "Memory per GPU, such as 72GB.", "request"),
     OptionSpec("imbalance", _RATIO, "X", "Tokens of the busiest experts over the mean.",
                "request", default=1),
@@ -173,19 +174,33 @@ def request_of(values: Mapping[str, Any]) -> PlanRequest:
 
 def fixed_of(values: Mapping[str, Any]) -> Fixed:
     """Return the constraints, by the names of options; other options are ignored."""
-    held = {row.name: values.get(row.name) for row in (*HELD, ROWS["framework"])}
-    return Fixed(schedules=held.pop("schedule"), **held)
+    held = {row.name: values.get(row.name) for row in HELD}
+    name = values.get("framework")
+    framework = None if name is None else find_frameworks(name)[0]
+    return Fixed(schedules=held.pop("schedule"), framework=framework, **held)
 
 
-def fixed_with(values: Mapping[str, Any], text: str) -> Fixed:
-    """Return the constraints with one more, such as ``"pp=16"``."""
+def frameworks_of(values: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Return the frameworks that plans are searched for, None for plans that only divide.
+
+    A measured step is one framework's: Megatron-LM's unless another is given.
+    """
+    name = values.get("framework")
+    if name is None and values.get("calibrate") is not None:
+        name = next(iter(FRAMEWORKS))
+    return find_frameworks(name)
+
+
+def values_with(values: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return values of options with one more, such as ``"pp=16"``."""
     key, equals, value = text.partition("=")
-    name, names = key.strip().replace("-", "_"), [row.name for row in HELD]
+    name, names = key.strip().replace("-", "_"), [row.name for row in (*HELD, *STATE)]
+    names += ["framework", "precision"]
     if not equals and name in names:
-        like = ROWS[name].example
+        like = ROWS[name].examples[-1] or ROWS[name].default
         raise ParameterError(f"--why is '{text}'; give a value, too, such as {name}={like}")
     if not equals or name not in names:
         hint = did_you_mean(name, names)
         raise ParameterError(f"--why is '{text}'; give a key and a value, such as pp=16: {hint}")
     row = ROWS[name]
-    return fixed_of({**values, name: row.type.read(row.flag, value.strip())})
+    return {**values, name: row.type.read(row.flag, value.strip())}

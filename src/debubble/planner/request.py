@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.candidate import NARROW, PRECISIONS, Candidate, Training
@@ -66,6 +66,8 @@ class PlanRequest:
     fixed: Fixed = Fixed()
     capacity: float = math.inf
     """Bytes of a GPU that a process gets, its context included."""
+    asked: float = math.inf
+    """Most bytes of a GPU that the user wants to use."""
 
     @property
     def safe(self) -> float:
@@ -121,8 +123,20 @@ def plan_request(
     capacity = found.memory if memory is None else max(found.memory, asked)
     limit = min(asked, capacity / (1 + runtime.memory_error))
     return PlanRequest(
-        known, Cluster(found, gpus), training, shipped_factors(), limit, fixed, capacity
-    )
+        known, Cluster(found, gpus), training, shipped_factors(), limit, fixed, capacity,
+        asked,
+    )  # fmt: skip
+
+
+def for_framework(request: PlanRequest, name: str | None) -> PlanRequest:
+    """Return a request for plans that a framework runs; None for plans that only have to divide."""
+    runtime = MEGATRON if name is None else find_framework(name).runtime
+    asked = min(request.asked, request.limit if request.limit < request.safe else math.inf)
+    own = replace(
+        request, fixed=replace(request.fixed, framework=name),
+        training=replace(request.training, runtime=runtime),
+    )  # fmt: skip
+    return replace(own, limit=min(asked, own.safe))
 
 
 def check_precision(precision: str, gpu: Gpu) -> None:

@@ -68,6 +68,19 @@ def test_fp16_checks_and_copies_gradients() -> None:
     assert max(narrow.optimizer) > max(ends().optimizer)
 
 
+def test_an_offloaded_optimizer_waits_for_the_host() -> None:
+    away = ends(replace(TRAINING, offload_optimizer=True))
+    assert min(away.optimizer) > 10 * max(ends().optimizer)
+
+
+def test_narrow_weights_are_gathered_in_half_the_time() -> None:
+    wide, narrow = (
+        ends(replace(TRAINING, precision="fp8", overlap_dp=False, weights=kind), dp=16).weights
+        for kind in ("bf16", "fp8")
+    )
+    assert 0.4 * max(wide) < max(narrow) < 0.7 * max(wide)
+
+
 def test_an_optimizer_step_is_limited_by_memory() -> None:
     # 22B over 8 ranks: what its step takes beside 48 layers of 20.3 ms, 1.10 s in all.
     model, cluster = gpt(48, 6144, 64), Cluster(find_gpu("a100-80gb"), 8)

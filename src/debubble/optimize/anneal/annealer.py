@@ -95,6 +95,15 @@ class Annealer:
             begin, end = (self._actions.offsets[:-1] + places for places in fixed)
             self._actions = self._actions._replace(fixed_from=begin, fixed_to=end)
 
+    def is_ready(self, stop: Stop) -> bool:
+        """Return whether its kernel is compiled; False if the time for that is over."""
+        if stop.left == float("inf"):
+            return True
+        order = self.best.copy()
+        cooling, state = Cooling(1, 1.0, 1.0, 0.0, 1.0), empty_state(order)
+        args = (cooling, self._actions, state, order, self._counters, self.halt)
+        return anneal.wait_for(args, stop)
+
     def run(
         self, moves: int, hot: float, cold: float, stop_at: float, order: NDArray[np.int64]
     ) -> None:
@@ -134,6 +143,7 @@ def refine(
     annealer = Annealer(problem, programs, seed, fixed, ahead)
     moves = int(np.clip(WORK_PER_ROUND // problem.size, FEWEST_MOVES, MOST_MOVES)) // PIECES
     count = 0
+    rounds = rounds if annealer.is_ready(stop) else 0
     while count < rounds and not stop() and annealer.makespan > stop_at:
         hot, cold = TEMPERATURES[count % len(TEMPERATURES)]
         order = annealer.best.copy()

@@ -229,7 +229,10 @@ def _levels(
                 return
             found = np.empty((room, kept.width), dtype=np.int64)
             parents = np.empty(room, dtype=np.int64)
-            number = next_states.compiled(states, target, grid, kept, counts, found, parents)
+            args = (states, target, grid, kept, counts, found, parents)
+            if stop.left < float("inf") and not next_states.wait_for(args, stop):
+                return
+            number = next_states.compiled(*args)
             room = max(room, 2 * number if number > room else 0)
         found = found[:number]
         keys = found[:, :alike] @ multipliers

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,15 +66,24 @@ class Cycle:
         return self.period / self.width
 
 
-def as_cycle(problem: Problem, programs: Sequence[Program], places: Places, width: int) -> Cycle:
-    """Return a part of programs as a cycle, see :func:`.unroll.repeatable`."""
+def as_cycle(
+    problem: Problem, programs: Sequence[Program], places: Places, width: int,
+    stop: Stop | None = None,
+) -> Cycle:  # fmt: skip
+    """Return a part of programs as a cycle, see :func:`.unroll.repeatable`.
+
+    Its period is infinite where it has none, or was not computed before `stop`.
+    """
     parts = [program[begin:end] for program, begin, end in zip(programs, *places, strict=True)]
     row, microbatch = np.divmod(problem.actions(parts), problem.microbatches)
     period, inner = np.divmod(microbatch, width)
     order = row * width + inner
     ahead = np.empty(len(order), dtype=np.int64)
     ahead[order] = period
-    return _run(problem, Cycle(width, order, ahead, np.inf), 0, 1.0, 1.0, 0, Stop())[0]
+    cycle = Cycle(width, order, ahead, np.inf)
+    if stop is not None and not _is_ready(problem, cycle, stop):
+        return cycle
+    return _run(problem, cycle, 0, 1.0, 1.0, 0, Stop())[0]
 
 
 def annealed(problem: Problem, cycle: Cycle, moves: int, stop: Stop, seed: int = 0) -> Cycle:
@@ -112,14 +122,30 @@ def _run(
     problem: Problem, cycle: Cycle, moves: int, hot: float, cold: float, seed: int, stop: Stop
 ) -> tuple[Cycle, NDArray[np.float64]]:
     """Return the fastest cycle of one round, and the starts of the last in repetition 0."""
+    args = _arguments(problem, cycle, moves, hot, cold, seed)
+    *_, state, best, counters, halt = args
+    with stop.ending(lambda: halt.fill(1)):
+        anneal_cycle.compiled(*args)
+    return replace(cycle, **best._asdict(), period=float(counters[0])), state.start
+
+
+def _is_ready(problem: Problem, cycle: Cycle, stop: Stop) -> bool:
+    """Return whether the kernel is compiled; False if the time for that is over."""
+    if stop.left == float("inf"):
+        return True
+    return anneal_cycle.wait_for(_arguments(problem, cycle, 0, 1.0, 1.0, 0), stop)
+
+
+def _arguments(
+    problem: Problem, cycle: Cycle, moves: int, hot: float, cold: float, seed: int
+) -> tuple[Any, ...]:
+    """Return the arguments of the kernel for one round."""
     mean = float(problem.times.mean()) or 1.0
     best = Best(cycle.order.copy(), cycle.ahead.copy())
     state = empty_state(cycle.order.copy(), cycle.ahead.copy())
     counters, halt = np.array([0.0, random_state(seed)]), np.zeros(1, dtype=np.int64)
     cooling = Cooling(moves, hot * mean, cold * mean, 0.0, TOLERANCE * mean)
-    with stop.ending(lambda: halt.fill(1)):
-        anneal_cycle.compiled(cooling, _actions(problem, cycle.width), state, best, counters, halt)
-    return replace(cycle, **best._asdict(), period=float(counters[0])), state.start
+    return cooling, _actions(problem, cycle.width), state, best, counters, halt
 
 
 def empty_state(order: NDArray[np.int64], ahead: NDArray[np.int64]) -> CycleState:

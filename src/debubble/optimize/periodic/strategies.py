@@ -76,7 +76,7 @@ def _offer_repeated(
                 made = unroll.stretched(order, places, width, more // width)
                 incumbent.offer(made, "repeating an annealed order")
             if width in CYCLE_WIDTHS:
-                found.append(as_cycle(short, order, places, width))
+                found.append(as_cycle(short, order, places, width, stop))
     moves = int(min(CYCLE_MOVES * stop.work.effort, MOST_CYCLE_MOVES))
     _offer_cycles(problem, incumbent, found, moves, stop, stop.work.seed + annealings)
 
@@ -127,7 +127,7 @@ def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal the repeatable part of the best order for its period."""
     order = separate(problem, without_recomputes(incumbent.programs))
     found = [
-        as_cycle(problem, order, places, width)
+        as_cycle(problem, order, places, width, stop)
         for width in CYCLE_WIDTHS
         for places in unroll.repeatable(problem, order, width)
     ]

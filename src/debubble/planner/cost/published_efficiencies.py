@@ -146,7 +146,7 @@ MATCHES = (
     "measured", "measured, other degree", "published", "other GPU", "other precision",
     "other framework", "nothing",
 )  # fmt: skip
-"""Matches of an efficiency and a plan, from the closest on."""
+"""Levels of agreement between an efficiency and a plan, from most to least."""
 
 MEASURED = {"measured": 0.06, "measured, other degree": 0.1}
 """Errors of steps that are predicted from a measured one of the same software and GPU: published

@@ -58,6 +58,8 @@ class Gpu:
         the others are cuDNN's.
     reduce, gather, exchange
         Share of `link` that large all-reduces in the whole node, all-gathers and all-to-alls reach.
+    maker
+        Its maker: some frameworks are for one alone.
     source
         Source of the numbers, if not the table.
     """
@@ -83,6 +85,7 @@ class Gpu:
     reduce: float = 0.82
     gather: float = 0.8
     exchange: float = 0.71
+    maker: str = "NVIDIA"
     source: str = field(default="", compare=False)
 
     def kernel(self, portable: bool) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -128,7 +131,7 @@ _GB200 = replace(
     host=450 * GIGA, node=72, gemm=0.73, gemm8=0.72,
 )  # fmt: skip
 _MI300X = _gpu(
-    "mi300x", 1300, 2610, 192, 5.3, 304, 448, 50, 63, peer=64, gemm=0.51, gemm8=0.45,
+    "mi300x", 1300, 2610, 192, 5.3, 304, 448, 50, 63, peer=64, gemm=0.51, gemm8=0.45, maker="AMD",
     attention=(454 * TERA, 359 * TERA), source="fp8 product and attention rates are assumed",
 )  # fmt: skip
 
@@ -179,7 +182,7 @@ GPUS = {
             " attention rates are assumed",
         ),
         _gpu(
-            "mi250x", 191.5, 0, 64, 1.64, 110, 200, 12.5, 31, peer=50, gemm=0.7,
+            "mi250x", 191.5, 0, 64, 1.64, 110, 200, 12.5, 31, peer=50, gemm=0.7, maker="AMD",
             attention=(68 * TERA, 64 * TERA), source="one of its two dies, which processes see as"
             " a GPU; best product and attention rates are assumed",
         ),

@@ -223,6 +223,13 @@ def cast_bytes(training: Training, gpu: Gpu) -> float:
     return {"mxfp8": 2 * (1 + 1 / 32), "nvfp4": 2 * (1 / 2 + 1 / 16)}.get(training.precision, 0.0)
 
 
+def gathered_bytes(training: Training) -> float:
+    """Return bytes per parameter of weights on their way to replicas."""
+    if not training.narrow_weights:
+        return 2.0
+    return 0.5 + 1 / 16 if training.precision == "nvfp4" else 1.0
+
+
 def gradient_bytes(training: Training) -> float:
     """Return bytes per parameter of the buffer in which gradients add up."""
     if training.precision == "fp16":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from heapq import nsmallest
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,14 @@ from debubble.planner.candidate import Candidate
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import least_memory, least_peaks, least_time, pipeline_bound
 from debubble.planner.search.evaluate import Evaluated, finished
-from debubble.planner.search.groups import FEWEST, Batch, CandidateGroup, groups
+from debubble.planner.search.groups import (
+    FEWEST,
+    USUAL_SCHEDULE,
+    Batch,
+    CandidateGroup,
+    Setting,
+    groups,
+)
 from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
 from debubble.planner.search.search_result import (
     BOUND,
@@ -35,7 +44,13 @@ from debubble.planner.search.search_result import (
     rank,
     rounded,
 )
-from debubble.planner.search.within_memory import Base, base_cut, base_of, fastest_within
+from debubble.planner.search.within_memory import (
+    Base,
+    base_cut,
+    base_of,
+    fastest_within,
+    within_limit_of,
+)
 
 Progress = Callable[[Found], None]
 """Callback that gets the results so far, now and then."""
@@ -75,29 +90,11 @@ def search(
     found = Found(request, top, below=below * (1 - ROUNDING))
     tell = progress or (lambda found: None)  # noqa: ARG005 - no progress
     screen = _Screen(request, found, splits)
-    batches: list[Batch] = []
     try:
-        for number, group in enumerate(groups, 1):
-            batches += _bounded(request, group, len(batches), found)
-            if found.early is None and number & (number - 1) == 0:
-                screen.start(_soon(request, batches, splits))
+        for group in groups:
+            screen.add_group(group)
             tell(found)
-        batches.sort()
-        rest = sum(batch.count for batch in batches)
-        for usual in (True, False):
-            for batch in batches:
-                if batch.bound > screen.limit:
-                    break
-                for candidate in batch.candidates(usual=usual):
-                    rest -= 1
-                    if batch.setting[0] == FEWEST:
-                        screen.look_at_fewest(candidate)
-                    else:
-                        screen.look_at(candidate)
-                    tell(found)
-        if rest:
-            found.leave_out(BOUND, rest)
-        for _ in screen.decide():
+        while screen.open_next():
             tell(found)
     except KeyboardInterrupt:
         found.interrupted = True
@@ -107,6 +104,21 @@ def search(
     found.near = [finished(plan) for plan in found.near]
     found.searched = found.plans[0] if found.plans else None
     return found
+
+
+class _Item(NamedTuple):
+    """Candidates that are not decided, with what is known of them so far."""
+
+    bound: float
+    """Seconds that none of them is below."""
+    number: int
+    """Number of the item: of equal bounds the first comes first."""
+    count: int
+    """Number of candidates."""
+    reason: str
+    """Reason to leave them out where the bound is too high."""
+    open: Callable[[], None]
+    """Function that looks closer, and decides or adds items with higher bounds."""
 
 
 @dataclass
@@ -120,8 +132,12 @@ class _Screen:
     """The best plans so far of those whose bases fit."""
     alike: dict[Kin, float] = field(default_factory=dict)
     """Seconds of the best plan so far of those alike, of which only one is kept."""
-    waiting: list[tuple[float, int, list[Base]]] = field(default_factory=list)
-    """Queue of candidates to be evaluated in full: the least floor, a number, and bases."""
+    items: list[_Item] = field(default_factory=list)
+    """Heap of all that is not decided, the lowest bound first."""
+    number: int = 0
+    """Number of items so far."""
+    work: dict[Candidate, float] = field(default_factory=dict)
+    """Seconds of all layers, embedding and head for one microbatch, by what they depend on."""
 
     @property
     def limit(self) -> float:
@@ -130,37 +146,99 @@ class _Screen:
             return self.found.below
         return min(self.found.below, self.heads[-1].step_time * (1 + ROUNDING))
 
-    def start(self, plan: Evaluated | None) -> None:
-        """Begin with a plan that fits."""
-        if plan is not None:
-            self._keep(plan)
+    def open_next(self) -> bool:
+        """Look closer at the candidates with the lowest bound; return whether some are left."""
+        if not self.items:
+            return False
+        item = heappop(self.items)
+        if item.bound > self.limit:
+            for one in (item, *self.items):
+                self.found.leave_out(one.reason, one.count, simulated=one.reason == SLOWER)
+            self.items.clear()
+            return False
+        item.open()
+        return True
 
-    def look_at(self, given: Candidate) -> None:
+    def _add(self, bound: float, count: int, reason: str, then: Callable[[], None]) -> None:
+        self.number += 1
+        heappush(self.items, _Item(bound, self.number, count, reason, then))
+
+    def add_group(self, group: CandidateGroup) -> None:
+        """Add all candidates of a group, with the work of those that do least."""
+        recomputes, zeros = zip(*group.all_settings, strict=True)
+        bound = self._least_time(group, (min(recomputes, key=_work), min(zeros)))
+        self._add(bound, group.count, BOUND, partial(self._open_group, group))
+
+    def _least_time(self, group: CandidateGroup, setting: Setting) -> float:
+        alone = group.alone(setting)
+        key = alone.without_order()
+        if key not in self.work:
+            self.work[key] = least_time(self.request, alone, 1) / alone.microbatches
+        return self.work[key] * alone.microbatches / group.degrees.pp
+
+    def _open_group(self, group: CandidateGroup) -> None:
+        """Add the batches of a group that have room."""
+        pp = group.degrees.pp
+        for setting in group.all_settings:
+            batch = Batch(group, setting)
+            if least_memory(self.request, group.alone(setting), pp) > self.request.limit:
+                self.found.leave_out(NO_ROOM, batch.count)
+            else:
+                bound = self._least_time(group, setting)
+                self._add(bound, batch.count, BOUND, partial(self._open_batch, batch))
+
+    def _open_batch(self, batch: Batch) -> None:
+        """Add the candidates of a batch whose pipelines may be fast enough."""
+        if self.found.early is None:
+            self._look_for_some(batch)
+        fewest = batch.setting[0] == FEWEST
+        for given in batch.candidates():
+            candidate, bound, reason = self._start(given)
+            if reason:
+                self.found.leave_out(reason)
+            elif fewest:
+                # With more layers it is slower still.
+                self._add(bound, 1, SLOW_PIPELINE, partial(self._open_fewest, given, bound))
+            else:
+                self._add(bound, 1, SLOW_PIPELINE, partial(self._open_candidate, candidate, bound))
+
+    def _open_candidate(self, candidate: Candidate, bound: float) -> None:
         """Simulate a candidate, unless a bound shows that it is too slow or too large."""
-        base, reason = self._base(given)
+        base, reason = self._simulated(candidate, bound)
         if base is None:
             self.found.leave_out(reason, simulated=reason == SLOWER)
-        elif reason == IN_FLIGHT:
+        else:
+            then = partial(self._open_base, base, reason)
+            self._add(base.floor, 1, SLOWER, then)
+
+    def _open_base(self, base: Base, reason: str) -> None:
+        """Look at the memory of a simulated candidate."""
+        limit = self._limit(base.plan.candidate)
+        if base.floor > limit:
+            self.found.leave_out(SLOWER, simulated=True)
+            return
+        base = within_limit_of(self.request, base, self.splits, limit)
+        if reason or base.floor > limit:
             self.found.take(base.plan)
         else:
             self._wait([base])
 
-    def look_at_fewest(self, given: Candidate) -> None:
+    def _open_fewest(self, given: Candidate, bound: float) -> None:
         """Simulate a candidate with every number of recomputed layers that may be the fewest."""
         numbers = range(1, max(given.layers))
         if not numbers:
             self.found.leave_out(NO_FEWER)
             return
         bases = []
-        # With more layers it is slower still: most candidates need no look at how many fit.
-        _, reason = self._start(given)
+        reason = SLOW_PIPELINE if bound > self._limit(given) else ""
         if not reason and not self._may_fit(given, numbers[-1]):
             reason = IN_FLIGHT
         at = 0 if reason else bisect_left(numbers, True, key=lambda one: self._may_fit(given, one))
         for number in numbers[at:] if not reason else ():
-            base, reason = self._base(given.recomputing(f"full:{number}"))
-            if reason in (BOUND, SLOW_PIPELINE):
+            candidate, bound, reason = self._start(given.recomputing(f"full:{number}"))
+            if reason:
                 break
+            base, reason = self._base(candidate, bound)
             if base is None or reason == IN_FLIGHT:
                 continue
             bases.append(base)
@@ -171,15 +249,13 @@ class _Screen:
         else:
             self.found.leave_out(reason or IN_FLIGHT)
 
-    def decide(self) -> Iterator[None]:
-        """Look at those in full that can still be among the best, the most promising first."""
-        for _, _, bases in sorted(self.waiting):
-            plans = [plan for base in bases if (plan := self._decided(base)) is not None]
-            if plans:
-                self._take(min(plans, key=lambda plan: (not plan.fits, rank(plan))))
-            else:
-                self.found.leave_out(SLOWER, simulated=True)
-            yield
+    def _decide(self, bases: list[Base]) -> None:
+        """Look in full at a candidate that can still be among the best."""
+        plans = [plan for base in bases if (plan := self._decided(base)) is not None]
+        if plans:
+            self._take(min(plans, key=lambda plan: (not plan.fits, rank(plan))))
+        else:
+            self.found.leave_out(SLOWER, simulated=True)
 
     def _decided(self, base: Base) -> Evaluated | None:
         """Return the fastest variant of a base, or one that is near; None where all are slow."""
@@ -193,14 +269,22 @@ class _Screen:
             self._keep(plan)
         self.found.take(plan)
 
-    def _base(self, given: Candidate) -> tuple[Base | None, str]:
+    def _base(self, candidate: Candidate, bound: float) -> tuple[Base | None, str]:
+        """Return what :meth:`_simulated` does, with its peaks; near also by these."""
+        base, reason = self._simulated(candidate, bound)
+        if base is not None:
+            limit = self._limit(candidate)
+            base = within_limit_of(self.request, base, self.splits, limit)
+            reason = IN_FLIGHT if reason or base.floor > limit else ""
+        return base, reason
+
+    def _simulated(self, candidate: Candidate, bound: float) -> tuple[Base | None, str]:
         """Return the base of a candidate that may be among the best or near; or the reason against.
 
-        With its peaks; and with a reason nevertheless where it is near and no more.
+        With a reason nevertheless where it is near and no more.
         """
-        candidate, reason = self._start(given)
-        if reason:
-            return None, reason
+        if bound > self._limit(candidate):
+            return None, SLOW_PIPELINE
         limit = self._limit(candidate)
         peaks = least_peaks(self.request, candidate)
         near = self._forced(candidate, peaks) > limit
@@ -213,7 +297,6 @@ class _Screen:
             return None, NO_ORDER
         if base is None:
             return None, SLOWER
-        near = near or base.floor > limit
         return base, IN_FLIGHT if near else ""
 
     def _limit(self, candidate: Candidate) -> float:
@@ -221,15 +304,17 @@ class _Screen:
         alike = self.alike.get(kin(candidate), math.inf)
         return min(self.limit, alike * (1 + ROUNDING))
 
-    def _start(self, given: Candidate) -> tuple[Candidate, str]:
-        """Return a candidate in its base cut, and the reason against it, empty if there is none."""
+    def _start(self, given: Candidate) -> tuple[Candidate, float, str]:
+        """Return a candidate in its base cut, its bound, and the reason against it, if any."""
         limit = self._limit(given)
-        if self.splits is not None and split_bound(self.request, given) > limit:
-            return given, BOUND
+        if self.splits is not None:
+            least = split_bound(self.request, given)
+            if least > limit:
+                return given, least, BOUND
         candidate, bound = base_cut(self.request, given, self.splits)
         if bound <= limit:
-            return candidate, ""
-        return candidate, BOUND if self.splits is None else SLOW_PIPELINE
+            return candidate, bound, ""
+        return candidate, bound, BOUND if self.splits is None else SLOW_PIPELINE
 
     def _may_fit(self, given: Candidate, number: int) -> bool:
         some, _ = base_cut(self.request, given.recomputing(f"full:{number}"), self.splits)
@@ -249,22 +334,23 @@ class _Screen:
 
     def _may_be_near(self, candidate: Candidate, peaks: NDArray[np.float64] | None) -> bool:
         """Return whether a candidate that does not fit may be kept as near."""
-        near = self.found.near
+        near, own = self.found.near, kin(candidate)
         if candidate.uses_costs or peaks is None:
             return False
-        if len(near) < self.found.top:
+        alike = next((plan for plan in near if kin(plan.candidate) == own), None)
+        if alike is None and len(near) < self.found.top:
             return True
+        last = rank(alike or near[-1])
         most, limit = float(peaks.max()), self.request.limit
         if most <= NEAR * limit * (1 + ROUNDING):
-            return (0, rounded(pipeline_bound(self.request, candidate))) <= rank(near[-1])[:2]
-        return (1, most * (1 - ROUNDING)) <= rank(near[-1])
+            return (0, rounded(pipeline_bound(self.request, candidate))) <= last[:2]
+        return (1, most * (1 - ROUNDING)) <= last
 
     def _wait(self, bases: list[Base]) -> None:
         for base in bases:
             if base.plan.fits:
                 self._keep(base.plan)
-        floor = min(base.floor for base in bases)
-        self.waiting.append((floor, len(self.waiting), bases))
+        self._add(min(base.floor for base in bases), 1, SLOWER, partial(self._decide, bases))
 
     def _keep(self, plan: Evaluated) -> None:
         kept(self.heads, plan, self.found.top)
@@ -272,41 +358,25 @@ class _Screen:
         own = kin(plan.candidate)
         self.alike[own] = min(plan.step_time, self.alike.get(own, math.inf))
 
-
-SOON = 16
-"""Batches that are looked at for a first plan, each time."""
-
-
-def _soon(request: PlanRequest, batches: list[Batch], splits: Allowed | None) -> Evaluated | None:
-    """Return some plan that fits, out of few of the most promising batches so far."""
-    for batch in nsmallest(SOON, batches):
-        if batch.setting[0] == FEWEST:
-            continue
-        for candidate in batch.candidates(usual=True):
-            own, _ = base_cut(request, candidate, splits)
-            peaks = least_peaks(request, own)
-            if peaks is not None and float(peaks.max()) <= request.limit:
+    def _look_for_some(self, batch: Batch) -> None:
+        """Begin with any plan that fits, so that there is one soon."""
+        for candidate in batch.candidates() if batch.setting[0] != FEWEST else ():
+            if candidate.schedule != USUAL_SCHEDULE:
+                continue
+            own, _ = base_cut(self.request, candidate, self.splits)
+            peaks = least_peaks(self.request, own)
+            if peaks is not None and float(peaks.max()) <= self.request.limit:
                 try:
-                    base = base_of(request, own, splits)
+                    base = base_of(self.request, own, self.splits)
                 except DebubbleError:
                     continue
-                if base is not None and base.plan.fits:
-                    return base.plan
-    return None
+                if base is None or base.plan.step_time >= self.found.below:
+                    continue
+                base = within_limit_of(self.request, base, self.splits)
+                if base.plan.fits:
+                    self._keep(base.plan)
 
 
-def _bounded(
-    request: PlanRequest, group: CandidateGroup, number: int, found: Found
-) -> Iterator[Batch]:
-    """Yield the batches of a group with their bounds, without those that have no room."""
-    one_rank = replace(group, degrees=replace(group.degrees, pp=1))
-    whole = (1, (len(request.model.layers),))
-    for setting in dict.fromkeys(one for each in group.settings.values() for one in each):
-        # All layers on one stage, in the same groups otherwise.
-        alone = one_rank.candidate("1f1b", whole, setting)
-        batch = Batch(least_time(request, alone, group.degrees.pp), number, group, setting)
-        if least_memory(request, alone, group.degrees.pp) > request.limit:
-            found.leave_out(NO_ROOM, batch.count)
-        else:
-            number += 1
-            yield batch
+def _work(recompute: str) -> int:
+    """Return a number that is larger for ways to recompute with more work."""
+    return {"none": 0, "selective": 1, "full": 3}.get(recompute, 2)

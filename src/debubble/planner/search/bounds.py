@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,8 @@ from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.engine.timeline import simulate
 from debubble.engine.validate import has
 from debubble.planner.candidate import Candidate, recomputed_layers
-from debubble.planner.cost.stage_costs import stage_times
+from debubble.planner.case import Case
+from debubble.planner.cost.stage_costs import layer_sums, stage_times
 from debubble.planner.memory.activations import stage_activations
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import fragmentation, margin
@@ -20,6 +22,8 @@ from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import standing
 from debubble.schedules import registry
+
+Floats: TypeAlias = NDArray[np.float64]
 
 
 def least_time(request: PlanRequest, alone: Candidate, pp: int) -> float:
@@ -38,12 +42,58 @@ def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
     and after its last backward those stages run a backward each. Where backwards are split, what a
     rank does for its weights may fill that time.
     """
-    F, I, W = stage_times(request.case(candidate))
-    degrees, own = candidate.degrees, F + I + W
-    work = np.bincount(homes_of(candidate), candidate.microbatches * own)
-    passed = np.cumsum(F if _splits(candidate.schedule) else own)
-    first = _first_stages(candidate.schedule, degrees.pp, degrees.chunks)
-    return float(np.max(work + np.where(first > 0, passed[first - 1], 0.0)))
+    forward, own = stage_work(request, candidate)
+    degrees = candidate.degrees
+    homes, first = _arrays(candidate.schedule, degrees.pp, degrees.chunks)
+    work = candidate.microbatches * np.bincount(homes, own)
+    # Ahead of every stage; the first rank waits for nothing.
+    passed = np.cumsum(forward if _splits(candidate.schedule) else own)
+    work[first > 0] += passed[first[first > 0] - 1]
+    return float(work.max())
+
+
+def stage_work(request: PlanRequest, candidate: Candidate) -> tuple[Floats, Floats]:
+    """Return seconds of F, and of F, I and W together, of one microbatch on every stage."""
+    most, ends = recomputed_layers(candidate.recompute), ends_of(candidate.layers)
+    if most is None:
+        sums = _work_sums(request.case(candidate.without_order()))
+        found = np.diff(sums.layers[:, ends])
+    else:
+        again = _work_sums(request.case(candidate.without_order("full")))
+        sums = _work_sums(request.case(candidate.without_order("none")))
+        kept = np.minimum(ends[:-1] + most, ends[1:])
+        found = again.layers[:, kept] - again.layers[:, ends[:-1]]
+        found += sums.layers[:, ends[1:]] - sums.layers[:, kept]
+    found[:, 0] += sums.first
+    found[:, -1] += sums.last
+    return found[0], found[1]
+
+
+class _WorkSums(NamedTuple):
+    """Seconds of F, and of F, I and W together, in rows."""
+
+    layers: Floats
+    """Of the first n layers, for every n."""
+    first: Floats
+    last: Floats
+
+
+@lru_cache(maxsize=1 << 14)
+def _work_sums(case: Case) -> _WorkSums:
+    return _WorkSums(*(np.stack([part[0], part.sum(axis=0)]) for part in layer_sums(case)))
+
+
+@lru_cache(maxsize=1 << 14)
+def ends_of(layers: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the number of the first layer of every stage, and last the number of layers."""
+    return np.cumsum((0, *layers))
+
+
+@lru_cache(maxsize=4096)
+def _arrays(name: str, ranks: int, chunks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rank of every stage, and the first stage of every rank."""
+    homes = np.array(_homes(name, ranks, chunks))
+    return homes, np.unique(homes, return_index=True)[1]
 
 
 def homes_of(candidate: Candidate) -> tuple[int, ...]:
@@ -54,12 +104,6 @@ def homes_of(candidate: Candidate) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _homes(name: str, ranks: int, chunks: int) -> tuple[int, ...]:
     return tuple(placement_of(name, ranks, chunks).ranks_of_stages.tolist())
-
-
-@lru_cache(maxsize=4096)
-def _first_stages(name: str, ranks: int, chunks: int) -> NDArray[np.int64]:
-    """Return the first stage of every rank."""
-    return np.unique(_homes(name, ranks, chunks), return_index=True)[1]
 
 
 @cache

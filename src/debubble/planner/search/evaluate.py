@@ -24,6 +24,7 @@ from debubble.planner.cost.step import Step, step_of
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.kernel_times import PRECISIONS
 from debubble.planner.memory.peaks import RankMemory, fragmentation, margin, memory_costs, memory_of
+from debubble.planner.memory.retries import chance_of_retries, retry_time
 from debubble.planner.memory.state import stage_states
 from debubble.planner.request import PlanRequest
 from debubble.schedules import registry
@@ -81,7 +82,7 @@ class Evaluated:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it will fit into the memory of a GPU."""
+        """Chance that it fits into the memory of a GPU, in a word."""
         peak, request = max(self.peaks), self.request
         if peak <= min(request.limit, request.safe):
             return "yes"
@@ -93,6 +94,20 @@ class Evaluated:
     def memory_error(self) -> float:
         """Bytes by which 9 of 10 real peaks exceed the predicted one at most."""
         return max(self.peaks) * self.request.training.runtime.memory_error
+
+    @property
+    def retries(self) -> tuple[float, float]:
+        """Chance that PyTorch's allocator runs short, and seconds per step that it then adds.
+
+        Both are 0 for plans that fit.
+        """
+        if self.verdict == "yes" or not self.memory:
+            return 0.0, 0.0
+        rank, request = self.memory[self.fullest], self.request
+        error = request.training.runtime.memory_error
+        chance = chance_of_retries(rank.peak, request.capacity, error)
+        dynamic = rank.activations + rank.buffers + rank.logits
+        return chance, retry_time(dynamic, self.candidate.microbatches)
 
     @property
     def fullest(self) -> int:

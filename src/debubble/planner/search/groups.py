@@ -12,7 +12,7 @@ candidates that a rule cannot distinguish.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import TypeAlias, TypeVar
@@ -68,6 +68,20 @@ class CandidateGroup:
             for split, setting in product(splits, self.settings[schedule]):
                 yield self.candidate(schedule, split, setting)
 
+    @cached_property
+    def all_settings(self) -> tuple[Setting, ...]:
+        """Settings that go with some schedule."""
+        return tuple(dict.fromkeys(one for each in self.settings.values() for one in each))
+
+    def alone(self, setting: Setting) -> Candidate:
+        """Return all layers on one stage, in the same groups otherwise."""
+        degrees = replace(self.degrees, pp=1)
+        layers = (sum(next(iter(self.orders.values()))[0][1]),)
+        recompute, zero = first_setting(setting)
+        return Candidate(
+            degrees, self.microbatch_size, self.microbatches, "1f1b", layers, recompute, zero
+        )
+
     def candidate(self, schedule: str, split: Split, setting: Setting) -> Candidate:
         """Return one of the candidates, with one layer where the fewest are recomputed."""
         chunks, layers = split
@@ -78,32 +92,26 @@ class CandidateGroup:
 
 
 USUAL_SCHEDULE = "1f1b"
-"""The schedule that is tried first: after one plan that fits, most others need no simulation."""
+"""The schedule that is tried first, so that there is a plan that fits soon."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Batch:
-    """Candidates of one group with one setting: the same work in the same bytes of weights.
+    """Candidates of one group with one setting: the same work in the same bytes of weights."""
 
-    `bound` is a time in seconds that none of them is faster than.
-    """
-
-    bound: float
-    number: int
-    group: CandidateGroup = field(compare=False)
-    setting: Setting = field(compare=False)
+    group: CandidateGroup
+    setting: Setting
 
     @cached_property
     def count(self) -> int:
         """Number of candidates."""
         return sum(len(splits) for _, splits in self._orders())
 
-    def candidates(self, *, usual: bool) -> Iterator[Candidate]:
-        """Yield the candidates with :data:`USUAL_SCHEDULE`, or those with all others."""
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield the candidates."""
         for schedule, splits in self._orders():
-            if (schedule == USUAL_SCHEDULE) is usual:
-                for split in splits:
-                    yield self.group.candidate(schedule, split, self.setting)
+            for split in splits:
+                yield self.group.candidate(schedule, split, self.setting)
 
     def _orders(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
         """Yield schedules with their cuts that go with the setting."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
+from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.case import Case
 from debubble.planner.cost.stage_costs import layer_sums
@@ -23,6 +25,7 @@ from debubble.planner.memory.peaks import margin
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import homes_of, pipeline_bound
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
+from debubble.planner.search.longest_path import LongestPath, least_step, no_gain
 
 Cut: TypeAlias = tuple[int, ...]
 """Layers of every stage; they are consecutive, so that their numbers say all."""
@@ -36,6 +39,9 @@ simulations."""
 
 ACTIONS = 2_000_000
 """Most simulated actions for one plan, about: large pipelines are simulated less often."""
+
+PATHS = 4
+"""Longest paths of earlier cuts that bound the step of another one."""
 
 MOVES = 96
 """Moves of one layer that are looked at from one cut, the most promising first."""
@@ -63,8 +69,11 @@ def loads_of(request: PlanRequest, candidate: Candidate) -> Loads:
 @lru_cache(maxsize=1 << 14)
 def _loads(case: Case) -> Loads:
     sums, first, last = layer_sums(case)
-    layers = np.diff(sums[0] + sums[1] + sums[2])
-    return Loads(tuple(layers.tolist()), *(sum(part.tolist()) for part in (first, last)))
+    each = np.diff(sums[0] + sums[1] + sums[2])
+    # Layers of a kind take the same, to the last digit.
+    kinds = dict(zip(case.model.layers, each.tolist(), strict=True))
+    layers = tuple(kinds[layer] for layer in case.model.layers)
+    return Loads(layers, *(sum(part.tolist()) for part in (first, last)))
 
 
 def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:
@@ -109,40 +118,69 @@ def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
     return filled(choices[at] * (1 + 1e-12))
 
 
+PARTS = 256
+"""Parts of a layer that embedding and head are rounded to where layers are shared out."""
+
+
 def _shared_out(loads: Loads, homes: tuple[int, ...]) -> Cut:
     """Return a cut from giving equal layers, one by one, to the rank with the least load.
 
     Of ranks alike the later one, which holds fewer microbatches.
     """
     each = sum(loads.layers) / len(loads.layers)
-    ends = [0.0] * len(homes)
-    ends[0] += loads.first
-    ends[-1] += loads.last
+    first, last = (round(PARTS * end / each) if each else 0 for end in (loads.first, loads.last))
+    return _shared_parts(len(loads.layers), first, last, homes)
+
+
+@lru_cache(maxsize=1 << 14)
+def _shared_parts(layers: int, first: int, last: int, homes: tuple[int, ...]) -> Cut:
+    """Share layers of :data:`PARTS` each out, next to embedding and head of so many parts."""
+    ends = [0] * len(homes)
+    ends[0] += first
+    ends[-1] += last
     cut = [0] * len(homes)
-    by_rank: dict[int, list[tuple[float, int]]] = {}
+    by_rank: dict[int, list[tuple[int, int]]] = {}
     for stage, rank in enumerate(homes):
         by_rank.setdefault(rank, []).append((ends[stage], -stage))
     ranks = [(sum(end for end, _ in stages), -rank) for rank, stages in by_rank.items()]
     heapq.heapify(ranks)
     for stages in by_rank.values():
         heapq.heapify(stages)
-    for _ in loads.layers:
+    for _ in range(layers):
         work, rank = ranks[0]
-        heapq.heapreplace(ranks, (work + each, rank))
+        heapq.heapreplace(ranks, (work + PARTS, rank))
         stages = by_rank[-rank]
         done, stage = stages[0]
-        heapq.heapreplace(stages, (done + each, stage))
+        heapq.heapreplace(stages, (done + PARTS, stage))
         cut[-stage] += 1
     return tuple(cut)
 
 
-@lru_cache(maxsize=1 << 14)
 def least_load(loads: Loads, homes: tuple[int, ...]) -> float:
-    """Return seconds per microbatch below which no cut brings the busiest rank."""
-    small = min(loads.layers)
-    alike = loads._replace(layers=(small,) * len(loads.layers))
-    mean = (sum(loads.layers) + loads.first + loads.last) / (max(homes) + 1)
-    return max(mean, *rank_loads(alike, homes, _shared_out(alike, homes)))
+    """Return seconds per microbatch below which no cut brings the busiest rank.
+
+    The average; and the busiest rank where every layer takes as long as the shortest.
+    """
+    ranks, each, count = max(homes) + 1, min(loads.layers), len(loads.layers)
+    mean = (sum(loads.layers) + loads.first + loads.last) / ranks
+    one = homes[0] == homes[-1]
+    ends = [loads.first + loads.last] if one else [loads.first, loads.last]
+    most = max(ends)
+    if each <= 0:
+        return max(mean, most)
+    least = max(most, (count * each + sum(ends)) / ranks)
+
+    def room(load: float) -> int:
+        """Return the number of layers that ranks have room for below a load."""
+        share = load / each * (1 + 1e-12)
+        return (ranks - len(ends)) * int(share) + sum(int(share - end / each) for end in ends)
+
+    # The busiest rank has a whole number of layers, and maybe an end.
+    steps = {end: max(math.ceil((least - end) / each - 1e-9), 0) for end in (0.0, *ends)}
+    while room(least) < count:
+        least = min(max(end + number * each, least) for end, number in steps.items())
+        steps = {end: n + (end + n * each <= least) for end, n in steps.items()}
+    return max(mean, least)
 
 
 def forced_time(request: PlanRequest, candidate: Candidate, peaks: NDArray[np.float64]) -> float:
@@ -202,12 +240,20 @@ def refined(
     if len(homes) == 1:
         return plan, 0
     best, simulated, tried = plan, 0, {plan.candidate.layers}
+    paths: list[LongestPath] = []
+    others: deque[LongestPath] = deque(maxlen=PATHS)
     limited = math.isfinite(plan.request.limit)
-    made = plan.candidate.uses_costs
+    made, alike = plan.candidate.uses_costs, len(set(plan.request.model.layers)) == 1
+    alike &= recomputed_layers(plan.candidate.recompute) is None
     actions = 3 * len(homes) * plan.candidate.microbatches
     most = max(min(MADE if made else SIMULATIONS, ACTIONS // actions), 10)
 
-    def is_better(cut: Cut) -> bool:
+    def note(timeline: Timeline) -> None:
+        path = None if made else LongestPath(best, timeline)
+        if path is not None and path.counts is not None:
+            paths.append(path)
+
+    def is_better(cut: Cut, *, in_vain: bool = False) -> bool:
         """Try a cut, keep it if it is better than the best, and return whether it is."""
         nonlocal best, simulated
         if cut in tried or simulated >= most:
@@ -216,14 +262,23 @@ def refined(
         candidate, fits = replace(best.candidate, layers=cut), not limited or best.fits
         if fits and pipeline_bound(plan.request, candidate) >= best.step_time:
             return False
-        if not allowed(candidate):
+        slow = fits and (
+            in_vain
+            or least_step(plan.request, candidate, (*paths[-1:], *others), best.step_time)
+            >= best.step_time
+        )
+        if not slow and not allowed(candidate):
             return False
         simulated += 1
+        if slow:
+            return False
         try:
             order = None
             if room is not None:
                 order = schedule_of(candidate, costs_of(plan.request.case(candidate)), room)
             found, timeline = timed(plan.request, candidate, order, memory=limited)
+            if paths:
+                others.append(LongestPath(found, timeline, paths[-1].gradients))
             if found.step_time < floor or (fits and found.step_time >= best.step_time):
                 return False
             if limited:
@@ -233,10 +288,14 @@ def refined(
         if limited and _value(found) >= _value(best):
             return False
         best = found
+        note(timeline)
         return True
 
-    def moves() -> Iterator[Cut]:
-        """Yield cuts with one layer elsewhere, first taken from the fullest or busiest."""
+    def moves() -> Iterator[tuple[Cut, bool]]:
+        """Yield cuts with one layer elsewhere, first taken from the fullest or busiest.
+
+        And whether that is known to be no faster.
+        """
         cut = best.candidate.layers
         fits = not limited or best.fits
         load = rank_loads(loads, homes, cut) if fits else best.peaks
@@ -246,15 +305,20 @@ def refined(
             one, other = move
             return load[homes[one]] - load[homes[other]], cut[one] - cut[other]
 
+        vain = np.zeros((len(cut), len(cut)), dtype=bool)
+        if fits and alike and paths:
+            vain = no_gain(paths[-1], best, homes)
         pairs = ((one, other) for one in stages if cut[one] for other in stages if one != other)
         for one, other in heapq.nlargest(MOVES, pairs, promise):
             found = list(cut)
             found[one] -= 1
             found[other] += 1
-            yield tuple(found)
+            yield tuple(found), bool(vain[one, other])
 
+    if not limited or best.fits:
+        note(plan.simulate())
     is_better(balanced(loads, homes))
-    while any(is_better(cut) for cut in moves()):
+    while any(is_better(cut, in_vain=vain) for cut, vain in moves()):
         pass
     return best, simulated
 

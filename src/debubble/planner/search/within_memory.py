@@ -81,7 +81,10 @@ def base_cut(
 def base_of(
     request: PlanRequest, candidate: Candidate, splits: Allowed | None, enough: float = math.inf
 ) -> Base | None:
-    """Return a candidate with its base cut, simulated; None if all take more than `enough`."""
+    """Return a candidate with its base cut, simulated, without its peaks.
+
+    None if all of its variants take more than `enough`.
+    """
     plan, timeline = timed(request, candidate)
     floor = plan.step_time
     free = splits is not None and candidate.degrees.pp > 1
@@ -90,16 +93,23 @@ def base_of(
         uneven = max(busy - split_bound(request, candidate), 0.0) if free else 0.0
         saved = uneven + MOST_WAITS * (timeline.makespan - busy)
         floor = max(floor - saved, (1 - MOST_TIME) * floor)
-    if floor > enough:
-        return None
-    plan, within = with_peaks(plan, timeline), floor
+    return Base(plan, floor, floor) if floor <= enough else None
+
+
+def within_limit_of(
+    request: PlanRequest, base: Base, splits: Allowed | None, enough: float = math.inf
+) -> Base:
+    """Return a base with its peaks, and a floor for what fits."""
+    candidate, timeline, within = base.plan.candidate, base.plan.simulate(), base.floor
+    plan = with_peaks(base.plan, timeline)
+    free = splits is not None and candidate.degrees.pp > 1
     if free and not plan.fits and not candidate.uses_costs:
-        within = max(floor, forced_time(request, candidate, np.array(plan.peaks)))
+        within = max(within, forced_time(request, candidate, np.array(plan.peaks)))
         if within <= enough:  # not by what activations take alone, but maybe by all that is there
             wide = replace(request, limit=math.inf)
             plan = replace(with_peaks(replace(plan, request=wide), timeline), request=request)
             within = max(within, forced_time(request, candidate, np.array(plan.peaks)))
-    return Base(plan, within, floor)
+    return Base(plan, within, base.without_limit)
 
 
 def fastest_within(

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import yaml
 
 from debubble.planner.case import Case
 from debubble.planner.frameworks.megatron.flags import megatron_lines, split_lines
+from debubble.planner.frameworks.primus.flags import plan_values
+from debubble.planner.frameworks.table import FRAMEWORKS
 from tests import wheels
 from tests.planner import megatron
 from tests.planner.cases import case, changed, dense, latent, mixture, sampled
@@ -151,6 +154,52 @@ def test_megatron_refuses_what_our_rules_do_and_takes_the_nearest(judged: Judged
         assert re.search(REFUSED[name], made["error"]), (name, made)
     for one, made in judged.better:
         assert "error" not in made, (one.candidate, made)
+
+
+@pytest.fixture(scope="module")
+def scripts(request: pytest.FixtureRequest) -> list[tuple[Case, dict[str, Any]]]:
+    """Plans, and what Megatron-LM makes of the words of our scripts."""
+    pytest.importorskip("torch", reason="Megatron-LM imports PyTorch")
+    wheel = megatron.fetch(wheels.folder_of(request, "megatron"))
+    texts = [FRAMEWORKS["megatron"].files[".sh"](one) for one in GOOD]
+    return list(zip(GOOD, megatron.verdicts(wheel, list(zip(GOOD, texts, strict=True))),
+                    strict=True))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_scripts_are_taken_with_plan_and_model(scripts: list[tuple[Case, dict[str, Any]]]) -> None:
+    for one, made in scripts:
+        assert "error" not in made, (one.candidate, made)
+        assert meant(made) == said(one)
+        args, model = made["args"], one.model
+        assert args["num_layers"] == len(model.layers)
+        assert args["hidden_size"] == model.hidden
+        assert args["vocab_size"] == model.vocabulary
+        assert args["num_experts"] == (model.experts or None)
+        assert args["mtp_num_layers"] == (model.mtp or None)
+        assert args["swiglu"]
+
+
+@pytest.mark.slow
+def test_primus_overrides_what_the_arguments_set(
+    scripts: list[tuple[Case, dict[str, Any]]],
+) -> None:
+    for one, made in scripts:
+        values = plan_values(one)
+        assert values
+        for name in values.keys() - NOT_PLAIN:
+            assert made["args"][name] == values[name], name
+        content = yaml.safe_load(FRAMEWORKS["primus"].files[".yaml"](one))
+        overrides = content["modules"]["pre_trainer"]["overrides"]
+        assert values.items() <= overrides.items()
+        assert overrides.keys() <= made["args"].keys() | NOT_PLAIN
+
+
+NOT_PLAIN = {
+    "moe_layer_freq", "pipeline_model_parallel_layout", "exp_avg_dtype", "exp_avg_sq_dtype",
+    "num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage",
+}  # fmt: skip
+"""Arguments whose values are no plain data after its checks."""
 
 
 def meant(made: dict[str, Any]) -> dict[str, Any]:

@@ -141,9 +141,21 @@ def _recompute(case: Case) -> list[str]:
 
 
 def _environment(case: Case) -> list[str]:
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
     if case.candidate.zero > 1:
-        return [f"# environment: leave {name} unset, as Megatron-FSDP needs it"]
-    if case.candidate.schedule == OVERLAP:
-        return [f"# environment: {name}=32, for copies beside the exchange between experts"]
-    return [f"# environment, before Blackwell: {name}=1"]
+        return ["# environment: leave CUDA_DEVICE_MAX_CONNECTIONS unset, as Megatron-FSDP needs it"]
+    value = connections(case)
+    return [f"# environment: {value}"] if value else []
+
+
+def connections(case: Case) -> str:
+    """Return the setting of the environment with which work overlaps; empty where none is due.
+
+    With 1, communication starts before the product that is to hide it; Blackwell needs no setting.
+    Copies next to the exchange between experts take 32.
+    """
+    d, own = case.degrees, case.candidate
+    if (d.tp == 1 and d.cp == 1) or own.zero > 1:
+        return ""
+    if own.schedule == OVERLAP:
+        return "CUDA_DEVICE_MAX_CONNECTIONS=32"
+    return "" if case.gpu.fp4 else "CUDA_DEVICE_MAX_CONNECTIONS=1"

@@ -90,7 +90,7 @@ NARROW_STATE = {
     "offload_optimizer": "an optimizer that alone is offloaded",
     "graph_pools": "CUDA graphs",
 }
-"""What FSDP2 does not have, by field of a training."""
+"""Parts that FSDP2 does not have, by field of a training."""
 
 
 def whole_recompute(case: Case) -> Refusal | None:

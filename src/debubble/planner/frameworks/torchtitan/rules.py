@@ -24,6 +24,13 @@ def precision(case: Case) -> Refusal | None:
     return Refusal(f"precision {case.training.precision}", {"precision": near})
 
 
+def wide_gather(case: Case) -> Refusal | None:
+    """Check that weights are stored and gathered in 16 bits, as since version 0.3."""
+    if not case.training.narrow_weights:
+        return None
+    return Refusal(f"weights in {case.training.weights}", {"weights": "bf16"})
+
+
 RULES = (
     Rule("placement", "pipeline_parallel_schedule", ORDER, shared.placement, of_order=True),
     Rule("split-kv-heads", "tensor_parallel_degree", DEGREES, shared.kv_heads),
@@ -33,6 +40,7 @@ RULES = (
     Rule("tied", "enable_weight_tying", DEGREES, shared.tied),
     Rule("mtp", "mtp_layers", DEGREES, shared.mtp),
     Rule("precision", "mixed_precision_param", DEGREES, precision),
+    Rule("wide-gather", "Float8LinearConverter", DEGREES, wide_gather),
     Rule("state", "training.mixed_precision_reduce", DEGREES, shared.wide_state),
     Rule("recompute-layers", "activation_checkpoint", STATE, shared.whole_recompute),
 )
