@@ -142,6 +142,7 @@ def test_files(run: Run, tmp_path: Path, ending: str) -> None:
         assert "kept by all ranks" in out
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_written_is_printed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +176,7 @@ def test_an_order_of_its_own(
     assert "--time-limit is '0'" in refused(*held[:-1], 0)
 
 
+@pytest.mark.slow
 def test_layers_that_are_given_stay(run: Run, refused: Callable[..., str]) -> None:
     held = (*SMALL, "--pp", 2, "--schedule", "1f1b", "--json")
     (free, *_), (given, *_) = (

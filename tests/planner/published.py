@@ -78,7 +78,9 @@ def dgxc(model: str, degrees: Degrees, batch: int, sequence: int, seconds: float
         spread(len(known.layers), degrees.stages),
     )  # fmt: skip
     cluster = Cluster(find_gpu("h100"), degrees.gpus)
-    return Published(known, cluster, Training(batch, sequence), candidate, seconds)
+    return Published(
+        known, cluster, Training(batch, sequence, gradient_bytes=2), candidate, seconds
+    )
 
 
 def llama_70b() -> Published:

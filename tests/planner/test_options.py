@@ -10,6 +10,7 @@ import debubble as db
 from debubble.planner.candidate import Training
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.options import ROWS, STATE, request_of
+from debubble.planner.request import for_framework
 from debubble.planner.request_check import check_request
 
 ASKED: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "b200", "gpus": 8, "batch": 16}
@@ -63,7 +64,7 @@ def test_pytorch_gathers_weights_in_16_bits_unless_asked() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gradients": "fp16"}, "--gradients is 'fp16'; did you mean 'fp32'"),
+        ({"gradients": "fp16"}, "--gradients is 'fp16'; did you mean 'bf16'"),
         ({"graph_pools": "four"}, "--graph-pools is 'four'; give an amount of one GPU"),
         ({"weights": "fp8"}, "weights is 'fp8', and products are in bf16; the nearest that works "
          "is weights bf16, or precision fp8"),
@@ -91,7 +92,7 @@ def test_wrong_values_are_refused_with_what_works(options: dict[str, str], messa
     ],
 )
 def test_a_framework_that_keeps_other_things_says_so(options: dict[str, Any], nearest: str) -> None:
-    request = request_of({**ASKED, **options, "framework": "torchtitan"})
+    request = for_framework(request_of({**ASKED, **options}), "torchtitan")
     with pytest.raises(db.ParameterError, match="torchtitan does not run this") as refused:
         check_request(request)
     assert str(refused.value).endswith(f"the nearest that works is {nearest}")

@@ -273,6 +273,7 @@ def _values(request: PlanRequest, name: str) -> list[Any]:
 
 STATES = {
     "gradient_bytes": (4, "gradients fp32"), "moment_bytes": (4, "moments fp32"),
+    "weights": ("bf16", "weights bf16"),
     "offload_optimizer": (False, "offload none"), "graph_pools": (0.0, "graph pools 0"),
 }  # fmt: skip
 """Fields of trainings on what is kept, each with its usual value, also in words."""

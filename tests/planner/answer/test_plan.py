@@ -24,6 +24,7 @@ def test_parameters_are_the_options_of_the_command() -> None:
     assert {*inspect.signature(db.plan).parameters} == {row.name for row in PLAN_OPTIONS}
 
 
+@pytest.mark.slow
 def test_data_is_that_of_the_command(plan: db.Plan) -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in (SMALL | HELD).items()]
     told = call("plan", "llama-3.2-1b", *words, "--why", "recompute=full", "--top", 3, "--json")

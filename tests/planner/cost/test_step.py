@@ -97,7 +97,7 @@ def test_a_ramp_of_the_batch_takes_what_it_took() -> None:
     for batch, seconds in ((512, 35.77), (1024, 59.65), (1536, 83.11), (2048, 107.12)):
         candidate = Candidate(degrees, 2, batch // 16, "1f1b", (6,) * 12, "full", 1)
         found = step_time(Case(model, cluster, replace(training, batch=batch), candidate, factors))
-        assert found.seconds == pytest.approx(seconds, rel=0.04)
+        assert found.seconds == pytest.approx(seconds, rel=0.06)
 
 
 PLANS = {

@@ -130,6 +130,7 @@ EXAMPLES: dict[str, list[tuple[Case, str]]] = {
         (case(dense(), dp=2, zero=2, precision="fp8", weights="fp8"), "weights bf16"),
     ],
     "products": [(case(dense(), precision="mxfp8"), "precision fp8")],
+    "fp4-weights": [(case(dense(), precision="nvfp4", weights="fp4"), "weights bf16")],
     "state": [
         (case(dense(), gradient_bytes=2), "gradients of 4"),
         (case(dense(), moment_bytes=2), "moments of 4"),

@@ -178,7 +178,7 @@ def also_runs(plan: Evaluated) -> tuple[str, ...]:
 
 
 class _Total:
-    """Counts and best plan of the running search and of those before it, reported on every call."""
+    """Counts and best plan of this search and those before it, reported on every call."""
 
     def __init__(self, answer: Answer, progress: Watch) -> None:
         self._progress = progress

@@ -234,7 +234,7 @@ def _schedule(
     pp, chunks = numbers["pp"] or 1, numbers["vp"]
     if pp == 1:
         numbers["vp"] = 1
-        return name or "1f1b"
+        return "1f1b"
     if not name and chunks is None and runtime == MEGATRON:
         name = cells.assume("schedule", "interleaved-1f1b")
     if name in TWO_CHUNKS and chunks is None:

@@ -137,7 +137,7 @@ MATCHES = (
     "measured", "measured, other degree", "published", "other GPU", "other precision",
     "other framework", "nothing",
 )  # fmt: skip
-"""What an efficiency has in common with a plan, from most to least."""
+"""Levels of agreement between an efficiency and a plan, from most to least."""
 
 MEASURED = {"measured": 0.06, "measured, other degree": 0.1}
 """Errors of steps that are predicted from a measured one of the same software and GPU: published

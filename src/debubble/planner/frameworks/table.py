@@ -12,6 +12,7 @@ from debubble.planner.frameworks.any_rules import ANY_RULES
 from debubble.planner.frameworks.automodel.flags import automodel_file, automodel_lines
 from debubble.planner.frameworks.automodel.rules import RULES as AUTOMODEL_RULES
 from debubble.planner.frameworks.bridge.flags import bridge_file, bridge_lines
+from debubble.planner.frameworks.bridge.rules import RULES as BRIDGE_RULES
 from debubble.planner.frameworks.deepspeed.flags import (
     deepspeed_json,
     deepspeed_lines,
@@ -84,7 +85,7 @@ FRAMEWORKS = {
             ships=frozenset({"1f1b"}), files={".sh": deepspeed_script, ".json": deepspeed_json},
         ),
         Framework(
-            "bridge", "Megatron-Bridge", MEGATRON_RULES, bridge_lines, MEGATRON,
+            "bridge", "Megatron-Bridge", BRIDGE_RULES, bridge_lines, MEGATRON,
             ships=frozenset(SCHEDULES), within="megatron", makers=frozenset({"NVIDIA"}),
             files={".py": bridge_file},
         ),
