@@ -184,11 +184,16 @@ class _Screen:
             if least_memory(self.request, group.alone(setting), pp) > self.request.limit:
                 self.found.leave_out(NO_ROOM, batch.count)
             else:
-                bound = self._least_time(group, setting)
-                self._add(bound, batch.count, BOUND, partial(self._open_batch, batch))
+                # As if nothing were scattered, which is the same for many groups.
+                bound = self._least_time(group, (setting[0], min(setting[1], 1)))
+                self._add(bound, batch.count, BOUND, partial(self._open_batch, batch, bound))
 
-    def _open_batch(self, batch: Batch) -> None:
+    def _open_batch(self, batch: Batch, bound: float) -> None:
         """Add the candidates of a batch whose pipelines may be fast enough."""
+        exact = self._least_time(batch.group, batch.setting)
+        if exact > bound * (1 + ROUNDING):
+            self._add(exact, batch.count, BOUND, partial(self._open_batch, batch, exact))
+            return
         if self.found.early is None:
             self._look_for_some(batch)
         fewest = batch.setting[0] == FEWEST

@@ -111,9 +111,10 @@ def balanced(loads: Loads, homes: tuple[int, ...]) -> Cut:
         return tuple(cut)
 
     # The busiest rank does what some run of layers takes, alone or with embedding or head.
-    works = {b - a for i, a in enumerate(sums) for b in sums[i:]}
-    least = max(loads.first, loads.last)
-    choices = sorted({work + end for work in works for end in ends if work + end >= least})
+    works = np.subtract.outer(sums, sums)
+    works = np.unique(works[works >= 0])
+    choices = np.unique(np.concatenate([works + end for end in set(ends)]))
+    choices = choices[choices >= max(loads.first, loads.last)].tolist()
     at = bisect_left(choices, total, key=lambda most: sum(filled(most * (1 + 1e-12))))
     return filled(choices[at] * (1 + 1e-12))
 
@@ -227,7 +228,7 @@ def runnable(request: PlanRequest) -> Allowed:
 def refined(
     plan: Evaluated, allowed: Allowed, floor: float = 0.0, room: Sequence[float] | None = None
 ) -> tuple[Evaluated, int]:
-    """Return a plan with its layers split better, and the number of simulations for it.
+    """Return a plan with its layers split better, and the number of cuts that were timed or bounded.
 
     From the better of its own cut and the balanced one, a layer moves from one stage to another
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes
