@@ -165,8 +165,10 @@ def search_view(found: SoFar) -> dict[str, Any] | None:
         "verdict": best.verdict,
     }
     return _frame(best.request) | {
-        "plans": [plan], "seen": _seen(getattr(found, "searches", ()), [best]), "series": [plan["framework"]],
-    }  # fmt: skip
+        "plans": [plan],
+        "seen": _seen(getattr(found, "searches", ()), [best]),
+        "series": [plan["framework"]],
+    }
 
 
 def plans_of(found: Answer) -> list[Evaluated]:

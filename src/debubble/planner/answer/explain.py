@@ -1,4 +1,4 @@
-"""How an answer follows: time by cause, memory by rank, efficiencies, and what was left out."""
+"""Explanation of an answer: time by cause, memory by rank, efficiencies, and what was left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_RANKS = 32
 
 
 def explanation(found: Answer, width: int) -> str:
-    """Return how the recommended plan's numbers follow, and why other plans were left out."""
+    """Return the derivation of the recommended plan's numbers, and what was left out."""
     parts = [_title("candidates", width), *left_out(found, width)]
     if found.plans:
         best = found.plans[0]
@@ -87,7 +87,7 @@ def _memory_notes(plan: Evaluated, width: int) -> list[str]:
 
 
 def _efficiency(plan: Evaluated, width: int) -> list[str]:
-    """Return how kernels' times follow, and how far off a step may be."""
+    """Return the derivation of kernels' times, and the error of a step."""
     return wrap(
         f"Kernels take {1 / plan.efficiency:.3g} times as long as data sheets and shapes say: "
         f"efficiency {plan.efficiency:.3g}, {plan.efficiency_origin}. Transfers follow from links "

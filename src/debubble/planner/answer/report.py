@@ -246,6 +246,12 @@ def compared(found: Answer, plan: Evaluated) -> str:
     return f"tie ({change})" if plan.fits and percent and tied(best, plan) else change
 
 
+def _judged(found: Answer, plan: Evaluated) -> str:
+    """Return a plan's step time relative to the recommended one's, and whether it may not fit."""
+    fits = plan.verdict == "yes"
+    return compared(found, plan) + ("" if fits else f", {VERDICTS[plan.verdict]}")
+
+
 def reason(found: Answer, plan: Evaluated) -> str:
     """Return the reason for which a plan is not recommended."""
     if not plan.fits:
@@ -294,11 +300,9 @@ def columns(found: Answer, plans: Sequence[Evaluated]) -> list[Column]:
         column("step", value=lambda p: seconds(p.step_time)),
         column("peak", value=lambda p: gigabytes(max(p.peaks))),
     ]
-    if any(plan.verdict != "yes" for plan in plans):
-        cells.append(column("memory", value=lambda p: VERDICTS[p.verdict], left=True))
     return [
         *cells,
-        column("compared", value=lambda p: compared(found, p), rank=1, left=True),
+        column("compared", value=lambda p: _judged(found, p), rank=1, left=True),
         column("because", value=lambda p: reason(found, p), rank=2, left=True),
     ]
 

@@ -85,10 +85,10 @@ class Found:
             one.step_time <= plan.step_time and max(one.peaks) <= peak for one in self.front
         ):
             return
-        beaten = [
-            one for one in self.front if plan.step_time <= one.step_time and peak <= max(one.peaks)
-        ]
-        self.front = [one for one in self.front if one not in beaten] + [plan]
+        front = (
+            one for one in self.front if one.step_time < plan.step_time or max(one.peaks) < peak
+        )
+        self.front = [*front, plan]
 
 
 def kept(plans: list[Evaluated], plan: Evaluated, top: int) -> list[Evaluated]:
