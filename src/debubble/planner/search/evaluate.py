@@ -82,7 +82,7 @@ class Evaluated:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it will fit into the memory of a GPU."""
+        """Its chance to fit into the memory of a GPU."""
         peak, request = max(self.peaks), self.request
         if peak <= min(request.limit, request.safe):
             return "yes"
