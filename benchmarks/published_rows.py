@@ -9,18 +9,19 @@ import argparse
 import json
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
-
-from row_plans import RowPlan, read_row
 
 from debubble.analysis.layout import table
 from debubble.core.errors import DebubbleError
 from debubble.interchange.text import read_text
 from debubble.planner.cost.calibrate import calibrated
-from debubble.planner.cost.calibration_files import MAX_BYTES, parse_rows
+from debubble.planner.cost.calibration_files import MAX_BYTES
+from debubble.planner.cost.measured_rows import MeasuredRow, parse_rows, read_row
 from debubble.planner.cost.published_efficiencies import Factors, shipped_factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.memory.peaks import memory_of
+from debubble.planner.search.evaluate import Evaluated
 
 
 def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
@@ -29,11 +30,9 @@ def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
     Parameters
     ----------
     path
-        A file with columns ``source, model, layers, hidden, heads, kv_heads, ffn, vocab, seq,
-        experts, topk, gpu, gpus, tp, pp, vp, cp, ep, dp, micro_batch, global_batch, recompute,
-        zero, schedule, precision, step_s, mem_gb``. Rows whose column ``calibrate`` says ``yes``,
-        ``true``, ``1`` or ``x`` give the efficiency of their GPU, tensor-parallel degree and
-        precision.
+        A file with the columns of :mod:`debubble.planner.cost.measured_rows`. Rows whose column
+        ``calibrate`` says ``yes``, ``true``, ``1`` or ``x`` give the efficiency of their GPU,
+        tensor-parallel degree and precision.
     factors
         Efficiencies of everything else; the default are the shipped ones.
 
@@ -41,9 +40,11 @@ def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
     -------
     list of dict
         ``row`` (from 0), ``step_time``, ``measured``, ``error`` (signed share of the measured),
-        ``memory`` and ``measured_memory`` in bytes of the fullest rank, ``assumed`` (what the row
-        does not say), ``calibrated`` (whether the row gave an efficiency), and ``skipped`` with
-        the reason, each None where there is none.
+        ``step_time_error`` (seconds within which 9 of 10 such steps stay), ``memory`` and
+        ``measured_memory`` in bytes of the fullest rank, ``memory_error`` (bytes), ``fits``
+        (``"yes"``, ``"maybe"`` or ``"no"``), ``assumed`` (what the row does not say),
+        ``calibrated`` (whether the row gave an efficiency), and ``skipped`` with the reason, each
+        None where there is none.
 
     Raises
     ------
@@ -51,12 +52,12 @@ def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
         For a file that is no CSV with these columns.
     """
     table = read_rows(path)
-    plans = [_plan(row) for row in table]
+    plans = [_plan(row, index) for index, row in enumerate(table)]
     given = factors if factors is not None else shipped_factors()
-    marked = [_marked(row) and isinstance(plan, RowPlan) and plan.seconds is not None
+    marked = [_marked(row) and isinstance(plan, MeasuredRow) and plan.seconds is not None
               for row, plan in zip(table, plans, strict=True)]  # fmt: skip
     for plan, mark in zip(plans, marked, strict=True):
-        if mark and isinstance(plan, RowPlan):
+        if mark and isinstance(plan, MeasuredRow):
             given = _learned(given, plan)
     return [
         _result(index, plan, given, mark)
@@ -69,10 +70,10 @@ def read_rows(path: str) -> list[dict[str, str]]:
     return parse_rows(read_text(path, MAX_BYTES), path)
 
 
-def _plan(row: Mapping[str, str]) -> RowPlan | str:
+def _plan(row: Mapping[str, str], index: int) -> MeasuredRow | str:
     """The row's plan, or why there is none."""
     try:
-        return read_row(row)
+        return read_row(row, f"row {index}")
     except (ValueError, ArithmeticError) as error:
         return str(error)
 
@@ -81,43 +82,42 @@ def _marked(row: Mapping[str, str]) -> bool:
     return row.get("calibrate", "").strip().lower() in ("yes", "true", "1", "x")
 
 
-def _learned(factors: Factors, plan: RowPlan) -> Factors:
+def _learned(factors: Factors, plan: MeasuredRow) -> Factors:
     assert plan.seconds is not None
     try:
-        return calibrated(plan.case(factors), plan.seconds)
+        return calibrated(plan.with_factors(factors), plan.seconds)
     except DebubbleError:
         return factors
 
 
-def _result(index: int, plan: RowPlan | str, factors: Factors, mark: bool) -> dict[str, Any]:
+def _result(index: int, plan: MeasuredRow | str, factors: Factors, mark: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "row": index, "step_time": None, "measured": None, "error": None, "memory": None,
-        "measured_memory": None, "assumed": [], "calibrated": mark, "skipped": None,
+        "row": index, "step_time": None, "measured": None, "error": None, "step_time_error": None,
+        "memory": None, "measured_memory": None, "memory_error": None, "fits": None, "assumed": [],
+        "calibrated": mark, "skipped": None,
     }  # fmt: skip
     if isinstance(plan, str):
         return found | {"skipped": plan}
     found |= {
         "measured": plan.seconds, "measured_memory": plan.memory, "assumed": list(plan.assumed),
     }  # fmt: skip
+    request = replace(plan.request, factors=factors)
+    case = request.case(plan.candidate)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            step = step_time(plan.case(factors))
+            step = step_time(case)
     except DebubbleError as error:
         return found | {"skipped": str(error)}
-    memory = memory_of(plan.case(factors), step.timeline)
-    found["memory"] = max(rank.peak for rank in memory)
-    found["step_time"] = step.seconds
-    found["calibrated"] = mark or _gave(factors, plan)
+    peaks = tuple(rank.peak for rank in memory_of(case, step.timeline))
+    known = Evaluated(request, plan.candidate, step.seconds, peaks)
+    found |= {
+        "step_time": step.seconds, "step_time_error": step.seconds * known.step_error,
+        "memory": max(peaks), "memory_error": known.memory_error, "fits": known.verdict,
+    }  # fmt: skip
     if plan.seconds:
         found["error"] = step.seconds / plan.seconds - 1
     return found
-
-
-def _gave(factors: Factors, plan: RowPlan) -> bool:
-    """Whether one of the efficiencies is from this very measurement."""
-    own = (plan.cluster.gpu.name, plan.candidate.degrees.tp, plan.cluster.gpus, plan.seconds)
-    return any((item.gpu, item.tp, item.gpus, item.seconds) == own for item in factors.table)
 
 
 def print_rows(path: str, *, as_json: bool) -> None:

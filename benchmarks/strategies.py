@@ -48,6 +48,9 @@ PROBLEMS: dict[str, Any] = {
     "copies 3, 20": copied(4, 8, 3, 20.0),
     "recompute": problem(3, 6, 2, 0.7, GRID | {"recompute_kept": 0.1}, recompute="full"),
     "recompute, many": problem(8, 32, 1, 4, uneven(8), recompute="full"),
+    "recompute, p2p": problem(
+        8, 32, 1, 1.1, uneven(8) | {"p2p": 4.0, "recompute_kept": 0.1}, recompute="full"
+    ),
     "fused": problem(4, 8, 1, 4, GRID | {"B": 18.0}),
     "fused, many": problem(8, 32, 1, 8, GRID | {"B": 18.0}),
     "blocking": problem(4, 8, 2, 3, GRID | {"p2p": 2.0}, p2p_mode="blocking"),

@@ -23,7 +23,10 @@ ARGUMENTS = [
     "--process-per-site",
 ]
 
-LOOKS = {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"}
+LOOKS = {
+    "viewport": {"width": 1200, "height": 900}, "color_scheme": "light",
+    "wait": "debubble-timeline[ready]",
+}  # fmt: skip
 """How pages are looked at unless a test says otherwise."""
 
 PATIENCE = 90_000
@@ -64,13 +67,13 @@ class Watched:
         if "status of 422" not in text:
             self.errors.append(text)
 
-    def open(self, address: str, viewport: Any, color_scheme: str) -> Any:
-        """Go to an address and wait for its timeline."""
+    def open(self, address: str, viewport: Any, color_scheme: str, wait: str) -> Any:
+        """Go to an address and wait for an element, by default its timeline."""
         self.requests.clear()
         self.page.set_viewport_size(viewport)
         self.page.emulate_media(color_scheme=color_scheme)
         self.page.goto(address)
-        self.page.wait_for_selector("debubble-timeline[ready]")
+        self.page.wait_for_selector(wait)
         return self.page
 
     def clear(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,8 +40,8 @@ EXPLORES = PROFILE == "explore"
 FEWER, LEAST, MORE = 8, 3, 6
 """A property test has an eighth of its cases when quick, but some; six times all to explore."""
 
-CASES_FEWER, CASES_LEAST = 4, 8
-"""A test with many cases has a quarter of them when quick, but some."""
+CASES_FEWER, CASES_LEAST = 8, 4
+"""A test with many cases has an eighth of them when quick, but some."""
 
 BATCH = 16
 """Short tests of a file that a worker gets at once: xdist looks at all that was given before it
@@ -55,8 +56,14 @@ MARKS = {
 }
 """Markers of tests by the fixtures that they ask for."""
 
+LEFT_OUT = {*MARKS, "slow", "law"}
+"""Markers of tests that ``make quick`` leaves out."""
+
 LAWS = Path(__file__).parent / "laws"
 """Tests of what holds over all commands, options, costs, schedules and kinds: marked ``law``."""
+
+MARKED = re.compile(r"^pytestmark = .*|^from tests\.torch\.world import in_ranks", re.MULTILINE)
+"""Lines that mark every test of a file."""
 
 QUICK = pytest.StashKey[dict[Path, bool]]()
 """Whether a file that was collected has tests without any marker."""
@@ -71,6 +78,22 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
         # Every worker has a folder of its own in that of the run.
         folder = tmp_path_factory.getbasetemp().parent / "kernels"
         compile_once(folder, QUICK_CASES if PROFILE == "quick" else list(CASES))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files that have no test to run: importing what they import takes seconds."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    left_out = re.findall(r"not (\w+)", config.option.markexpr)
+    return bool(marks_of_file(collection_path).intersection(left_out)) or None
+
+
+def marks_of_file(path: Path) -> set[str]:
+    """Return the markers that all tests of a file have, by its text alone."""
+    marks = {"law"} if LAWS in path.parents else set()
+    for line in MARKED.findall(path.read_text(encoding="utf-8")):
+        marks.update(re.findall(r"mark\.(\w+)", line) or ["processes"])
+    return marks
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -95,12 +118,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("forked"))
         if PROFILE != "default":
             scale_cases(item)
-        quick[item.path] = quick.get(item.path, False) or not is_left_out(item)
+    short = [item for item in items if not is_left_out(item)]
+    quick.update(dict.fromkeys((item.path for item in items), False))
+    quick.update(dict.fromkeys((item.path for item in short), True))
     if PROFILE == "quick":
-        kept = set(some_of_many([item for item in items if not is_left_out(item)]))
-        dropped = [item for item in items if not is_left_out(item) and item not in kept]
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if item in kept or is_left_out(item)]
+        dropped = set(short).difference(some_of_many(short))
+        config.hook.pytest_deselected(items=[item for item in short if item in dropped])
+        items[:] = [item for item in items if item not in dropped]
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = interleaved(items)
         batch(items)
@@ -108,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def is_left_out(item: pytest.Item) -> bool:
     """Return whether ``make quick`` leaves a test out: a law, slow, with a browser or processes."""
-    return any(item.get_closest_marker(mark) for mark in (*MARKS, "slow", "law"))
+    return not LEFT_OUT.isdisjoint(mark.name for mark in item.iter_markers())
 
 
 def some_of_many(items: list[pytest.Item]) -> Iterator[pytest.Item]:

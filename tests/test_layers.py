@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-import debubble
+from tests.source import SOURCE, nodes, together
 
-HOUSE = Path(debubble.__file__).parent
+pytestmark = together
+
 LAYERS = (
     {"_version", "core"}, {"engine"}, {"lowering"}, {"listing"}, {"schedules"}, {"analysis"},
     {"optimize", "interchange"}, {"torch", "planner", "diagnosis"}, {"sweeps"}, {"view"},
@@ -23,27 +23,27 @@ LAYERS = (
 
 FLOOR = {name: floor for floor, names in enumerate(LAYERS) for name in names}
 MODULES = {
-    ".".join(("debubble", *path.relative_to(HOUSE).with_suffix("").parts)).removesuffix(
+    ".".join(("debubble", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
         ".__init__"
     ): path
-    for path in sorted(HOUSE.rglob("*.py"))
+    for path in sorted(SOURCE.rglob("*.py"))
 }
 
 
-def docstrings(tree: ast.Module) -> set[int]:
+def docstrings(found: Iterable[ast.AST]) -> set[int]:
     """The constants that document something, or stand for themselves behind what they document."""
     return {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in found
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
 
 
-def typing_only(tree: ast.Module) -> set[int]:
+def typing_only(found: Iterable[ast.AST]) -> set[int]:
     """Nodes that no running program sees, because they stand under ``TYPE_CHECKING``."""
     return {
         id(node)
-        for block in ast.walk(tree)
+        for block in found
         if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING")
         for statement in block.body
         for node in ast.walk(statement)
@@ -51,18 +51,13 @@ def typing_only(tree: ast.Module) -> set[int]:
 
 
 @cache
-def tree_of(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
-
-
-@cache
 def nodes_of(module: str) -> tuple[ast.AST, ...]:
     """All imports and strings of a module; of the latter none that documents something."""
-    tree = tree_of(module)
-    left_out = docstrings(tree)
+    found = nodes(MODULES[module])
+    left_out = docstrings(found)
     return tuple(
         node
-        for node in ast.walk(tree)
+        for node in found
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Constant) and id(node) not in left_out
     )
 
@@ -72,7 +67,7 @@ def named_by(module: str, running: bool = False) -> Iterator[tuple[int, str]]:
 
     Those that a program names while it is `running`, or also those of types alone.
     """
-    left_out = typing_only(tree_of(module)) if running else set()
+    left_out = typing_only(nodes(MODULES[module])) if running else set()
     for node in nodes_of(module):
         if id(node) in left_out:
             continue
@@ -98,7 +93,7 @@ def floor_of(module: str) -> int:
 
 
 def test_every_package_has_a_layer() -> None:
-    packages = {path.parent.name for path in HOUSE.glob("*/__init__.py")}
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert packages <= set(FLOOR)
     assert len(MODULES) > 150
 

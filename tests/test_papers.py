@@ -22,6 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_commands_write_what_they_say(here: Path) -> None:
     commands = re.findall(r"^    debubble (.*)$", TEXT, re.M)
     assert len(commands) == 4

@@ -6,12 +6,11 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 import debubble
+from tests.source import SOURCE, modules, nodes, together
 
-SOURCE = Path(debubble.__file__).parent
-MODULES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+pytestmark = together
 
 RIDDLES = re.compile(r"(What|Who|Whose|Which|Where|When|Why|How|The same)\b")
 """Beginnings of texts that stand in place of a verb or a noun."""
@@ -38,8 +37,8 @@ Text = tuple[str, str]
 
 def texts() -> Iterator[Text]:
     """Docstrings of modules, classes, functions, attributes and constants."""
-    for path, tree in MODULES.items():
-        for node in ast.walk(tree):
+    for path in modules():
+        for node in nodes(path):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 text = node.value.value
                 if isinstance(text, str):
@@ -47,8 +46,8 @@ def texts() -> Iterator[Text]:
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path, tree in MODULES.items():
-        for node in ast.walk(tree):
+    for path in modules():
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}", node
 
@@ -69,7 +68,7 @@ def test_texts_are_in_plain_american_english() -> None:
 
 def test_a_class_is_defined_once() -> None:
     where = defaultdict(list)
-    for path, tree in MODULES.items():
+    for path, tree in modules().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 where[node.name].append(str(path.relative_to(SOURCE)))
@@ -78,7 +77,7 @@ def test_a_class_is_defined_once() -> None:
 
 def test_a_module_gives_a_name_to_one_constant() -> None:
     """A second one would change what functions read that were written for the first."""
-    for path, tree in MODULES.items():
+    for path, tree in modules().items():
         names = [
             name.id
             for statement in tree.body
@@ -101,5 +100,5 @@ def test_functions_and_modules_have_a_size_to_read() -> None:
         if len(arguments) > MOST and node.name not in public:
             long.append(f"{place}: {len(arguments)} parameters")
     assert long == []
-    lines = {path: path.read_text(encoding="utf-8").count("\n") for path in MODULES}
+    lines = {path: path.read_text(encoding="utf-8").count("\n") for path in modules()}
     assert [str(path) for path, count in lines.items() if count > LONGEST_MODULE] == []

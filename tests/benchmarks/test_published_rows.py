@@ -7,7 +7,7 @@ from published_rows import run_rows
 
 from debubble.core.errors import FormatError
 from debubble.planner.cost.published_efficiencies import Factors
-from tests.benchmarks.rows import ROW
+from tests.planner.rows import ROW
 
 
 def written(path: Path, *changes: Mapping[str, str], extra: tuple[str, ...] = ()) -> str:
@@ -44,12 +44,14 @@ def test_a_marked_row_calibrates_its_gpu_and_degree(tmp_path: Path) -> None:
     assert other["step_time"] > 1.2 * unmarked["step_time"]
 
 
-def test_rows_that_gave_a_shipped_efficiency_say_so(tmp_path: Path) -> None:
-    change = {"gpus": "256", "dp": "8", "global_batch": "512", "step_s": "14.68"}
-    change["source"] = "NVIDIA/dgxc-benchmarking"
-    [found] = run_rows(written(tmp_path, change))
-    assert found["calibrated"]
-    assert abs(found["error"]) < 1e-3
+def test_rows_say_how_sure_they_are(tmp_path: Path) -> None:
+    path = written(tmp_path, {}, {"micro_batch": "8"}, {"pp": "1", "vp": "1", "dp": "8"})
+    fits, large, unpiped = run_rows(path)
+    assert 0 < fits["step_time_error"] < 0.2 * fits["step_time"]
+    assert abs(fits["step_time"] - fits["measured"]) < fits["step_time_error"]
+    assert unpiped["step_time_error"] / unpiped["step_time"] > fits["step_time_error"] / 14.66
+    assert (fits["fits"], large["fits"], unpiped["fits"]) == ("yes", "no", "no")
+    assert fits["memory_error"] == pytest.approx(0.1 * fits["memory"])
 
 
 @pytest.mark.parametrize(

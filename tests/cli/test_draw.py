@@ -32,6 +32,7 @@ def test_several_schedules_are_drawn_one_below_the_other(run: Run) -> None:
     assert out.index("1f1b: ") < out.index("zb-h1: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", STARTS)
 def test_the_ending_picks_the_format(run: Run, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"x{ending}"

@@ -99,6 +99,7 @@ def test_optimize_takes_the_p95_as_its_objective(run: Run, refused: Callable[...
     assert message.startswith("--robust is for one memory limit, not for 'sweep'")
 
 
+@pytest.mark.slow
 def test_what_the_page_shows_works(run: Run) -> None:
     commands = re.findall(r"^    debubble (.*)$", PAGE, re.M)
     assert len(commands) == 4

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.cluster import find_gpu
 
 Run = Callable[..., Any]
@@ -36,7 +37,13 @@ def test_json_has_the_contract(run: Run) -> None:
     assert first["tokens_per_second"] == pytest.approx(16 * 4096 / first["step_time"])
     assert 0 < first["mfu"]["causal"] < first["mfu"]["full"] < 1
     assert first["fits"] is True
-    assert first["flags"].keys() == {"megatron", "torchtitan", "automodel"}
+    assert first["flags"].keys() == FRAMEWORKS.keys()
+    assert first["framework"] in FRAMEWORKS
+    assert [plan["recommended"] for plan in data["plans"]] == [True, False]
+    assert data["left_out"].keys() == {
+        reason for one in data["frameworks"] for reason in one["left_out"]
+    }
+    assert sum(one["considered"] for one in data["frameworks"]) == data["considered"]
     for rank in first["memory"]:
         parts = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
         assert sum(rank[part] for part in parts) == pytest.approx(rank["peak"])
@@ -52,24 +59,29 @@ def test_json_has_the_contract(run: Run) -> None:
 @pytest.mark.slow
 def test_text_says_the_plan_and_why_others_lose(run: Run) -> None:
     out = run(*SMALL, "--top", 3, "--why", "pp=4").out
-    assert "llama-3.1-8b: 8.03 B parameters, 32 layers, on 8 × h100" in out
-    assert "per step" in out
-    assert "memory: rank" in out
-    assert "how sure: times and bytes are modeled; kernels run at" in out
+    assert "llama-3.1-8b (8.03 B parameters) on 8 × h100" in out
+    assert " per step, " in out
+    assert "GB of 85.0 GB: fits" in out
+    assert "confidence: simulated, with kernels at" in out
     assert "with 8 more GPUs, a step takes " in out
-    assert "the fastest that fits" in out
+    assert "recommended" in out
     assert "pp=4: " in out
-    assert "plans considered" in out
+    assert "-o plan." in out
 
 
-def test_the_terminal_has_the_pictures_and_the_flags(run: Run) -> None:
-    out = run(*SMALL, "--pp", 2, "--tp", 1, "--schedule", "1f1b", "--top", 1).out
+def test_what_it_follows_from_is_shown_when_asked_for(run: Run) -> None:
+    held = (*SMALL, "--pp", 2, "--tp", 1, "--schedule", "1f1b", "--top", 1)
+    plain = run(*held).out
+    assert not any(word in plain for word in ("rank 1 │", "at action", "--micro-batch-size"))
+    out = run(*held, "--explain").out
+    assert out.startswith(plain.splitlines()[0])
     assert "rank 1 │" in out
     assert "at action" in out
-    assert "flags for megatron, others with --framework" in out
+    assert " considered, " in out
+    assert "flags for megatron" in out
     assert "--pipeline-model-parallel-size 2" in out
-    other = run(*SMALL, "--pp", 2, "--tp", 1, "--framework", "automodel", "--top", 1).out
-    assert "flags for automodel:" in other
+    other = run(*held, "--framework", "automodel", "--explain").out
+    assert "flags for automodel" in other
     assert "pp_size: 2" in other
 
 
@@ -85,7 +97,7 @@ def test_memory_is_that_of_the_framework(run: Run) -> None:
     said = plain["flags"]["torchtitan"].splitlines()[0]
     assert said.startswith("# as PyTorch 2.13 with FSDP2 keeps it, rank ")
     assert "as PyTorch" not in own["flags"]["torchtitan"]
-    assert "as PyTorch 2.13 with FSDP2 keeps it" in run(*held, "--framework", "automodel").out
+    assert "for NeMo Automodel" in run(*held, "--framework", "automodel").out
 
 
 @pytest.mark.slow
@@ -122,21 +134,22 @@ def test_files(run: Run, tmp_path: Path, ending: str) -> None:
     run(*SMALL, "--pp", 2, "--schedule", "1f1b", "--why", "schedule=gpipe", "-o", path)
     text = path.read_text(encoding="utf-8")
     if ending == "html":
-        assert "<p>schedule=gpipe: " in text
-        assert "<h2>Memory of every rank at its peak</h2>" in text
+        assert "schedule=gpipe: " in text
+        assert "── memory by rank at its peak " in text
         assert "--pipeline-model-parallel-size 2" in text
     else:
         out = run("simulate", "1f1b", "-p", 2, "--costs", path).out
         assert "kept by all ranks" in out
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_written_is_printed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise db.FormatError("cannot write: No space left on device")
 
-    monkeypatch.setattr("debubble.cli.plan.write_text", fail)
+    monkeypatch.setattr("debubble.planner.answer.files.write_text", fail)
     result = run(*SMALL, "--pp", 2, "--schedule", "1f1b", "-o", tmp_path / "plan.yaml")
     assert result.code == 2
     assert "per step" in result.out
@@ -148,7 +161,8 @@ def test_an_order_of_its_own(
     run: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    held = (*SMALL, "--pp", 4, "--top", 1, "--optimize", 1, "--time-limit", 1)
+    held = (*SMALL, "--pp", 4, "--framework", "any", "--top", 1, "--optimize", 1)
+    held = (*held, "--time-limit", 1)
     order, page = tmp_path / "best.csv", tmp_path / "plan.html"
     result = run(*held, "--json", "-o", order)
     plans = result.data["plans"]
@@ -162,6 +176,7 @@ def test_an_order_of_its_own(
     assert "--time-limit is '0'" in refused(*held[:-1], 0)
 
 
+@pytest.mark.slow
 def test_layers_that_are_given_stay(run: Run, refused: Callable[..., str]) -> None:
     held = (*SMALL, "--pp", 2, "--schedule", "1f1b", "--json")
     (free, *_), (given, *_) = (
@@ -189,6 +204,28 @@ def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "begin"),
+    [("plan.sh", "#!/bin/bash"), ("bridge.py", "# llama-3.1-8b"), ("costs.yaml", "name: ")],
+)
+def test_a_file_is_written_by_its_name(run: Run, tmp_path: Path, name: str, begin: str) -> None:
+    path = tmp_path / name
+    result = run(*SMALL, "--pp", 2, "--tp", 1, "--framework", "megatron", "--schedule", "1f1b",
+                 "--top", 1, "-o", path)  # fmt: skip
+    assert path.read_text(encoding="utf-8").startswith(begin)
+    assert f"wrote {path}" in result.err
+
+
+@pytest.mark.slow
+def test_a_schedule_that_comes_from_a_file_is_written_next_to_it(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "titan.py"
+    held = (*SMALL, "--pp", 4, "--tp", 1, "--schedule", "zb-h1", "--framework", "torchtitan")
+    run(*held, "--zero", 2, "-o", path)
+    text = path.read_text(encoding="utf-8")
+    assert 'pipeline_parallel_schedule_csv = "order.csv"' in text
+    assert "4 ranks" in run("simulate", tmp_path / "order.csv").out
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["plan"], "MODEL is missing; for instance: debubble plan"),
@@ -201,6 +238,9 @@ def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
         ([*SMALL, "--imbalance", "x"], "imbalance is nan"),
         ([*SMALL, "-o", "plan.txt"], "'plan.txt': a report is .html"),
         ([*SMALL, "--framework", "jax"], "unknown framework 'jax'"),
+        ([*SMALL, "--framework", "primus"], "Primus is not for NVIDIA's GPUs such as h100"),
+        ([*SMALL, "-o", "automodel.sh"], "NeMo Automodel is not run from .sh"),
+        ([*SMALL, "--framework", "torchtitan", "-o", "plan.sh"], "works is plan.py or plan.toml"),
         ([*SMALL, "--gpus", 1009, "--batch", 256], "the nearest that works is 1024 GPUs"),
     ],
 )

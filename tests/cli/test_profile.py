@@ -13,10 +13,11 @@ from debubble.interchange.cost_files import load_costs
 
 pytest.importorskip("torch", reason="profiles stages with PyTorch; install torch")
 
+pytestmark = pytest.mark.slow  # loads PyTorch
+
 MODEL = f"{Path(__file__).parents[2] / 'examples' / 'model.py'}:build"
 
 
-@pytest.mark.slow
 def test_the_file_is_what_other_commands_take(run: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "costs.yaml"
     result = run(
@@ -94,7 +95,6 @@ def test_a_config_without_a_decoder_is_refused(refused: Callable[..., str], tmp_
     assert message.startswith(f"{path}: model_type is 'bert'; models that can be cut are gpt2, ")
 
 
-@pytest.mark.slow
 def test_a_hugging_face_config(run: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="builds a model of transformers")
     path, costs = tmp_path / "config.json", tmp_path / "costs.yaml"
@@ -116,7 +116,6 @@ def test_a_hugging_face_config(run: Callable[..., Any], tmp_path: Path) -> None:
     assert float32.data["times"]["message"] == 2 * 8 * 16 * 4
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 def test_layers_that_differ_are_measured_cut_and_trained(
     run: Callable[..., Any], tmp_path: Path

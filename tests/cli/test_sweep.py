@@ -86,6 +86,7 @@ def test_results_are_written_as_a_table(run: Run, results: Path) -> None:
         assert len(list(csv.DictReader(file))) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html"])
 def test_results_are_drawn(run: Run, results: Path, ending: str) -> None:
     path = results.with_name(f"x.{ending}")

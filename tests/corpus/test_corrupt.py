@@ -59,6 +59,7 @@ def said_of(case: dict[str, Any]) -> str:
     return "" if right and named else str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", sorted({cause for case in CASES for cause in case["causes"]}))
 def test_each_gets_its_cause(cause: str) -> None:
     cases = [case for case in CASES if cause == min(case["causes"])]

@@ -59,6 +59,7 @@ def test_early_receives_show_in_starts_alone(seed: int) -> None:
     assert sum(one.causes["head-of-line"] for one in found.accounts) > 0
 
 
+@pytest.mark.slow
 def test_twins_of_public_runs() -> None:
     found = diagnose(twins.stage_imbalance().observed())
     assert (found.findings[0].cause, found.findings[0].where["stage"]) == ("slow-stage", 3)

@@ -55,6 +55,7 @@ def python(code: str, cache: Path) -> tuple[list[str], str]:
     return done.stdout.splitlines(), done.stderr
 
 
+@pytest.mark.slow
 def test_code_is_made_elsewhere_and_then_loaded_here(tmp_path: Path) -> None:
     shown, errors = python(BUSY, tmp_path)
     assert shown == ["True True 1", "1"]

@@ -142,6 +142,7 @@ print(found)
 """
 
 
+@pytest.mark.slow
 def test_without_numba_everything_is_interpreted_with_one_warning() -> None:
     def told(how: str) -> list[str]:
         words = [sys.executable, "-c", EVERYTHING, how]

@@ -353,7 +353,7 @@ def logs() -> list[bytes]:
 
 
 def tables() -> list[bytes]:
-    from tests.benchmarks.rows import ROW
+    from tests.planner.rows import ROW
 
     return encoded("\n".join((",".join([*ROW, "calibrate"]), ",".join([*ROW.values(), "yes"]),
                               ",".join([*ROW.values(), ""]))))  # fmt: skip

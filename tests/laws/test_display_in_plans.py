@@ -22,7 +22,8 @@ QUESTION = (
 DISPLAY: dict[str, list[tuple[object, ...]]] = {
     "top": [("--top", 1), ("--top", 2), ("--top", 20)],
     "why": [("--why", "schedule=1f1b"), ("--why", "chunks=2")],
-    "output": [("-o", "plan.yaml"), ("-o", "plan.csv")],
+    "output": [("-o", "plan.yaml"), ("-o", "plan.csv"), ("-o", "plan.sh")],
+    "explain": [("--explain",)],
     "as_json": [],  # how the answer is read here
 }
 """Options of display, with values."""
@@ -30,7 +31,8 @@ DISPLAY: dict[str, list[tuple[object, ...]]] = {
 QUESTIONS = {
     "model", "gpu", "gpus", "batch", "seq", "tp", "cp", "ep", "dp", "pp", "chunks",
     "microbatch_size", "schedule", "layers", "recompute", "zero", "precision", "framework",
-    "memory", "imbalance", "calibrate", "optimize", "time_limit",
+    "memory", "imbalance", "gradients", "moments", "weights", "offload", "graph_pools",
+    "calibrate", "optimize", "time_limit",
 }  # fmt: skip
 """Options that ask for something else, or look for more."""
 

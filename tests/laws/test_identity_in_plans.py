@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def test_the_best_plan_is_the_best_with_its_own_values(limit: float) -> None:
         again = best_plans(other, 1)
         assert math.isclose(again.plans[0].step_time, best.step_time, rel_tol=1e-9), name
         assert again.plans[0].candidate == best.candidate, name
-        why = why_not(name, other, best, lambda request: best_plans(request, 1))
+        why = why_not(name, best, partial(best_plans, other, 1))
         assert why.reason == "the best plan has it", name
 
 

@@ -9,11 +9,15 @@ import debubble as db
 from debubble.engine.modes import P2P_MODES, P2PMode
 from debubble.lowering.chain import lower
 from debubble.schedules.registry import Entry
+from tests.conftest import EXPLORES
 from tests.lowerings import Case, cases, no_worse, quality
 from tests.pairs import each_family_and
 from tests.small import smallest
 
 each_with_modes = each_family_and("p2p_mode", P2P_MODES)
+
+TIMES = 2 if EXPLORES else 1
+"""Random cases in each of a hundred pairs of a family and a mode: this many times the fewest."""
 
 
 def reached(schedule: db.Schedule, case: Case, p2p_mode: P2PMode) -> tuple[float, float] | None:
@@ -28,7 +32,7 @@ def reached(schedule: db.Schedule, case: Case, p2p_mode: P2PMode) -> tuple[float
 @each_with_modes
 def test_bubbles_are_no_slower_than_just_in_time(entry: Entry, p2p_mode: P2PMode) -> None:
     worse = []
-    for case in cases(f"bubbles {entry.name} {p2p_mode}", 4, "recompute"):
+    for case in cases(f"bubbles {entry.name} {p2p_mode}", 2 * TIMES, "recompute"):
         moved, in_time = (
             reached(smallest(entry), case._replace(lowering=case.lowering | at), p2p_mode)
             for at in ({"recompute_at": "bubbles"}, {"recompute_at": "just-in-time"})
@@ -40,7 +44,7 @@ def test_bubbles_are_no_slower_than_just_in_time(entry: Entry, p2p_mode: P2PMode
 @each_with_modes
 def test_a_faster_host_is_no_slower(entry: Entry, p2p_mode: P2PMode) -> None:
     worse = []
-    for case in cases(f"host {entry.name} {p2p_mode}", 2, "offload"):
+    for case in cases(f"host {entry.name} {p2p_mode}", TIMES, "offload"):
         # What fits into memory may no longer when copies are back sooner.
         found = [
             reached(
@@ -62,7 +66,7 @@ def test_a_faster_host_is_no_slower(entry: Entry, p2p_mode: P2PMode) -> None:
 @each_with_modes
 def test_more_memory_is_no_slower(entry: Entry, p2p_mode: P2PMode) -> None:
     worse = []
-    for case in cases(f"memory {entry.name} {p2p_mode}", 2, "recompute"):
+    for case in cases(f"memory {entry.name} {p2p_mode}", TIMES, "recompute"):
         at = {"recompute_at": "bubbles"}
         for lowering in (case.lowering | at, {"offload": "full"}):
             found = [

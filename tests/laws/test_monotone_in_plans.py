@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from debubble.planner.answer.more_gpus import enough_gpus
 from debubble.planner.plannable import plannable
 from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import best_plans
@@ -70,6 +72,47 @@ def test_more_memory_never_makes_the_best_step_longer(recompute: str | None) -> 
 @pytest.mark.slow
 def test_more_memory_never_makes_the_best_step_of_all_plans_longer() -> None:
     never_longer(small(8), Fixed(schedules=SOME), grid(8e9, 60e9, 30 if EXPLORES else 5))
+
+
+NARROWER: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"gradient_bytes": 2}),
+    ({}, {"moment_bytes": 2}),
+    ({"moment_bytes": 2}, {"moment_bytes": 1}),
+    ({"precision": "fp8", "weights": "bf16"}, {"precision": "fp8", "weights": "fp8"}),
+    ({"graph_pools": 1e9}, {}),
+]
+"""Fields of trainings, and others with which fewer bytes are kept."""
+
+
+@pytest.mark.parametrize(("wide", "narrow"), NARROWER)
+@pytest.mark.parametrize("limit", grid(8e9, 40e9, 8) if EXPLORES else [14e9, 40e9])
+def test_what_is_kept_in_fewer_bytes_never_makes_the_step_longer(
+    wide: dict[str, Any], narrow: dict[str, Any], limit: float
+) -> None:
+    asked, fixed = small(), Fixed(tp=1, pp=2, zero=1, schedules=("1f1b",))
+
+    def step(kept: dict[str, Any]) -> float:
+        return best(replace(asked, training=replace(asked.training, **kept)), limit, fixed)
+
+    assert step(narrow) <= step(wide) * (1 + 1e-9)
+
+
+def test_more_memory_never_needs_more_gpus() -> None:
+    asked = replace(small(), fixed=Fixed(schedules=("1f1b",), zero=0))
+    counts = []
+    for limit in grid(3e9, 12e9, 20 if EXPLORES else 5):
+        plan = enough_gpus((replace(asked, limit=limit),))
+        counts.append(math.inf if plan is None else plan.candidate.degrees.gpus)
+    assert counts == sorted(counts, reverse=True)
+    assert min(counts) < max(counts)
+
+
+def test_the_best_plan_fits_into_a_gpu_whatever_memory_is_asked_for() -> None:
+    for memory in (None, 20e9, 80e9, 200e9):
+        asked = plan_request("llama-3.1-8b", "h100", 8, 8, 4096, memory=memory)
+        found = best_plans(replace(asked, fixed=Fixed(tp=2, pp=4, schedules=("1f1b",))), 3)
+        assert all(plan.verdict == "yes" for plan in found.plans)
+        assert all(plan.verdict != "yes" for plan in found.near)
 
 
 def searched(asked: PlanRequest, fixed: Fixed) -> Found:

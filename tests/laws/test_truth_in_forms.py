@@ -76,13 +76,15 @@ def test_forms_are_what_they_call_themselves(name: str, equal: bool) -> None:
     told = 0
     plain = small(name)
     base = EQUAL if equal else {}
-    # A third of the costs for each schedule, so that each cost meets many; all to explore.
-    fields = FIELDS if EXPLORES else FIELDS[len(name) % 3 :: 3]
-    for spec in fields:
+    # A third of the costs for each schedule, and a third of the lowerings for each of these, so
+    # that each pair meets many schedules; all to explore.
+    ways = list(lowerings())
+    for number, spec in enumerate(FIELDS if EXPLORES else FIELDS[len(name) % 3 :: 3]):
+        some = ways if EXPLORES else [ways[0], *ways[1 + (number + len(name)) % 3 :: 3]]
         for value in values(spec, plain):
             costs = costs_with(spec, value, **base)
             made = small(name, costs)
-            for lowering in lowerings():
+            for lowering in some:
                 try:
                     schedule = lower(made, costs=costs, **lowering)
                     data = summary(db.simulate(schedule, costs))

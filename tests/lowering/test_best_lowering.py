@@ -15,6 +15,7 @@ from debubble.lowering.recompute import ways_to_recompute
 COSTS = db.Costs(F=2, I=3, W=1, p2p=2, host_bandwidth=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"offload": "full"}])
 @pytest.mark.parametrize("memory", [2, 3])
 def test_waits_of_blocking_transfers_are_filled_as_those_of_others(

@@ -166,6 +166,7 @@ def test_the_smallest_limit_that_works_works() -> None:
     assert db.optimize(ranks=4, chunks=1, microbatches=2, memory=1, **FAST).makespan == 18
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "has_solver", lambda: False)
 

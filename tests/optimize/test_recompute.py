@@ -275,6 +275,7 @@ def test_ways_of_stages() -> None:
     assert choice_of(with_choice(problem(2, 1, 1, chunks=1), (0, 3))) == (0, 3)
 
 
+@pytest.mark.slow
 def test_patterns_with_recomputes_keep_memory_and_pace() -> None:
     asked = with_choice(problem(4, 24, 1.5, F=5, I=6, W=4), (True,) * 4 + (False,) * 4)
     cycle = best_cycle(asked, 1)
@@ -338,6 +339,7 @@ def test_the_cache_knows_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert cache.key([problem(2, 4, 1)]) != cache.key([problem(2, 4, 1)], ["recompute"])
 
 
+@pytest.mark.slow
 def test_published_schedules_recompute_where_that_makes_them_fit() -> None:
     asked: dict[str, Any] = {"ranks": 2, "chunks": 2, "microbatches": 4, "cache": False,
                              "effort": 0.02}  # fmt: skip

@@ -47,6 +47,7 @@ def test_what_is_said_comes_from_other_numbers() -> None:
     assert result.to_dict()["jitter"]["p95"] == result.spread.p95
 
 
+@pytest.mark.slow
 def test_without_jitter_the_fastest_stays_and_lengths_are_arranged() -> None:
     costs = db.Costs(F=1, B=2, microbatch=[1, 2, 0.5, 1, 1, 1])
     plain = db.optimize(**SIZES, costs=costs)
@@ -74,6 +75,7 @@ def test_a_time_limit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.spread is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [None, [1, 2, 0.5, 1, 1, 1]])
 def test_a_request_ends_it(monkeypatch: pytest.MonkeyPatch, lengths: list[float] | None) -> None:
     from debubble.optimize import robust

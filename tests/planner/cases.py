@@ -28,6 +28,7 @@ class OneGpu:
     """What degrees look at in a GPU."""
 
     node: int = 8
+    maker: str = "NVIDIA"
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,10 @@ def verdicts(wheel: Path, cases: list[tuple[Case, str]]) -> list[dict[str, Any]]
     for case, text in cases:
         name = "CUDA_DEVICE_MAX_CONNECTIONS"
         one = f"{name}=1" in text
+        shape = [] if text.startswith("#!") else model_words(case.model)
+        words = script_words(text) if text.startswith("#!") else shlex.split(text, comments=True)
         jobs.append({
-            "words": [*model_words(case.model), *TRAINING, *shlex.split(text, comments=True)],
+            "words": [*shape, *words, *TRAINING],
             "gpus": case.cluster.gpus, "environment": {name: "1"} if one else {},
         })  # fmt: skip
     asked = json.dumps({"wheel": str(wheel), "jobs": jobs})
@@ -45,6 +47,16 @@ def verdicts(wheel: Path, cases: list[tuple[Case, str]]) -> list[dict[str, Any]]
     assert done.returncode == 0, done.stderr[-2000:]
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
+
+
+def script_words(text: str) -> list[str]:
+    """The words of a script's arrays, as the shell makes them."""
+    arrays = text[text.index("MODEL=(") : text.index("torchrun")]
+    shown = 'printf "%s\\0" "${MODEL[@]}" "${PLAN[@]}" "${TRAINING[@]}"'
+    done = subprocess.run(
+        ["bash", "-c", f"{arrays}\n{shown}"], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split("\0")[:-1]
 
 
 def text_of(case: Case) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.case import Case
 from debubble.planner.cost.calibrate import calibrated
-from debubble.planner.cost.calibration_files import spread
+from debubble.planner.cost.measured_run import spread
 from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.hardware.cluster import Cluster, find_gpu
@@ -78,7 +78,9 @@ def dgxc(model: str, degrees: Degrees, batch: int, sequence: int, seconds: float
         spread(len(known.layers), degrees.stages),
     )  # fmt: skip
     cluster = Cluster(find_gpu("h100"), degrees.gpus)
-    return Published(known, cluster, Training(batch, sequence), candidate, seconds)
+    return Published(
+        known, cluster, Training(batch, sequence, gradient_bytes=2), candidate, seconds
+    )
 
 
 def llama_70b() -> Published:

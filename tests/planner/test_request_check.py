@@ -133,6 +133,7 @@ def test_every_offer_of_a_number_works() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("held", "precision", "message"),
     [

@@ -17,6 +17,7 @@ def test_odd_numbers_of_microbatches_take_the_time_known_for_a_short_last_group(
     assert db.simulate(schedule, db.Costs(F=1, B=2)).makespan == makespan
 
 
+@pytest.mark.slow
 def test_the_option_makes_no_deadlocks_and_refuses_nothing_that_runs() -> None:
     from debubble.core.placement import Placement
     from debubble.schedules.interleaved import interleaved_1f1b

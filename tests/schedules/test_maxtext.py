@@ -27,6 +27,7 @@ def test_every_action_runs_in_its_iteration(p: int, m: int, v: int, delay: bool)
     assert timeline.makespan == 2 * total
 
 
+@pytest.mark.slow
 def test_forms_hold_on_a_grid() -> None:
     rng = np.random.default_rng(0)
     checked = 0

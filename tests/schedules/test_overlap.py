@@ -11,6 +11,7 @@ from debubble.schedules.forms import closed_forms
 from tests import forms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b-overlap", "interleaved-overlap"])
 def test_overlapped_forms_are_exact_where_they_are_shown(name: str) -> None:
     shown = {True: 0, False: 0}

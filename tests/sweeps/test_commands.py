@@ -174,6 +174,7 @@ def test_a_command_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert simulate is COMMANDS["simulate"].run
 
 
+@pytest.mark.slow
 def test_layers_are_those_of_the_cost_file() -> None:
     options = {
         "costs": "layers.yaml", "microbatches": 4, "layers": "costs", "placement": "loop",

@@ -150,6 +150,7 @@ def test_labels_that_fit_only_on_long_actions_are_left_out_on_short_ones():
     assert sorted(texts) == sorted([str(number) for number in range(30)] * 2)
 
 
+@pytest.mark.slow
 def test_no_label_is_written_when_none_fits():
     timeline = run("1f1b", 16, 64)
     assert written(figure([timeline]))[0][1] == []

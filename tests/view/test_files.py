@@ -67,6 +67,7 @@ def test_txt_holds_all_timelines_without_colors(written):
     assert not text.endswith("\n\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_equal_pictures_are_equal_files(tmp_path, written, ending):
     path = tmp_path / f"again{ending}"

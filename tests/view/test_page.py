@@ -113,6 +113,7 @@ def test_data_cannot_end_the_script_it_stands_in():
     assert json.loads(document.scripts[0])["timelines"][0]["name"] == "</script><b>"
 
 
+@pytest.mark.slow
 def test_names_and_titles_are_text():
     for text in (page([evil()], title=EVIL), page([evil()]), cell([evil()])):
         document = Document(text)

@@ -65,6 +65,7 @@ def test_html_of_costs_and_command_is_escaped() -> None:
     assert "<b>" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
 def test_pictures_that_a_command_drew_hold_it(
     timeline: db.Timeline, tmp_path: Path, ending: str

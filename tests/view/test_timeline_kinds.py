@@ -339,6 +339,7 @@ def test_every_kind_can_be_drawn():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_kind_without_colors_of_its_own_gets_some(monkeypatch, tmp_path):
     bare = Palette("bare", {}, {})
     colors = {bare.shade(kind) for kind in COMPUTE_KINDS}

@@ -34,17 +34,18 @@ def models(typed: str) -> list[str]:
     return one_of(shipped_models())(typed)
 
 
-def _planned(module: str, table: str) -> Complete:
+def _planned(module: str, table: str, *more: str) -> Complete:
     """Return a completion from the keys of a table of the planner, which is imported when used."""
 
     def complete(typed: str) -> list[str]:
-        return one_of(getattr(import_module(f"debubble.planner.{module}"), table))(typed)
+        names = getattr(import_module(f"debubble.planner.{module}"), table)
+        return one_of((*names, *more))(typed)
 
     return complete
 
 
 BY_NAME: dict[str, Complete] = {
-    "framework": _planned("frameworks.table", "FRAMEWORKS"),
+    "framework": _planned("frameworks.table", "FRAMEWORKS", "any"),
     "gpu": _planned("hardware.gpus", "GPUS"),
 }
 """Words for options that are not one of a few."""

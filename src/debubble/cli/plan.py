@@ -11,22 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from debubble.analysis.layout import line_width, table, wrap
+from debubble.analysis.layout import line_width, wrap
 from debubble.cli import completion
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Text, with_rows, writes
-from debubble.cli.output import check_output, note, print_json
+from debubble.cli.options import AsJson, Text, switch, with_rows, writes
+from debubble.cli.output import check_writable, in_color, note, print_json, styled
 from debubble.cli.progress import EVERY, overwritten_line, stopped_kindly
 from debubble.core.errors import ParameterError
-from debubble.interchange.files import save, write_text
+from debubble.interchange.files import write_text
 from debubble.planner.options import ASKED, PLAN_OPTIONS, ROWS
 
 if TYPE_CHECKING:
     from debubble.planner.answer.plan import Plan
-    from debubble.planner.search.best_plans import Progress
-    from debubble.planner.search.search_result import Found
+    from debubble.planner.answer.searches import SoFar, Watch
 
-ENDINGS = "a report is .html, the costs of the best plan are .yaml, its order is .csv"
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
 
@@ -40,8 +38,13 @@ def plan(
     ] = None,
     as_json: AsJson = False,
     output: Annotated[
-        Text, writes("Report (.html), or costs (.yaml) or order (.csv) of the best.")
+        Text,
+        writes("Plan to run (.sh, .py, automodel.yaml, …), report (.html), costs (.yaml)."),
     ] = None,
+    explain: Annotated[
+        bool,
+        switch("--explain", "Show how it follows: time, memory, timeline, what was left out."),
+    ] = False,
 ) -> None:
     """Plan the training of a model on a number of GPUs.
 
@@ -51,30 +54,29 @@ def plan(
     """
     values = _read({"model": model, **options})
     # Help and refusals start without the search.
+    from debubble.planner.answer.files import check_name
     from debubble.planner.answer.plan import plan_for
-    from debubble.planner.answer.report import text
-    from debubble.planner.answer.why import why_text
 
-    check_output("", output, (".html", ".yaml", ".yml", ".csv"), ENDINGS)
+    if output is not None:
+        check_writable(output)
+        if not output.lower().endswith(".html"):
+            check_name(output, values.get("framework"), "a report is .html, ")
+    written: list[str] = []
     found = plan_for(values, _searching, lambda number, line: note(f"plan {number}: {line}"))
     try:
         if found.fits and output is not None:
-            _write(found, output)
+            written = _write(found, output)
     finally:
         # What took long to find is printed even where it cannot be written.
         if as_json:
             print_json(found.to_dict())
         else:
-            print(text(found.found, line_width()))
-            for answer in found.why:
-                print("\n".join(wrap(why_text(answer), line_width(), 2)))
-            if found.fits:
-                _print_best(found, values.get("framework"))
+            _print(found, explain)
         sys.stdout.flush()
     if not found.fits:
         raise typer.Exit(1)
-    if output is not None:
-        note(f"wrote {output}")
+    for path in written:
+        note(f"wrote {path}")
 
 
 def _read(texts: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,59 +92,70 @@ def _read(texts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-MOST_RANKS = 32
-"""Pipeline ranks up to which the memory of each is printed."""
+def _print(found: Plan, explain: bool) -> None:
+    """Print the answer, what else was asked, and the way to more."""
+    from debubble.planner.answer.explain import explanation
+    from debubble.planner.answer.report import plain, text
+    from debubble.planner.answer.why import why_text
+
+    style, width = styled if in_color() else plain, line_width()
+    print(text(found.found, width, style))
+    for answer in found.why:
+        print("\n".join(wrap(why_text(answer), width, 2)))
+    if explain:
+        print(f"\n{explanation(found.found, width)}")
+        if found.fits:
+            _print_best(found)
+    elif found.fits:
+        print("\n".join(style(line, "faint") for line in wrap(_more(found), width, 2)))
 
 
-def _print_best(found: Plan, framework: str | None) -> None:
-    """Print pictures of the best plan, and the flags of a framework that runs it."""
+def _more(found: Plan) -> str:
+    """Return the options that write the plan, and that show more of it."""
+    from debubble.planner.answer.files import run_names
+
+    runs = run_names(found.framework)
+    run = f"-o {runs[0]} writes what runs it, " if runs else ""
+    return f"next: {run}-o plan.html a report; --explain shows how this follows"
+
+
+def _print_best(found: Plan) -> None:
+    """Print the timeline of the best plan, and its flags."""
     from debubble.planner.answer.data import plan_flags, runs_nothing
     from debubble.planner.frameworks.table import FRAMEWORKS
-    from debubble.view.plan_page import memory_rows
     from debubble.view.terminal import print_timeline
 
     best = found.best
-    ranks = best.candidate.degrees.pp
-    if ranks > 1:
-        print("\ntime and memory of the pipeline:\n")
+    if best.candidate.degrees.pp > 1:
+        print("\ntimeline:\n")
         print_timeline(found.timeline)
-    if ranks <= MOST_RANKS:
-        print("\nmemory of every rank at its peak:\n")
-        print("\n".join(table(memory_rows(best))))
-    texts = {name: plan_flags(best, name) for name in FRAMEWORKS}
-    chosen = framework or next((one for one in FRAMEWORKS if not runs_nothing(texts[one])), "")
-    name = chosen or next(iter(FRAMEWORKS))
-    others = "" if framework else ", others with --framework, -o plan.html or --json"
-    print(f"\nflags for {name}{others}:\n\n{texts[name]}", end="")
+    names = (found.framework,) if found.framework else (*FRAMEWORKS,)
+    texts = {name: plan_flags(best, name) for name in names}
+    name = next((one for one in names if not runs_nothing(texts[one])), names[0])
+    print(f"\nflags for {name}:\n\n{texts[name]}", end="")
 
 
-def _write(found: Plan, path: str) -> None:
-    """Write the report as a page; or of the best plan its order, or costs for other commands."""
-    from debubble.planner.answer.report import costs_yaml
+def _write(found: Plan, path: str) -> list[str]:
+    """Write the report as a page, or the best plan, and return the names of the files."""
+    if not path.lower().endswith(".html"):
+        return found.save(path)
+    from debubble.view.plan_page import plan_page
 
-    if path.lower().endswith(".csv"):
-        save(found.best.simulate().schedule, path)
-        return
-    if path.lower().endswith(".html"):
-        from debubble.view.plan_page import plan_page
-
-        content = plan_page(found)
-    else:
-        content = costs_yaml(found.best)
-    write_text(path, content)
+    write_text(path, plan_page(found))
+    return [path]
 
 
 @contextmanager
-def _searching() -> Iterator[Progress]:
+def _searching() -> Iterator[Watch]:
     """Show how far a search is and the best so far, on a line a few times per second.
 
-    Where standard error is no terminal a new line appears now and then. SIGTERM ends the search
-    as Ctrl-C does.
+    Where standard error is no terminal, a new line appears now and then. SIGTERM ends the search as
+    Ctrl-C does.
     """
     began, shown = time.monotonic(), -math.inf
     with stopped_kindly(), overwritten_line(every=EVERY) as line:
 
-        def progress(found: Found) -> None:
+        def progress(found: SoFar) -> None:
             nonlocal shown
             now = time.monotonic() - began
             if now < shown + 0.1:

@@ -14,8 +14,10 @@ from debubble.schedules import registry
 
 RECOMPUTES = ("none", "selective", "full")
 """Ways to recompute every layer; ``"full:N"`` recomputes the first N layers of every stage."""
-PRECISIONS = ("bf16", "fp16", "fp8")
+PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 """Precisions of training."""
+NARROW = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+"""Precisions with products in 8 or 4 bits, each with the kind of its narrow weights."""
 
 
 @cache
@@ -54,7 +56,15 @@ class Training:
     gradient_bytes: int = 4
     """Bytes per parameter of the gradient buffer: 4, or 2."""
     moment_bytes: int = 4
-    """Bytes of each of Adam's two moments: 4, or 2."""
+    """Bytes of each of Adam's two moments: 4, 2 or 1."""
+    weights: str | None = None
+    """Kind in which layers' weights are stored and gathered: ``"bf16"``; or ``"fp8"`` or ``"fp4"``,
+    as products multiply them, without those in 16 bits. None is fp8 where the runtime keeps inputs
+    of products so, and multiplies in 8 bits, else bf16."""
+    offload_optimizer: bool = False
+    """True if the optimizer's states are in the host's memory, where it runs."""
+    graph_pools: float = 0.0
+    """Bytes of a GPU in the pools of CUDA graphs."""
     flash: bool = True
     """True if attention stores no scores (flash attention)."""
     sequence_parallel: bool = True
@@ -78,6 +88,14 @@ class Training:
     """True if gradients are reduced and weights gathered during other work."""
     overlap_p2p: bool = True
     """True if activations are sent to the next stage during other work."""
+
+    @property
+    def narrow_weights(self) -> bool:
+        """True if weights are as narrow as products, where replicas split optimizer states."""
+        if self.weights is not None:
+            return self.weights != "bf16"
+        kind = NARROW.get(self.precision) if self.runtime.narrow_inputs else None
+        return kind == "fp8" and not self.offload_optimizer
 
     @property
     def tokens(self) -> int:

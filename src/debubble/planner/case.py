@@ -67,3 +67,11 @@ class Case:
     def efficiency(self, *, experts: bool) -> float:
         """Return the share of kernels' modeled speed; `experts` for layers that have some."""
         return self.factors.efficiency(self.gpu, self.degrees.tp, self.training, experts=experts)
+
+    @property
+    def step_error(self) -> float:
+        """Share of the step time within which 9 of 10 such steps stay."""
+        experts, piped = bool(self.model.experts), self.degrees.pp > 1
+        return self.factors.error(
+            self.gpu, self.degrees.tp, self.training, experts=experts, piped=piped
+        )

@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.options import AnyText, OptionSpec, Range, Real, Whole, quoted
+from debubble.core.options import AnyText, OptionSpec, Range, Real, Whole, Word, quoted
 from debubble.core.units import read_number
 from debubble.planner.candidate import PRECISIONS, recomputed_layers
-from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.frameworks.table import ANY, FRAMEWORKS, find_frameworks
 from debubble.planner.hardware.cluster import read_bytes
 from debubble.planner.request import (
+    GRADIENTS,
     LARGEST,
+    MOMENTS,
     MOST_IMBALANCE,
+    OFFLOADS,
     SEQUENCE,
+    WEIGHTS,
     Fixed,
     PlanRequest,
     plan_request,
@@ -69,7 +73,15 @@ def _seconds(name: str, value: Any) -> float:
     return number
 
 
+def _amount(name: str, text: str) -> float:
+    """Return an amount of memory, or 0."""
+    return 0.0 if text.strip() == "0" else read_bytes(text, name)
+
+
 _MEMORY = Values(lambda _, text: read_bytes(text), lambda _, value: read_bytes(str(value)), "real")
+_POOLS = Values(
+    lambda name, text: _amount(name, text), lambda name, value: _amount(name, str(value)), "real"
+)
 # The request checks the limits of a ratio.
 _RATIO = Values(lambda _, text: read_number(text), Real(0.0, MOST_IMBALANCE).check, "real")
 _COUNT = Whole(LARGEST, at_once=True)
@@ -104,14 +116,31 @@ HELD = (
 )  # fmt: skip
 """Options that constrain a plan if they are given."""
 
+STATE = (
+    OptionSpec("gradients", Word(tuple(GRADIENTS)), "KIND", "Gradients add up in fp32, or bf16.",
+               "request", default="fp32"),
+    OptionSpec("moments", Word(tuple(MOMENTS)), "KIND", "Adam's moments: fp32, bf16 or fp8.",
+               "request", default="fp32"),
+    OptionSpec("weights", Word(WEIGHTS), "KIND",
+               "bf16; or fp8 or fp4, as products multiply them.", "request",
+               shown="fp8 where Megatron-LM multiplies in 8 bits, else bf16"),
+    OptionSpec("offload", Word(OFFLOADS), "WHAT", "optimizer: its states are on the host.",
+               "request", default="none"),
+    OptionSpec("graph_pools", _POOLS, "SIZE", "Memory in the pools of CUDA graphs, such as 4GB.",
+               "request", default=0),
+)  # fmt: skip
+"""Options on what training keeps, and where; the same for every candidate."""
+
 PLAN_OPTIONS = (
     *ASKED,
     *HELD,
     OptionSpec("precision", AnyText(), "NAME",
                f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}.", "request",
                default=PRECISIONS[0]),
+    *STATE,
     OptionSpec("framework", AnyText(), "NAME",
-               f"Only what {', '.join(_NAMES[:-1])} or {_NAMES[-1]} can run.", "request"),
+               f"Framework that runs the plan: {', '.join(_NAMES)}; or {ANY}, which only divides.",
+               "request", shown="the best of those that can", example="torchtitan"),
     OptionSpec("memory", _MEMORY, "LIMIT", "Memory per GPU, such as 72GB.", "request"),
     OptionSpec("imbalance", _RATIO, "X", "Tokens of the busiest experts over the mean.",
                "request", default=1),
@@ -136,7 +165,8 @@ def request_of(values: Mapping[str, Any]) -> PlanRequest:
     return plan_request(
         values["model"], values["gpu"], values["gpus"], values["batch"], values.get("seq"),
         fixed=fixed_of(values), **{
-            name: values[name] for name in ("precision", "memory", "imbalance")
+            name: values[name]
+            for name in ("precision", "memory", "imbalance", *(row.name for row in STATE))
             if values.get(name) is not None
         },
     )  # fmt: skip
@@ -144,19 +174,33 @@ def request_of(values: Mapping[str, Any]) -> PlanRequest:
 
 def fixed_of(values: Mapping[str, Any]) -> Fixed:
     """Return the constraints, by the names of options; other options are ignored."""
-    held = {row.name: values.get(row.name) for row in (*HELD, ROWS["framework"])}
-    return Fixed(schedules=held.pop("schedule"), **held)
+    held = {row.name: values.get(row.name) for row in HELD}
+    name = values.get("framework")
+    framework = None if name is None else find_frameworks(name)[0]
+    return Fixed(schedules=held.pop("schedule"), framework=framework, **held)
 
 
-def fixed_with(values: Mapping[str, Any], text: str) -> Fixed:
-    """Return the constraints with one more, such as ``"pp=16"``."""
+def frameworks_of(values: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Return the frameworks that plans are searched for, None for plans that only divide.
+
+    A measured step is one framework's: Megatron-LM's unless another is given.
+    """
+    name = values.get("framework")
+    if name is None and values.get("calibrate") is not None:
+        name = next(iter(FRAMEWORKS))
+    return find_frameworks(name)
+
+
+def values_with(values: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return values of options with one more, such as ``"pp=16"``."""
     key, equals, value = text.partition("=")
-    name, names = key.strip().replace("-", "_"), [row.name for row in HELD]
+    name, names = key.strip().replace("-", "_"), [row.name for row in (*HELD, *STATE)]
+    names += ["framework", "precision"]
     if not equals and name in names:
-        like = ROWS[name].example
+        like = ROWS[name].examples[-1] or ROWS[name].default
         raise ParameterError(f"--why is '{text}'; give a value, too, such as {name}={like}")
     if not equals or name not in names:
         hint = did_you_mean(name, names)
         raise ParameterError(f"--why is '{text}'; give a key and a value, such as pp=16: {hint}")
     row = ROWS[name]
-    return fixed_of({**values, name: row.type.read(row.flag, value.strip())})
+    return {**values, name: row.type.read(row.flag, value.strip())}

@@ -15,7 +15,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, recomputed_layers
 from debubble.planner.frameworks.any_rules import ANY_RULES
 from debubble.planner.frameworks.rule import DEGREES, STATE, Rule, divisors
-from debubble.planner.frameworks.table import broken, find_framework, rules_of
+from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, rules_of
 from debubble.planner.plannable import first_cut, plannable, why_not
 from debubble.planner.request import Fixed, PlanRequest, check_precision
 from debubble.planner.search.groups import ZEROS, candidates, groups
@@ -39,6 +39,7 @@ WORDS = {"microbatch_size": "microbatch size", "schedules": "schedule", "gpus": 
 def check_request(request: PlanRequest) -> None:
     """Refuse a request that no plan can meet, with value, limit and the nearest that works."""
     _check_words(request.fixed)
+    _check_maker(request)
     check_precision(request.training.precision, request.cluster.gpu)
     given = {name: getattr(request.fixed, name) for name in SIZES}
     given |= {"batch": request.training.batch, "sequence": request.training.sequence}
@@ -62,6 +63,18 @@ def _check_words(fixed: Fixed) -> None:
     if fixed.zero is not None and fixed.zero not in ZEROS:
         near = min(max(fixed.zero, ZEROS[0]), ZEROS[-1])
         raise ParameterError(f"zero is {fixed.zero}; it goes from 0 to 3; the nearest is {near}")
+
+
+def _check_maker(request: PlanRequest) -> None:
+    """Check that the framework is for these GPUs."""
+    name, gpu = request.fixed.framework, request.cluster.gpu
+    if name is None or gpu.maker in find_framework(name).makers:
+        return
+    able = [row.name for row in FRAMEWORKS.values() if gpu.maker in row.makers]
+    raise ParameterError(
+        f"{find_framework(name).title} is not for {gpu.maker}'s GPUs such as {gpu.name}; the "
+        f"nearest that works is framework {able[0]}"
+    )
 
 
 def _gpus(request: PlanRequest) -> None:
@@ -217,7 +230,7 @@ def _changed(request: PlanRequest, name: str, value: Any) -> PlanRequest:
     owner = "fixed"
     if name == "gpus":
         owner = "cluster"
-    elif name in ("batch", "sequence", "sequence_parallel", "precision"):
+    elif name in ("batch", "sequence", "sequence_parallel", "precision", *STATES):
         owner = "training"
     elif name in ("mtp", "tied"):
         owner = "model"
@@ -233,8 +246,10 @@ def _values(request: PlanRequest, name: str) -> list[Any]:
         return [one for one in reversed(RECOMPUTES) if one != request.fixed.recompute]
     if name == "schedules":
         return [(one,) for one in plannable()]
-    if name in ("sequence_parallel", "mtp", "tied", "precision"):
-        return [{"sequence_parallel": True, "mtp": 0, "tied": False, "precision": "bf16"}[name]]
+    if name == "precision":
+        return NEAR_PRECISIONS.get(request.training.precision, ["bf16"])
+    if name in USUAL:
+        return [USUAL[name]]
     given = {"gpus": request.cluster.gpus, "batch": request.training.batch,
              "sequence": request.training.sequence}  # fmt: skip
     value = given[name] if name in given else getattr(request.fixed, name)
@@ -256,8 +271,26 @@ def _values(request: PlanRequest, name: str) -> list[Any]:
     return sorted(found - {value}, key=lambda one: (max(one, value) / min(one, value), one))
 
 
+STATES = {
+    "gradient_bytes": (4, "gradients fp32"), "moment_bytes": (4, "moments fp32"),
+    "weights": ("bf16", "weights bf16"),
+    "offload_optimizer": (False, "offload none"), "graph_pools": (0.0, "graph pools 0"),
+}  # fmt: skip
+"""Fields of trainings on what is kept, each with its usual value, also in words."""
+
+USUAL: dict[str, Any] = {"sequence_parallel": True, "mtp": 0, "tied": False} | {
+    name: value for name, (value, _) in STATES.items()
+}
+"""Values that every framework takes, of what only has one such."""
+
+NEAR_PRECISIONS = {"nvfp4": ["mxfp8", "fp8", "bf16"], "mxfp8": ["fp8", "bf16"]}
+"""Precisions near another one; bf16 is near all."""
+
+
 def _said(name: str, value: Any) -> str:
     """Return an option with its value, in words."""
+    if name in STATES:
+        return STATES[name][1]
     if value is None:
         return f"any {name}"
     if name == "gpus":

@@ -28,6 +28,7 @@ from debubble.playground.searches import Search, Searches
 from debubble.playground.state import ExportRequest, File, PageState, PlanForm, Poll, Strict, read
 from debubble.playground.uploads import upload
 from debubble.view import page
+from debubble.view.plan_page import VIEW_PARTS
 
 SCRIPTS = (
     "main", "dom", "server", "state", "controls", "link", "picker", "files", "answer", "plot",
@@ -59,6 +60,11 @@ def make_app(
     routes += [
         Route("/timeline.js", partial(_script, page.script)),
         Route("/shared.js", partial(_script, partial(page.asset, "timeline/shared.js"))),
+        *(
+            Route(f"/{name}.js", partial(_script, partial(page.asset, f"plan/{name}.js")))
+            for name in VIEW_PARTS
+        ),
+        Route("/plan.css", _style),
     ]
     asked: dict[str, Endpoint] = {
         "schedules": service.listing(page_lists), "planner": service.listing(plans.inputs),
@@ -117,6 +123,10 @@ async def _asset(name: str, kind: str, request: Request) -> Response:  # noqa: A
 
 async def _script(text: Callable[[], str], request: Request) -> Response:  # noqa: ARG001
     return Response(text(), media_type="text/javascript")
+
+
+async def _style(request: Request) -> Response:  # noqa: ARG001
+    return Response(page.asset("plan/plan.css"), media_type="text/css")
 
 
 class Service:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from debubble.core.errors import did_you_mean
+from debubble.core.options import Word
+from debubble.interchange.schedule_json import to_json
 from debubble.planner.answer.plan import Plan, with_measured_steps
-from debubble.planner.answer.report import columns, costs_yaml, gigabytes, left_out, paragraphs
-from debubble.planner.answer.why import why_not, why_text
+from debubble.planner.answer.report import costs_yaml
+from debubble.planner.answer.searches import Answer, Asked, SoFar, ask, search_all
+from debubble.planner.answer.why import why_not
+from debubble.planner.answer.words import gigabytes
 from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
-from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.frameworks.table import ANY, FRAMEWORKS
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.model.files import parse_model, read_model, shipped_models
 from debubble.planner.model.transformer import Model
-from debubble.planner.options import ROWS, SIZES, fixed_with, request_of
+from debubble.planner.options import ROWS, SIZES, STATE, frameworks_of, request_of, values_with
 from debubble.planner.plannable import plannable
 from debubble.planner.request import PlanRequest
-from debubble.planner.request_check import check_request
-from debubble.planner.search.best_plans import search
+from debubble.planner.search.best_plans import Progress, search
+from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import ZEROS, CandidateGroup, groups
 from debubble.planner.search.layer_split import runnable
 from debubble.planner.search.search_result import Found
@@ -28,12 +34,13 @@ from debubble.playground.limits import RefusedError, about
 from debubble.playground.searches import Search
 from debubble.playground.state import File, PlanForm
 from debubble.playground.uploads import upload
-from debubble.playground.work import DRAWING
-from debubble.view.plan_page import front, memory_rows
-from debubble.view.timeline_data import encode
+from debubble.view.plan_page import plan_view, plans_of, search_view
 
 TOP = 5
 """Plans in the table."""
+
+SHOWN_EVERY = 0.5
+"""Seconds between views of a running search."""
 
 MOST_WHY = 4
 """Most conditions of one question, each of which is a search of its own."""
@@ -50,7 +57,12 @@ def inputs() -> dict[str, Any]:
         "models": list(shipped_models()),
         "gpus": [[name, f"{name}, {gigabytes(gpu.memory)}"] for name, gpu in GPUS.items()],
         "precisions": PRECISIONS,
-        "frameworks": list(FRAMEWORKS),
+        "states": {
+            row.name: row.type.words if row.default else [["", "auto"], *row.type.words]
+            for row in STATE
+            if isinstance(row.type, Word)
+        },
+        "frameworks": [*FRAMEWORKS, ANY],
         "schedules": plannable(),
         "recomputes": (*RECOMPUTES, SOME_LAYERS),
         "zeros": ZEROS,
@@ -67,36 +79,53 @@ def plan(question: PlanForm, running: Search) -> dict[str, Any]:
     values = {name: value for name, value in question if name in ROWS and value is not None}
     if question.schedule is not None:
         values["schedule"] = ROWS["schedule"].type.read("--schedule", question.schedule)
-    request = request_of(values | {"model": _model(question), "seq": question.sequence})
-    check_request(request)
+    values |= {"model": _model(question), "seq": question.sequence}
     if question.measured is not None:
-        request = _measured(request, question.measured)
+        values["calibrate"] = question.measured.name
     conditions = question.why.replace(",", " ").split()
     if len(conditions) > MOST_WHY:
         raise RefusedError(f"why has {len(conditions)} conditions; the limit is {MOST_WHY}", "why")
-    others = [(text, replace(request, fixed=fixed_with(values, text))) for text in conditions]
+    others = [(text, values_with(values, text)) for text in conditions]
 
-    def report(found: Found) -> None:
+    shown, view = -math.inf, None
+
+    def report(found: SoFar) -> None:
+        nonlocal shown, view
+        if running.seconds > shown + SHOWN_EVERY:
+            shown, view = running.seconds, search_view(found)
         best = found.best.step_time if found.best else None
         running.progress = {
-            "considered": found.considered, "simulated": found.simulated, "best": best
+            "considered": found.considered, "simulated": found.simulated, "best": best,
+            "view": view,
         }  # fmt: skip
         if running.over():
             raise KeyboardInterrupt
 
-    def searched(request: PlanRequest, count: int = 1, long: list[int] | None = None) -> Found:
-        short = _short(groups(request), [] if long is None else long)
-        splits = None if request.fixed.layers else runnable(request)
-        return search(request, short, count, report, splits)
-
     long: list[int] = []
-    found = searched(request, TOP, long)
+
+    def search_one(
+        request: PlanRequest, top: int, progress: Progress | None = None, *, below: float = math.inf
+    ) -> Found:
+        short = _short(groups(request), long)
+        splits = None if request.fixed.layers else runnable(request)
+        return search(request, short, top, progress, splits, below=below)
+
+    def again(values: Mapping[str, Any]) -> Answer:
+        request = replace(request_of(values), factors=factors)
+        return search_all(ask(request, frameworks_of(values)), 1, report, search_one)
+
+    asked = ask(request_of(values), frameworks_of(values))
+    if question.measured is not None:
+        (request,) = asked.requests
+        asked = Asked((_measured(request, question.measured),))
+    factors = asked.requests[0].factors
+    found = search_all(asked, TOP, report, search_one)
     if sum(long) and not found.considered:
         raise RefusedError(f"all {sum(long):,} plans {TOO_LONG}; use a smaller batch", "batch")
     if sum(long):
         found.leave_out(TOO_LONG, sum(long))
-    answers = [why_not(text, other, found.searched, searched) for text, other in others]
-    return _answer(Plan(found)) | {"why": [why_text(answer) for answer in answers]}
+    answers = [why_not(text, found.searched, partial(again, other)) for text, other in others]
+    return _answer(Plan(found, tuple(answers)))
 
 
 def _measured(request: PlanRequest, file: File) -> PlanRequest:
@@ -144,29 +173,19 @@ def _short(found: Iterable[CandidateGroup], long: list[int]) -> Iterator[Candida
 
 
 def _answer(plan: Plan) -> dict[str, Any]:
-    from debubble.view.figure import render
+    """Return the data of the view, each plan with what the page of schedules needs to show it."""
+    plans = plans_of(plan.found)
+    answer = plan_view(plan, plans)
+    for data, one in zip(answer["plans"], plans, strict=True):
+        data["open"] = _open(one)
+    return answer
 
-    found = plan.found
-    answer: dict[str, Any] = {
-        "paragraphs": paragraphs(found),
-        "left_out": left_out(found),
-        "interrupted": found.interrupted,
-        "plans": None,
-    }
-    if not plan.fits:
-        return answer
-    with DRAWING:
-        picture = render(front(found), "svg", facecolor="none").decode()
-    return answer | {
-        "plans": [
-            {"title": column.title, "cells": column.cells, "left": column.left}
-            for column in columns(found, verdicts=True)
-        ],
-        "memory": memory_rows(plan.best),
-        "front": picture,
-        "flags": [[name, plan.flags(name)] for name in FRAMEWORKS],
-        "timelines": encode([plan.timeline], limit=found.request.limit),
-        # Costs, sizes and schedule, for the page that compares schedules.
-        "other_tab": upload(File(name="plan.yaml", text=costs_yaml(plan.best)))
-        | {"name": plan.candidate.schedule},
-    }
+
+def _open(plan: Evaluated) -> dict[str, Any]:
+    """Return costs, sizes and schedule of a plan, as the page of schedules opens them."""
+    found = upload(File(name="plan.yaml", text=costs_yaml(plan)))
+    opened = {key: found[key] for key in ("costs", "fields")} | {"name": plan.schedule}
+    if plan.order is None:
+        return opened
+    # An order of its own comes as a file.
+    return opened | {"file": {"name": f"{plan.schedule}.json", "text": to_json(plan.order)}}

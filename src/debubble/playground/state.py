@@ -191,7 +191,11 @@ class PlanForm(Strict):
     gpus: Degree
     batch: Annotated[int, Field(ge=1, le=limits.MAX_BATCH)]
     sequence: Annotated[int, Field(ge=1, le=limits.MAX_SEQUENCE)]
-    precision: Literal["bf16", "fp16", "fp8"] = "bf16"
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = "bf16"
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    moments: Literal["fp32", "bf16", "fp8"] = "fp32"
+    weights: Literal["bf16", "fp8", "fp4"] | None = None
+    offload: Literal["none", "optimizer"] = "none"
     memory: Annotated[str, Field(max_length=40)] | None = None
     imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
     framework: ShortName | None = None

@@ -25,9 +25,8 @@ from debubble.interchange import named
 from debubble.interchange.files import is_foreign
 from debubble.lowering.chain import LOWERINGS
 from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
-from debubble.planner.options import request_of
-from debubble.planner.request_check import check_request
-from debubble.planner.search.best_plans import best_plans
+from debubble.planner.answer.searches import ask, search_all
+from debubble.planner.options import frameworks_of, request_of
 from debubble.sweeps.parameters import (
     COSTS,
     PLAN,
@@ -162,15 +161,14 @@ CHOSEN = ("microbatch_size", "microbatches", "schedule", "recompute", "zero")
 
 def plan(options: Options) -> list[Row]:
     """Return the best plan that fits, as one row of results."""
-    request = request_of({**options, "schedule": options.get("schedules")})
-    check_request(request)
-    found = best_plans(request, 1)
+    values = {**options, "schedule": options.get("schedules")}
+    found = search_all(ask(request_of(values), frameworks_of(values)), 1)
     if not found.plans:
-        raise ParameterError(f"no plan fits into {request.limit / 1e9:.1f} GB")
+        raise ParameterError(f"no plan fits into {found.request.limit / 1e9:.1f} GB")
     best = found.plans[0]
     candidate, fast = best.candidate, best.speed
     return [
-        asdict(candidate.degrees) | {
+        {"framework": best.request.fixed.framework} | asdict(candidate.degrees) | {
             **{name: getattr(candidate, name) for name in CHOSEN},
             "step_time": best.step_time,
             "step_time_error": best.step_error * best.step_time,

@@ -17,10 +17,10 @@ from debubble.core.options import OptionType, Range, Word, quoted
 from debubble.interchange.files import is_file_name, is_foreign, is_function
 from debubble.interchange.named import SIZES as NAMES_OF_SIZES
 from debubble.planner.candidate import PRECISIONS
-from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.frameworks.table import ANY, FRAMEWORKS
 from debubble.planner.hardware.cluster import find_gpu
 from debubble.planner.model.files import ENDINGS, read_model
-from debubble.planner.options import ROWS
+from debubble.planner.options import ROWS, STATE
 from debubble.planner.options import SIZES as SIZES_OF_PLANS
 from debubble.schedules.registry import entries, find
 
@@ -156,7 +156,8 @@ PLAN: Parameters = {
     },
     "schedules": Parameter(_schedules),
     "precision": Word(tuple(PRECISIONS)),
-    "framework": Word(tuple(FRAMEWORKS)),
+    "framework": Word((*FRAMEWORKS, ANY)),
     "memory": Parameter(_memory),
     "imbalance": ROWS["imbalance"].type,
+    **{row.name: row.type for row in STATE},
 }

@@ -54,6 +54,7 @@ def damaged(content: bytes, source: random.Random) -> bytes:
     return content[: at + value.start()] + source.choice(VALUES) + content[at + value.end() :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_damaged_files(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path)

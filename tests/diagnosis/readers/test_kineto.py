@@ -50,6 +50,7 @@ def test_times_of_kernels(tmp_path: Path, name: str, copies: int) -> None:
         assert messages.sent[at] == pytest.approx(ends[key])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe-v"])
 def test_all_that_the_profiler_writes_beside_kernels(tmp_path: Path, name: str) -> None:
     run = made.run(name, ranks=4, microbatches=8)

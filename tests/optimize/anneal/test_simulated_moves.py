@@ -47,6 +47,7 @@ def move(asked: Problem, programs: list[Any], found: Callable[[list[Any]], objec
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MEETING)
 def test_every_order_that_is_found_is_faster_and_fits(mode: str) -> None:
     asked = problem(3, 6, 2.0, chunks=2, mode=mode, **COSTS)
@@ -69,6 +70,7 @@ def test_every_order_that_is_found_is_faster_and_fits(mode: str) -> None:
     assert len(again) == len(times) - 1
 
 
+@pytest.mark.slow
 def test_a_search_makes_use_of_it() -> None:
     found = db.optimize(
         ranks=3, microbatches=6, chunks=2, memory=3, p2p_mode="group", cache=False, effort=0.1,

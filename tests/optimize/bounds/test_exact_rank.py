@@ -38,6 +38,7 @@ def bound_by(asked: Problem, *ranks: int, best: float = 0.0) -> float:
     return exact_rank_bound(asked, ranks, 0.0, best, StateBudget(ENOUGH), Stop())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "m", "memory", "times", "ranks", "bound"),
     [
@@ -180,6 +181,7 @@ def test_a_result_from_the_cache_says_it_as_well(
     assert again.why == first.why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v-min", "v-half"])
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (4, 32), (8, 16), (8, 64), (16, 32), (16, 128)])
 def test_published_orders_in_little_memory_are_optimal_at_equal_times(

@@ -346,6 +346,7 @@ def test_no_order_is_below_the_bound_where_copying_pays() -> None:
     assert any(tight)
 
 
+@pytest.mark.slow
 def test_copies_that_take_long_raise_the_bound_of_all_choices() -> None:
     costs = {"F": 5, "I": 6, "W": 4, "host_bandwidth": 0.1}
     asked = with_choice(problem(3, 5, 2, chunks=1, **costs), (2, 2, 2))

@@ -46,6 +46,7 @@ def solved(asked: Problem, known: db.Schedule, bound: float) -> tuple[float, Tim
     return model.solver.objective_value / model.factor, asked.timeline(schedule)
 
 
+@pytest.mark.slow
 def test_few_microbatches_in_little_memory_are_solved() -> None:
     costs: dict[str, Any] = {"F": 5, "I": 6, "W": 4, "host_bandwidth": 0.1}
     asked = with_choice(problem(4, 5, 2, chunks=1, **costs), (2, 2, 2, 2))

@@ -90,6 +90,7 @@ def test_times_by_microbatch_are_those_of_the_engine(seed: int) -> None:
     assert annealer.makespan == pytest.approx(timeline.makespan)
 
 
+@pytest.mark.slow
 def test_annealing_knows_every_length() -> None:
     lengths = [1.6, 0.7, 0.4, 1.2, 0.9, 1.5, 0.6, 1.1]
     schedule = db.make("zb-h1", ranks=4, microbatches=8)
@@ -101,6 +102,7 @@ def test_annealing_knows_every_length() -> None:
     assert asked.timeline(better).makespan < 0.9 * asked.timeline(schedule).makespan
 
 
+@pytest.mark.slow
 def test_few_lengths_are_solved() -> None:
     """Two long and two short microbatches beside two average ones: found as proven, 217."""
     costs = db.Costs(F=10, I=12, W=8, microbatch=[0.5, 1, 1.5, 1.5, 1, 0.5])

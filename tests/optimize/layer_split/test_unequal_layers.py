@@ -300,6 +300,7 @@ def test_a_refusal_says_whether_it_is_proven(memory: float, proof: str) -> None:
         db.optimize(ranks=4, chunks=2, microbatches=8, layers=layers, memory=memory, **FAST)
 
 
+@pytest.mark.slow
 def test_published_schedules_stand_beside_it_with_the_same_layers() -> None:
     result = db.optimize(
         ranks=2, chunks=1, microbatches=4, layers=LAYERS, recompute="free", memory=12, cache=False,

@@ -133,6 +133,7 @@ def answer(case: Case) -> db.Result:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_no_order_is_faster_than_a_proven_one(seed: int) -> None:
     agrees(Case.drawn(Random(seed)))

@@ -29,6 +29,7 @@ def by_hand(
     return float(best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "gpipe", "interleaved-1f1b", "dualpipe-v"])
 def test_few_microbatches_are_arranged_best(name: str) -> None:
     schedule = db.make(name, ranks=3, microbatches=6)
@@ -62,6 +63,7 @@ def test_any_lengths(lengths: list[float]) -> None:
     assert found.makespan == by_hand(schedule, costs, lengths)
 
 
+@pytest.mark.slow
 def test_many_microbatches_are_arranged_no_worse_than_given_and_at_random() -> None:
     rng = np.random.default_rng(0)
     schedule = db.make("1f1b", ranks=4, microbatches=12)
@@ -136,6 +138,7 @@ def test_memory_is_not_swept_for_lengths() -> None:
         sweep_memory(ranks=2, microbatches=2, costs=db.Costs(microbatch=[1, 2]))
 
 
+@pytest.mark.slow
 def test_asked_to_stop_it_takes_the_best_of_those_it_has_tried() -> None:
     costs = db.Costs(F=1, B=2, microbatch=[1.0, 2.0, 0.5, 1.5, 3.0, 0.25, 0.75])
     schedule = db.make("1f1b", ranks=3, microbatches=7)
@@ -193,6 +196,7 @@ def test_backwards_are_split_where_that_is_asked_for_even_if_it_is_slower() -> N
     assert {cell[1] for row in result.schedule.rows() for cell in row} == {"F", "I", "W"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", ["free", "fused", "split"])
 def test_activations_are_offloaded_where_that_is_asked_for(backward: Any) -> None:
     costs = replace(PLAIN, microbatch=[1.2, 0.8, 1.2, 0.8])
@@ -202,6 +206,7 @@ def test_activations_are_offloaded_where_that_is_asked_for(backward: Any) -> Non
     assert result.offload == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lengths", "offload"), [([1.2, 0.8, 1.2, 0.8], "free"), ([0.7, 1, 1.3, 0.7, 1], [0])]
 )

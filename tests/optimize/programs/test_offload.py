@@ -162,6 +162,7 @@ def test_copies_of_ranks_that_share_a_link_have_room() -> None:
     assert db.simulate(found.schedule, costs).makespan == found.makespan
 
 
+@pytest.mark.slow
 def test_copies_that_take_longer_than_they_save_stay_away() -> None:
     costs = db.Costs(host_bandwidth=1e-6)
     free = db.optimize(ranks=2, microbatches=4, memory=2, costs=costs, offload="free", **FAST)

@@ -25,7 +25,7 @@ def test_one_more_node_is_a_search_with_it() -> None:
     best, wanted = (
         search(one, groups(replace(one, fixed=HELD)), 1).plans[0] for one in (asked, more)
     )
-    found = one_more_node(replace(asked, fixed=HELD), best)
+    found = one_more_node(replace(best, request=replace(asked, fixed=HELD)))
     assert found is not None
     assert found.candidate.degrees.gpus == 16
     assert found.step_time == wanted.step_time < best.step_time
@@ -33,8 +33,8 @@ def test_one_more_node_is_a_search_with_it() -> None:
 
 def test_a_node_is_filled_first() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 4, 16, 4096)
-    slow = replace(evaluate(asked, _any(asked)), step_time=1e9)
-    found = one_more_node(replace(asked, fixed=HELD), slow)
+    slow = replace(evaluate(replace(asked, fixed=HELD), _any(asked)), step_time=1e9)
+    found = one_more_node(slow)
     assert found is not None
     assert found.candidate.degrees.gpus == 8
 
@@ -47,14 +47,15 @@ def _any(asked):  # type: ignore[no-untyped-def]
 def test_a_node_that_no_degrees_use_buys_nothing() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 8, 16, 4096)
     held = replace(HELD, tp=8, dp=1, pp=1)
-    best = search(asked, groups(replace(asked, fixed=held)), 1).plans[0]
-    assert one_more_node(replace(asked, fixed=held), best) is None
+    asked = replace(asked, fixed=held)
+    best = search(asked, groups(asked), 1).plans[0]
+    assert one_more_node(best) is None
 
 
 def test_enough_gpus_fit_and_half_of_them_do_not() -> None:
     asked = plan_request("llama-3.1-70b", "h100", 8, 64, 4096)
     held = Fixed(zero=1, cp=1)
-    found = enough_gpus(replace(asked, fixed=held))
+    found = enough_gpus([replace(asked, fixed=held)])
     assert found is not None
     assert found.fits
     half = with_gpus(asked, found.candidate.degrees.gpus // 2)
@@ -65,4 +66,4 @@ def test_enough_gpus_fit_and_half_of_them_do_not() -> None:
 @pytest.mark.slow
 def test_no_number_of_gpus_is_enough_for_a_sequence_that_nothing_splits() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 8, 8, 10_000_000)
-    assert enough_gpus(replace(asked, fixed=Fixed(cp=1, tp=8))) is None
+    assert enough_gpus([replace(asked, fixed=Fixed(cp=1, tp=8))]) is None

@@ -24,6 +24,7 @@ def test_parameters_are_the_options_of_the_command() -> None:
     assert {*inspect.signature(db.plan).parameters} == {row.name for row in PLAN_OPTIONS}
 
 
+@pytest.mark.slow
 def test_data_is_that_of_the_command(plan: db.Plan) -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in (SMALL | HELD).items()]
     told = call("plan", "llama-3.2-1b", *words, "--why", "recompute=full", "--top", 3, "--json")
@@ -83,6 +84,33 @@ def test_what_does_not_fit_says_so() -> None:
 def test_wrong_values_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(db.DebubbleError, match=message):
         db.plan("llama-3.2-1b", **SMALL | wrong)  # type: ignore[arg-type]
+
+
+def test_a_plan_that_no_framework_runs_is_refused_with_the_way_out() -> None:
+    asked = SMALL | {"pp": 2, "schedule": "zb-h1", "microbatch_size": 1, "zero": 1}
+    with pytest.raises(db.ParameterError, match="the nearest that works is framework any") as told:
+        db.plan("llama-3.2-1b", **asked)  # type: ignore[arg-type]
+    assert "torchtitan: " in str(told.value)
+    plan = db.plan("llama-3.2-1b", **asked, framework="any")  # type: ignore[arg-type]
+    assert plan.framework is None
+    assert plan.to_dict()["plans"][0]["framework"] is None
+    with pytest.raises(db.ParameterError, match="megatron does not run this"):
+        db.plan("llama-3.2-1b", **asked, framework="megatron")  # type: ignore[arg-type]
+
+
+def test_a_framework_may_be_asked_for_with_why() -> None:
+    asked = SMALL | HELD | {"schedule": "1f1b"}
+    plan = db.plan("llama-3.2-1b", **asked, why=["framework=deepspeed", "framework=megatron"])  # type: ignore[arg-type]
+    deepspeed, megatron = plan.why
+    assert deepspeed.plan is not None
+    assert deepspeed.plan.request.fixed.framework == "deepspeed"
+    assert megatron.reason == "the best plan has it"
+
+
+def test_orders_are_searched_for_frameworks_that_take_them() -> None:
+    asked = SMALL | HELD | {"schedule": "1f1b", "framework": "megatron", "optimize": 1}
+    with pytest.raises(db.ParameterError, match="framework torchtitan, automodel or any"):
+        db.plan("llama-3.2-1b", **asked)  # type: ignore[arg-type]
 
 
 def test_values_may_be_lists() -> None:

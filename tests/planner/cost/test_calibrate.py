@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -8,11 +9,14 @@ from debubble.planner.candidate import Training
 from debubble.planner.cost.calibrate import calibrated, with_measured
 from debubble.planner.cost.published_efficiencies import (
     DEFAULT,
-    ERRORS,
+    MATCHES,
+    MEASURED,
     Factor,
     Factors,
+    error_of,
     shipped_factors,
 )
+from debubble.planner.frameworks.published_runtimes import AA_SCALING, NANOTRON
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.gpus import GPUS
 from tests.planner.published import korthikanti, llama_70b
@@ -58,18 +62,41 @@ def test_a_measured_step_scales_other_degrees() -> None:
     assert efficiency(measured, 8, runtime=TORCH) == 0.5
 
 
-def test_errors_say_where_the_efficiency_is_from() -> None:
+def test_matches_say_what_an_efficiency_has_in_common_with_a_plan() -> None:
     measured = Factors((*TABLE.table, Factor("h100", 4, "bf16", 0.4, measured=True)))
 
-    def error(name: str, tp: int, factors: Factors = measured, precision: str = "bf16") -> float:
-        training = replace(TRAINING, precision=precision)
-        return factors.error(GPUS[name], tp, training, experts=False)
+    def match(name: str, tp: int, factors: Factors = TABLE, **fields: Any) -> str:
+        training = replace(TRAINING, **fields)
+        return factors.match(GPUS[name], tp, training, experts=False)
 
-    assert error("h100", 4) == ERRORS["measured"]
-    assert error("h100", 8) == ERRORS["other degree"]
-    assert error("h100", 8, TABLE) == ERRORS["shipped"]
-    assert error("h100", 8, TABLE, "nvfp4") == error("mi300x", 8) == ERRORS["other"]
-    assert measured.error(H100, 4, TRAINING, experts=True) == ERRORS["experts"]
+    assert match("h100", 4, measured) == "measured"
+    assert match("h100", 8, measured) == "measured, other degree"
+    assert match("h100", 8) == "published"
+    assert match("h200", 8) == "other GPU"
+    assert match("h100", 8, precision="nvfp4") == "other precision"
+    assert match("h100", 8, runtime=AA_SCALING) == "other framework"
+    assert match("mi300x", 8) == "nothing"
+
+
+@pytest.mark.parametrize("shape", ["pipelined", "one stage", "experts"])
+@pytest.mark.parametrize("runtime", ["megatron", "nanotron", "a new one"])
+def test_errors_widen_with_what_differs(runtime: str, shape: str) -> None:
+    errors = [error_of(runtime, "hopper", match, shape) for match in MATCHES]
+    assert errors[0] <= MEASURED["measured"]
+    assert errors == sorted(errors)
+    assert all(one < other for one, other in pairwise(errors[2:]))
+
+
+def test_errors_are_of_the_framework_and_the_shape() -> None:
+    known = shipped_factors()
+
+    def error(name: str, tp: int, *, piped: bool = True, **fields: Any) -> float:
+        training = replace(TRAINING, **fields)
+        return known.error(GPUS[name], tp, training, experts=False, piped=piped)
+
+    assert error("h100", 4) < error("h100", 4, piped=False)
+    assert error("h100", 4) < error("a100-80gb", 4, precision="fp16")
+    assert error("h100", 4) < error("h100", 4, runtime=NANOTRON)
 
 
 def test_efficiencies_say_where_they_are_from() -> None:
@@ -122,6 +149,6 @@ def test_shipped_factors_are_one_per_gpu_degree_precision_and_software() -> None
     for item in shipped_factors().table:
         assert item.gpu in GPUS
         assert item.source
-        assert item.seconds > 0
+        assert item.rows > 0
         assert not item.measured
-        assert 0.4 < item.efficiency < 1.25
+        assert 0.3 < item.efficiency < 1.25

@@ -5,10 +5,11 @@ import pytest
 
 from debubble.core.errors import FormatError, ParameterError
 from debubble.planner.answer.plan import with_measured_steps
-from debubble.planner.answer.report import paragraphs
+from debubble.planner.answer.report import warnings
 from debubble.planner.candidate import Candidate
-from debubble.planner.cost.calibration_files import calibrate_from, log_seconds, measured_run
+from debubble.planner.cost.calibration_files import calibrate_from, log_seconds
 from debubble.planner.cost.layer_times import layer_times
+from debubble.planner.cost.measured_run import measured_run
 from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import search
@@ -88,8 +89,8 @@ def test_steps_faster_than_the_best_product_warn(tmp_path: Path) -> None:
         path = str(written(tmp_path / "run.log", LINE.format(n=9, ms=ms, batch=64)))
         measured = with_measured_steps(replace(asked, fixed=fixed), path)
         found = search(measured, groups(replace(measured, fixed=fixed)))
-        said = " ".join(paragraphs(found))
-        assert ("more than the 80.00 % that the best matrix product on h100" in said) == warns
+        said = " ".join(warnings(found.plans[0]))
+        assert ("more than the 80.0 % that the best matrix product on h100" in said) == warns
 
 
 def test_iterations_of_another_batch_are_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.case import Case
-from debubble.planner.cost.calibration_files import spread
+from debubble.planner.cost.measured_run import spread
 from debubble.planner.cost.published_efficiencies import shipped_factors
 from debubble.planner.cost.step import step_time
 from debubble.planner.frameworks.habits import DEEPSPEED
@@ -97,7 +97,7 @@ def test_a_ramp_of_the_batch_takes_what_it_took() -> None:
     for batch, seconds in ((512, 35.77), (1024, 59.65), (1536, 83.11), (2048, 107.12)):
         candidate = Candidate(degrees, 2, batch // 16, "1f1b", (6,) * 12, "full", 1)
         found = step_time(Case(model, cluster, replace(training, batch=batch), candidate, factors))
-        assert found.seconds == pytest.approx(seconds, rel=0.04)
+        assert found.seconds == pytest.approx(seconds, rel=0.06)
 
 
 PLANS = {

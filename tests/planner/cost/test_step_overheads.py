@@ -68,6 +68,19 @@ def test_fp16_checks_and_copies_gradients() -> None:
     assert max(narrow.optimizer) > max(ends().optimizer)
 
 
+def test_an_offloaded_optimizer_waits_for_the_host() -> None:
+    away = ends(replace(TRAINING, offload_optimizer=True))
+    assert min(away.optimizer) > 10 * max(ends().optimizer)
+
+
+def test_narrow_weights_are_gathered_in_half_the_time() -> None:
+    wide, narrow = (
+        ends(replace(TRAINING, precision="fp8", overlap_dp=False, weights=kind), dp=16).weights
+        for kind in ("bf16", "fp8")
+    )
+    assert 0.4 * max(wide) < max(narrow) < 0.7 * max(wide)
+
+
 def test_an_optimizer_step_is_limited_by_memory() -> None:
     # 22B over 8 ranks: what its step takes beside 48 layers of 20.3 ms, 1.10 s in all.
     model, cluster = gpt(48, 6144, 64), Cluster(find_gpu("a100-80gb"), 8)
@@ -76,3 +89,9 @@ def test_an_optimizer_step_is_limited_by_memory() -> None:
     placement = registry.make("1f1b", ranks=1, microbatches=1).placement
     found = step_ends(Case(model, cluster, training, candidate), (1.0,), placement)
     assert found.optimizer[0] == pytest.approx(1.10 - 48 * 0.0203, rel=0.25)
+
+
+def test_what_overlaps_slows_down_what_it_overlaps() -> None:
+    """One microbatch on more replicas takes longer: 8B on 32 to 256 B200, in MLPerf."""
+    sums = [max(ends(dp=dp).gradients) + max(ends(dp=dp).weights) for dp in (2, 8, 32)]
+    assert 0 < sums[0] < sums[1] < sums[2]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.frameworks.torch.runtime import TORCH
+from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.memory.state import (
     bytes_per_parameter,
     layer_parameters,
@@ -44,9 +45,37 @@ def test_bytes_per_parameter_are_megatrons():
     narrow = replace(plain, gradient_bytes=2)
     assert sum(bytes_per_parameter(narrow, 1, 8)) == 4 + 12 / 8
     assert sum(bytes_per_parameter(replace(narrow, moment_bytes=2), 1, 8)) == 4 + 8 / 8
+    assert sum(bytes_per_parameter(replace(narrow, moment_bytes=1), 1, 8)) == 4 + 6 / 8
+    offloaded = replace(plain, offload_optimizer=True)
+    assert bytes_per_parameter(offloaded, 1, 8) == (2, 4, 0)
+    assert bytes_per_parameter(replace(half, offload_optimizer=True), 1, 8) == (2, 2, 0)
     fsdp = replace(plain, runtime=TORCH)
     assert sum(bytes_per_parameter(fsdp, 3, 8)) == 16 / 8
     assert sum(bytes_per_parameter(fsdp, 0, 8)) == 16
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "weights", "zero", "each"),
+    [
+        ("h100", "bf16", None, 1, 2),
+        # Cast weights are kept in both directions, next to those in 16 bits or in their place.
+        ("h100", "fp8", "bf16", 1, 2 + 2),
+        ("h100", "fp8", None, 1, 2),
+        ("h100", "fp8", None, 0, 2 + 2),
+        ("b200", "fp8", None, 1, 1),
+        ("b200", "mxfp8", None, 1, 2 + 1 / 16),
+        ("b200", "nvfp4", None, 1, 2 + 1 + 1 / 8),
+        ("b200", "nvfp4", "fp4", 1, 1 + 1 / 8),
+    ],
+)
+def test_weights_of_layers_that_products_multiply(gpu, precision, weights, zero, each):
+    model = read_model("llama-3.1-8b")
+    training = Training(8, 1024, precision, weights=weights)
+    plan = candidate([0, 32, 0], zero=zero, dp=8, pp=3)
+    case = case_of(model, training, plan, GPUS[gpu])
+    ends, layers, _ = (state.weights for state in stage_states(case))
+    assert layers == pytest.approx(each * 32 * model.layer_parameters(model.layers[0]))
+    assert ends == 2 * model.vocabulary * model.hidden
 
 
 @pytest.mark.parametrize(

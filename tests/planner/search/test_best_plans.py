@@ -199,6 +199,7 @@ def test_bounds_hold_and_are_near() -> None:
     assert sorted(ratios)[len(ratios) // 2] > 0.9
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_keeps_the_best() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 8, 16, 4096)
 
@@ -213,7 +214,7 @@ def test_an_interrupted_search_keeps_the_best() -> None:
 
 
 def test_a_search_that_is_stopped_at_once_has_a_plan() -> None:
-    asked = plan_request("llama-3.1-70b", "h100", 64, 128, 8192)
+    asked = plan_request("llama-3.1-70b", "h200", 64, 128, 8192)
 
     def stop(found: Found) -> None:
         if found.best:

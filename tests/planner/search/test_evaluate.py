@@ -13,7 +13,7 @@ from debubble.planner.answer.report import costs_yaml, whole_timeline
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.hardware.cluster import read_bytes
 from debubble.planner.request import PlanRequest, plan_request
-from debubble.planner.search.evaluate import CAUSES, simulated, tied, timed, with_peaks
+from debubble.planner.search.evaluate import CAUSES, Evaluated, simulated, tied, timed, with_peaks
 from tests.planner.cases import evaluate
 
 ASKED = plan_request("llama-3.1-8b", "h100", 32, 64, 8192)
@@ -116,3 +116,39 @@ def test_amounts_of_memory(text: str, size: float) -> None:
 def test_amounts_that_are_none(text: str) -> None:
     with pytest.raises(db.ParameterError, match="give an amount of one GPU, such as 72GB"):
         read_bytes(text)
+
+
+def test_a_limit_leaves_room_for_the_error_of_peaks() -> None:
+    own, less, more = (
+        plan_request("llama-3.1-8b", "h100", 32, 64, memory=memory)
+        for memory in (None, 40e9, 200e9)
+    )
+    share = 1 + own.training.runtime.memory_error
+    gpu = own.cluster.gpu.memory
+    assert (own.capacity, less.capacity, more.capacity) == (gpu, gpu, 200e9)
+    assert own.limit == own.safe == gpu / share
+    assert less.limit == 40e9
+    assert more.limit == 200e9 / share
+
+
+def test_a_plan_fits_where_nine_of_ten_real_peaks_do() -> None:
+    error = ASKED.training.runtime.memory_error
+
+    def verdict(peak: float, asked: PlanRequest = ASKED) -> str:
+        return Evaluated(asked, candidate(), 1.0, (peak, peak / 2)).verdict
+
+    assert verdict(ASKED.limit) == "yes"
+    assert verdict(ASKED.limit * (1 + 1e-6)) == "maybe"
+    assert verdict(ASKED.capacity) == "maybe"
+    assert verdict(ASKED.capacity / (1 - error) * (1 + 1e-6)) == "no"
+    asked = plan_request("llama-3.1-8b", "h100", 32, 64, memory=40e9)
+    assert verdict(40e9, asked) == "yes"
+    assert verdict(41e9, asked) == "no"
+
+
+def test_a_limit_that_is_taken_away_says_nothing_of_the_gpu() -> None:
+    wide = replace(ASKED, limit=math.inf)
+    plan = Evaluated(wide, candidate(), 1.0, (ASKED.capacity,))
+    assert plan.fits
+    assert plan.verdict == "maybe"
+    assert Evaluated(replace(wide, capacity=math.inf), candidate(), 1.0, (1e15,)).verdict == "yes"

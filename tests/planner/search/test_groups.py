@@ -100,6 +100,7 @@ def test_groups_share_degrees_and_count_what_they_hold() -> None:
     assert max(group.degrees.tp for group in seen) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fixed",
     [

@@ -56,6 +56,7 @@ PIPELINES = [("1f1b", 2, 1), ("1f1b", 4, 1), ("interleaved-1f1b", 2, 2), ("zb-v"
              ("zb-h1", 4, 1), ("gpipe", 4, 1)]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "pp", "chunks"), PIPELINES)
 @pytest.mark.parametrize("layers", [5, pytest.param(12 if EXPLORES else 8, marks=pytest.mark.slow)])
 def test_no_split_is_faster(schedule: str, pp: int, chunks: int, layers: int) -> None:

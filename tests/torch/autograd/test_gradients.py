@@ -22,6 +22,8 @@ from tests.small import RANKS, smallest
 from tests.torch.together import Case, Together
 from tests.torch.world import ByValue
 
+pytestmark = pytest.mark.processes
+
 ENTRIES = db.schedules()
 SHARDED = [entry for entry in ENTRIES if "vocabulary" in entry.fields]
 EXPRESSIBLE = {entry.name for entry in ENTRIES if not not_for_pytorch(smallest(entry))}

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
-from debubble.planner.answer.report import gigabytes
+from debubble.planner.answer.searches import Answer, also_runs
+from debubble.planner.answer.words import gigabytes, seconds
 from debubble.planner.cost.flops import flops_per_token
-from debubble.planner.frameworks.table import FRAMEWORKS, find_framework, flags
-from debubble.planner.frameworks.torch.flags import CSV, ON_PYTORCH
+from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, flags
+from debubble.planner.frameworks.torch.flags import CSV, EXPORT, ON_PYTORCH, from_csv
 from debubble.planner.memory.peaks import memory_of
 from debubble.planner.model.shape_traps import shape_traps
+from debubble.planner.request import for_framework
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.search_result import Found
 
 
-def plan_data(plan: Evaluated) -> dict[str, Any]:
+def plan_data(plan: Evaluated, recommended: bool = False) -> dict[str, Any]:
     """Return a plan as plain data, in seconds and bytes."""
     candidate, fast = plan.candidate, plan.speed
     return {
+        "framework": plan.request.fixed.framework,
+        "also_runs_in": list(also_runs(plan)),
+        "recommended": recommended,
         "degrees": asdict(candidate.degrees),
         "microbatch_size": candidate.microbatch_size,
         "microbatches": candidate.microbatches,
@@ -40,11 +45,29 @@ def plan_data(plan: Evaluated) -> dict[str, Any]:
             for rank in plan.memory
         ],
         "fits": plan.fits,
-        "warnings": list(shape_traps(plan.request.model, candidate.degrees.tp)),
+        "verdict": plan.verdict,
+        "memory_error": plan.memory_error,
+        "retries": {"chance": plan.retries[0], "seconds": plan.retries[1]},
+        "warnings": [
+            *shape_traps(plan.request.model, candidate.degrees.tp),
+            *memory_warnings(plan),
+        ],
         "flags": {name: plan_flags(plan, name) for name in FRAMEWORKS},
         **({"lower_bound": plan.lower_bound} if plan.lower_bound else {}),
         **({"instead_of": candidate.schedule} if plan.optimized else {}),
     }
+
+
+def memory_warnings(plan: Evaluated) -> list[str]:
+    """Return the warning of a plan that may not fit, with what it then costs."""
+    if plan.verdict != "maybe":
+        return []
+    peak, (chance, more) = max(plan.peaks), plan.retries
+    return [
+        f"may not fit: {gigabytes(peak)} ± {gigabytes(plan.memory_error)} of "
+        f"{gigabytes(plan.request.capacity)}; {100 * chance:.0f} % of such runs are short of "
+        f"memory, where PyTorch's allocator adds up to {seconds(more)} to a step, or the run ends"
+    ]
 
 
 def plan_flags(plan: Evaluated, framework: str) -> str:
@@ -52,6 +75,10 @@ def plan_flags(plan: Evaluated, framework: str) -> str:
     if not plan.optimized:
         text = flags(plan.case, framework)
         return text if runs_nothing(text) else _held_there(plan, framework) + text
+    if find_framework(framework).takes_orders and not broken(plan.case, framework):
+        lines = flags(from_csv(plan.case), framework).splitlines()
+        kept = [f"# {CSV}: written with -o {CSV}" if EXPORT in one else one for one in lines]
+        return _held_there(plan, framework) + "\n".join([*kept, ""])
     first = f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with"
     return "\n".join([first, *ON_PYTORCH, ""])
 
@@ -64,16 +91,16 @@ def runs_nothing(text: str) -> bool:
 def _held_there(plan: Evaluated, framework: str) -> str:
     """Return a comment on the fullest rank if the framework's memory differs from the plan's."""
     request, runtime = plan.request, find_framework(framework).runtime
-    if runtime.name == request.training.runtime.name:
+    if runtime is request.training.runtime:
         return ""
-    case = replace(plan.case, training=replace(request.training, runtime=runtime))
-    ranks = memory_of(case, plan.simulate())
+    other = for_framework(request, framework)
+    ranks = memory_of(other.case(plan.candidate), plan.simulate())
     fullest = max(ranks, key=lambda rank: rank.peak)
     line = (
         f"# as {runtime.title} keeps it, rank {fullest.rank} is the fullest with "
-        f"{gigabytes(fullest.peak)} of {gigabytes(request.limit)}"
+        f"{gigabytes(fullest.peak)} of {gigabytes(other.limit)}"
     )
-    if fullest.peak > request.limit:
+    if fullest.peak > other.limit:
         line += f", which is too much:\n# --framework {framework} looks for plans that fit there"
     return f"{line}\n"
 
@@ -81,7 +108,7 @@ def _held_there(plan: Evaluated, framework: str) -> str:
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
 
 
-def data(found: Found) -> dict[str, Any]:
+def data(found: Answer) -> dict[str, Any]:
     """Return the whole answer as plain data.
 
     Under ``buys`` is the best plan on more GPUs; `saves` are seconds per step.
@@ -98,11 +125,25 @@ def data(found: Found) -> dict[str, Any]:
             "active_parameters": request.model.active_parameters,
             "flops_per_token": flops_per_token(request.model, request.training.sequence),
         },
-        "plans": [plan_data(plan) for plan in found.plans],
+        "plans": [plan_data(plan, plan is found.recommended) for plan in found.plans],
         "near": [plan_data(plan) for plan in found.near],
         "buys": buys,
         "considered": found.considered,
         "simulated": found.simulated,
         "left_out": dict(found.left_out),
+        "frameworks": [_search_data(one) for one in found.searches],
+        "refused": dict(found.refused),
         "interrupted": found.interrupted,
+    }
+
+
+def _search_data(found: Found) -> dict[str, Any]:
+    """Return the counts of the search for one framework, and the fastest step that it found."""
+    return {
+        "name": found.request.fixed.framework,
+        "limit": found.request.limit,
+        "step_time": min((plan.step_time for plan in found.plans), default=None),
+        "considered": found.considered,
+        "simulated": found.simulated,
+        "left_out": dict(found.left_out),
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
-from debubble.planner.request import PlanRequest
+from debubble.planner.request import Fixed, PlanRequest
 from debubble.planner.search.best_plans import Progress, best_plans, search
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import groups
@@ -16,10 +18,9 @@ SMALLEST = {"microbatch_size": 1, "recompute": "full", "schedules": ("1f1b",)}
 """Options that need the least memory, used where they are open."""
 
 
-def one_more_node(
-    request: PlanRequest, best: Evaluated, progress: Progress | None = None
-) -> Evaluated | None:
-    """Return the fastest plan with one more node; None where none is faster than `best`."""
+def one_more_node(best: Evaluated, progress: Progress | None = None) -> Evaluated | None:
+    """Return the fastest plan for the framework of `best` with one more node; None if it loses."""
+    request = best.request
     node = request.cluster.gpu.node
     gpus = (request.cluster.gpus // node + 1) * node
     more = replace(request, cluster=replace(request.cluster, gpus=gpus))
@@ -27,22 +28,28 @@ def one_more_node(
     return plans[0] if plans and plans[0].step_time < best.step_time else None
 
 
-def enough_gpus(request: PlanRequest, progress: Progress | None = None) -> Evaluated | None:
-    """Return a plan that fits on more GPUs, out of doublings of those of the request.
+def enough_gpus(
+    requests: Sequence[PlanRequest], progress: Progress | None = None
+) -> Evaluated | None:
+    """Return a plan that fits on more GPUs, out of doublings of those of the requests.
 
-    Only the options that need the least memory are tried, so that fewer GPUs may do.
+    Of all frameworks the first that needs fewest GPUs is taken. Only the options that need the
+    least memory are tried, so that fewer GPUs may do.
     """
-    fixed = request.fixed
-    free = {name: value for name, value in SMALLEST.items() if getattr(fixed, name) is None}
-    if fixed.chunks is not None:
-        free.pop("schedules", None)
-    small = replace(fixed, **free)  # type: ignore[arg-type]
-    for doubling in range(1, DOUBLINGS + 1):
+    for doubling, request in product(range(1, DOUBLINGS + 1), requests):
         cluster = replace(request.cluster, gpus=request.cluster.gpus << doubling)
         more = replace(request, cluster=cluster)
-        result = search(more, groups(replace(more, fixed=small)), 1, progress)
+        result = search(more, groups(replace(more, fixed=_smallest(request.fixed))), 1, progress)
         if result.plans:
             return result.plans[0]
         if result.interrupted:
             break
     return None
+
+
+def _smallest(fixed: Fixed) -> Fixed:
+    """Return constraints with the options that need the least memory where they are open."""
+    free = {name: value for name, value in SMALLEST.items() if getattr(fixed, name) is None}
+    if fixed.chunks is not None:
+        free.pop("schedules", None)
+    return replace(fixed, **free)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -12,22 +13,29 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
-from debubble.planner.answer import data, report
+from debubble.planner.answer import data, files, report
 from debubble.planner.answer.more_gpus import enough_gpus, one_more_node
+from debubble.planner.answer.searches import (
+    Answer,
+    Asked,
+    Watch,
+    ask,
+    search_all,
+    taking_orders,
+)
 from debubble.planner.answer.why import Why, why_data, why_not, why_text
+from debubble.planner.answer.words import seconds
 from debubble.planner.candidate import Candidate
-from debubble.planner.cost.calibration_files import DEGREES, calibrate_from
+from debubble.planner.cost.calibration_files import calibrate_from
+from debubble.planner.cost.measured_run import DEGREES
 from debubble.planner.memory.peaks import RankMemory
 from debubble.planner.model.transformer import Model
-from debubble.planner.options import ROWS, fixed_with, request_of
+from debubble.planner.options import ROWS, frameworks_of, request_of, values_with
 from debubble.planner.request import PlanRequest
-from debubble.planner.request_check import check_request
-from debubble.planner.search.best_plans import Progress, best_plans
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import candidates
-from debubble.planner.search.search_result import Found
 
-Searching: TypeAlias = Callable[[], AbstractContextManager[Progress | None]]
+Searching: TypeAlias = Callable[[], AbstractContextManager[Watch | None]]
 """Maker of a context for every search; the context gives the callback for results so far."""
 
 WIDTH = 100
@@ -49,7 +57,7 @@ class Plan:
         Answers to "why not …?", one for each condition.
     """
 
-    found: Found
+    found: Answer
     why: tuple[Why, ...] = ()
 
     @property
@@ -59,15 +67,20 @@ class Plan:
 
     @property
     def best(self) -> Evaluated:
-        """The best plan with its step time and memory."""
+        """The recommended plan with its step time and memory."""
         if not self.found.plans:
             raise ParameterError(report.nothing(self.found))
         return self.found.plans[0]
 
     @property
     def alternatives(self) -> tuple[Plan, ...]:
-        """The plans after the best one, fastest first."""
+        """The plans after the recommended one, fastest first."""
         return tuple(Plan(replace(self.found, plans=[one])) for one in self.found.plans[1:])
+
+    @property
+    def framework(self) -> str | None:
+        """Name of the framework that runs it; None with ``framework="any"``."""
+        return self.best.request.fixed.framework
 
     @property
     def candidate(self) -> Candidate:
@@ -110,9 +123,24 @@ class Plan:
         Parameters
         ----------
         framework
-            ``"megatron"``, ``"torchtitan"`` or ``"automodel"``; any other is refused.
+            Its name, such as ``"megatron"``; one that is not known is refused.
         """
         return data.plan_flags(self.best, framework)
+
+    def save(self, path: str) -> list[str]:
+        """Write it to a file by its name, and return the names of all files written.
+
+        Parameters
+        ----------
+        path
+            A file that the plan's framework runs: ``.sh`` (Megatron-LM, Megatron-DeepSpeed),
+            ``.py`` (torchtitan, Megatron-Bridge), ``.toml`` (torchtitan up to 0.2), ``.json``
+            (DeepSpeed), ``automodel.yaml`` or ``primus.yaml``; a schedule that the framework takes
+            from a file is written next to it. Or its costs for other commands, any other
+            ``.yaml``; or its schedule, ``.csv``.
+        """
+        files.check_name(path, self.framework)
+        return files.write_plan(self.best, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, as ``debubble plan --json`` prints it."""
@@ -125,7 +153,7 @@ class Plan:
         if not self.fits:
             return f"<Plan: {report.nothing(self.found)}>"
         best = self.best
-        return f"<Plan: {report.seconds(best.step_time)} per step with {report.short(best)}>"
+        return f"<Plan: {seconds(best.step_time)} per step with {report.short(best)}>"
 
 
 def plan(
@@ -135,6 +163,8 @@ def plan(
     schedule: str | Sequence[str] | None = None, layers: Sequence[int] | None = None,
     recompute: str | None = None, zero: int | None = None, precision: str = "bf16",
     framework: str | None = None, memory: str | float | None = None, imbalance: float = 1.0,
+    gradients: str = "fp32", moments: str = "fp32", weights: str | None = None,
+    offload: str = "none", graph_pools: str | float = 0,
     calibrate: str | None = None, why: str | Iterable[str] = (), top: int = 5,
     optimize: int | None = None, time_limit: float | None = None,
 ) -> Plan:  # fmt: skip
@@ -164,17 +194,28 @@ def plan(
     zero
         Level of ZeRO: replicas split optimizer states (1), gradients (2), weights (3).
     precision
-        ``"bf16"``, ``"fp16"`` or ``"fp8"``.
+        ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"mxfp8"`` or ``"nvfp4"``.
     framework
-        Framework that has to run the plan; its memory is counted.
+        Framework that has to run the plan, such as ``"megatron"``; plans are made for all that can
+        unless given, and with ``"any"`` they only have to divide.
     memory
         Bytes of one GPU, or such as ``"72GB"``; all that it has unless given.
     imbalance
         Tokens of the busiest experts over the mean.
+    gradients, moments
+        ``"fp32"`` or ``"bf16"``, in which gradients add up; and Adam's moments, also ``"fp8"``.
+    weights
+        ``"bf16"``; or ``"fp8"`` or ``"fp4"``, if they are stored as products multiply them. Unless
+        given, ``"fp8"`` where Megatron-LM multiplies in 8 bits, else ``"bf16"``.
+    offload
+        ``"optimizer"`` if its states are in the host's memory.
+    graph_pools
+        Bytes of a GPU in the pools of CUDA graphs, or such as ``"4GB"``.
     calibrate
         File with measured steps, a log, or a profile.
     why
-        Conditions such as ``"pp=16"``, each answered by the best plan with it.
+        Conditions such as ``"pp=16"`` or ``"framework=torchtitan"``, each answered by the best
+        plan with it.
     top
         Number of plans.
     optimize, time_limit
@@ -218,34 +259,59 @@ def plan_for(
     `note` is called with the number of a plan, from 1, and the outcome of the search for a
     faster schedule.
     """
-    request, top, how_many = request_of(values), values.get("top", 5), values.get("optimize")
-    check_request(request)
+    top, how_many = values.get("top", 5), values.get("optimize")
+    others = {text: values_with(values, text) for text in values["why"]}
+    asked = ask(request_of(values), frameworks_of(values))
     if values.get("calibrate") is not None:
-        request = with_measured_steps(request, values["calibrate"])
-    others = {text: replace(request, fixed=fixed_with(values, text)) for text in values["why"]}
+        (request,) = asked.requests
+        asked = Asked((with_measured_steps(request, values["calibrate"]),))
+    factors = asked.requests[0].factors
     if values.get("time_limit") is not None and not how_many:
         raise ParameterError("--time-limit is for --optimize; give both, or neither")
 
-    def searched(request: PlanRequest, top: int = 1) -> Found:
+    def searched(asked: Asked, top: int = 1, before: Answer | None = None) -> Answer:
         with searching() as progress:
-            return best_plans(request, top, progress)
+            return search_all(asked, top, progress, before=before)
 
-    found = searched(request, top)
+    def again(values: Mapping[str, Any]) -> Answer:
+        request = replace(request_of(values), factors=factors)
+        return searched(ask(request, frameworks_of(values)))
+
     if how_many:
-        from debubble.planner.search.faster_schedules import (
-            optimized,  # the optimizer takes time to load
-        )
-
-        optimized(found, how_many, values.get("time_limit"), note)
+        takers, rest = taking_orders(asked)
+        found = searched(takers, max(top, how_many))
+        improve(found, how_many, values.get("time_limit"), note)
+        found = searched(rest, top, found)
+    else:
+        found = searched(asked, top)
     if not found.interrupted:
         with searching() as progress:
             found.larger = (
-                one_more_node(request, found.searched or found.plans[0], progress)
+                one_more_node(found.searched or found.plans[0], progress)
                 if found.plans
-                else enough_gpus(request, progress)
+                else enough_gpus(asked.requests, progress)
             )
-    answers = [why_not(text, other, found.searched, searched) for text, other in others.items()]
+    answers = [
+        why_not(text, found.searched, partial(again, other)) for text, other in others.items()
+    ]
     return Plan(found, tuple(answers))
+
+
+def improve(
+    found: Answer, how_many: int, time_limit: float | None, note: Callable[[int, str], None]
+) -> None:
+    """Look for faster schedules of the best plans, in place of the results of their searches."""
+    from debubble.planner.search.faster_schedules import (
+        optimized,  # the optimizer takes time to load
+    )
+
+    best = replace(found.searches[0], plans=found.plans)
+    optimized(best, how_many, time_limit, note)
+    found.interrupted = best.interrupted
+    found.plans = []
+    for one in found.searches:
+        own = one.request.fixed.framework
+        one.plans = [plan for plan in best.plans if plan.request.fixed.framework == own]
 
 
 def with_measured_steps(request: PlanRequest, path: str, text: str | None = None) -> PlanRequest:

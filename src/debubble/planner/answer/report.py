@@ -2,69 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
 from debubble.analysis.layout import Column, text_table, wrap
-from debubble.core.units import number, percent
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.syntax import yaml_text
-from debubble.planner.candidate import Candidate
+from debubble.planner.answer.searches import Answer, also_runs
+from debubble.planner.answer.words import (
+    VERDICTS,
+    cause_name,
+    degrees_text,
+    gigabytes,
+    seconds,
+    share,
+    three_digits,
+    with_error,
+)
+from debubble.planner.frameworks.launch import layers_text
+from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.evaluate import CAUSES, Evaluated, Speed, tied
-from debubble.planner.search.search_result import Found, nearly_fits
+from debubble.planner.search.evaluate import CAUSES, Evaluated, finished, tied
+from debubble.planner.search.search_result import nearly_fits
 
-GB = 1e9
+Style: TypeAlias = Callable[[str, str], str]
+"""Function that puts a text in a style: ``"head"``, ``"best"`` or ``"faint"``."""
 
-SHORT = {
-    "compute": "compute", "recompute": "recompute", "tp": "tensor-parallel links",
-    "cp": "context-parallel links", "ep": "expert links", "dp": "shards over replicas",
-    "imbalance": "uneven ranks", "bubble": "bubble", "gradients": "gradient sums",
-    "optimizer": "optimizer", "weights": "new weights",
-}  # fmt: skip
-"""Causes of :data:`debubble.planner.search.evaluate.CAUSES` in a few words."""
+MOST_LARGER = 2
+"""Plans that need more memory in the text."""
 
-
-def degrees_text(candidate: Candidate) -> str:
-    """Return degrees above one, in words."""
-    found = [f"{name} {size}" for name, size in asdict(candidate.degrees).items() if size > 1]
-    return ", ".join(found) or "no parallelism"
+WORTH_NAMING = 0.01
+"""Share of a step from which its cause is named."""
 
 
-def layers_text(layers: Sequence[int]) -> str:
-    """Return layers per stage: ``"4"``, or runs of equal numbers: ``"7, 8 on 14 stages, 7"``."""
-    runs = [(count, len(list(run))) for count, run in groupby(layers)]
-    if len(runs) == 1:
-        return str(layers[0])
-    return ", ".join(
-        str(count) if times == 1 else f"{count} on {times} stages" for count, times in runs
+def plain(text: str, style: str) -> str:  # noqa: ARG001 - the signature of a style
+    """Return a text as it is."""
+    return text
+
+
+def text(found: Answer, width: int, style: Style = plain) -> str:
+    """Return the answer for a terminal: the recommended plan, its alternatives, how sure it is."""
+    lines = [style(line, "faint") for line in wrap(question(found.request), width, 2)] + [""]
+    if not found.plans:
+        return "\n".join([*lines, *wrap(nothing(found), width, 2)])
+    best = found.plans[0]
+    lines += [style(line, "head") for entry in headline(found) for line in wrap(entry, width, 2)]
+    details = [plan_line(best), f"time: {spent(best)}"]
+    lines += [line for entry in details for line in wrap(entry, width, 2)]
+    lines += ["", *_table(found, width, style), ""]
+    notes = [*ties(found), *buys(found), confidence(best), *warnings(best)]
+    return "\n".join([*lines, *(line for entry in notes for line in wrap(entry, width, 2))])
+
+
+def _table(found: Answer, width: int, style: Style) -> list[str]:
+    """Return the table of plans, those that would need more memory apart."""
+    larger = faster(found)[:MOST_LARGER]
+    heads, *rows = text_table(columns(found, [*found.plans, *larger]), width)[0]
+    lines = [style(line, "faint") for line in heads]
+    for number, row in enumerate(rows):
+        if number == len(found.plans):
+            lines += ["", style("faster, but would need more memory:", "faint")]
+        lines += [style(line, "best") if number == 0 else line for line in row]
+    return lines
+
+
+def question(request: PlanRequest) -> str:
+    """Return the question in a sentence."""
+    model, cluster, training = request.model, request.cluster, request.training
+    active = model.active_parameters
+    size = f"{model.parameters / 1e9:.4g} B parameters"
+    if active != model.parameters:
+        size += f", {active / 1e9:.4g} B active"
+    return (
+        f"{model.name} ({size}) on {cluster.gpus:,} × {cluster.gpu.name}, {training.batch:,} "
+        f"sequences of {training.sequence:,} tokens per step, {training.precision}"
     )
 
 
-def seconds(value: float) -> str:
-    """Return a time with three digits and its unit."""
-    if abs(value) >= 1 or value == 0:
-        return f"{value:,.3g} s" if abs(value) < 1000 else f"{value:,.0f} s"
-    return f"{value * 1e3:.3g} ms"
+def framework_title(plan: Evaluated) -> str:
+    """Return the name of the framework that a plan is made for."""
+    name = plan.request.fixed.framework
+    return "any framework" if name is None else find_framework(name).title
 
 
-def gigabytes(value: float) -> str:
-    """Return an amount of memory in decimal gigabytes."""
-    return f"{value / GB:.1f} GB"
+def frameworks_text(plan: Evaluated) -> str:
+    """Return the frameworks that run a plan and keep the same in memory, its own first."""
+    return ", ".join(
+        [framework_title(plan), *(find_framework(one).title for one in also_runs(plan))]
+    )
 
 
-def difference(best: Evaluated, other: Evaluated) -> str:
-    """Return the two causes that make a plan slower than the best most, with their seconds."""
+def headline(found: Answer) -> list[str]:
+    """Return the recommended plan's speed and memory, a line each."""
+    plan = found.plans[0]
+    stopped = "best so far (search stopped): " if found.interrupted else ""
+    peak = max(plan.peaks)
+    return [
+        f"{stopped}{with_error(plan.step_time, plan.step_error * plan.step_time)} per step, "
+        f"{three_digits(plan.speed.tokens_per_second)} tokens/s, MFU "
+        f"{share(plan.speed.mfu['causal'])}; for {frameworks_text(plan)}",
+        f"peak memory {gigabytes(peak)} of {room(plan.request)}: "
+        f"{VERDICTS[plan.verdict]} (9 of 10 runs stay below {gigabytes(peak + plan.memory_error)})",
+    ]
+
+
+def room(request: PlanRequest) -> str:
+    """Return the memory that peaks are compared with: what a GPU has, or is allowed to use."""
+    if request.asked < request.safe:
+        return f"{gigabytes(request.asked)} allowed"
+    return gigabytes(request.capacity)
+
+
+def plan_line(plan: Evaluated) -> str:
+    """Return degrees, schedule, microbatches, recompute, ZeRO and layers of a plan."""
+    return f"{degrees_text(plan.candidate)}; {plan.schedule}, {setup(plan)}"
+
+
+def setup(plan: Evaluated) -> str:
+    """Return microbatches, recompute, ZeRO and layers of a plan."""
+    candidate = plan.candidate
+    return (
+        f"{candidate.microbatches} microbatches of {candidate.microbatch_size}; recompute "
+        f"{candidate.recompute}; ZeRO-{candidate.zero}; layers × stages "
+        f"{layers_text(candidate.layers)}"
+    )
+
+
+def spent(plan: Evaluated) -> str:
+    """Return the causes of a step's time, largest first, without those below 1 %."""
+    largest = sorted(plan.causes, key=lambda name: -plan.causes[name])
+    return ", ".join(
+        f"{cause_name(name)} {seconds(plan.causes[name])}"
+        for name in largest
+        if plan.causes[name] > WORTH_NAMING * plan.step_time
+    )
+
+
+def confidence(plan: Evaluated) -> str:
+    """Return the origin of a plan's numbers, and the share of steps within its error."""
+    return (
+        f"confidence: simulated, with kernels at {plan.efficiency:.3g} of the modeled speed "
+        f"({plan.efficiency_origin}); 9 of 10 comparable steps are within ± "
+        f"{share(plan.step_error)}"
+    )
+
+
+def warnings(plan: Evaluated) -> list[str]:
+    """Return warnings about shapes, and about steps that no GPU can reach."""
+    traps = shape_traps(plan.request.model, plan.candidate.degrees.tp)
+    return [f"warning: {trap}" for trap in (*_too_fast(plan), *traps)]
+
+
+def _too_fast(plan: Evaluated) -> list[str]:
+    """Return a warning if a plan computes faster than the best known product.
+
+    Modeled kernels are slower than that; an efficiency from a wrong measurement is not.
+    """
+    request, gpu = plan.request, plan.request.cluster.gpu
+    best = gpu.gemm8 if request.training.precision == "fp8" else gpu.gemm
+    mfu = plan.speed.mfu["causal"]
+    if mfu <= best:
+        return []
+    return [
+        f"an MFU of {share(mfu)} is more than the {share(best)} that the best matrix product on "
+        f"{gpu.name} is known to reach; check the measurement: batch, sequence, GPUs, and whether "
+        "the time is of a whole step"
+    ]
+
+
+def difference(best: Evaluated, other: Evaluated, most: int = 2) -> str:
+    """Return the causes that make a plan slower than the best most, with their seconds."""
     found = {name: other.causes[name] - best.causes[name] for name in CAUSES}
     worse = sorted((name for name in found if found[name] > 0), key=lambda name: -found[name])
     total = other.step_time - best.step_time
-    named = [name for name in worse[:2] if found[name] > 0.02 * max(total, 1e-12)]
-    return ", ".join(f"{SHORT[name]} +{seconds(found[name])}" for name in named)
+    named = [name for name in worse[:most] if found[name] > 0.02 * max(total, 1e-12)]
+    return ", ".join(f"{cause_name(name)} +{seconds(found[name])}" for name in named)
 
 
 def excess(plan: Evaluated) -> str:
@@ -76,133 +193,117 @@ def excess(plan: Evaluated) -> str:
     )
 
 
-def text(found: Found, width: int) -> str:
-    """Return the whole answer for a terminal."""
-    first, *others = paragraphs(found)
-    lines = [*wrap(first, width, 2), ""]
-    lines += [line for entry in others for line in wrap(entry, width, 2)]
-    if found.plans:
-        blocks, _ = text_table(columns(found, verdicts=False), width)
-        lines += ["", *(line for block in blocks for line in block), ""]
-        for number, plan in enumerate(ranked(found), 1):
-            lines += wrap(f"{number}: {verdict(found, plan)}", width, 4)
-    return "\n".join([*lines, "", *wrap(left_out(found), width, 2)])
-
-
-def _question(request: PlanRequest) -> str:
-    model, cluster, training = request.model, request.cluster, request.training
-    active = model.active_parameters
-    size = f"{model.parameters / 1e9:.4g} B parameters"
-    if active != model.parameters:
-        size += f" ({active / 1e9:.4g} B active)"
-    return (
-        f"{model.name}: {size}, {len(model.layers)} layers, on {cluster.gpus:,} × "
-        f"{cluster.gpu.name} with {gigabytes(request.limit)}; a step is {training.batch:,} "
-        f"sequences of {training.sequence:,} tokens in {training.precision}"
-    )
-
-
-def _sentences(found: Found) -> list[str]:
-    """Return the sentences on the best plan."""
-    request, plan = found.request, found.plans[0]
-    candidate = plan.candidate
-    fast, error = plan.speed, plan.step_error * plan.step_time
-    whole = (
-        f"{seconds(plan.step_time)} ± {seconds(error)} per step, "
-        f"{number(fast.tokens_per_second, 4)} tokens/s, MFU {percent(fast.mfu['causal'])} "
-        f"({percent(fast.mfu['full'])} counting attention in full)"
-    )
-    parts = sorted(plan.causes, key=lambda name: -plan.causes[name])
-    spent = ", ".join(
-        f"{SHORT[name]} {seconds(plan.causes[name])}"
-        for name in parts
-        if plan.causes[name] > 0.001 * plan.step_time
-    )
-    if found.interrupted:
-        whole = f"the best when the search was stopped: {whole}"
-    return [
-        whole,
-        f"{degrees_text(candidate)}; {plan.schedule} with {candidate.microbatches} "
-        f"microbatches of {candidate.microbatch_size}; recompute {candidate.recompute}; "
-        f"ZeRO-{candidate.zero}; layers per stage: {layers_text(candidate.layers)}",
-        f"time: {spent}",
-        f"memory: rank {plan.fullest} is the fullest with {gigabytes(max(plan.peaks))} of "
-        f"{gigabytes(plan.request.limit)}, as {request.training.runtime.title} keeps it",
-        f"how sure: times and bytes are modeled; kernels run at {plan.efficiency:.3g} of "
-        f"the modeled speed, {plan.efficiency_origin}; 9 of 10 such steps stay within "
-        f"± {percent(plan.step_error)}",
-        *_too_fast(request, fast),
-        *(f"warning: {trap}" for trap in shape_traps(request.model, candidate.degrees.tp)),
-    ]
-
-
-def _too_fast(request: PlanRequest, fast: Speed) -> list[str]:
-    """Return a warning if a plan computes faster than the best known product.
-
-    Modeled kernels are slower than that; an efficiency from a wrong measurement is not.
-    """
-    gpu, eight = request.cluster.gpu, request.training.precision == "fp8"
-    best, mfu = gpu.gemm8 if eight else gpu.gemm, fast.mfu["causal"]
-    if mfu <= best:
+def faster(found: Answer) -> list[Evaluated]:
+    """Return plans that are faster than the best and nearly fit, fastest first."""
+    if not found.plans:
         return []
-    return [
-        f"warning: an MFU of {percent(mfu)} is more than the {percent(best)} that the best matrix "
-        f"product on {gpu.name} is known to reach; check what was measured: batch, sequence, GPUs, "
-        "and that the time is of a whole step"
-    ]
-
-
-def ranked(found: Found) -> list[Evaluated]:
-    """Return the plans that fit, and the faster ones that do not, fastest first."""
-    return sorted([*found.plans, *_faster(found)], key=lambda plan: plan.step_time)
-
-
-def _faster(found: Found) -> list[Evaluated]:
-    """Return plans that are faster than the best and nearly fit."""
     best = (found.searched or found.plans[0]).step_time
-    return [plan for plan in found.near if plan.step_time < best and nearly_fits(plan)]
+    near = [plan for plan in found.near if plan.step_time < best and nearly_fits(plan)]
+    return sorted(near, key=lambda plan: plan.step_time)
 
 
-def verdict(found: Found, plan: Evaluated) -> str:
-    """Return the reason for which a plan is the best, or is not."""
+LEANER = 4
+"""Plans with less memory than the recommended one."""
+
+LESS = 0.95
+"""Share of the memory of the plan before that one of them needs at most."""
+
+
+def leaner(found: Answer) -> list[Evaluated]:
+    """Return slower plans with less memory than all that are shown and faster, most memory first.
+
+    Each is on the frontier: none of the plans that were evaluated is better in time and memory.
+    """
+    if not found.plans:
+        return []
+    front = [plan for one in found.searches for plan in one.front]
+    least = min(max(plan.peaks) for plan in found.plans)
+    plans: list[Evaluated] = []
+    for plan in sorted(front, key=lambda plan: (plan.step_time, max(plan.peaks))):
+        if max(plan.peaks) <= LESS * least and len(plans) < LEANER:
+            least = max(plan.peaks)
+            plans.append(finished(plan))
+    return plans
+
+
+def ties(found: Answer) -> list[str]:
+    """Return why the recommended plan is not the fastest, where it is not."""
+    best, fastest = found.plans[0], min(found.plans, key=lambda plan: plan.step_time)
+    if fastest.step_time >= best.step_time:
+        return []
+    count = sum(tied(best, plan) for plan in found.plans[1:])
+    others = "another one that is" if count == 1 else f"{count} others that are"
+    return [f"the recommended plan is simpler than {others} as fast within the error"]
+
+
+def compared(found: Answer, plan: Evaluated) -> str:
+    """Return a plan's step time relative to the recommended one's, in percent; ties are marked."""
     best = found.plans[0]
+    if plan is best:
+        return "recommended"
+    percent = round((plan.step_time / best.step_time - 1) * 100, 1)
+    change = f"{percent:+.1f} %".replace("-", "−") if percent else "same"
+    return f"tie ({change})" if plan.fits and percent and tied(best, plan) else change
+
+
+def reason(found: Answer, plan: Evaluated) -> str:
+    """Return the reason for which a plan is not recommended."""
     if not plan.fits:
-        return excess(plan)
+        return f"{gigabytes(max(plan.peaks) - plan.request.limit)} too much"
     least = ""
     if plan.lower_bound:
-        least = f"; no order of its stages takes less than {seconds(plan.lower_bound)}"
-    if plan is best:
-        return f"the fastest that fits{least}"
-    tie = "a tie: " if tied(best, plan) else ""
-    return tie + (difference(best, plan) or "the same") + least
+        least = f"; no order takes less than {seconds(plan.lower_bound)}"
+    return difference(found.plans[0], plan, most=1) + least
 
 
 SHOWN = ("tp", "cp", "ep", "dp", "pp")
 """Degrees that have a column where any plan has more than one."""
 
 
-def columns(found: Found, *, verdicts: bool) -> list[Column]:
-    """Return plans as a table, numbered in the order of :func:`ranked`; with a verdict for each."""
-    rows = ranked(found)
-    sizes = {name: [getattr(p.candidate.degrees, name) for p in rows] for name in SHOWN}
-    cells = [
-        Column(("",), tuple(str(number) for number in range(1, len(rows) + 1))),
-        Column(("schedule",), tuple(p.schedule for p in rows), left=True),
-        *(Column((name,), tuple(map(str, of))) for name, of in sizes.items() if max(of) > 1),
-        Column(("chunks",), tuple(str(p.candidate.degrees.chunks) for p in rows)),
-        Column(("micro-", "batch"), tuple(str(p.candidate.microbatch_size) for p in rows)),
-        Column(("recompute",), tuple(p.candidate.recompute for p in rows), left=True),
-        Column(("ZeRO",), tuple(str(p.candidate.zero) for p in rows)),
-        Column(("step",), tuple(seconds(p.step_time) for p in rows)),
-        Column(("peak",), tuple(gigabytes(max(p.peaks)) for p in rows)),
+def columns(found: Answer, plans: Sequence[Evaluated]) -> list[Column]:
+    """Return plans as a table; what is the same for all of the answer's plans has no column."""
+    every = [*found.plans, *faster(found)]
+    sizes = {name: [getattr(p.candidate.degrees, name) for p in every] for name in SHOWN}
+
+    def differ(value: Callable[[Evaluated], object]) -> bool:
+        return len({value(plan) for plan in every}) > 1
+
+    def column(
+        *head: str, value: Callable[[Evaluated], object], rank: int = 0, left: bool = False
+    ) -> Column:
+        return Column(head, tuple(str(value(plan)) for plan in plans), rank, left)
+
+    candidate = {
+        name: column(name, value=lambda p, name=name: getattr(p.candidate.degrees, name))  # type: ignore[misc]
+        for name, of in sizes.items()
+        if max(of) > 1
+    }
+    cells = [column("schedule", value=lambda p: p.schedule, left=True)]
+    if differ(framework_title):
+        cells.append(column("framework", value=framework_title, left=True))
+    cells += candidate.values()
+    if differ(lambda p: p.candidate.degrees.chunks):
+        cells.append(column("chunks", value=lambda p: p.candidate.degrees.chunks))
+    if differ(lambda p: p.candidate.microbatch_size):
+        cells.append(column("mbs", value=lambda p: p.candidate.microbatch_size))
+    if differ(lambda p: p.candidate.recompute):
+        cells.append(column("recompute", value=lambda p: p.candidate.recompute, left=True))
+    if differ(lambda p: p.candidate.zero):
+        cells.append(column("ZeRO", value=lambda p: p.candidate.zero))
+    cells += [
+        column("step", value=lambda p: seconds(p.step_time)),
+        column("peak", value=lambda p: gigabytes(max(p.peaks))),
     ]
-    if verdicts:
-        told = tuple(verdict(found, plan) for plan in rows)
-        cells.append(Column(("why",), told, left=True))
-    return cells
+    if any(plan.verdict != "yes" for plan in plans):
+        cells.append(column("memory", value=lambda p: VERDICTS[p.verdict], left=True))
+    return [
+        *cells,
+        column("compared", value=lambda p: compared(found, p), rank=1, left=True),
+        column("because", value=lambda p: reason(found, p), rank=2, left=True),
+    ]
 
 
-def nothing(found: Found) -> str:
+def nothing(found: Answer) -> str:
     """Return the reason why no plan was found, and the nearest that works."""
     request = found.request
     if found.interrupted:
@@ -217,7 +318,7 @@ def nothing(found: Found) -> str:
             f"{least.candidate.recompute}, needs {gigabytes(max(least.peaks))}"
         )
     else:
-        text += ": states of the model and one microbatch are larger, however they are split"
+        text += ": the model's states and one microbatch are larger, however they are split"
     if found.larger is None:
         return f"{text}; take GPUs with more memory, or a shorter sequence"
     gpus = found.larger.candidate.degrees.gpus
@@ -233,38 +334,24 @@ def short(plan: Evaluated) -> str:
     )
 
 
-def _buys(found: Found) -> list[str]:
+def buys(found: Answer) -> list[str]:
     """Return the gains from more memory (the nearest faster plan) and from more GPUs."""
-    lines = []
-    if faster := _faster(found):
-        plan = min(faster, key=lambda plan: max(plan.peaks))
-        memory = f"{gigabytes(max(plan.peaks) - plan.request.limit)} more per GPU"
-        # Found without a search of its own: there may be faster ones.
-        lines.append(_with(memory, found, plan, " or less"))
-    if found.larger is not None:
-        more = found.larger.candidate.degrees.gpus - found.request.cluster.gpus
-        lines.append(_with(f"{more} more {'GPU' if more == 1 else 'GPUs'}", found, found.larger))
+    lines, best = [], found.searched or found.plans[0]
+    if plans := faster(found):
+        plan = min(plans, key=lambda plan: max(plan.peaks))
+        memory = gigabytes(max(plan.peaks) - plan.request.limit)
+        lines.append(_with(f"{memory} more per GPU", best, plan))
+    if (larger := found.larger) is not None:
+        more = larger.candidate.degrees.gpus - found.request.cluster.gpus
+        how = f" ({degrees_text(larger.candidate)}, {larger.schedule})"
+        lines.append(_with(f"{more} more {'GPU' if more == 1 else 'GPUs'}", best, larger) + how)
     return lines
 
 
-def _with(more: str, found: Found, plan: Evaluated, at_most: str = "") -> str:
-    """Return the step time with more of something, next to that without it."""
-    before = (found.searched or found.plans[0]).step_time
-    return (
-        f"with {more}, a step takes {seconds(plan.step_time)}{at_most} instead of "
-        f"{seconds(before)}, {seconds(before - plan.step_time)} less: {short(plan)}"
-    )
-
-
-def left_out(found: Found) -> str:
-    """Return the number of plans considered, and of those left out by reason."""
-    counts = "; ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
-    line = f"{found.considered:,} plans considered, {found.simulated:,} simulated"
-    if counts:
-        line += f"; of the others {counts}"
-    if found.interrupted:
-        line += "; stopped before the end: others may be better"
-    return line
+def _with(more: str, best: Evaluated, plan: Evaluated) -> str:
+    """Return the step time with more of something, and what that saves."""
+    saved = best.step_time - plan.step_time
+    return f"with {more}, a step takes {seconds(plan.step_time)}, {seconds(saved)} less"
 
 
 def whole_timeline(plan: Evaluated) -> Timeline:
@@ -290,10 +377,3 @@ def costs_yaml(plan: Evaluated) -> str:
     gpu = request.cluster.gpu.name
     label = f"{request.model.name} on {request.cluster.gpus} x {gpu}: {degrees_text(candidate)}"
     return yaml_text({"name": label, "source": "debubble plan", **sizes, **found})
-
-
-def paragraphs(found: Found) -> list[str]:
-    """Return the question and the best plan, in sentences."""
-    if not found.plans:
-        return [_question(found.request), nothing(found)]
-    return [_question(found.request), *_sentences(found), *_buys(found)]

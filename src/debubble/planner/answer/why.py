@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.answer.data import plan_data
-from debubble.planner.answer.report import difference, excess, gigabytes, seconds, short
-from debubble.planner.request import PlanRequest
-from debubble.planner.request_check import check_request
+from debubble.planner.answer.report import difference, excess, short
+from debubble.planner.answer.searches import also_runs
+from debubble.planner.answer.words import gigabytes, seconds
 from debubble.planner.search.evaluate import Evaluated, tied
 from debubble.planner.search.search_result import Found
 
@@ -27,17 +27,13 @@ class Why:
     reason: str
 
 
-def why_not(
-    asked_for: str, request: PlanRequest, best: Evaluated | None,
-    again: Callable[[PlanRequest], Found],
-) -> Why:  # fmt: skip
+def why_not(asked_for: str, best: Evaluated | None, again: Callable[[], Found]) -> Why:
     """Return the best plan under one more condition, and the causes that make it slower.
 
-    `asked_for` is the condition in words, `request` has it, and `again` searches.
+    `asked_for` is the condition in words; `again` searches with it.
     """
     try:
-        check_request(request)
-        found = again(request)
+        found = again()
     except DebubbleError as error:
         return Why(asked_for, None, str(error))
     if not found.plans:
@@ -50,7 +46,9 @@ def why_not(
     plan = found.plans[0]
     if best is None:
         return Why(asked_for, plan, "it fits")
-    if plan.candidate == best.candidate:
+    same = replace(plan.request.training, runtime=best.request.training.runtime)
+    kept = plan.candidate == best.candidate and same == best.request.training
+    if kept and plan.request.fixed.framework in _run_by(best):
         return Why(asked_for, plan, "the best plan has it")
     lost = plan.step_time - best.step_time
     causes = difference(best, plan)
@@ -58,6 +56,11 @@ def why_not(
     slower = f"{seconds(abs(lost))} {'slower' if lost > 0 else 'faster'}" if lost else "as fast"
     slower += f" {'than' if lost else 'as'} {seconds(best.step_time)}"
     return Why(asked_for, plan, f"{tie}{slower}{f': {causes}' if causes else ''}")
+
+
+def _run_by(plan: Evaluated) -> tuple[str | None, ...]:
+    """Return the frameworks that run a plan the same way."""
+    return plan.request.fixed.framework, *also_runs(plan)
 
 
 def why_text(why: Why) -> str:

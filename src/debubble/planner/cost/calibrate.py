@@ -23,7 +23,7 @@ def calibrated(case: Case, seconds: float) -> Factors:
     """
 
     def step(value: float) -> float:
-        return step_time(replace(case, factors=with_measured(case, value, seconds))).seconds
+        return step_time(replace(case, factors=with_measured(case, value))).seconds
 
     _check_possible(case, seconds)
     low, high = LIMITS
@@ -43,7 +43,7 @@ def calibrated(case: Case, seconds: float) -> Factors:
             a, at_a = middle, at
         else:
             b, at_b = middle, at
-    return with_measured(case, 1 / middle, seconds)
+    return with_measured(case, 1 / middle)
 
 
 def _check_possible(case: Case, seconds: float) -> None:
@@ -61,12 +61,12 @@ def _check_possible(case: Case, seconds: float) -> None:
         )
 
 
-def with_measured(case: Case, efficiency: float, seconds: float = 0.0) -> Factors:
+def with_measured(case: Case, efficiency: float) -> Factors:
     """Return the efficiencies with a measured one in place of that with the same key."""
     training = case.training
     new = Factor(
         case.gpu.name, case.degrees.tp, training.precision, efficiency, training.runtime.name,
-        "measured", case.cluster.gpus, seconds, bool(case.model.experts), measured=True,
+        "measured", 1, bool(case.model.experts), measured=True,
     )  # fmt: skip
     rest = (item for item in case.factors.table if not item.measured or item.key != new.key)
     return replace(case.factors, table=(*rest, new))

@@ -66,6 +66,9 @@ def _layer_times(case: Case, layer: Layer) -> LayerTimes:
         "dp": _sharded(case, layer, compute),
     }
     total = sum(parts.values(), Times())
+    slack = _host(case, layer, total)
+    parts["host"] = slack
+    total += slack
     again = 0.0
     if candidate.recompute == "selective":
         names = {part for name in candidate.modules for part in INSIDE.get(name, (name,))}
@@ -81,23 +84,51 @@ INSIDE = {"moe": ("moe", "moe_act", "shared_experts"), EVERY_SECOND: ("mlp", "la
 about as much as the feed-forward part and the norms."""
 
 
-def _tensor_parallel(case: Case, layer: Layer) -> Times:
-    """Return the times of the group's sums, two per layer and pass, or gathers and scatters.
+KERNELS = (25, 73)
+"""Kernels of a layer's forward and backward that the host starts one by one: PyTorch's profile of a
+Llama layer (``benchmarks/gpu_layers_h100.jsonl``)."""
 
-    Weights that were kept in shards of the sequence are gathered once more for W, during I. Experts
-    work on shards of the sequence: only attention and shared experts communicate.
+
+def _host(case: Case, layer: Layer, work: Times) -> Times:
+    """Return the seconds in which the GPU waits for the host to start a layer's kernels."""
+    runtime, group = case.training.runtime, case.group("tp")
+    if layer.experts is not None and runtime.expert_launch:
+        third = runtime.expert_launch / 3
+        return Times(max(third - work.F, 0.0), max(2 * third - work.I - work.W, 0.0))
+    if not runtime.launch:
+        return Times()
+    collectives = _sums(layer) * (1 + case.training.sequence_parallel) * (group.size > 1)
+    started = collectives * group.nodes * runtime.collective_launch
+    forward, backward = (runtime.launch * count + started for count in KERNELS)
+    return Times(max(forward - work.F, 0.0), max(backward - work.I - work.W, 0.0))
+
+
+def _sums(layer: Layer) -> int:
+    """Return the sums over the tensor-parallel group in one pass: of attention and dense parts.
+
+    Experts work on shards of the sequence: only attention and shared experts communicate.
+    """
+    return 2 if layer.experts is None or layer.experts.shared_width else 1
+
+
+def _tensor_parallel(case: Case, layer: Layer) -> Times:
+    """Return the times of the group's sums, or of gathers and scatters.
+
+    Inputs that were kept in shards of the sequence are gathered once more for W, during I.
     """
     group = case.group("tp")
     if group.size == 1:
         return Times()
     size = 2 * case.tokens * case.model.hidden
-    experts = layer.experts
-    pairs = 2 if experts is None or experts.shared_width else 1
+    pairs = _sums(layer)
+    runtime = case.training.runtime
+    wait, shown = runtime.collective[group.nodes > 1], runtime.tensor_time
     if not case.training.sequence_parallel:
-        visible = pairs * all_reduce(case.gpu, group, size)
+        visible = pairs * (shown * all_reduce(case.gpu, group, size) + wait)
         return Times(visible, visible)
     gather = all_gather(case.gpu, group, size)
-    visible = 2 * pairs * gather * (EXPOSED if case.training.overlap_tp else 1.0)
+    shown *= EXPOSED if case.training.overlap_tp else 1.0
+    visible = 2 * pairs * (gather * shown + wait)
     return Times(visible, visible + pairs * gather * INTERFERENCE)
 
 
@@ -130,7 +161,9 @@ def _expert_parallel(case: Case, layer: Layer) -> Times:
     if layer.experts is None or group.size == 1:
         return Times()
     tokens = case.tokens / case.degrees.tp * case.training.imbalance
-    both = 2 * dispatch(case.gpu, group, tokens, 2 * case.model.hidden, layer.experts.top_k)
+    width, copies = 2 * case.model.hidden, layer.experts.top_k
+    apart = case.training.runtime.sends_copies
+    both = 2 * dispatch(case.gpu, group, tokens, width, copies, apart=apart)
     return Times(both, both)
 
 

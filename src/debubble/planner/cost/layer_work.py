@@ -153,7 +153,7 @@ def product_times(gpu: Gpu, training: Training, product: Product, *, wide: bool 
     forward = product_time(gpu, kind, m, n, k, count)
     back = product_time(gpu, kind, m, k, n, count)
     summed = 2 * training.gradient_bytes
-    if training.fused:
+    if training.fused and not training.runtime.adds_gradients:
         weight = product_time(gpu, kind, n, k, m, count, written=summed)
     else:
         weight = product_time(gpu, kind, n, k, m, count)
@@ -179,9 +179,11 @@ def core_times(case: Case, part: Mixer) -> Times:
         forward = part.score_width * batch * s * min(seen, part.chunk or s) / (cp * tp)
         if part.index_heads or isinstance(part, Recurrence):
             forward += batch * s * part.extra_flops(s) / (cp * tp)
-        portable = training.runtime.portable_attention
-        back = attention_time(gpu, 2.5 * forward, backward=True, portable=portable)
-        return Times(attention_time(gpu, forward, portable=portable) + LAUNCH, back + LAUNCH)
+        portable, share = training.runtime.portable_attention, training.runtime.attention_share
+        length = min(seen, part.chunk or s)
+        back = attention_time(gpu, 2.5 * forward, length, backward=True, portable=portable)
+        ahead = attention_time(gpu, forward, length, portable=portable)
+        return Times(ahead / share + LAUNCH, back / share + LAUNCH)
     heads, d, rows = -(-batch * part.heads // tp), part.head_dim, s // cp
     product = product_time(gpu, "bf16", rows, s, d, heads)
     product += product_time(gpu, "bf16", rows, d, s, heads)

@@ -1,6 +1,8 @@
-"""Efficiencies of kernels: the share of their modeled speed that training reaches.
+"""Efficiencies of kernels: the share of their modeled speed that training reaches, and the errors.
 
-Each published one is from one published step: a row of ``published_efficiencies.csv``.
+Published ones are medians over published steps: rows of ``published_efficiencies.csv``. Errors are
+those of published steps that gave no efficiency: rows of ``published_errors.csv``, which
+``benchmarks/planner_efficiencies.py`` writes (see ``docs/planner-truth.md``).
 """
 
 from __future__ import annotations
@@ -9,9 +11,13 @@ import csv
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
+from typing import TYPE_CHECKING
 
 from debubble.planner.candidate import Training
 from debubble.planner.hardware.gpus import Gpu
+
+if TYPE_CHECKING:
+    from debubble.planner.case import Case as HasShape
 
 DEFAULT = 0.86
 """Efficiency of a GPU without any measured step."""
@@ -21,8 +27,8 @@ DEFAULT = 0.86
 class Factor:
     """One efficiency: of a GPU, tensor-parallel degree, precision and software.
 
-    `source` names the step it is from, of so many `gpus` and `seconds`. `experts` is true for a
-    model with a mixture of experts, `measured` for a step that the user gave.
+    `source` names the publications of the `rows` steps that it is the median of. `experts` is true
+    for a model with a mixture of experts, `measured` for a step that the user gave.
     """
 
     gpu: str
@@ -31,8 +37,7 @@ class Factor:
     efficiency: float
     runtime: str = "megatron"
     source: str = ""
-    gpus: int = 0
-    seconds: float = 0.0
+    rows: int = 0
     experts: bool = False
     measured: bool = False
 
@@ -72,18 +77,28 @@ class Factors:
         there = rest.efficiency(gpu, found.tp, training, experts=experts)
         return found.efficiency * here / there
 
-    def error(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
-        """Return the relative error of step times that 9 of 10 published steps stay within."""
+    def match(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> str:
+        """Return what the efficiency that counts has in common with a plan: one of MATCHES."""
         found = self.nearest(gpu.name, tp, training, experts=experts)
-        if experts:
-            return ERRORS["experts"]
-        if found is None or found.gpu != gpu.name:
-            return ERRORS["other"]
+        if found is None or found.experts != experts:
+            return "nothing"
+        if found.runtime != training.runtime.name:
+            return "other framework"
         if _bits(found.precision) != _bits(training.precision):
-            return ERRORS["other"]
+            return "other precision"
+        if found.gpu != gpu.name:
+            return "other GPU"
         if not found.measured:
-            return ERRORS["shipped"]
-        return ERRORS["measured"] if found.tp == tp else ERRORS["other degree"]
+            return "published"
+        return "measured" if found.tp == tp else "measured, other degree"
+
+    def error(
+        self, gpu: Gpu, tp: int, training: Training, *, experts: bool, piped: bool = True
+    ) -> float:
+        """Return the share of a step time within which 9 of 10 unseen steps stay."""
+        match = self.match(gpu, tp, training, experts=experts)
+        shape = _shape(experts=experts, piped=piped)
+        return error_of(training.runtime.name, generation(gpu.name), match, shape)
 
     def origin(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> str:
         """Return the origin of an efficiency: a measured step, a published one, or neither."""
@@ -104,7 +119,7 @@ class Factors:
         same software; of the GPU itself; one that the user measured; one of the same precision to
         the letter; and of the nearest degree.
         """
-        own = [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
+        own = [item for item in self.table if generation(item.gpu) == generation(gpu)]
         bits = _bits(training.precision)
 
         def distance(item: Factor) -> tuple[int, ...]:
@@ -118,9 +133,64 @@ class Factors:
         return min(own, key=distance, default=None)
 
 
-ERRORS = {"measured": 0.06, "other degree": 0.1, "shipped": 0.1, "other": 0.18, "experts": 0.41}
-"""90th percentiles of the relative error, by where the efficiency is from: see
-``docs/planner-truth.md``."""
+MATCHES = (
+    "measured", "measured, other degree", "published", "other GPU", "other precision",
+    "other framework", "nothing",
+)  # fmt: skip
+"""Levels of agreement between an efficiency and a plan, from most to least."""
+
+MEASURED = {"measured": 0.06, "measured, other degree": 0.1}
+"""Errors of steps that are predicted from a measured one of the same software and GPU: published
+steps from others of their source (``docs/planner-truth.md``)."""
+
+
+def _shape(*, experts: bool, piped: bool) -> str:
+    return "experts" if experts else "pipelined" if piped else "one stage"
+
+
+def shape_of(case: HasShape) -> str:
+    """Return the kind of plans whose errors count for a case."""
+    return _shape(experts=bool(case.model.experts), piped=case.degrees.pp > 1)
+
+
+def match_of(case: HasShape) -> str:
+    """Return what the efficiency of a case has in common with it."""
+    experts = bool(case.model.experts)
+    return case.factors.match(case.gpu, case.degrees.tp, case.training, experts=experts)
+
+
+WIDER = 1.1
+"""Least ratio of the errors of two matches that follow each other."""
+
+
+@cache
+def error_of(runtime: str, chip: str, match: str, shape: str) -> float:
+    """Return the error of a runtime's plans of a shape, by the match of their efficiency.
+
+    That of the runtime on a generation of chips where enough of its steps are published, else of
+    the runtime, else of all. A match that has less in common has a larger error.
+    """
+    table = _errors()
+
+    def known(match: str) -> float:
+        keys = ((runtime, chip), (runtime, ""), ("", ""))
+        found = (table.get((*key, match, shape)) for key in keys)
+        return next((error for error in found if error is not None), 0.0)
+
+    if match in MEASURED:
+        return min(MEASURED[match], known("published"))
+    error = known("published")
+    for further in MATCHES[3 : MATCHES.index(match) + 1]:
+        error = max(known(further), WIDER * error)
+    return error
+
+
+@cache
+def _errors() -> dict[tuple[str, str, str, str], float]:
+    file = resources.files(__package__) / "published_errors.csv"
+    rows = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
+    keys = ("runtime", "generation", "match", "shape")
+    return {tuple(row[key] for key in keys): float(row["error"]) for row in rows}  # type: ignore[misc]
 
 
 @cache
@@ -129,7 +199,7 @@ def _bits(precision: str) -> str:
 
 
 @cache
-def _generation(gpu: str) -> str:
+def generation(gpu: str) -> str:
     """Return chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
     names = {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}
     amd = {"mi325": "mi300", "mi350": "mi355"}
@@ -145,8 +215,7 @@ def shipped_factors() -> Factors:
         tuple(
             Factor(
                 row["gpu"], int(row["tp"]), row["precision"], float(row["efficiency"]),
-                row["runtime"], row["source"], int(row["gpus"]), float(row["seconds"]),
-                experts=row["experts"] == "yes",
+                row["runtime"], row["source"], int(row["rows"]), experts=row["experts"] == "yes",
             )
             for row in rows
         )

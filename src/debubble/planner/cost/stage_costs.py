@@ -49,12 +49,22 @@ def stage_times(case: Case) -> Floats:
         sums, first, last = layer_sums(case, "none")
         kept = candidate.first_kept
         found = again[:, kept] - again[:, begin] + (sums[:, end] - sums[:, kept])
+    if least := least_layer(case):
+        found *= np.maximum(1.0, least * np.array(candidate.layers) / found.sum(axis=0).clip(1e-12))
     found[:, 0] += first
     found[:, -1] += last
     if case.whole_backwards:
         found[1] += found[2]
         found[2] = 0.0
     return found
+
+
+def least_layer(case: Case) -> float:
+    """Return seconds that a layer of a pipeline takes at least, whatever its size."""
+    least, degrees = case.training.runtime.piped_layers, case.degrees
+    if not least or degrees.pp == 1 or degrees.gpus <= case.gpu.node:
+        return 0.0
+    return least[min(degrees.tp.bit_length(), len(least)) - 1]
 
 
 def layer_sums(case: Case, recompute: str | None = None) -> tuple[Floats, Floats, Floats]:
@@ -76,11 +86,6 @@ def _sums(case: Case) -> tuple[Floats, Floats, Floats]:
     return np.cumsum(rows[:, :-2], axis=1), rows[:, -2], rows[:, -1]
 
 
-LOGITS_FORWARD, LOGITS_BACKWARD = 20, 10
-"""Bytes moved per logit by the loss in fp32, partly fused: cast, maximum, exponent, sum; and its
-gradient."""
-
-
 def _embedding_times(case: Case) -> Times:
     """Return the times of look-up, its sum over the group, and the scattered gradient."""
     gpu, size = case.gpu, 2 * case.tokens * case.model.hidden
@@ -99,9 +104,8 @@ def _head_times(case: Case) -> Times:
     vocabulary = padded_vocabulary(model, training, tp) // tp
     logits = tokens * vocabulary
     head = product_times(gpu, training, Product(tokens, vocabulary, model.hidden), wide=True)
-    head += Times(
-        memory_time(gpu, LOGITS_FORWARD * logits), memory_time(gpu, LOGITS_BACKWARD * logits)
-    )
+    ahead, back = training.runtime.loss_bytes
+    head += Times(memory_time(gpu, ahead * logits), memory_time(gpu, back * logits))
     head = head * slow
     if group.size > 1:
         shared = all_gather(gpu, group, 2 * tokens * model.hidden)

@@ -11,10 +11,16 @@ from functools import cache
 from debubble.core.placement import Placement
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.case import Case
+from debubble.planner.cost.layer_times import INTERFERENCE
 from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.hardware.kernel_times import memory_time
-from debubble.planner.hardware.links import END_NETWORK, NETWORK, all_gather, all_reduce
-from debubble.planner.memory.state import StageParameters, stage_parameters
+from debubble.planner.hardware.links import NETWORK, all_gather, all_reduce
+from debubble.planner.memory.state import (
+    StageParameters,
+    gathered_bytes,
+    gradient_bytes,
+    stage_parameters,
+)
 from debubble.schedules import registry
 
 GRADIENT_BYTES = 20
@@ -26,6 +32,11 @@ read again and written in 16 bits."""
 SCALED_BYTES = 14
 """Bytes per parameter that fp16 adds: gradients are copied to fp32, checked and divided by the
 loss's scale."""
+
+OFFLOADED_BYTES = 28
+"""Bytes of an optimizer step per parameter on the host, in fp32: Adam reads weight, gradient and
+moments, and writes all but the gradient. Hosts read their memory about as fast as their links to
+GPUs take. Gradients and new weights go over these links, too."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +95,10 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
     are reduced.
     """
     candidate, training, gpu = case.candidate, case.training, case.gpu
-    if not training.overlap_dp:
-        gpu = replace(gpu, nic=gpu.nic * END_NETWORK / NETWORK)
+    hides = training.runtime.hides_replicas or candidate.zero == 0
+    hidden = training.overlap_dp and hides
+    if not hidden:
+        gpu = replace(gpu, nic=gpu.nic * training.runtime.end_network / NETWORK)
     shards, experts = case.group("shards"), case.group("expert_dp")
     split, reduce = candidate.zero >= 1, all_gather if candidate.zero >= 1 else all_reduce
 
@@ -95,10 +108,11 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
         return (
             reduce(gpu, shards, training.gradient_bytes * part.dense)
             + reduce(gpu, experts, training.gradient_bytes * part.experts),
-            all_gather(gpu, shards, 2 * part.dense) + all_gather(gpu, experts, 2 * part.experts),
+            all_gather(gpu, shards, wide * part.dense)
+            + all_gather(gpu, experts, wide * part.experts),
         )
 
-    parameters = stage_parameters(case)
+    parameters, wide = stage_parameters(case), gathered_bytes(training)
     per_parameter = WEIGHT_BYTES + 4 * training.moment_bytes + GRADIENT_BYTES
     per_parameter += SCALED_BYTES * (training.precision == "fp16")
     gradients, optimizer, weights = [], [], []
@@ -112,18 +126,24 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
         beside = backward[here[last]]
         if case.scatters:
             gradients.append(reduced[last] / layers)
-        elif training.overlap_dp:
-            gradients.append(max(reduced[last] - beside, reduced[last] / layers))
+        elif hidden:
+            own_time = max(reduced[last] - beside, reduced[last] / layers)
+            gradients.append(own_time + INTERFERENCE * sum(reduced))
         else:
             gradients.append(sum(reduced))
         if candidate.zero >= 3:
             weights.append(gathered[last] / layers)
-        elif training.overlap_dp:
-            weights.append(max(gathered[last] - beside / 2, gathered[last] / layers) * split)
+        elif hidden:
+            own_time = max(gathered[last] - beside / 2, gathered[last] / layers)
+            weights.append((own_time + INTERFERENCE * sum(gathered)) * split)
         else:
             weights.append(sum(gathered) * split)
         # The optimizer reads and writes this rank's share of all states.
         dense, routed = sum(part.dense for part in own), sum(part.experts for part in own)
         share = dense / shards.size + routed / experts.size if split else dense + routed
-        optimizer.append(memory_time(gpu, per_parameter * share))
+        optimizer.append(
+            share * (OFFLOADED_BYTES + gradient_bytes(training) + wide) / gpu.host
+            if training.offload_optimizer
+            else memory_time(gpu, per_parameter * share)
+        )
     return StepEnds(tuple(gradients), tuple(optimizer), tuple(weights))

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.case import Case
 from debubble.planner.frameworks.any_rules import ANY_RULES
-from debubble.planner.frameworks.automodel.flags import automodel_lines
+from debubble.planner.frameworks.automodel.flags import automodel_file, automodel_lines
 from debubble.planner.frameworks.automodel.rules import RULES as AUTOMODEL_RULES
+from debubble.planner.frameworks.bridge.flags import bridge_file, bridge_lines
+from debubble.planner.frameworks.bridge.rules import RULES as BRIDGE_RULES
+from debubble.planner.frameworks.deepspeed.flags import (
+    deepspeed_json,
+    deepspeed_lines,
+    deepspeed_script,
+)
+from debubble.planner.frameworks.deepspeed.rules import RULES as DEEPSPEED_RULES
+from debubble.planner.frameworks.deepspeed.runtime import DEEPSPEED
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.flags import megatron_lines
 from debubble.planner.frameworks.megatron.rules import RULES as MEGATRON_RULES
+from debubble.planner.frameworks.megatron.rules import SCHEDULES
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
+from debubble.planner.frameworks.megatron.script import megatron_script
+from debubble.planner.frameworks.primus.flags import primus_file, primus_lines
 from debubble.planner.frameworks.rule import Refusal, Rule
-from debubble.planner.frameworks.torch.flags import elsewhere
+from debubble.planner.frameworks.torch.flags import NAMES, elsewhere
 from debubble.planner.frameworks.torch.runtime import TORCH
+from debubble.planner.frameworks.torchtitan.files import torchtitan_python, torchtitan_toml
 from debubble.planner.frameworks.torchtitan.flags import torchtitan_lines
 from debubble.planner.frameworks.torchtitan.rules import RULES as TORCHTITAN_RULES
 from debubble.schedules import registry
@@ -37,26 +50,79 @@ class Framework:
     """Writer of the lines to paste for a case that breaks no rule; comments start with ``#``."""
     runtime: Habits
     """The tensors that it keeps in memory."""
+    ships: frozenset[str] = frozenset()
+    """Schedules that are part of it; others, if it takes them, come from a file."""
+    takes_orders: bool = False
+    """True if it runs a schedule from a file."""
+    within: str = ""
+    """A framework with the same habits that runs all plans that this one runs, so that a search
+    for it may do for both."""
+    makers: frozenset[str] = frozenset({"NVIDIA", "AMD"})
+    """Makers of the GPUs that it is for."""
+    files: Mapping[str, Callable[[Case], str]] = field(default_factory=dict)
+    """Writers of a file that runs a case that breaks no rule, by the file's ending."""
 
 
 FRAMEWORKS = {
     row.name: row
     for row in (
-        Framework("megatron", "Megatron-LM", MEGATRON_RULES, megatron_lines, MEGATRON),
-        Framework("torchtitan", "torchtitan", TORCHTITAN_RULES, torchtitan_lines, TORCH),
-        Framework("automodel", "NeMo Automodel", AUTOMODEL_RULES, automodel_lines, TORCH),
+        Framework(
+            "megatron", "Megatron-LM", MEGATRON_RULES, megatron_lines, MEGATRON,
+            ships=frozenset(SCHEDULES), files={".sh": megatron_script},
+        ),
+        Framework(
+            "torchtitan", "torchtitan", TORCHTITAN_RULES, torchtitan_lines, TORCH,
+            ships=frozenset(NAMES), takes_orders=True,
+            files={".py": torchtitan_python, ".toml": torchtitan_toml},
+        ),
+        Framework(
+            "automodel", "NeMo Automodel", AUTOMODEL_RULES, automodel_lines, TORCH,
+            ships=frozenset(NAMES), takes_orders=True, within="torchtitan",
+            files={".yaml": automodel_file},
+        ),
+        Framework(
+            "deepspeed", "Megatron-DeepSpeed", DEEPSPEED_RULES, deepspeed_lines, DEEPSPEED,
+            ships=frozenset({"1f1b"}), files={".sh": deepspeed_script, ".json": deepspeed_json},
+        ),
+        Framework(
+            "bridge", "Megatron-Bridge", BRIDGE_RULES, bridge_lines, MEGATRON,
+            ships=frozenset(SCHEDULES), within="megatron", makers=frozenset({"NVIDIA"}),
+            files={".py": bridge_file},
+        ),
+        Framework(
+            "primus", "Primus", MEGATRON_RULES, primus_lines, MEGATRON,
+            ships=frozenset(SCHEDULES), within="megatron", makers=frozenset({"AMD"}),
+            files={".yaml": primus_file},
+        ),
     )
-}
-"""Every framework by name. Megatron-LM as of Megatron Core 0.19, torchtitan 0.3.0, NeMo Automodel
-0.7."""
+}  # fmt: skip
+"""Every framework by name; of equals the first is recommended. Megatron-LM is as of Megatron Core
+0.19, torchtitan 0.3.0, NeMo Automodel 0.7, DeepSpeed 0.19, Megatron-Bridge 0.3."""
 
 
 def find_framework(name: str) -> Framework:
     """Return the framework of a name in any case; an unknown one is refused."""
     wanted = str(name).strip().lower()
     if wanted not in FRAMEWORKS:
-        raise ParameterError(f"unknown framework '{name}'; {did_you_mean(wanted, FRAMEWORKS)}")
+        hint = did_you_mean(wanted, [*FRAMEWORKS, ANY])
+        raise ParameterError(f"unknown framework '{name}'; {hint}")
     return FRAMEWORKS[wanted]
+
+
+ANY = "any"
+"""Option for plans that only have to divide, which debubble's own runtime runs."""
+
+
+def find_frameworks(name: str | None) -> tuple[str | None, ...]:
+    """Return the names of the frameworks that plans are made for: all, unless one is named.
+
+    None stands for :data:`ANY`.
+    """
+    if name is None:
+        return tuple(FRAMEWORKS)
+    if str(name).strip().lower() == ANY:
+        return (None,)
+    return (find_framework(name).name,)
 
 
 def rules_of(framework: str | None, scope: str | None = None) -> tuple[Rule, ...]:

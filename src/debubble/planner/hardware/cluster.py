@@ -52,7 +52,7 @@ def find_gpu(name_or_path: str) -> Gpu:
     return GPUS[name]
 
 
-def read_bytes(text: str) -> float:
+def read_bytes(text: str, name: str = "memory") -> float:
     """Return an amount of memory in bytes: ``72GB``, ``72 GiB``, or a number of bytes.
 
     Examples
@@ -63,7 +63,7 @@ def read_bytes(text: str) -> float:
     parts = re.fullmatch(r"\s*([0-9.eE+]+)\s*([A-Za-z]*)\s*", text)
     size = read_number(parts[1]) * factor(parts[2] or "bytes", "bytes") if parts else 0.0
     if not 0 < size < 1e18:
-        raise ParameterError(f"memory is '{text}'; give an amount of one GPU, such as 72GB")
+        raise ParameterError(f"{name} is '{text}'; give an amount of one GPU, such as 72GB")
     return size
 
 
@@ -89,15 +89,18 @@ def _read(text: str, where: str) -> Gpu:
 _NEEDED = ("bf16", "fp8", "memory", "bandwidth", "multiprocessors", "link", "nic", "host")
 
 
+_PAIRS = {"attention": "FLOP/s", "ramp": "tokens", "portable_ramp": "tokens"}
+
+
 def _value(key: str, value: Any, where: str) -> Any:
     if key not in _KEYS:
         raise FormatError(f"{where}: unknown key '{key}'; {did_you_mean(key, [*_KEYS, 'base'])}")
     if _KEYS[key] == "str":
         return str(value)
-    if key == "attention":
+    if key in _PAIRS:
         if not isinstance(value, list) or len(value) != 2:
             raise FormatError(
-                f"{where}: attention: {shown(value)}; give [forward, backward] in FLOP/s"
+                f"{where}: {key}: {shown(value)}; give [forward, backward] in {_PAIRS[key]}"
             )
         return tuple(_number(key, item, where) for item in value)
     number = _number(key, value, where)

@@ -2,8 +2,9 @@
 
 Peaks, memory and links are the makers' data sheets; best matrix products and bus bandwidths are
 those that Stas Bekman's *Machine Learning Engineering* collects (accelerators, MAMF and network
-benchmarks); rates of attention kernels are cuDNN's on DeepSeek-V3's shape (arXiv 2603.07685,
-Table 9) and FlashAttention-2's (arXiv 2307.08691; 35 % of H100's peak, arXiv 2407.08608).
+benchmarks). Rates of attention kernels are those of long sequences: H100's were measured
+(``benchmarks/gpu_layers_h100.jsonl``), B200's are cuDNN's on DeepSeek-V3's shape (arXiv 2603.07685,
+Table 9) and A100's FlashAttention-2's (arXiv 2307.08691) with the same loss on short ones.
 Everything is decimal and, for links, one direction of one GPU.
 
 Memory is the part that a process can use: a card of "80 GB" has 80 GiB, less the share of driver
@@ -50,10 +51,15 @@ class Gpu:
         Share of `bf16` and of `fp8` that the best measured matrix product reaches.
     attention
         FLOP/s of a fused attention kernel's forward and backward, the executed ones.
-    portable
-        Share of those that FlashAttention-2 reaches, which PyTorch brings; the others are cuDNN's.
+    ramp
+        Tokens of a sequence at which those kernels reach half their rate, forward and backward.
+    portable, portable_ramp
+        Share of those rates that FlashAttention-2 reaches, which PyTorch brings, and its tokens;
+        the others are cuDNN's.
     reduce, gather, exchange
         Share of `link` that large all-reduces in the whole node, all-gathers and all-to-alls reach.
+    maker
+        Its maker: some frameworks are for one alone.
     source
         Source of the numbers, if not the table.
     """
@@ -72,12 +78,22 @@ class Gpu:
     peer: float = 0.0
     gemm: float = 0.8
     gemm8: float = 0.71
-    attention: tuple[float, float] = (553 * TERA, 422 * TERA)
+    attention: tuple[float, float] = (625 * TERA, 550 * TERA)
+    ramp: tuple[float, float] = (550.0, 1150.0)
     portable: float = 1.0
+    portable_ramp: tuple[float, float] = (800.0, 1700.0)
     reduce: float = 0.82
     gather: float = 0.8
     exchange: float = 0.71
+    maker: str = "NVIDIA"
     source: str = field(default="", compare=False)
+
+    def kernel(self, portable: bool) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return FLOP/s of an attention kernel's forward and backward, and its ramps."""
+        if not portable:
+            return self.attention, self.ramp
+        forward, backward = self.attention
+        return (forward * self.portable, backward * self.portable), self.portable_ramp
 
     def peak(self, precision: str) -> float:
         """Return dense peak in FLOP/s of matrix products whose inputs have a precision."""
@@ -100,28 +116,29 @@ def _gpu(
 
 _A100 = _gpu(
     "a100-80gb", 312, 0, 79.15 * GIB / GIGA, 2.0, 108, 300, 25, 31, gemm=0.87,
-    attention=(190 * TERA, 160 * TERA), reduce=0.77, gather=0.77, exchange=0.7,
+    attention=(195 * TERA, 170 * TERA), ramp=(550.0, 1100.0), portable_ramp=(550.0, 1100.0),
+    reduce=0.77, gather=0.77, exchange=0.7,
 )  # fmt: skip
 _H100 = _gpu(
-    "h100", 989, 1979, 79.15 * GIB / GIGA, 3.35, 132, 450, 50, 63, reduce=1.06, portable=0.63
+    "h100", 989, 1979, 79.15 * GIB / GIGA, 3.35, 132, 450, 50, 63, reduce=1.06, portable=0.59
 )
 _B200 = _gpu(
     "b200", 2250, 4500, 178.35 * GIB / GIGA, 8.0, 148, 900, 50, 63, fp4=9000, gemm=0.78, gemm8=0.76,
-    reduce=0.85, gather=0.76, attention=(1324 * TERA, 1083 * TERA),
+    reduce=0.85, gather=0.76, attention=(1500 * TERA, 1390 * TERA),
 )  # fmt: skip
 _GB200 = replace(
     _B200, name="gb200", bf16=2500 * TERA, fp8=5000 * TERA, fp4=10000 * TERA, memory=184.31 * GIB,
     host=450 * GIGA, node=72, gemm=0.73, gemm8=0.72,
 )  # fmt: skip
 _MI300X = _gpu(
-    "mi300x", 1300, 2610, 192, 5.3, 304, 448, 50, 63, peer=64, gemm=0.51, gemm8=0.45,
-    attention=(400 * TERA, 280 * TERA), source="fp8 product and attention rates are assumed",
+    "mi300x", 1300, 2610, 192, 5.3, 304, 448, 50, 63, peer=64, gemm=0.51, gemm8=0.45, maker="AMD",
+    attention=(454 * TERA, 359 * TERA), source="fp8 product and attention rates are assumed",
 )  # fmt: skip
 
 _MI355X = replace(
     _MI300X, name="mi355x", bf16=2500 * TERA, fp8=5000 * TERA, memory=288 * GIGA,
     bandwidth=8.0 * TERA, multiprocessors=256, link=535 * GIGA, peer=76.5 * GIGA, gemm=0.63,
-    gemm8=0.55, attention=(900 * TERA, 650 * TERA),
+    gemm8=0.55, attention=(1020 * TERA, 832 * TERA),
 )  # fmt: skip
 
 GPUS = {
@@ -132,7 +149,7 @@ GPUS = {
         replace(_A100, name="a800", link=200 * GIGA, source="A100 with 8 of its 12 NVLinks"),
         _gpu(
             "v100", 125, 0, 31.73 * GIB / GIGA, 0.9, 80, 150, 12.5, 16, peer=50, gemm=0.7,
-            attention=(50 * TERA, 35 * TERA), source="SXM2 with 32 GB, 16 bits are fp16; the best"
+            attention=(57 * TERA, 45 * TERA), source="SXM2 with 32 GB, 16 bits are fp16; the best"
             " product is 89 of a V100S' 130 TFLOP/s, attention rates are assumed",
         ),
         _H100,
@@ -147,7 +164,7 @@ GPUS = {
         ),
         replace(
             _H100, name="h20", bf16=148 * TERA, fp8=296 * TERA, memory=95.1 * GIB,
-            bandwidth=4.0 * TERA, multiprocessors=78, attention=(83 * TERA, 63 * TERA),
+            bandwidth=4.0 * TERA, multiprocessors=78, attention=(94 * TERA, 82 * TERA),
             source="product and attention rates are H100's shares of the peak",
         ),
         _B200,
@@ -156,17 +173,17 @@ GPUS = {
         replace(_GB200, name="gb300", memory=276.5 * GIB, nic=100 * GIGA, fp4=15000 * TERA),
         _gpu(
             "rtx-pro-6000", 500, 1000, 94.97 * GIB / GIGA, 1.597, 188, 50, 50, 63, fp4=2000,
-            attention=(200 * TERA, 150 * TERA), source="Server Edition, on PCIe 5 without NVLink;"
+            attention=(227 * TERA, 192 * TERA), source="Server Edition, on PCIe 5 without NVLink;"
             " best product and attention rates are assumed",
         ),
         _gpu(
             "l40s", 362, 733, 44.4 * GIB / GIGA, 0.864, 142, 25, 25, 31, gemm=0.7,
-            attention=(160 * TERA, 120 * TERA), source="on PCIe 4 without NVLink; best product and"
+            attention=(181 * TERA, 154 * TERA), source="on PCIe 4 without NVLink; best product and"
             " attention rates are assumed",
         ),
         _gpu(
-            "mi250x", 191.5, 0, 64, 1.64, 110, 200, 12.5, 31, peer=50, gemm=0.7,
-            attention=(60 * TERA, 50 * TERA), source="one of its two dies, which processes see as"
+            "mi250x", 191.5, 0, 64, 1.64, 110, 200, 12.5, 31, peer=50, gemm=0.7, maker="AMD",
+            attention=(68 * TERA, 64 * TERA), source="one of its two dies, which processes see as"
             " a GPU; best product and attention rates are assumed",
         ),
         _MI300X,

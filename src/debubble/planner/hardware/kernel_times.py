@@ -76,7 +76,12 @@ def memory_time(gpu: Gpu, size: float) -> float:
 
 
 def attention_time(
-    gpu: Gpu, flops: float, *, backward: bool = False, portable: bool = False
+    gpu: Gpu, flops: float, length: float, *, backward: bool = False, portable: bool = False
 ) -> float:
-    """Return seconds of a fused attention kernel, cuDNN's or a portable one, by executed FLOPs."""
-    return flops / (gpu.attention[backward] * (gpu.portable if portable else 1.0))
+    """Return seconds of a fused attention kernel, cuDNN's or a portable one, by executed FLOPs.
+
+    The causal mask's diagonal costs as much as so many more tokens per query as :attr:`Gpu.ramp`
+    says: a kernel over `length` tokens reaches ``length / (length + ramp)`` of its rate.
+    """
+    rates, ramps = gpu.kernel(portable)
+    return flops / rates[backward] * (1 + ramps[backward] / length)

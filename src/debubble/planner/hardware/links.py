@@ -26,10 +26,6 @@ HIDDEN = 0.4
 nodes of B200 take 22 ms for 4 GiB, the network alone 16.1, both in turn 26.3."""
 NETWORK = 0.95
 """Share of a network card's rate that large collectives reach: 24 of 25, 48 of 50, 380 of 400."""
-END_NETWORK = 0.22
-"""Share of a network card's rate that a step's last collectives reach when nothing else runs:
-the all-reduce of 3.8 GB of fp16 gradients over 8 replicas adds 1.32 s on A100 with 25 GB/s each
-(arXiv 2205.05198, section 6.3: 530B, one replica and eight), with the wait for the last rank."""
 LATENCY_INSIDE, LATENCY_BETWEEN = 10e-6, 20e-6
 """Seconds until a message between two ranks arrives, without those of its bytes."""
 
@@ -88,18 +84,21 @@ reduce_scatter = all_gather
 """Seconds to sum `size` bytes that every rank has, each keeping its share: as all-gather."""
 
 
-def dispatch(gpu: Gpu, group: RankGroup, tokens: float, width: float, copies: int) -> float:
+def dispatch(
+    gpu: Gpu, group: RankGroup, tokens: float, width: float, copies: int, *, apart: bool = False
+) -> float:
     """Return seconds in which a rank's tokens reach their experts, each rank and node once.
 
     A token of `width` bytes with several experts on one rank is sent there once, over the network
     once per node, as DeepEP and HybridEP do. Of `copies` experts in balance,
     ``n (1 - (1 - 1/n)**copies)`` of n places are met. Measured for HybridEP (arXiv 2603.07685): 391
     and 675 us on 8 and 64 GB200, 661 us and 4.6 ms on 8 and 64 H100; here 431, 689, 855 us and 5.7
-    ms.
+    ms. If copies go `apart`, as in an all-to-all, each counts.
     """
     if group.size <= 1 or not tokens:
         return 0.0
-    ranks, nodes = _met(group.size, copies), _met(group.nodes, copies)
+    ranks = copies if apart else _met(group.size, copies)
+    nodes = copies if apart else _met(group.nodes, copies)
     inside = tokens * width * ranks * (group.inside - 1) / group.size
     outside = tokens * width * nodes * (group.nodes - 1) / group.nodes
     wire = max(inside / _inner(gpu, group.inside, gpu.exchange), outside / (gpu.nic * NETWORK))

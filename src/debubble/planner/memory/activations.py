@@ -27,9 +27,9 @@ from debubble.planner.memory.state import padded_vocabulary
 from debubble.planner.model.mixers import LatentAttention
 from debubble.planner.model.transformer import Layer, Model
 
-LOGIT_BYTES, FUSED_LOGIT_BYTES = 12, 4
-"""Bytes per logit while the head runs: in bf16, in fp32, and gradients on the way back; or in bf16
-with gradients in bf16, where one kernel computes the loss."""
+FUSED_LOGIT_BYTES = 4
+"""Bytes per logit while the head runs, in bf16 with gradients in bf16, where one kernel computes
+the loss."""
 
 
 class Activation(NamedTuple):
@@ -122,14 +122,14 @@ def _stages(
 def logits_bytes(case: Case) -> float:
     """Return bytes of one microbatch's logits on one GPU, from forward to backward of the head.
 
-    4 of the 12 bytes per logit are its fp32 value; the others its bf16 value, the loss's
+    4 of the bytes per logit are its fp32 value; the others its bf16 value, the loss's
     temporaries and gradients. With a fused loss they are the bf16 value and its gradient. Every
     layer of multi-token prediction has logits of its own.
     """
     training, tp = case.training, case.degrees.tp
     tokens = training.sequence * case.candidate.microbatch_size / case.degrees.cp
     vocabulary = padded_vocabulary(case.model, training, tp) / tp
-    each = FUSED_LOGIT_BYTES if training.fused_loss else LOGIT_BYTES
+    each = FUSED_LOGIT_BYTES if training.fused_loss else training.runtime.logit_bytes
     return each * tokens * vocabulary * (1 + case.model.mtp)
 
 

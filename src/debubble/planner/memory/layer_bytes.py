@@ -95,7 +95,8 @@ def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dic
             found["core_attn"] += Parts(split=each * part.heads)
     all_parts += found["core_attn"]
     # Outputs of the first matrices, and what the last one multiplies.
-    factor = inputs + ((4.0 if training.fused else 6.0) if mlp.gated else 2.0)
+    gate = 4.0 if training.fused and not training.runtime.plain_gates else 6.0
+    factor = inputs + (gate if mlp.gated else 2.0)
     if isinstance(mlp, Experts):
         found["moe_act"] = Parts(routed=2.0 * mlp.top_k * mlp.width)
         found["shared_experts"] = Parts(split=factor * mlp.shared_width)

@@ -37,12 +37,13 @@ MARGIN = 2e9
 """Bytes of a GPU that no formula here itemizes: the driver's context, buffers of the communication
 library, workspaces of kernels."""
 
-FRAGMENTATION = 0.1
-"""Share of dynamic memory that lies unused between tensors; other planners assume the same."""
+FRAGMENTATION, GRAPH_FRAGMENTATION = 0.1, 0.3
+"""Share of dynamic memory that lies unused between tensors; other planners assume the same. Next to
+the pools of CUDA graphs, which share nothing, 59.5 GiB were reserved on top of 210 GiB
+(Megatron-Bridge#2221)."""
 
-HELD_LOGITS = 1 / 3
-"""Share of a microbatch's logits that stays between the head's forward and its backward: the fp32
-softmax, 4 of 12 bytes."""
+HELD_LOGITS = 4.0
+"""Bytes per logit that stay between the head's forward and its backward: the fp32 softmax."""
 
 HELD_FUSED = 1 / 2
 """Share of a microbatch's logits that stays with a fused loss: the logits in bf16, without their
@@ -99,11 +100,13 @@ class MemoryCurve:
     """Bytes that are there all the time."""
     fixed: float
     """The part of the margin that is there all the time."""
+    fragmentation: float
+    """Share of what changes that lies unused between tensors."""
 
     @property
     def margin(self) -> Floats:
         """Bytes that no formula itemizes, from each time on."""
-        return self.fixed + FRAGMENTATION * (self.activations + self.buffers + self.logits)
+        return self.fixed + self.fragmentation * (self.activations + self.buffers + self.logits)
 
     @property
     def total(self) -> Floats:
@@ -151,19 +154,32 @@ def memory_curves(case: Case, timeline: Timeline) -> Iterator[MemoryCurve]:
             moments.heads,
             _activations(moments, each, backwards),
             buffers(moments, each[0].boundary, training.runtime),
-            _logits(moments, head, HELD_FUSED if training.fused_loss else HELD_LOGITS),
+            _logits(moments, head, _held_logits(training)),
             rank_state(case, schedule, rank),
             margin(training),
+            fragmentation(training),
         )
+
+
+def fragmentation(training: Training) -> float:
+    """Return the share of dynamic memory that lies unused between tensors."""
+    return GRAPH_FRAGMENTATION if training.graph_pools else FRAGMENTATION
+
+
+def _held_logits(training: Training) -> float:
+    """Return the share of a microbatch's logits that stays from its forward to its backward."""
+    return HELD_FUSED if training.fused_loss else HELD_LOGITS / training.runtime.logit_bytes
 
 
 def margin(training: Training) -> float:
     """Return bytes that no formula itemizes, with the buckets in which a runtime sends shards.
 
+    Pools of CUDA graphs are part of it.
+
     Gradients are sent as they add up: in fp16, or, of bf16, in fp32.
     """
     gradients = 2 if training.precision == "fp16" else 4
-    return MARGIN + training.runtime.bucket * (gradients + 2)
+    return MARGIN + training.runtime.bucket * (gradients + 2) + training.graph_pools
 
 
 def memory_costs(case: Case) -> dict[str, Any]:

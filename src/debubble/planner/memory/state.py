@@ -12,10 +12,16 @@ split (ZeRO-3)         2 / D    4 / D       12 / D
 =====================  =======  ==========  ==========
 
 The optimizer's are an fp32 copy of the weights and Adam's two moments; gradients in bf16 take 2,
-moments in bf16 2 each. fp16 has fp16 gradients and one more fp32 copy of them with the optimizer:
-20 bytes, or 4 + 16 / D. Weights are replicated by data parallelism and context parallelism
-together; experts have replicas of their own. With weights split (ZeRO-3; Rajbhandari et al., arXiv
-1910.02054), two layers at a time are gathered.
+moments in bf16 2 each, in fp8 1. With the optimizer offloaded, none of that is on the GPU. fp16 has
+fp16 gradients and one more fp32 copy of them with the optimizer: 20 bytes, or 4 + 16 / D. Weights
+are replicated by data parallelism and context parallelism together; experts have replicas of their
+own. With weights split (ZeRO-3; Rajbhandari et al., arXiv 1910.02054), two layers at a time are
+gathered.
+
+Products in 8 or 4 bits multiply weights that Transformer Engine casts once per step and keeps, in
+both directions: fp8 takes 1 byte where one copy serves both (Blackwell), else 2; mxfp8 2 with a
+scale for every 32 numbers, nvfp4 1/2 each with one for every 16. They come on top of the 2 bytes,
+or in their place where parameters are gathered narrow (Megatron-LM's ``--fp8-param-gather``).
 
 DeepSpeed's bf16 optimizer adds bf16 gradients up in a whole fp32 copy: 8 + 12 / D.
 
@@ -41,6 +47,7 @@ from numpy.typing import NDArray
 
 from debubble.planner.candidate import Degrees, Training
 from debubble.planner.case import Case
+from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.model.transformer import Experts, Layer, Model
 
 GATHERED_LAYERS = 2
@@ -151,21 +158,32 @@ def _parameters(
 def stage_states(case: Case) -> tuple[TrainingState, ...]:
     """Return bytes of every stage's weights, gradients and optimizer states on one GPU."""
     candidate = case.candidate
-    return _states(case.model, case.training, case.degrees, candidate.layers, candidate.zero)
+    cast = cast_bytes(case.training, case.gpu)
+    return _states(case.model, case.training, case.degrees, candidate.layers, candidate.zero, cast)
 
 
 @lru_cache(maxsize=16384)
 def _states(
-    model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], zero: int
+    model: Model,
+    training: Training,
+    degrees: Degrees,
+    layers: tuple[int, ...],
+    zero: int,
+    cast: float,
 ) -> tuple[TrainingState, ...]:
     runtime = training.runtime
+    in_layers = np.diff(_sums(model, degrees.tp, degrees.ep)[np.cumsum((0, *layers))], axis=0)
+    narrow = training.narrow_weights and runtime.narrow_inputs and zero >= 1
+    # Split weights are cast as they are gathered.
+    added = cast - 2.0 * narrow if zero < 3 else 0.0
     gathers = degrees.dp * degrees.cp > 1 and zero >= (1 if runtime.fsdp else 3)
     stays = runtime.fsdp and degrees.pp > 1
     # What is scattered from buckets is in the margin.
     scatters = zero >= 2 and not (runtime.fsdp or runtime.bucket)
-    scattered = training.gradient_bytes * scatters
+    scattered = gradient_bytes(training) * scatters
     found, begin = [], 0
-    for own, counts in zip(layers, _parameters(model, training, degrees, layers), strict=True):
+    counted = _parameters(model, training, degrees, layers)
+    for own, counts, inner in zip(layers, counted, in_layers.sum(axis=1).tolist(), strict=True):
         state = _bytes(counts.dense, degrees.dp * degrees.cp, training, zero)
         state += _bytes(counts.experts, degrees.expert_dp, training, zero)
         if gathers or scattered:
@@ -173,9 +191,12 @@ def _states(
             kinds = set(model.layers[begin : begin + own])
             sizes = (sum(layer_parameters(model, one, degrees.tp, degrees.ep)) for one in kinds)
             two = min(GATHERED_LAYERS, own) * max(sizes, default=0.0)
-            gathered = 2 * (counts.total if stays else two) * gathers
+            each = 1.0 if runtime.fsdp and training.narrow_weights else 2.0 * (not narrow) + cast
+            gathered = each * (counts.total if stays else two) * gathers
             summed = 4 * counts.total if stays else scattered * two
             state += TrainingState(gathered, summed, 0.0)
+        if added:
+            state += TrainingState(added * inner, 0.0, 0.0)
         found.append(state)
         begin += own
     return tuple(found)
@@ -193,6 +214,29 @@ def _bytes(count: float, replicas: int, training: Training, zero: int) -> Traini
     return TrainingState(count * weights, count * gradients, count * optimizer)
 
 
+def cast_bytes(training: Training, gpu: Gpu) -> float:
+    """Return bytes per parameter of layers for weights that are cast for products and kept."""
+    if not training.runtime.narrow_inputs:
+        return 0.0
+    if training.precision == "fp8":
+        return 1.0 if gpu.fp4 else 2.0
+    return {"mxfp8": 2 * (1 + 1 / 32), "nvfp4": 2 * (1 / 2 + 1 / 16)}.get(training.precision, 0.0)
+
+
+def gathered_bytes(training: Training) -> float:
+    """Return bytes per parameter of weights on their way to replicas."""
+    if not training.narrow_weights:
+        return 2.0
+    return 0.5 + 1 / 16 if training.precision == "nvfp4" else 1.0
+
+
+def gradient_bytes(training: Training) -> float:
+    """Return bytes per parameter of the buffer in which gradients add up."""
+    if training.precision == "fp16":
+        return 2.0
+    return float(training.runtime.gradient_bytes or training.gradient_bytes)
+
+
 def bytes_per_parameter(training: Training, zero: int, replicas: int) -> tuple[float, float, float]:
     """Return bytes of weights, gradients and optimizer states per parameter."""
     moments = 2 * training.moment_bytes
@@ -200,11 +244,13 @@ def bytes_per_parameter(training: Training, zero: int, replicas: int) -> tuple[f
         # FSDP2 splits all three or none.
         share = 1 / replicas if zero >= 1 else 1.0
         return 4 * share, 4 * share, 8 * share
-    weights, gradients = 2.0, float(training.gradient_bytes)
+    weights, gradients = 2.0, gradient_bytes(training)
     optimizer = float(training.master_bytes + moments)
-    if training.precision == "fp16":
-        gradients, optimizer = 2.0, optimizer + 4.0
-    elif training.runtime.bucket:
+    if training.offload_optimizer:
+        optimizer = 0.0
+    elif training.precision == "fp16":
+        optimizer += 4.0
+    if training.runtime.bucket and training.precision != "fp16":
         gradients += 2.0
     return (
         weights / (replicas if zero >= 3 else 1),

@@ -16,7 +16,7 @@ from debubble.planner.case import Case
 from debubble.planner.cost.stage_costs import layer_sums, stage_times
 from debubble.planner.memory.activations import stage_activations
 from debubble.planner.memory.in_flight import in_flight
-from debubble.planner.memory.peaks import FRAGMENTATION, margin
+from debubble.planner.memory.peaks import fragmentation, margin
 from debubble.planner.memory.state import stage_states
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
@@ -150,8 +150,8 @@ def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float6
         return None
     each = stage_activations(case)
     stored = np.array([one.stored for one in each])
-    held = standing(case, case.placement)
+    held, share = standing(case, case.placement), 1 + fragmentation(request.training)
     if counts is None:
-        return held + (1 + FRAGMENTATION) * np.bincount(homes_of(candidate), stored)
+        return held + share * np.bincount(homes_of(candidate), stored)
     kept = [0.0 if case.whole_backwards else one.kept_for_weight for one in each]
-    return held + (1 + FRAGMENTATION) * counts.peaks(stored, np.minimum(stored, kept))
+    return held + share * counts.peaks(stored, np.minimum(stored, kept))

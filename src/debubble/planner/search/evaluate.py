@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,8 @@ from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.cost.step import Step, step_of
 from debubble.planner.hardware.gpus import Gpu
 from debubble.planner.hardware.kernel_times import PRECISIONS
-from debubble.planner.memory.peaks import FRAGMENTATION, RankMemory, margin, memory_costs, memory_of
+from debubble.planner.memory.peaks import RankMemory, fragmentation, margin, memory_costs, memory_of
+from debubble.planner.memory.retries import chance_of_retries, retry_time
 from debubble.planner.memory.state import stage_states
 from debubble.planner.request import PlanRequest
 from debubble.schedules import registry
@@ -36,6 +38,9 @@ class Speed:
     flops_per_gpu: dict[str, float]
     mfu: dict[str, float]
 
+
+Verdict: TypeAlias = Literal["yes", "maybe", "no"]
+"""Chance that a plan fits: 9 of 10 real peaks are within the capacity, some, fewer than 1 of 10."""
 
 OPTIMIZED = "optimized"
 """Name of a schedule that is not a published one."""
@@ -76,6 +81,35 @@ class Evaluated:
         return max(self.peaks) <= self.request.limit
 
     @property
+    def verdict(self) -> Verdict:
+        """Chance that it fits into the memory of a GPU, in a word."""
+        peak, request = max(self.peaks), self.request
+        if peak <= min(request.limit, request.safe):
+            return "yes"
+        # A limit below that is asked for, and no guess.
+        asked = request.limit < request.safe
+        return "no" if asked or peak - self.memory_error > request.capacity else "maybe"
+
+    @property
+    def memory_error(self) -> float:
+        """Bytes by which 9 of 10 real peaks exceed the predicted one at most."""
+        return max(self.peaks) * self.request.training.runtime.memory_error
+
+    @property
+    def retries(self) -> tuple[float, float]:
+        """Chance that PyTorch's allocator runs short, and seconds per step that it then adds.
+
+        Both are 0 for plans that fit.
+        """
+        if self.verdict == "yes" or not self.memory:
+            return 0.0, 0.0
+        rank, request = self.memory[self.fullest], self.request
+        error = request.training.runtime.memory_error
+        chance = chance_of_retries(rank.peak, request.capacity, error)
+        dynamic = rank.activations + rank.buffers + rank.logits
+        return chance, retry_time(dynamic, self.candidate.microbatches)
+
+    @property
     def fullest(self) -> int:
         """The rank with the largest peak."""
         return self.peaks.index(max(self.peaks))
@@ -88,7 +122,7 @@ class Evaluated:
     @property
     def step_error(self) -> float:
         """Share of the step time by which that may be off."""
-        return self.request.factors.error(*self._run, experts=bool(self.request.model.experts))
+        return self.case.step_error
 
     @property
     def efficiency(self) -> float:
@@ -182,7 +216,7 @@ def with_peaks(plan: Evaluated, timeline: Timeline) -> Evaluated:
     If the activations alone are too large, only they are counted, less than the real peaks.
     """
     held = standing(plan.case, timeline.schedule.placement)
-    peaks = (held + (1 + FRAGMENTATION) * timeline.peak_activation).tolist()
+    peaks = (held + (1 + fragmentation(plan.request.training)) * timeline.peak_activation).tolist()
     if max(peaks) <= plan.request.limit:
         peaks = [rank.peak for rank in memory_of(plan.case, timeline)]
     return replace(plan, peaks=tuple(peaks))
@@ -208,6 +242,7 @@ CAUSES = {
     "cp": "context-parallel communication that nothing hides",
     "ep": "tokens on their way to experts and back",
     "dp": "weights gathered and gradients scattered layer by layer, where replicas split them",
+    "host": "GPUs that wait for the host to start kernels",
     "imbalance": "what the busiest rank does more than the average one",
     "bubble": "what the pipeline's busiest rank waits",
     "gradients": "summing gradients over replicas after the last backward",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from debubble.core.errors import DebubbleError
 from debubble.optimize.result import Result
 from debubble.optimize.search import optimize
-from debubble.planner.memory.peaks import FRAGMENTATION
+from debubble.planner.memory.peaks import fragmentation
 from debubble.planner.search.evaluate import Evaluated, costs_of, finished, timed, with_peaks
 from debubble.planner.search.search_result import Found
 from debubble.planner.search.within_memory import within_limit
@@ -88,7 +88,7 @@ def _result(plan: Evaluated, room: Sequence[float], time_limit: float | None) ->
     timeline = plan.simulate()
     costs = costs_of(plan.case)
     # Of what comes and goes a share lies unused between tensors: as if GPUs were so much smaller.
-    share = 1 / (1 + FRAGMENTATION)
+    share = 1 / (1 + fragmentation(plan.request.training))
     beside = [
         max(share * peak - float(held), 0.0)
         for peak, held in zip(plan.peaks, timeline.peak_activation, strict=True)

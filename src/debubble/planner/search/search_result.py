@@ -50,6 +50,10 @@ class Found:
     fits, one that does."""
     searched: Evaluated | None = None
     """The best plan that the search found, whatever joined the plans later."""
+    seen: list[tuple[Candidate, float, float]] = field(default_factory=list)
+    """Candidates that were evaluated in full, each with its step time and its largest peak."""
+    front: list[Evaluated] = field(default_factory=list)
+    """Plans that fit and that none of these is better than in both time and memory."""
     early: Evaluated | None = None
     """A plan that fits, found before the search began with the most promising ones."""
 
@@ -68,9 +72,23 @@ class Found:
         """Keep a plan if it is among the best, or the nearest of those that do not fit."""
         self.considered += 1
         self.simulated += 1
+        self._note(plan)
         for gone in kept(self.plans if plan.fits else self.near, plan, self.top):
             reason = SLOWER if gone.fits else TOO_LARGE
             self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+    def _note(self, plan: Evaluated) -> None:
+        """Write down time and memory of a plan, and the plan if it is on the frontier."""
+        peak = max(plan.peaks)
+        self.seen.append((plan.candidate, plan.step_time, peak))
+        if not plan.fits or any(
+            one.step_time <= plan.step_time and max(one.peaks) <= peak for one in self.front
+        ):
+            return
+        beaten = [
+            one for one in self.front if plan.step_time <= one.step_time and peak <= max(one.peaks)
+        ]
+        self.front = [one for one in self.front if one not in beaten] + [plan]
 
 
 def kept(plans: list[Evaluated], plan: Evaluated, top: int) -> list[Evaluated]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
-from debubble.planner.memory.peaks import FRAGMENTATION
+from debubble.planner.memory.peaks import fragmentation
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import homes_of, pipeline_bound, saves_memory
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
@@ -191,7 +191,7 @@ def _with_other_orders(plan: Evaluated, rooms: Sequence[float]) -> Iterator[Eval
 
 def _smaller(plan: Evaluated, limit: float, top: float) -> Evaluated | None:
     """Return a plan in a schedule made for a limit, with at most `top` bytes on any rank."""
-    share = 1 + FRAGMENTATION
+    share = 1 + fragmentation(plan.request.training)
     held = plan.simulate().peak_activation
     room = np.minimum((limit - np.array(plan.peaks)) / share + held, top)
 

@@ -219,15 +219,17 @@ async function showPlan(hash) {
   applyTheme();
 }
 
-/** A plan's schedule with its sizes and costs, beside the others. */
-async function compare({ name, costs, fields }) {
+/** A plan's schedule, by name or as a file, with its sizes and costs. */
+async function compare({ name, file, costs, fields }) {
   showSchedules();
   await restore("#s=");
   form.costs = costs;
-  choose(name);
+  if (file) form.files = [{ file }];
+  else choose(name);
   for (const [id, value] of Object.entries(fields)) if ($(id)) $(id).value = [value].flat().join("/");
   follow();
   await changedFiles();
+  scrollTo(0, 0);
 }
 
 const THEMES = ["auto", "light", "dark"];

@@ -1,12 +1,15 @@
 // From a model and a number of GPUs to a plan: its inputs, how far the search is, and the answer.
 
-import { $, make, number, rowsOf, say, showTab, table } from "./dom.js";
+import { $, make, number, say, showTab } from "./dom.js";
+import { showPlan, showSearch } from "./plan_view.js";
 import { search } from "./server.js";
 
 const START = { model: "llama-3.1-8b", gpu: "h100", gpus: "64", batch: "512", sequence: "8192", precision: "bf16" };
 const HINTS = {
-  batch: "Sequences per optimizer step", sequence: "Tokens per sequence", memory: "Memory of one GPU, such as 72GB; empty: all that it has",
+  batch: "Sequences per optimizer step", sequence: "Tokens per sequence", memory: "Most memory of one GPU that plans may need, such as 72GB; empty: what it has, less the error of predicted peaks",
   imbalance: "Tokens of the busiest experts over the mean", zero: "What replicas split: optimizer (1), gradients (2), weights (3)",
+  gradients: "In what gradients add up", moments: "Adam's two moments", offload: "What the host's memory has",
+  weights: "fp8 or fp4: layers' weights are stored and gathered as products multiply them",
   recompute: "none, selective or full; or full:3, the first 3 layers of every stage and chunk",
   why: "The best plan with this, and why it is not the best: pp=16, or several such as pp=16 schedule=1f1b",
   tp: "Tensor-parallel degree", cp: "Context-parallel degree", ep: "Expert-parallel degree", dp: "Replicas", pp: "Pipeline ranks", chunks: "Stages per rank",
@@ -15,6 +18,9 @@ const LOG = "elapsed time per iteration (ms): 4700.0";
 const WORDS = { why: "why not…?", gpu: "GPU", gpus: "GPUs", sequence: "sequence", zero: "ZeRO", microbatch_size: "microbatch size" };
 const NUMBERS = ["gpus", "batch", "sequence", "imbalance", "zero"];
 const FROM_FILE = "";
+
+/** Fields that are always shown, and the first of those that are folded unless they differ from the start. */
+const FIRST = ["model", "gpu", "gpus", "batch", "sequence"], OPTIONAL = ["precision", "framework", "memory", "imbalance"];
 
 /** Make the page, once; `compare` shows a plan's schedule among others. */
 export async function makePlan(compare) {
@@ -42,6 +48,8 @@ class Planner {
     this.compare = compare;
     this.shown = false;
     this.running = null;
+    this.next = null;
+    this.asked = "";
     this.numbers = [...NUMBERS, ...lists.sizes];
     const text = make("textarea", { rows: 5, spellcheck: "false", placeholder: "…or paste a config.json here", "aria-label": "config.json" });
     this.text = text;
@@ -56,27 +64,31 @@ class Planner {
       if (picked) { this.measured.value = await picked.text(); this.measuredName = picked.name; }
       log.value = "";
     });
-    this.names = ["model", "gpu", "gpus", "batch", "sequence", "precision", "framework", "memory", "imbalance", ...lists.sizes, "schedule", "recompute", "zero", "why"];
+    for (const [name, words] of Object.entries(lists.states)) START[name] = [words[0]].flat()[0];
+    this.names = [...FIRST, ...OPTIONAL, ...Object.keys(lists.states), ...lists.sizes, "schedule", "recompute", "zero", "why"];
+    this.go = make("button", { type: "submit", class: "go" }, "Plan");
     this.form = make("form", { "aria-label": "What to plan", novalidate: true },
       make("fieldset", {}, make("legend", {}, "Training"),
         field("model", choice([...lists.models, [FROM_FILE, "from a config.json"]])),
         make("div", { class: "own" }, make("label", { class: "upload", title: "The config.json of Hugging Face, or a YAML file; or drop it on the page" }, "Open config.json", file), text),
-        field("gpu", choice(lists.gpus)), field("gpus", count()), field("batch", count()), field("sequence", count()),
-        field("precision", choice(lists.precisions)), field("framework", choice(lists.frameworks, "any")),
-        field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
-      make("fieldset", {}, make("legend", {}, "Held fixed"),
-        ...lists.sizes.map((name) => field(name, count("free"))),
-        field("schedule", choice(lists.schedules, "free")), field("recompute", make("input", { placeholder: "free", list: id("recomputes") })), offered("recomputes", lists.recomputes), field("zero", choice(lists.zeros, "free"))),
-      make("fieldset", {}, make("legend", {}, "Compare and calibrate"),
-        field("why", make("input", { placeholder: "pp=16" })),
-        make("div", { "data-field": id("measured") },
-          make("label", { for: id("measured"), title: "A line of Megatron's log, of the plan whose degrees are held fixed; or YAML: steps, with degrees and seconds" }, "Measured step"),
-          this.measured,
-          make("label", { class: "upload", title: "A log of Megatron, YAML with steps, a cost file of debubble profile, or a CSV" }, "Open log or steps", log))));
-    this.go = make("button", { type: "submit", class: "go" }, "Plan");
-    this.status = make("p", { class: "status", role: "status" }, "Choose a model and GPUs.");
+        field("gpu", choice(lists.gpus)), field("gpus", count()), field("batch", count()), field("sequence", count())),
+      make("p", { class: "go-line" }, this.go),
+      this.more = make("details", {}, make("summary", {}, "More options"),
+        make("fieldset", {}, make("legend", {}, "Software and memory"),
+          field("framework", choice(lists.frameworks, "the best that runs it")), field("precision", choice(lists.precisions)),
+          ...Object.entries(lists.states).map(([name, words]) => field(name, choice(words))),
+          field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
+        make("fieldset", {}, make("legend", {}, "Fixed"),
+          ...lists.sizes.map((name) => field(name, count("free"))),
+          field("schedule", choice(lists.schedules, "free")), field("recompute", make("input", { placeholder: "free", list: id("recomputes") })), offered("recomputes", lists.recomputes), field("zero", choice(lists.zeros, "free"))),
+        make("fieldset", {}, make("legend", {}, "Compare and calibrate"),
+          field("why", make("input", { placeholder: "pp=16" })),
+          make("div", { "data-field": id("measured") },
+            make("label", { for: id("measured"), title: "A line of Megatron's log, of the plan whose degrees are fixed; or YAML: steps, with degrees and seconds" }, "Measured step"),
+            this.measured,
+            make("label", { class: "upload", title: "A log of Megatron, YAML with steps, a cost file of debubble profile, or a CSV" }, "Open log or steps", log)))));
+    this.status = make("p", { class: "status", role: "status" });
     this.result = make("div", { class: "plan-result", hidden: true });
-    this.form.append(make("p", { class: "go-line" }, this.go));
     $("plan").replaceChildren(this.form, make("main", {}, this.status, this.result));
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.start(); });
     this.form.addEventListener("input", () => this.follow());
@@ -89,6 +101,8 @@ class Planner {
     showTab("plan");
     if (hash !== null) this.fill(hash);
     this.follow();
+    // There is something to look at from the start.
+    if (!this.asked) this.start();
   }
 
   /** Set the fields as a link says. */
@@ -99,6 +113,7 @@ class Planner {
       control.value = values.get(name) ?? START[name] ?? "";
       if (control.selectedIndex < 0) control.value = START[name] ?? "";
     }
+    this.more.open = this.names.some((name) => !FIRST.includes(name) && $(id(name)).value !== (START[name] ?? ""));
   }
 
   /** Update what depends on the fields: the text of an own model, and the address. */
@@ -136,53 +151,61 @@ class Planner {
     return asked;
   }
 
+  /** Plan what the form says; while that is being planned, end with the best so far. */
   async start() {
-    if (this.running) { this.running.stop(); say(this.status, "Ending with the best so far…", "busy"); return; }
+    let question;
+    try { question = this.question(); } catch (problem) { this.refused(problem); return; }
+    const text = JSON.stringify(question), { running } = this;
+    if (running) {
+      running.stop();
+      if (running.text === text) { say(this.status, "Ending with the best so far…", "busy"); return; }
+      this.next = text;
+      await running.ended;
+      if (this.next !== text) return;
+      this.next = null;
+    }
     for (const wrong of this.form.querySelectorAll(".wrong")) wrong.classList.remove("wrong");
+    this.asked = text;
+    this.follower = null;
     this.result.classList.add("old");
-    say(this.status, "Starting…", "busy");
+    say(this.status, "Planning…", "busy");
+    const mine = search("/api/plan", question, (now) => { if (this.running === mine) this.tell(now); });
+    this.running = Object.assign(mine, { text, ended: mine.answer.then(() => {}, () => {}) });
+    this.go.textContent = "Stop, keep the best";
     try {
-      this.running = search("/api/plan", this.question(), ({ seconds, considered = 0, simulated = 0, best }) => {
-        say(this.status, `${seconds.toFixed(0)} s: ${considered.toLocaleString("en")} plans decided, ${simulated.toLocaleString("en")} simulated, ${best ? `best ${number(best)} s` : "none fits yet"}`, "busy");
-      });
-      this.go.textContent = "Cancel, keep the best";
-      await this.answer(await this.running.answer);
+      const answer = await mine.answer;
+      if (!this.next) this.answer(answer);
     } catch (problem) {
       if (!problem.message) throw problem;
-      if (problem.field) document.querySelector(`[data-field="${CSS.escape(id(problem.field))}"]`)?.classList.add("wrong");
-      say(this.status, problem.message, "bad");
+      this.refused(problem);
     } finally {
-      this.running = null;
+      if (this.running === mine) this.running = null;
       this.go.textContent = "Plan";
     }
   }
 
-  async answer({ paragraphs, left_out: left, interrupted, plans, memory, front, flags, timelines, other_tab: other, why }) {
-    const [question, ...others] = paragraphs;
-    say(this.status, question, "");
-    const parts = [...others.map((text) => make("p", {}, text)), ...(interrupted ? [make("p", { class: "problem" }, "Ended early: other plans may be better.")] : []), ...why.map((text) => make("p", { class: "why" }, text))];
+  /** Show how far the search is, and the best plan so far. */
+  tell({ seconds, considered = 0, simulated = 0, best, view }) {
+    say(this.status, `${seconds.toFixed(0)} s: ${considered.toLocaleString("en")} plans decided, ${simulated.toLocaleString("en")} simulated, ${best ? `best ${number(Number(best.toPrecision(3)))} s` : "none fits yet"}`, "busy");
+    if (!view) return;
+    this.result.hidden = false;
+    this.result.classList.remove("old");
+    if (this.follower) this.follower(view); else this.follower = showSearch(this.result, view);
+  }
+
+  refused({ field: name, message }) {
+    if (name) {
+      const place = document.querySelector(`[data-field="${CSS.escape(id(name))}"]`);
+      place?.classList.add("wrong");
+      if (place && this.more.contains(place)) this.more.open = true;
+    }
+    say(this.status, message, "bad");
+  }
+
+  answer(answer) {
+    say(this.status, "", "");
     this.result.classList.remove("old");
     this.result.hidden = false;
-    if (!plans) { this.result.replaceChildren(...parts, make("p", { class: "note" }, left)); return; }
-    const timeline = make("debubble-timeline", { keys: true, "data-theme": document.documentElement.dataset.theme });
-    const [heads, ...ranks] = memory;
-    const picture = make("img", { alt: "Step time and memory of plans, numbered as in the table", class: "plan-front", src: `data:image/svg+xml,${encodeURIComponent(front)}` });
-    this.result.replaceChildren(...parts,
-      make("h2", {}, "Plans"),
-      table(plans.map(({ title }) => title), rowsOf(plans), plans.map(({ left: side }) => side)),
-      make("p", { class: "note" }, left), picture,
-      make("div", { class: "line" }, make("h2", {}, "The best plan's pipeline"), make("button", { type: "button", onclick: () => this.compare(other) }, "Compare its schedule with others")),
-      timeline,
-      make("h2", {}, "Memory of every rank at its peak"), table(heads, ranks),
-      make("h2", {}, "Flags"), ...flags.map(([name, text]) => flagsOf(name, text)));
-    await timeline.load(timelines, true);
+    showPlan(this.result, answer, { open: (plan) => this.compare(plan.open) });
   }
-}
-
-function flagsOf(name, text) {
-  const copy = make("button", { type: "button", onclick: async () => {
-    try { await navigator.clipboard.writeText(text); copy.textContent = "Copied"; } catch { copy.textContent = "Select the text"; }
-    setTimeout(() => { copy.textContent = "Copy"; }, 1500);
-  } }, "Copy");
-  return make("details", { open: true }, make("summary", {}, name), make("div", { class: "flags" }, copy, make("pre", { tabindex: "0" }, text)));
 }

@@ -12,7 +12,7 @@ import yaml
 
 from debubble.interchange.layouts import AUTOMODEL
 from debubble.planner.case import Case
-from debubble.planner.frameworks.table import flags
+from debubble.planner.frameworks.table import FRAMEWORKS, flags
 from debubble.planner.frameworks.torch.flags import NAMES
 from tests import wheels
 from tests.planner.cases import case, dense, latent, mixture, sampled
@@ -39,7 +39,8 @@ def made(request: pytest.FixtureRequest) -> Read:
     pytest.importorskip("transformers", reason="NeMo Automodel imports transformers")
     wheel = wheels.fetch(wheels.folder_of(request, "automodel"), "nemo-automodel", VERSION)
     cases = [*GOOD, *sampled("automodel", 8)]
-    jobs = [{"yaml": text_of(one), "gpus": one.cluster.gpus, "layers": len(one.model.layers)}
+    write = FRAMEWORKS["automodel"].files[".yaml"]
+    jobs = [{"yaml": write(one), "gpus": one.cluster.gpus, "layers": len(one.model.layers)}
             for one in cases]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "tests.planner.automodel_job"],
@@ -48,6 +49,16 @@ def made(request: pytest.FixtureRequest) -> Read:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return list(zip(cases, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("one", GOOD)
+def test_the_file_has_all_settings_of_the_flags(one: Case) -> None:
+    settings = yaml.safe_load(text_of(one))
+    content = yaml.safe_load(FRAMEWORKS["automodel"].files[".yaml"](one))
+    assert content["distributed"] == settings["distributed"]
+    assert content["step_scheduler"] == {"max_steps": 100} | settings["step_scheduler"]
+    assert content["dataset"]["seq_len"] == one.training.sequence
+    assert ("fp8" in content) == (one.training.precision == "fp8")
 
 
 def text_of(one: Case) -> str:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import yaml
 
 from debubble.planner.case import Case
 from debubble.planner.frameworks.megatron.flags import megatron_lines, split_lines
+from debubble.planner.frameworks.primus.flags import plan_values
+from debubble.planner.frameworks.table import FRAMEWORKS
 from tests import wheels
 from tests.planner import megatron
 from tests.planner.cases import case, changed, dense, latent, mixture, sampled
@@ -62,6 +65,12 @@ GOOD: list[Case] = [
     case(dense(), "interleaved-1f1b", pp=4, chunks=2, layers=(0, 3, 7, 5, 6, 4, 7, 0)),
     case(dense(30), pp=32, m=64),
     case(dense(), dp=2, pp=2, gradient_bytes=2, moment_bytes=2, precision="fp16"),
+    case(dense(), dp=2, pp=2, gradient_bytes=2, moment_bytes=1, precision="fp8"),
+    case(dense(), dp=2, pp=2, precision="mxfp8"),
+    case(dense(), dp=2, pp=2, precision="mxfp8", weights="bf16"),
+    case(dense(), dp=2, pp=2, precision="nvfp4", weights="fp4"),
+    case(dense(), dp=2, pp=2, offload_optimizer=True),
+    case(dense(), dp=2, pp=2, graph_pools=4e9),
     case(dense(), dp=4, pp=2, zero=3),
     case(dense(), dp=4, tp=2, zero=2),
     case(mixture(), tp=2, ep=8, dp=4, pp=2, recompute="selective"),
@@ -147,6 +156,52 @@ def test_megatron_refuses_what_our_rules_do_and_takes_the_nearest(judged: Judged
         assert "error" not in made, (one.candidate, made)
 
 
+@pytest.fixture(scope="module")
+def scripts(request: pytest.FixtureRequest) -> list[tuple[Case, dict[str, Any]]]:
+    """Plans, and what Megatron-LM makes of the words of our scripts."""
+    pytest.importorskip("torch", reason="Megatron-LM imports PyTorch")
+    wheel = megatron.fetch(wheels.folder_of(request, "megatron"))
+    texts = [FRAMEWORKS["megatron"].files[".sh"](one) for one in GOOD]
+    return list(zip(GOOD, megatron.verdicts(wheel, list(zip(GOOD, texts, strict=True))),
+                    strict=True))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_scripts_are_taken_with_plan_and_model(scripts: list[tuple[Case, dict[str, Any]]]) -> None:
+    for one, made in scripts:
+        assert "error" not in made, (one.candidate, made)
+        assert meant(made) == said(one)
+        args, model = made["args"], one.model
+        assert args["num_layers"] == len(model.layers)
+        assert args["hidden_size"] == model.hidden
+        assert args["vocab_size"] == model.vocabulary
+        assert args["num_experts"] == (model.experts or None)
+        assert args["mtp_num_layers"] == (model.mtp or None)
+        assert args["swiglu"]
+
+
+@pytest.mark.slow
+def test_primus_overrides_what_the_arguments_set(
+    scripts: list[tuple[Case, dict[str, Any]]],
+) -> None:
+    for one, made in scripts:
+        values = plan_values(one)
+        assert values
+        for name in values.keys() - NOT_PLAIN:
+            assert made["args"][name] == values[name], name
+        content = yaml.safe_load(FRAMEWORKS["primus"].files[".yaml"](one))
+        overrides = content["modules"]["pre_trainer"]["overrides"]
+        assert values.items() <= overrides.items()
+        assert overrides.keys() <= made["args"].keys() | NOT_PLAIN
+
+
+NOT_PLAIN = {
+    "moe_layer_freq", "pipeline_model_parallel_layout", "exp_avg_dtype", "exp_avg_sq_dtype",
+    "num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage",
+}  # fmt: skip
+"""Arguments whose values are no plain data after its checks."""
+
+
 def meant(made: dict[str, Any]) -> dict[str, Any]:
     """What Megatron-LM understood, in our words."""
     args = made["args"]
@@ -166,10 +221,22 @@ def meant(made: dict[str, Any]) -> dict[str, Any]:
         "zero": zero if args[states] else 0, "group": made["group"],
         "sequence_parallel": bool(args["sequence_parallel"]),
         "overlap": args["overlap_moe_expert_parallel_comm"],
-        "precision": "fp16" if args["fp16"] else "fp8" if args["fp8"] else "bf16",
+        "precision": precision_of(args),
         "expert_tp": args["expert_tensor_parallel_size"],
         "gradient_bytes": 2 if args["grad_reduce_in_bf16"] else 4,
+        "moments": str(args["exp_avg_dtype"]).removeprefix("torch."),
+        "narrow_weights": bool(args["fp8_param_gather"] or args["fp4_param_gather"]),
+        "offload": args["optimizer_cpu_offload"], "graphs": args["cuda_graph_impl"] != "none",
     }  # fmt: skip
+
+
+def precision_of(args: dict[str, Any]) -> str:
+    """Our name of the precision that Megatron-LM trains in."""
+    if args["fp4"]:
+        return "nvfp4"
+    if args["fp8"]:
+        return "mxfp8" if args["fp8_recipe"] == "mxfp8" else "fp8"
+    return "fp16" if args["fp16"] else "bf16"
 
 
 def said(one: Case) -> dict[str, Any]:
@@ -182,4 +249,7 @@ def said(one: Case) -> dict[str, Any]:
         "group": d.pp, "sequence_parallel": d.tp > 1 and training.sequence_parallel,
         "overlap": own.schedule == "interleaved-overlap", "precision": training.precision,
         "expert_tp": 1 if one.model.experts else d.tp, "gradient_bytes": training.gradient_bytes,
+        "moments": {4: "float32", 2: "bfloat16", 1: "uint8"}[training.moment_bytes],
+        "narrow_weights": training.narrow_weights and own.zero >= 1,
+        "offload": training.offload_optimizer, "graphs": training.graph_pools > 0,
     }  # fmt: skip

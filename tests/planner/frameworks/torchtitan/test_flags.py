@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import json
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from debubble.interchange.launchers import placing_name
 from debubble.interchange.layouts import TORCHTITAN
 from debubble.interchange.torch_csv import from_csv
 from debubble.planner.case import Case
-from debubble.planner.frameworks.table import flags
+from debubble.planner.frameworks.table import FRAMEWORKS, flags
 from debubble.planner.frameworks.torch.flags import NAMES, csv_command, own_name
 from debubble.planner.frameworks.torchtitan.flags import even_weights, split_lines
 from debubble.planner.plannable import plannable
@@ -90,7 +91,12 @@ def theirs(request: pytest.FixtureRequest) -> SimpleNamespace:
             recompute=names.get(kind.__qualname__, "none"),
         )  # fmt: skip
 
-    return SimpleNamespace(read=read, pipelines=pipelines)
+    def made() -> Any:
+        parts = {"training": configs.TrainingConfig(), "parallelism": configs.ParallelismConfig()}
+        compiled = SimpleNamespace(enable=False)
+        return SimpleNamespace(**parts, compile=compiled, activation_checkpoint=None)
+
+    return SimpleNamespace(read=read, pipelines=pipelines, made=made)
 
 
 def text_of(one: Case) -> str:
@@ -138,14 +144,59 @@ def compare(one: Case, theirs: SimpleNamespace) -> None:
 
 
 def parts(one: Case, found: SimpleNamespace, theirs: SimpleNamespace) -> Any:
-    """The modules of every stage: what its own cut makes of the flags, or the list beside them."""
-    beside = [line for line in text_of(one).splitlines() if "module_fqns_per_model_part" in line]
-    if beside:
-        return json.loads(beside[0].partition(" = ")[2])
+    """The modules of every stage: what its own cut makes of the flags, or those in the file."""
+    if "no flag takes the modules" in text_of(one):
+        return configured(one, theirs).parallelism.module_fqns_per_model_part
     sizes = SimpleNamespace(pp=one.degrees.pp)
     config = SimpleNamespace(layers=[None] * len(one.model.layers))
     made = theirs.pipelines._get_pipeline_metadata(sizes, found.parallelism, config)
     return theirs.pipelines._generate_llm_fqn_per_model_part(*made)
+
+
+def configured(one: Case, theirs: SimpleNamespace) -> Any:
+    """The configuration that our Python file makes of its defaults."""
+    text = FRAMEWORKS["torchtitan"].files[".py"](one)
+    body = [line for line in text.splitlines() if not line.startswith(("from torchtitan", "#"))]
+    names: dict[str, Any] = {
+        "base": theirs.made, "Trainer": SimpleNamespace(Config=None),
+        "FullAC": SimpleNamespace(Config=lambda: "full"),
+        "SelectiveAC": SimpleNamespace(Config=lambda: "selective"),
+    }  # fmt: skip
+    exec("\n".join(body), names)
+    return names["plan"]()
+
+
+@pytest.mark.parametrize("one", GOOD)
+def test_the_file_says_what_the_flags_say(one: Case, theirs: SimpleNamespace) -> None:
+    own, read = configured(one, theirs), theirs.read(text_of(one))
+    assert dataclasses.replace(own.training, steps=read.training.steps) == read.training
+    parallel = own.parallelism
+    assert (own.activation_checkpoint or "none") == read.recompute
+    if one.degrees.pp > 1:
+        assert parallel.module_fqns_per_model_part == TORCHTITAN.of(one.candidate.layers)
+    for spec in dataclasses.fields(parallel):
+        # Layers are cut by a list here, and by numbers there.
+        if "layers" not in spec.name and spec.name != "module_fqns_per_model_part":
+            assert getattr(parallel, spec.name) == getattr(read.parallelism, spec.name), spec.name
+
+
+@pytest.mark.parametrize("one", [*GOOD, case(dense(), dp=2, pp=2, precision="fp8")])
+def test_toml_has_the_keys_of_version_0_2(one: Case, request: pytest.FixtureRequest) -> None:
+    wheel = wheels.fetch(wheels.folder_of(request, "torchtitan"), "torchtitan", "0.2.2")
+    tree = ast.parse((wheel / "torchtitan/config/job_config.py").read_text(encoding="utf-8"))
+    keys = {
+        node.name.lower(): {line.target.id for line in node.body if isinstance(line, ast.AnnAssign)}
+        for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    }  # type: ignore[union-attr]  # fmt: skip
+    content = tomllib.loads(FRAMEWORKS["torchtitan"].files[".toml"](one))
+    content.pop("quantize", None)
+    for section, values in content.items():
+        assert values.keys() <= keys[section.replace("_", "")], section
+    own = content["parallelism"]
+    assert own["pipeline_parallel_degree" if one.degrees.pp > 1 else "tensor_parallel_degree"]
+    assert content["training"]["local_batch_size"] == one.candidate.microbatch_size * (
+        one.candidate.microbatches if one.degrees.pp > 1 else 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +210,7 @@ def parts(one: Case, found: SimpleNamespace, theirs: SimpleNamespace) -> Any:
 def test_even_cuts_need_no_list(cut: tuple[int, ...], weights: tuple[int, int] | None) -> None:
     assert even_weights(cut) == weights
     lines = split_lines(cut, len(cut), 1)
-    assert any("module_fqns_per_model_part" in line for line in lines) == (weights is None)
+    assert any("-o plan.py" in line for line in lines) == (weights is None)
 
 
 def test_what_it_does_not_run_is_said() -> None:

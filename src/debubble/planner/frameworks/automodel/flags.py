@@ -7,6 +7,7 @@ import json
 from debubble.interchange.launchers import placing_name
 from debubble.interchange.layouts import AUTOMODEL, in_v
 from debubble.planner.case import Case
+from debubble.planner.frameworks.launch import about, comment, nodes
 from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
 
 CHECKPOINTING = {"none": "false", "selective": "selective", "full": "full"}
@@ -40,8 +41,49 @@ def automodel_lines(case: Case) -> list[str]:
         f"  global_batch_size: {training.batch}",
         f"  local_batch_size: {local}",
         *["fp8:", "  enabled: true"] * (training.precision == "fp8"),
+        *["  enable_fsdp_float8_all_gather: true"] * training.narrow_weights,
         f"# sequences of {training.sequence} tokens: in the section of the dataset",
     ]
+
+
+HEAD = """\
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+seed: 1111
+dist_env:
+  backend: nccl
+  timeout_minutes: 10
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config
+  config: MODEL  # fill in: a model on Hugging Face, or the folder of its config.json
+"""
+TAIL = """\
+dataset:  # fill in: data; this is random
+  _target_: nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset
+  vocab_size: {vocabulary}
+  seq_len: {sequence}
+dataloader:
+  _target_: torchdata.stateful_dataloader.StatefulDataLoader
+loss_fn:
+  _target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy
+optimizer:
+  _target_: torch.optim.AdamW
+  lr: 1.0e-4
+checkpoint:
+  enabled: false
+"""
+"""Sections that no plan is about."""
+
+
+def automodel_file(case: Case) -> str:
+    """Return the YAML of a recipe, for ``automodel FILE`` or torchrun on several nodes."""
+    hosts, each = nodes(case)
+    tail = TAIL.format(vocabulary=case.model.vocabulary, sequence=case.training.sequence)
+    body = "\n".join(line for line in automodel_lines(case) if not line.startswith("#"))
+    body = body.replace("step_scheduler:", "step_scheduler:\n  max_steps: 100")
+    return (
+        f"{comment(about(case))}# {hosts} nodes: torchrun --nnodes {hosts} --nproc-per-node {each} "
+        f"-m nemo_automodel.cli.app FILE\n{HEAD}{body}\n{tail}"
+    )
 
 
 def _pipeline(case: Case) -> list[str]:

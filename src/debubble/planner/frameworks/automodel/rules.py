@@ -16,6 +16,13 @@ def copies(case: Case) -> Refusal | None:
     return Refusal(text, {"zero": 2})
 
 
+def products(case: Case) -> Refusal | None:
+    """Check that products in 8 bits have one scale for a tensor; there are none in 4 bits."""
+    if case.training.precision not in ("mxfp8", "nvfp4"):
+        return None
+    return Refusal(f"precision {case.training.precision}", {"precision": "fp8"})
+
+
 def filled_pipeline(case: Case) -> Refusal | None:
     """Check that there are at least as many microbatches as ranks."""
     count, ranks = case.candidate.microbatches, case.degrees.pp
@@ -32,6 +39,8 @@ RULES = (
     Rule("modules", "module_fqns_per_model_part", ORDER, shared.filled),
     Rule("tied", "tie_word_embeddings", DEGREES, shared.tied),
     Rule("mtp", "module_fqns_per_model_part", DEGREES, shared.mtp),
+    Rule("state", "distributed.mp_policy", DEGREES, shared.wide_state),
+    Rule("products", "fp8", DEGREES, products),
     Rule("recompute-layers", "activation_checkpointing", STATE, shared.whole_recompute),
     Rule("microbatches", "step_scheduler.local_batch_size", ORDER, filled_pipeline),
 )

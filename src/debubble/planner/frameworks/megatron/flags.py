@@ -19,8 +19,18 @@ PRECISIONS = {
     "bf16": ["--bf16"],
     "fp16": ["--fp16"],
     "fp8": ["--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise"],
+    "mxfp8": ["--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8"],
+    "nvfp4": ["--bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"],
 }
-"""Products in 8 bits scale each tensor by its largest value; all else is in bf16."""
+"""Products in fp8 scale each tensor by its largest value, the others small blocks; all else is in
+bf16."""
+
+NARROW_WEIGHTS = {
+    "fp8": ["--fp8-param-gather"],
+    "mxfp8": ["--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"],
+    "nvfp4": ["--fp4-param-gather"],
+}
+"""Arguments that store and gather weights in the precision of products."""
 
 
 def megatron_lines(case: Case) -> list[str]:
@@ -100,12 +110,17 @@ def _state(case: Case) -> list[str]:
         ]
     if training.gradient_bytes == 2:
         lines.append("--grad-reduce-in-bf16")
-    if training.moment_bytes == 2:
-        lines += [
-            "--use-precision-aware-optimizer",
-            "--exp-avg-dtype bf16",
-            "--exp-avg-sq-dtype bf16",
-        ]
+    if training.narrow_weights and zero >= 1:
+        lines += NARROW_WEIGHTS[training.precision]
+    if training.moment_bytes < 4 or training.offload_optimizer:
+        lines.append("--use-precision-aware-optimizer")
+    if training.moment_bytes < 4:
+        kind = {2: "bf16", 1: "fp8"}[training.moment_bytes]
+        lines += [f"--exp-avg-dtype {kind}", f"--exp-avg-sq-dtype {kind}"]
+    if training.offload_optimizer:
+        lines += ["--optimizer-cpu-offload", "--overlap-cpu-optimizer-d2h-h2d"]
+    if training.graph_pools:
+        lines += ["--cuda-graph-impl local", "--te-rng-tracker"]
     return lines
 
 
@@ -126,9 +141,21 @@ def _recompute(case: Case) -> list[str]:
 
 
 def _environment(case: Case) -> list[str]:
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
     if case.candidate.zero > 1:
-        return [f"# environment: leave {name} unset, as Megatron-FSDP needs it"]
-    if case.candidate.schedule == OVERLAP:
-        return [f"# environment: {name}=32, for copies beside the exchange between experts"]
-    return [f"# environment, before Blackwell: {name}=1"]
+        return ["# environment: leave CUDA_DEVICE_MAX_CONNECTIONS unset, as Megatron-FSDP needs it"]
+    value = connections(case)
+    return [f"# environment: {value}"] if value else []
+
+
+def connections(case: Case) -> str:
+    """Return the setting of the environment with which work overlaps; empty where none is due.
+
+    With 1, communication starts before the product that is to hide it; Blackwell needs no setting.
+    Copies next to the exchange between experts take 32.
+    """
+    d, own = case.degrees, case.candidate
+    if (d.tp == 1 and d.cp == 1) or own.zero > 1:
+        return ""
+    if own.schedule == OVERLAP:
+        return "CUDA_DEVICE_MAX_CONNECTIONS=32"
+    return "" if case.gpu.fp4 else "CUDA_DEVICE_MAX_CONNECTIONS=1"

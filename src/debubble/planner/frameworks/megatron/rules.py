@@ -94,11 +94,39 @@ def overlap_sharding(case: Case) -> Refusal | None:
 
 
 def small_moments(case: Case) -> Refusal | None:
-    """Check that moments in two bytes are kept by the distributed optimizer alone."""
+    """Check that narrow moments are kept by the distributed optimizer alone."""
     if case.training.moment_bytes == 4 or case.candidate.zero >= 1:
         return None
     text = f"moments of {case.training.moment_bytes} bytes without distributed optimizer (ZeRO 0)"
     return Refusal(text, {"zero": 1})
+
+
+def narrow_weights(case: Case) -> Refusal | None:
+    """Check that narrow weights are gathered by the distributed optimizer."""
+    kind = case.training.weights
+    if kind in (None, "bf16") or case.candidate.zero >= 1:
+        return None
+    return Refusal(f"weights in {kind} without distributed optimizer (ZeRO 0)", {"zero": 1})
+
+
+def offload(case: Case) -> Refusal | None:
+    """Check that an offloaded optimizer is split, and updates weights in 16 bits."""
+    training = case.training
+    if not training.offload_optimizer:
+        return None
+    if case.candidate.zero < 1:
+        return Refusal("an offloaded optimizer that is not split (ZeRO 0)", {"zero": 1})
+    if not training.narrow_weights:
+        return None
+    text = f"an offloaded optimizer with weights in {training.weights}"
+    return Refusal(text, {"weights": "bf16"})
+
+
+def graphs(case: Case) -> Refusal | None:
+    """Check that CUDA graphs have no full recompute."""
+    if not case.training.graph_pools or not case.candidate.recompute.startswith("full"):
+        return None
+    return Refusal("CUDA graphs with full recompute", {"recompute": "selective"})
 
 
 RULES = (
@@ -112,4 +140,7 @@ RULES = (
     Rule("overlap-mtp", OVERLAP_FLAG, ORDER, overlap_mtp),
     Rule("overlap-sharding", OVERLAP_FLAG, STATE, overlap_sharding),
     Rule("small-moments", "--use-precision-aware-optimizer", STATE, small_moments),
+    Rule("narrow-weights", "--fp8-param-gather", STATE, narrow_weights),
+    Rule("offload", "--optimizer-cpu-offload", STATE, offload),
+    Rule("graphs", "--cuda-graph-impl", STATE, graphs),
 )  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from debubble.interchange.layouts import in_v
 from debubble.planner.case import Case
 from debubble.schedules.registry import find
 
@@ -15,12 +18,23 @@ CSV = "order.csv"
 """File of a schedule that PyTorch has no name for."""
 
 
+EXPORT = "debubble export"
+"""Begin of the command that writes that file."""
+
+
 def own_name(case: Case) -> str | None:
     """Return PyTorch's name of a schedule, None if it has to come from a CSV."""
     own = case.candidate
     if own.schedule == "1f1b" and own.microbatches < case.degrees.pp:
         return None  # its 1F1B refuses fewer microbatches than stages
     return NAMES.get(own.schedule)
+
+
+def from_csv(case: Case) -> Case:
+    """Return a case with a schedule from a file in place of its own, on the same stages."""
+    placement = case.placement
+    name = "zb-h1" if placement.chunks == 1 else "zb-v" if in_v(placement) else "gis"
+    return replace(case, candidate=replace(case.candidate, schedule=name))
 
 
 def csv_command(case: Case) -> str:
@@ -30,7 +44,7 @@ def csv_command(case: Case) -> str:
     words = f"-p {d.pp} -m {own.microbatches}"
     words += f" -v {d.chunks}" if entry.chunks is None else ""
     words += " --costs costs.yaml" if entry.uses_costs else ""
-    return f"{CSV}: debubble export {own.schedule} {words} --to torch-csv -o {CSV}"
+    return f"{CSV}: {EXPORT} {own.schedule} {words} --to torch-csv -o {CSV}"
 
 
 ON_PYTORCH = (

@@ -72,6 +72,27 @@ def mtp(case: Case) -> Refusal | None:
     return Refusal(text, {"mtp": 0})
 
 
+def wide_state(case: Case) -> Refusal | None:
+    """Check that gradients and moments are in fp32, as FSDP2 keeps them, and all on the GPU."""
+    training = case.training
+    for name, only in (
+        ("gradient_bytes", 4), ("moment_bytes", 4), ("offload_optimizer", False),
+        ("graph_pools", 0.0),
+    ):  # fmt: skip
+        if getattr(training, name) != only:
+            return Refusal(f"{NARROW_STATE[name]}", {name: only})
+    return None
+
+
+NARROW_STATE = {
+    "gradient_bytes": "gradients in bf16",
+    "moment_bytes": "moments in less than fp32",
+    "offload_optimizer": "an optimizer that alone is offloaded",
+    "graph_pools": "CUDA graphs",
+}
+"""Parts that FSDP2 does not have, by field of a training."""
+
+
 def whole_recompute(case: Case) -> Refusal | None:
     """Check that all layers are recomputed, or none: classes take no number of layers."""
     recompute = case.candidate.recompute

@@ -10,5 +10,6 @@ EVERY_SECOND = "op"
 
 TORCH = Habits(
     "torch", "PyTorch 2.13 with FSDP2", engine="torch", fsdp=True, receive_buffers=True,
-    sent_until="step", gathered_inputs=True, portable_attention=True, selective=(EVERY_SECOND,),
+    sent_until="step", gathered_inputs=True, portable_attention=True, sends_copies=True,
+    selective=(EVERY_SECOND,),
 )  # fmt: skip

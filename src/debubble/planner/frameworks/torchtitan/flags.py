@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import product
 from math import ceil
 
 from debubble.interchange.launchers import DEFAULT_CHUNKS, placing_name
-from debubble.interchange.layouts import TORCHTITAN, TORCHTITAN_0_2
 from debubble.planner.case import Case
+from debubble.planner.frameworks.launch import layers_text
 from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
 
 RESHARD = {1: "never", 2: "never", 3: "always"}
@@ -18,29 +17,11 @@ RESHARD = {1: "never", 2: "never", 3: "always"}
 
 def torchtitan_lines(case: Case) -> list[str]:
     """Return the flags that make torchtitan run a plan that breaks none of its rules."""
-    own, d, training = case.candidate, case.degrees, case.training
-    copies = own.zero == 0
-    values: dict[str, int | str] = {
-        "parallelism.data_parallel_replicate_degree": d.dp if copies else 1,
-        "parallelism.data_parallel_shard_degree": 1 if copies else d.dp,
-        "parallelism.tensor_parallel_degree": d.tp,
-        "parallelism.context_parallel_degree": d.cp,
-        "parallelism.expert_parallel_degree": d.ep,
-        "training.seq_len": training.sequence,
-        "training.global_batch_size": training.batch,
-    }
-    if not copies:
-        values["parallelism.fsdp_reshard_after_forward"] = RESHARD[own.zero]
-    if d.pp == 1:
-        values["training.local_batch_size"] = own.microbatch_size
-    else:
-        values |= {
-            "training.local_batch_size": own.microbatch_size * own.microbatches,
-            "parallelism.pipeline_parallel_degree": d.pp,
-            "parallelism.pipeline_parallel_microbatch_size": own.microbatch_size,
-        }
+    own, d = case.candidate, case.degrees
+    values = parallelism(case) | training(case)
+    sequence_parallel = values.pop("parallelism.enable_sequence_parallel", True)
     lines = [f"--{name}={value}" for name, value in values.items()]
-    if d.tp > 1 and not training.sequence_parallel:
+    if not sequence_parallel:
         lines.append("--parallelism.no_enable_sequence_parallel")
     if d.pp > 1:
         lines += [*schedule_lines(case), *split_lines(own.layers, d.pp, d.chunks)]
@@ -50,16 +31,55 @@ def torchtitan_lines(case: Case) -> list[str]:
     return [*lines, f"activation_checkpoint:{own.recompute}"]
 
 
-def schedule_lines(case: Case) -> list[str]:
-    """Return the flags of the schedule: its name, or a CSV and a name with its placement."""
+def parallelism(case: Case) -> dict[str, int | str]:
+    """Return the values of torchtitan's section on parallelism, but for the schedule."""
+    own, d = case.candidate, case.degrees
+    copies = own.zero == 0
+    values: dict[str, int | str] = {
+        "parallelism.data_parallel_replicate_degree": d.dp if copies else 1,
+        "parallelism.data_parallel_shard_degree": 1 if copies else d.dp,
+        "parallelism.tensor_parallel_degree": d.tp,
+        "parallelism.context_parallel_degree": d.cp,
+        "parallelism.expert_parallel_degree": d.ep,
+    }
+    if not copies:
+        values["parallelism.fsdp_reshard_after_forward"] = RESHARD[own.zero]
+    if d.pp > 1:
+        values |= {
+            "parallelism.pipeline_parallel_degree": d.pp,
+            "parallelism.pipeline_parallel_microbatch_size": own.microbatch_size,
+        }
+    if d.tp > 1 and not case.training.sequence_parallel:
+        values["parallelism.enable_sequence_parallel"] = False
+    return values
+
+
+def training(case: Case) -> dict[str, int | str]:
+    """Return the values of torchtitan's section on training: sequence and batches."""
+    own, training = case.candidate, case.training
+    pieces = own.microbatches if case.degrees.pp > 1 else 1
+    return {
+        "training.seq_len": training.sequence,
+        "training.global_batch_size": training.batch,
+        "training.local_batch_size": own.microbatch_size * pieces,
+    }
+
+
+def schedule_values(case: Case) -> dict[str, int | str]:
+    """Return the values of the schedule: its name, or a CSV and a name with its placement."""
     name = own_name(case)
     if name is not None:
-        return [f"--parallelism.pipeline_parallel_schedule={name}"]
-    return [
-        f"--parallelism.pipeline_parallel_schedule={placing_name(case.placement)}",
-        f"--parallelism.pipeline_parallel_schedule_csv={CSV}",
-        f"# {csv_command(case)}",
-    ]
+        return {"parallelism.pipeline_parallel_schedule": name}
+    return {
+        "parallelism.pipeline_parallel_schedule": str(placing_name(case.placement)),
+        "parallelism.pipeline_parallel_schedule_csv": CSV,
+    }
+
+
+def schedule_lines(case: Case) -> list[str]:
+    """Return the flags of the schedule."""
+    lines = [f"--{name}={value}" for name, value in schedule_values(case).items()]
+    return lines + [f"# {csv_command(case)}"] * (own_name(case) is None)
 
 
 def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
@@ -67,9 +87,8 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
     weights = even_weights(cut)
     if weights is None:
         return [
-            "# in the config, a Python function, since no flag takes lists of lists (up to version",
-            f"# 0.2.2 in TOML, with '{TORCHTITAN_0_2.last[-1]}' for '{TORCHTITAN.last[-1]}'):",
-            f"# config.parallelism.module_fqns_per_model_part = {json.dumps(TORCHTITAN.of(cut))}",
+            "# no flag takes the modules of every stage: -o plan.py writes a configuration with",
+            f"# them, {layers_text(cut)} layers",
         ]
     first, last = weights
     lines = [
@@ -112,10 +131,11 @@ def _notes(case: Case) -> list[str]:
     notes = []
     if own.zero == 1:
         notes.append("# FSDP2 shards gradients, too: it has ZeRO 2 and 3, not 1")
-    if training.precision == "fp8":
+    if training.precision in ("fp8", "mxfp8"):
+        module = {"fp8": "float8", "mxfp8": "mx"}[training.precision]
         notes += [
-            "# in the config, a Python function: model converters with the one of linear layers of",
-            "# torchtitan.components.quantization.float8",
+            "# no flag takes converters of the model: -o plan.py writes a configuration with that",
+            f"# of torchtitan.components.quantization.{module} for linear layers",
         ]
     if own.schedule in ("1f1b-overlap", "dualpipe-v", "interleaved-overlap"):
         notes.append("# pairs of forward and backward run one after the other")
@@ -127,10 +147,11 @@ def _notes(case: Case) -> list[str]:
     }
     if d.pp > 1:
         newer["parallelism.num_pp_microbatches"] = own.microbatches
-    older = "local_batch_size, global_batch_size, seq_len"
-    older += ", pipeline_parallel_microbatch_size" if d.pp > 1 else ""
+    older = ["local_batch_size", "global_batch_size", "seq_len"]
+    older += ["pipeline_parallel_microbatch_size"] * (d.pp > 1)
     return [
         *notes,
-        f"# since 0.3.0, in place of {older}:",
-        f"# {' '.join(f'--{name}={value}' for name, value in newer.items())}",
+        f"# since 0.3.0, in place of {', '.join(older[:3])}{' and' * (d.pp > 1)}",
+        *[f"# {one}" for one in older[3:]],
+        *[f"#   --{name}={value}" for name, value in newer.items()],
     ]

@@ -17,10 +17,18 @@ def sharded_experts(case: Case) -> Refusal | None:
 
 
 def precision(case: Case) -> Refusal | None:
-    """Check that parameters are in bfloat16 or float32."""
-    if case.training.precision != "fp16":
+    """Check that parameters are in bfloat16 or float32, and products in 16 or 8 bits."""
+    near = {"fp16": "bf16", "nvfp4": "mxfp8"}.get(case.training.precision)
+    if near is None:
         return None
-    return Refusal("precision fp16", {"precision": "bf16"})
+    return Refusal(f"precision {case.training.precision}", {"precision": near})
+
+
+def wide_gather(case: Case) -> Refusal | None:
+    """Check that weights are stored and gathered in 16 bits, as since version 0.3."""
+    if not case.training.narrow_weights:
+        return None
+    return Refusal(f"weights in {case.training.weights}", {"weights": "bf16"})
 
 
 RULES = (
@@ -32,5 +40,7 @@ RULES = (
     Rule("tied", "enable_weight_tying", DEGREES, shared.tied),
     Rule("mtp", "mtp_layers", DEGREES, shared.mtp),
     Rule("precision", "mixed_precision_param", DEGREES, precision),
+    Rule("wide-gather", "Float8LinearConverter", DEGREES, wide_gather),
+    Rule("state", "training.mixed_precision_reduce", DEGREES, shared.wide_state),
     Rule("recompute-layers", "activation_checkpoint", STATE, shared.whole_recompute),
 )

@@ -28,6 +28,14 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** An SVG element with attributes and children. */
+export function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
 /** Have the browser save a file. */
 export function download(name, blob) {
   const link = make("a", { href: URL.createObjectURL(blob), download: name });

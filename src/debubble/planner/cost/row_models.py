@@ -1,0 +1,119 @@
+"""Models of measured rows: the shape that columns give, or a shipped model or file by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Protocol
+
+from debubble.core.errors import FormatError
+from debubble.planner.model.config_keys import MOST_LAYERS
+from debubble.planner.model.files import ENDINGS, read_model, shipped_models
+from debubble.planner.model.mixers import Attention
+from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
+
+MODEL_COLUMNS = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts", "topk",
+)  # fmt: skip
+"""Columns of whole numbers that describe a model; ``gated``, ``tied`` and ``dropout`` say yes or
+no, and ``norm`` rms or layer."""
+
+VOCABULARY = 51200
+"""Vocabulary where a row has none: GPT-2's, padded as Megatron pads it for 8 ranks."""
+
+
+class Answers(Protocol):
+    """Cells of a row that describe a model."""
+
+    where: str
+
+    def text(self, column: str) -> str:
+        """Return the text of a cell."""
+        ...
+
+    def assume(self, column: str, value: object) -> object:
+        """Return a value for an open column, which is noted."""
+        ...
+
+    def flag(self, column: str, default: bool) -> bool:
+        """Return a yes or no."""
+        ...
+
+
+def known_model(name: str) -> Model | None:
+    """Return the model of a shipped name, in any spelling of it, or of a file; else None.
+
+    Examples
+    --------
+    >>> known_model("DeepSeekV3").name, known_model("a model of ours")
+    ('deepseek-v3', None)
+    """
+    if name.lower().endswith(ENDINGS):
+        return read_model(name)
+    return _shipped(_plain(name))
+
+
+@cache
+def _shipped(plain: str) -> Model | None:
+    found = next((name for name in shipped_models() if _plain(name) == plain), None)
+    return None if found is None else read_model(found)
+
+
+def _plain(name: str) -> str:
+    """Return the letters and digits of a name."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def row_model(
+    name: str, numbers: Mapping[str, int | None], cells: Answers, known: Model | None = None
+) -> Model:
+    """Return the model of a row's columns; the `known` one by its name where they agree with it."""
+    if known is not None and _agrees(known, numbers, cells):
+        return known
+    missing = [key for key in ("layers", "hidden", "heads", "ffn") if not numbers.get(key)]
+    if missing:
+        raise FormatError(f"{cells.where}: {', '.join(missing)} not given")
+    layers, hidden, heads, ffn = (
+        int(numbers[key] or 0) for key in ("layers", "hidden", "heads", "ffn")
+    )
+    if layers > MOST_LAYERS:
+        raise FormatError(f"{cells.where}: {layers} layers; at most {MOST_LAYERS} are predicted")
+    kv_heads, head_dim = numbers["kv_heads"], numbers["head_dim"] or max(hidden // heads, 1)
+    if kv_heads is None:
+        kv_heads = int(str(cells.assume("kv_heads", heads)))
+    vocabulary = numbers["vocab"] or int(str(cells.assume("vocab", VOCABULARY)))
+    gated = cells.flag("gated", True)
+    norm = cells.text("norm") or str(cells.assume("norm", "rms"))
+    if norm not in ("rms", "layer"):
+        raise FormatError(f"{cells.where}: norm '{norm}'; give rms or layer")
+    mlp: Mlp | Experts = Mlp(ffn, gated)
+    if numbers["experts"]:
+        top_k = numbers["topk"] or int(str(cells.assume("topk", 2)))
+        mlp = Experts(numbers["experts"], top_k, ffn, gated)
+    layer = Layer(Attention(heads, kv_heads, head_dim), mlp)
+    return Model(
+        name, hidden, (layer,) * layers, vocabulary, tied=cells.flag("tied", False), norm=norm,
+        dropout=cells.flag("dropout", False),
+    )  # fmt: skip
+
+
+def _agrees(model: Model, numbers: Mapping[str, int | None], cells: Answers) -> bool:
+    """Return whether no given column contradicts a model."""
+    last = model.layers[-1]
+    attention, mlp = last.attention, last.mlp
+    own: dict[str, object] = {
+        "layers": len(model.layers), "hidden": model.hidden, "heads": attention.heads,
+        "vocab": model.vocabulary, "ffn": mlp.width,
+    }  # fmt: skip
+    if isinstance(attention, Attention):
+        own |= {"kv_heads": attention.kv_heads, "head_dim": attention.head_dim}
+    if isinstance(mlp, Experts):
+        own |= {"experts": mlp.count, "topk": mlp.top_k}
+    elif numbers["experts"]:
+        return False
+    words = {"gated": mlp.gated, "tied": model.tied, "dropout": model.dropout}
+    said = {key: "yes" if value else "no" for key, value in words.items()} | {"norm": model.norm}
+    return all(numbers[key] in (None, value) for key, value in own.items()) and all(
+        cells.text(key) in ("", value) for key, value in said.items()
+    )

@@ -1,0 +1,1 @@
+"""Rules, flags and habits of Megatron-DeepSpeed."""

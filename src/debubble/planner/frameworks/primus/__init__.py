@@ -1,0 +1,1 @@
+"""Rules and files of Primus, AMD's Megatron-LM."""
