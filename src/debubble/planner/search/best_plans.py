@@ -209,21 +209,10 @@ class _Screen:
 
     def _open_candidate(self, candidate: Candidate, bound: float) -> None:
         """Simulate a candidate, unless a bound shows that it is too slow or too large."""
-        base, reason = self._simulated(candidate, bound)
+        base, reason = self._base(candidate, bound)
         if base is None:
             self.found.leave_out(reason, simulated=reason == SLOWER)
-        else:
-            then = partial(self._open_base, base, reason)
-            self._add(base.floor, 1, SLOWER, then)
-
-    def _open_base(self, base: Base, reason: str) -> None:
-        """Look at the memory of a simulated candidate."""
-        limit = self._limit(base.plan.candidate)
-        if base.floor > limit:
-            self.found.leave_out(SLOWER, simulated=True)
-            return
-        base = within_limit_of(self.request, base, self.splits, limit)
-        if reason or base.floor > limit:
+        elif reason == IN_FLIGHT:
             self.found.take(base.plan)
         else:
             self._wait([base])

@@ -228,7 +228,7 @@ def runnable(request: PlanRequest) -> Allowed:
 def refined(
     plan: Evaluated, allowed: Allowed, floor: float = 0.0, room: Sequence[float] | None = None
 ) -> tuple[Evaluated, int]:
-    """Return a plan with its layers split better, and the number of cuts that were timed or bounded.
+    """Return a plan with its layers split better, and the number of cuts that were looked at.
 
     From the better of its own cut and the balanced one, a layer moves from one stage to another
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes

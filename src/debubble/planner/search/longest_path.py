@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from debubble.core.kinds import Kind
 from debubble.core.placement import Placement
 from debubble.core.runtimes import FIRST_IN_W, RUNTIMES
+from debubble.engine.event_graph import LINK
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Candidate
@@ -43,7 +44,9 @@ class LongestPath:
         self.placement = schedule.placement
         self.runtime = table.costs.runtime
         times, given = _durations(plan.case, self.runtime), table.duration[list(TIMED)]
-        if graph.base is not None or given.shape != times.shape:
+        # Pairs of actions that run together have costs of their own.
+        alone = graph.base is None and not (graph.dynamic_kind != LINK).any()
+        if not alone or given.shape != times.shape:
             return
         # What sending takes where nothing hides it comes on top, as much with other layers.
         if (given - times < -1e-12).any():
