@@ -299,7 +299,7 @@ def _bounded(
     request: PlanRequest, group: CandidateGroup, number: int, found: Found
 ) -> Iterator[Batch]:
     """Yield the batches of a group with their bounds, without those that have no room."""
-    one_rank = replace(group, degrees=replace(group.degrees, pp=1))
+    one_rank = replace(group, degrees=replace(group.degrees, pp=1), mtp_stage=None)
     whole = (1, (len(request.model.layers),))
     for setting in dict.fromkeys(one for each in group.settings.values() for one in each):
         # All layers on one stage, in the same groups otherwise.
