@@ -17,6 +17,7 @@ from debubble.analysis.results import keeps
 from debubble.analysis.same_work import differences
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
+from debubble.core.layers import Cut, Given, cut_words, make_layers
 from debubble.core.schedule import Schedule
 from debubble.core.units import counted
 from debubble.engine.ensembles import wins
@@ -54,6 +55,7 @@ def compare(
     progress: Callable[[str, int, int], None] | None = None,
     jitter: str | Jitter | None = None,
     stop: Callable[[], bool] | None = None,
+    layers: Given | None = None,
     **lowerings: Any,
 ) -> Comparison:
     """Simulate several schedules on the same costs.
@@ -94,6 +96,10 @@ def compare(
     stop
         Asked before the step times of every schedule but the first are drawn; once it is true, the
         others are left out, with a note.
+    layers
+        Layers of the model that every schedule's stages cut, as in :func:`debubble.optimize`: a
+        number of equal ones, or costs of every layer. Each schedule has the cut under which its
+        busiest rank does as little as possible, or the one that the layers have for the same ranks.
     **lowerings
         Lowerings of all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
         and ``sharding``, see :func:`debubble.lowering.chain.lower`.
@@ -129,6 +135,7 @@ def compare(
         "", ranks=ranks, microbatches=None if isinstance(microbatches, Sequence) else microbatches,
         iterations=iterations, sync=sync, costs=costs, memory=memory, p2p_mode=p2p_mode,
         lowerings=values_of(lowerings),
+        layers=None if layers is None else make_layers(layers, costs),
     )  # fmt: skip
     options = {} if options is None else options
     items = _spread([_read(item) for item in schedules], "chunks", chunks)
@@ -143,7 +150,7 @@ def compare(
         if progress is not None:
             progress(label, index, len(items))
         try:
-            rows.append(_row(label, _simulated(item, asked, chunks, options), memory))
+            rows.append(_row(label, *_simulated(item, asked, chunks, options), memory))
         except DebubbleError as error:
             skipped.append((label, str(error)))
     every = len(rows)
@@ -248,28 +255,33 @@ def _labels(items: list[_Read]) -> list[str]:
 
 def _simulated(
     read: _Read, asked: Question, chunks: int | Sequence[int] | None, options: Mapping[str, Any]
-) -> Timeline:
-    """Simulate one item; a name is made with those of the shared options that it takes."""
+) -> tuple[Timeline, Cut]:
+    """Simulate one item; a name is made with those of the shared options that it takes.
+
+    Returns the layers of every stage, too, where they were cut.
+    """
     item, own = read
     if isinstance(item, Timeline):
-        return item
+        return item, ()
     if isinstance(item, Schedule):
-        return replace(asked, schedule=item).timeline
+        found = replace(asked, schedule=item)
+        return found.timeline, found.cut
     entry = find(item)
     taken = {option.name for option in entry.options}
-    found = {key: value for key, value in options.items() if key in taken}
+    values = {key: value for key, value in options.items() if key in taken}
     if entry.chunks is None and chunks is not None:
-        found["chunks"] = chunks
-    found |= own
+        values["chunks"] = chunks
+    values |= own
     sizes: dict[str, Any] = {
-        size: found.pop(size) for size in ("chunks", "microbatches") if size in found
+        size: values.pop(size) for size in ("chunks", "microbatches") if size in values
     }
-    return replace(asked, schedule=item, options=found, **sizes).timeline
+    found = replace(asked, schedule=item, options=values, **sizes)
+    return found.timeline, found.cut
 
 
-def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
+def _row(label: str, timeline: Timeline, cut: Cut, memory: Limit | None) -> Row:
     values = {measure.key: measure.one(timeline) for measure in compared()}
-    return Row(label, timeline.schedule, timeline, values, fits=keeps(timeline, memory))
+    return Row(label, timeline.schedule, timeline, values, keeps(timeline, memory), layers=cut)
 
 
 def _raced(rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None) -> list[Row]:
@@ -294,6 +306,8 @@ def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
     """Return caveats of a ranking: schedules made for other costs, differences between rows."""
     notes = [f"{row.name}: {note}" for row in rows for note in caveats(row.timeline)]
     notes += dict.fromkeys(note for row in rows if row.spread for note in row.spread.notes)
+    if cuts := [f"{row.name} {cut_words(row.layers)}" for row in rows if row.layers]:
+        notes.append(f"layers × stages: {'; '.join(cuts)}")
     stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}
     if len(stages) > 1 and any(text.startswith("the models differ") for text in unlike):
         (few, first), *_, (many, last) = sorted(stages.items())

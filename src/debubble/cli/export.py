@@ -111,7 +111,7 @@ def export(
             check_cut(made, layers)
         notes: list[str] = []
         if inputs.memory is not None:
-            peak = memory_use(made, inputs.costs, inputs.mode).peak
+            peak = memory_use(made, inputs.costs_of(made), inputs.mode).peak
             if above_limit(peak, inputs.memory):
                 notes.append(kept_text(peak, inputs.memory, inputs.costs))
         if to == "chrome-trace":

@@ -12,12 +12,12 @@ import pytest
 
 import debubble as db
 from debubble.core.actions import Kind
+from debubble.core.layers import make_layers
 from debubble.core.placement import Placement
 from debubble.interchange.layouts import cut_text
 from debubble.optimize import strategies
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbors
-from debubble.optimize.layer_split.layers import make_layers
 from debubble.optimize.problem import Problem
 from debubble.optimize.request import Request
 from debubble.optimize.stage_choices.choices import Ways, choice_of, ways_of, with_choice

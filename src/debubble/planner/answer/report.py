@@ -13,6 +13,7 @@ from debubble.core.units import number, percent
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.syntax import yaml_text
+from debubble.planner.answer.layer_section import layer_section
 from debubble.planner.candidate import Candidate
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import PlanRequest
@@ -287,6 +288,7 @@ def costs_yaml(plan: Evaluated) -> str:
     sizes = {"ranks": degrees.pp, "microbatches": candidate.microbatches}
     if degrees.chunks > 1:
         sizes["chunks"] = degrees.chunks
+    found["layers"] = layer_section(plan)
     gpu = request.cluster.gpu.name
     label = f"{request.model.name} on {request.cluster.gpus} x {gpu}: {degrees_text(candidate)}"
     return yaml_text({"name": label, "source": "debubble plan", **sizes, **found})

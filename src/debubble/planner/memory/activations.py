@@ -98,11 +98,11 @@ def _stages(
     ends = np.cumsum((0, *layers))
     begin, end = ends[:-1], ends[1:]
     if most is None:
-        again = sums = _sums(model, training, seen)
+        again = sums = activation_sums(model, training, seen)
         middle = end
     else:
-        again = _sums(model, training, seen.recomputing("full"))
-        sums = _sums(model, training, seen.recomputing("none"))
+        again = activation_sums(model, training, seen.recomputing("full"))
+        sums = activation_sums(model, training, seen.recomputing("none"))
         middle = np.minimum(begin + most, end)
     behind = sums.totals[:, end] - sums.totals[:, middle]
     behind[:, -1] += sums.head[:3]
@@ -121,6 +121,38 @@ def _stages(
     return tuple(Activation(*row) for row in rows.tolist())
 
 
+class LayerActivations(NamedTuple):
+    """Bytes of one microbatch on one GPU, of every layer and of the model's ends."""
+
+    layers: tuple[Activation, ...]
+    embedding: Activation
+    head: Activation
+    mtp: Activation
+
+
+def layer_activations(case: Case) -> LayerActivations:
+    """Return what :func:`stage_activations` sums over stages, layer by layer."""
+    own = case.candidate
+    seen = own.without_order(modules=recompute_modules(case), replicas=False)
+    model, training = case.model, case.training
+    sums = activation_sums(model, training, seen.recomputing("none"))
+    if recomputed_layers(own.recompute) is None:
+        sums = activation_sums(model, training, seen)
+    layers = [layer_activation(model, layer, training, seen) for layer in model.layers]
+    if recomputed_layers(own.recompute) is not None:
+        some = seen.recomputing("none"), seen.recomputing("full")
+        again = {
+            index for begin, kept in zip(own.first_layers, own.first_kept, strict=False)
+            for index in range(begin, kept)
+        }  # fmt: skip
+        layers = [
+            layer_activation(model, layer, training, some[index in again])
+            for index, layer in enumerate(model.layers)
+        ]
+    embedding = Activation(sums.embedding, 0.0, sums.embedding, 0.0, 0.0, 0.0)
+    return LayerActivations(tuple(layers), embedding, sums.head, sums.mtp)
+
+
 def logits_bytes(case: Case) -> float:
     """Return bytes of one microbatch's logits on one GPU, from forward to backward of the head.
 
@@ -135,7 +167,7 @@ def logits_bytes(case: Case) -> float:
     return each * tokens * vocabulary * (1 + case.model.mtp)
 
 
-class _Sums(NamedTuple):
+class ActivationSums(NamedTuple):
     """Bytes of the first n layers, for every n, and of the ends."""
 
     totals: NDArray[np.float64]
@@ -149,7 +181,8 @@ class _Sums(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _sums(model: Model, training: Training, seen: Candidate) -> _Sums:
+def activation_sums(model: Model, training: Training, seen: Candidate) -> ActivationSums:
+    """Return bytes of the first layers and of the ends; all layers recompute alike."""
     degrees = seen.degrees
     each = [layer_activation(model, layer, training, seen) for layer in model.layers]
     totals = np.cumsum([(0.0,) * 3, *(one[:3] for one in each)], axis=0).T
@@ -165,7 +198,7 @@ def _sums(model: Model, training: Training, seen: Candidate) -> _Sums:
         stored, kept, checkpoint = (model.mtp * (size + more) for size in one[:3])
         mtp = Activation(stored, kept, checkpoint, one.recomputed, one.recomputed, 0.0)
     embedding = stream * model.hidden * model.dropout
-    return _Sums(
+    return ActivationSums(
         totals, tuple(one.recomputed for one in each), embedding, head, mtp, each[0].boundary
     )
 
