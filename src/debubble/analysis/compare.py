@@ -14,7 +14,7 @@ from debubble.analysis.measures import compared
 from debubble.analysis.metrics import recompute_text
 from debubble.analysis.question import Question
 from debubble.analysis.results import keeps
-from debubble.analysis.same_work import differences
+from debubble.analysis.same_work import MODELS_DIFFER, differences
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.layers import Cut, Given, cut_words, make_layers
@@ -157,6 +157,9 @@ def compare(
     if varying is not None:
         rows = _raced(rows, varying, stop)
     unlike = differences([row.timeline for row in rows])
+    if all(row.layers for row in rows):
+        # All are cuts of the same layers, wherever multi-token prediction is.
+        unlike = tuple(text for text in unlike if not text.startswith(MODELS_DIFFER))
     return Comparison(
         rows=ranked(rows, "overhead" if unlike else "makespan"), skipped=tuple(skipped),
         notes=_notes(rows, unlike) + _late(every - len(rows)), unlike=unlike, costs=costs,
@@ -309,7 +312,7 @@ def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
     if cuts := [f"{row.name} {cut_words(row.layers)}" for row in rows if row.layers]:
         notes.append(f"layers × stages: {'; '.join(cuts)}")
     stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}
-    if len(stages) > 1 and any(text.startswith("the models differ") for text in unlike):
+    if len(stages) > 1 and any(text.startswith(MODELS_DIFFER) for text in unlike):
         (few, first), *_, (many, last) = sorted(stages.items())
         notes.append(
             f"{first} has {few} stages and {last} {many}, each with the times of one action; "

@@ -15,7 +15,7 @@ from typing import Any
 from debubble.analysis.check import check
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
-from debubble.core.layers import Cut, Layers, has_stages
+from debubble.core.layers import Cut, Layers, stage_costs
 from debubble.core.options import CORE_OPTIONS, OptionSpec
 from debubble.core.schedule import Schedule
 from debubble.engine.ensembles import Spread
@@ -83,9 +83,7 @@ class Question:
         else:
             entry = find(self.schedule)
             place = entry.placed(entry.case(ranks=self.ranks, chunks=self.chunks, **self.options))
-        if self.layers.known is None and has_stages(self.costs, place.stages):
-            return (), self.costs
-        return self.layers.for_placement(place)
+        return stage_costs(self.costs, self.layers, place)
 
     @property
     def cut(self) -> Cut:

@@ -17,6 +17,7 @@ from debubble.cli import completion
 from debubble.cli.times import parse_times
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.layers import make_layers
 from debubble.core.options import MemoryLimit, OptionSpec, Word, read_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
@@ -105,7 +106,7 @@ class Setup:
             memory = MemoryLimit().read("--memory", texts["memory"], unit, limits)
         asked = Question(
             "", **values, costs=costs, memory=memory, jitter=read_jitter(texts),
-            layers=None if file is None else file.model(costs),
+            layers=make_layers(file.layers, costs) if file is not None and file.layers else None,
             lowerings=read_lowerings({row.name: self[row.name] for row in LOWERINGS}),
         )  # fmt: skip
         return Inputs(asked, tuple(pairs), file, several, "p2p_mode" in texts)

@@ -306,10 +306,17 @@ def make_layers(given: Given, costs: Costs) -> Layers:
     return _with_memory_of_ranks(found) if held else found
 
 
-def has_stages(costs: Costs, stages: int) -> bool:
-    """Return whether costs have a number for each of so many stages."""
+def stage_costs(costs: Costs, layers: Layers, placement: Placement) -> tuple[Cut, Costs]:
+    """Return the cut of layers for a placement, and the costs of its stages.
+
+    Costs that have a number for every stage of the placement stay, without a cut, unless layers
+    have a cut already.
+    """
     values = (getattr(costs, name) for name in SCALED)
-    return any(isinstance(value, Sequence) and len(value) == stages for value in values)
+    stages = {len(value) for value in values if isinstance(value, Sequence)}
+    if layers.known is None and placement.stages in stages:
+        return (), costs
+    return layers.for_placement(placement)
 
 
 def _known(given: Mapping[str, Any], costs: Costs, count: int) -> tuple[Costs, KnownCut | None]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from debubble.core.cost_fields import DEFAULT
 from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.embedding_and_head import PARTS
-from debubble.core.errors import CostError, FormatError, ParameterError
-from debubble.core.layers import CUT, Layers, make_layers
+from debubble.core.errors import CostError, FormatError
 from debubble.core.schedule_fields import plain_costs
 from debubble.interchange import syntax
 from debubble.interchange.cost_model import validate
@@ -48,26 +47,13 @@ class CostFile:
     time_unit: str = ""
     memory_unit: str = ""
     layers: Mapping[str, Any] = field(default_factory=dict)
-    """Costs of every layer of the model by name, one number for each, and mappings for embedding,
-    head and mtp; empty when the file has none."""
+    """Costs of every layer of the model by name, one number for each, mappings for embedding, head
+    and mtp, and the cut that the model has already, see :func:`debubble.core.layers.make_layers`;
+    empty when the file has none."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """Measured values that are no costs."""
     expected: Mapping[str, Any] = field(default_factory=dict)
     """Anything; tests keep published results here."""
-
-    def model(self, costs: Costs | None = None) -> Layers | None:
-        """Return the layers to cut, on the file's costs or others; None when there are none.
-
-        Nor where those of the stages leave open what layers cost, and the layers have no cut.
-        """
-        if not self.layers:
-            return None
-        try:
-            return make_layers(self.layers, costs or self.costs)
-        except ParameterError:
-            if CUT in self.layers:
-                raise
-            return None
 
 
 def load_costs(path: str | Path) -> CostFile:

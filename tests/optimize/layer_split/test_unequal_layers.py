@@ -309,7 +309,7 @@ def test_published_schedules_stand_beside_it_with_the_same_layers() -> None:
     rows = {row.name: row for row in result.published.rows}
     assert {"optimized", "1f1b", "zb-v"} <= set(rows)
     assert rows["optimized"].makespan == result.makespan
-    costs = make_layers(LAYERS, db.Costs()).cut(Placement.loop(2, 1), (3, 3))
+    costs = make_layers(LAYERS, db.Costs()).for_placement(Placement.loop(2, 1))[1]
     assert rows["1f1b"].timeline.table.duration == pytest.approx(
         costs.resolve(Placement.loop(2, 1)).duration
     )

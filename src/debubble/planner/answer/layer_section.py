@@ -18,7 +18,7 @@ from debubble.planner.candidate import recomputed_layers
 from debubble.planner.case import Case
 from debubble.planner.cost.stage_costs import layer_sums
 from debubble.planner.memory.activations import Activation, layer_activations
-from debubble.planner.memory.peaks import FRAGMENTATION
+from debubble.planner.memory.peaks import FRAGMENTATION, memory_costs
 from debubble.planner.memory.state import bytes_per_parameter, stage_parameters
 from debubble.planner.search.evaluate import Evaluated
 
@@ -47,7 +47,23 @@ def layer_section(plan: Evaluated) -> dict[str, Any]:
     for name, one in ends.items():
         passes = dict(zip(PASSES, times[name].tolist(), strict=True))
         found[name] = passes | _memory(case, one) | {"static": float(held[name])}
+    if any(one.kept_for_weight > one.stored for one in activations.layers):
+        _share_alike(case, found)
     return found
+
+
+def _share_alike(case: Case, found: dict[str, Any]) -> None:
+    """Give layers the share that their stage keeps for W.
+
+    Recomputed layers, and those of latent attention, keep more than they store: no share.
+    """
+    name, own = "kept_for_weight", case.candidate
+    stages = memory_costs(case)[name]
+    found[name] = [share for share, count in zip(stages, own.layers, strict=True)
+                   for _ in range(count)]  # fmt: skip
+    for part, stage in (("embedding", 0), ("head", -1), ("mtp", own.mtp_at)):
+        if part in found:
+            found[part][name] = stages[stage]
 
 
 def _times(case: Case) -> dict[str, Floats]:
