@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import debubble as db
-from debubble.core.layers import make_layers
+from debubble.core.given_layers import make_layers
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.planner.answer.report import costs_yaml, whole_timeline
 from debubble.planner.candidate import Candidate, Degrees, Training

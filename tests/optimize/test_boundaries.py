@@ -11,7 +11,7 @@ import pytest
 import debubble as db
 from debubble.core.actions import Kind
 from debubble.core.errors import DebubbleError
-from debubble.core.layers import make_layers
+from debubble.core.given_layers import make_layers
 from debubble.core.placement import Placement
 from debubble.optimize.bounds.exact_rank import StateBudget, exact_rank_bound
 from debubble.optimize.bounds.paths import lower_bound

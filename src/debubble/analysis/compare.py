@@ -17,7 +17,8 @@ from debubble.analysis.results import keeps
 from debubble.analysis.same_work import MODELS_DIFFER, differences
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
-from debubble.core.layers import Cut, Given, cut_words, make_layers
+from debubble.core.given_layers import Given, make_layers
+from debubble.core.layers import Cut, cut_words
 from debubble.core.schedule import Schedule
 from debubble.core.units import counted
 from debubble.engine.ensembles import wins

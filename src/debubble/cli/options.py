@@ -17,7 +17,7 @@ from debubble.cli import completion
 from debubble.cli.times import parse_times
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
-from debubble.core.layers import make_layers
+from debubble.core.given_layers import make_layers
 from debubble.core.options import MemoryLimit, OptionSpec, Word, read_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode

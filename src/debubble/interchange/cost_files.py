@@ -48,8 +48,7 @@ class CostFile:
     memory_unit: str = ""
     layers: Mapping[str, Any] = field(default_factory=dict)
     """Costs of every layer of the model by name, one number for each, mappings for embedding, head
-    and mtp, and the cut that the model has already, see :func:`debubble.core.layers.make_layers`;
-    empty when the file has none."""
+    and mtp, and the cut that the model has already; empty when the file has none."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """Measured values that are no costs."""
     expected: Mapping[str, Any] = field(default_factory=dict)

@@ -15,7 +15,8 @@ from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import CostError, FormatError, WrongValueError, did_you_mean
 from debubble.core.former_names import current_names
-from debubble.core.layers import CUT, HELD, MTP_STAGE, RANKS, check_part, check_whole
+from debubble.core.given_layers import CUT, MTP_STAGE, RANKS, check_part, check_whole
+from debubble.core.layers import HELD
 from debubble.core.schedule_fields import MAX_LABEL, FieldSizes, up_to
 from debubble.interchange.text import SHOWN, shown
 from debubble.schedules.registry import LIMITS

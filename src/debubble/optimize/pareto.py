@@ -14,7 +14,7 @@ from debubble.core import hooks
 from debubble.core.atomic_write import write_atomically
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.layers import make_layers
+from debubble.core.given_layers import make_layers
 from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
 from debubble.listing import TOLERANCE

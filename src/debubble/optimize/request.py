@@ -13,7 +13,8 @@ import numpy as np
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.layers import Cut, Given, Layers, even_cut, make_layers
+from debubble.core.given_layers import Given, make_layers
+from debubble.core.layers import Cut, Layers, even_cut
 from debubble.core.placement import Placement
 from debubble.core.runtimes import (
     RECOMPUTED_WHOLE,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from debubble.core.cost_table import static_memory
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.layers import Given
+from debubble.core.given_layers import Given
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.engine.graph import P2PMode
 from debubble.engine.jitter import Jitter

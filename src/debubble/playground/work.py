@@ -12,7 +12,8 @@ from debubble.analysis.compare import Comparison, Row, compare, has_choice
 from debubble.analysis.summary import summary
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
-from debubble.core.layers import make_layers, stage_costs
+from debubble.core.given_layers import make_layers
+from debubble.core.layers import stage_costs
 from debubble.core.placement import Placement
 from debubble.core.units import number, percent
 from debubble.engine.jit import load_compiler

@@ -21,7 +21,7 @@ from debubble.analysis.results import keeps
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError, ParameterError
-from debubble.core.layers import make_layers
+from debubble.core.given_layers import make_layers
 from debubble.interchange import named
 from debubble.interchange.files import is_foreign
 from debubble.lowering.chain import LOWERINGS

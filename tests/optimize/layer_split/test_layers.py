@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
+from debubble.core.given_layers import make_layers
 from debubble.core.kinds import Kind
-from debubble.core.layers import cut_costs, even_cut, make_layers
+from debubble.core.layers import cut_costs, even_cut
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES
 from debubble.interchange.cost_files import costs_data, parse_costs

@@ -12,7 +12,7 @@ import pytest
 
 import debubble as db
 from debubble.core.actions import Kind
-from debubble.core.layers import make_layers
+from debubble.core.given_layers import make_layers
 from debubble.core.placement import Placement
 from debubble.interchange.layouts import cut_text
 from debubble.optimize import strategies
