@@ -98,9 +98,8 @@ def compare(
         Asked before the step times of every schedule but the first are drawn; once it is true, the
         others are left out, with a note.
     layers
-        Layers of the model that every schedule's stages cut, as in :func:`debubble.optimize`: a
-        number of equal ones, or costs of every layer. Each schedule has the cut under which its
-        busiest rank does as little as possible, or the one that the layers have for the same ranks.
+        Layers to cut into every schedule's stages, as in :func:`debubble.optimize`: by a cut that
+        they have for its ranks, else so that the busiest rank does as little as possible.
     **lowerings
         Lowerings of all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
         and ``sharding``, see :func:`debubble.lowering.chain.lower`.
@@ -139,28 +138,20 @@ def compare(
         layers=None if layers is None else make_layers(layers, costs),
     )  # fmt: skip
     options = {} if options is None else options
-    items = _spread([_read(item) for item in schedules], "chunks", chunks)
-    items = _spread(items, "microbatches", microbatches)
+    items = [_read(item) for item in schedules]
+    items = _spread(_spread(items, "chunks", chunks), "microbatches", microbatches)
     _check_items(items, ranks, microbatches, options)
     _refuse_unused(items, chunks)
-    labels = _labels(items)
 
-    rows: list[Row] = []
-    skipped: list[tuple[str, str]] = []
-    for index, (label, item) in enumerate(zip(labels, items, strict=True)):
-        if progress is not None:
-            progress(label, index, len(items))
-        try:
-            rows.append(_row(label, *_simulated(item, asked, chunks, options), memory))
-        except DebubbleError as error:
-            skipped.append((label, str(error)))
+    def row_of(label: str, item: _Read) -> Row:
+        return _row(label, *_simulated(item, asked, chunks, options), memory)
+
+    labels = _labels(items)
+    rows, skipped = _rows(labels, items, row_of, progress)
     every = len(rows)
     if varying is not None:
         rows = _raced(rows, varying, stop)
-    unlike = differences([row.timeline for row in rows])
-    if all(row.layers for row in rows):
-        # All are cuts of the same layers, wherever multi-token prediction is.
-        unlike = tuple(text for text in unlike if not text.startswith(MODELS_DIFFER))
+    unlike = _differences(rows)
     return Comparison(
         rows=ranked(rows, "overhead" if unlike else "makespan"), skipped=tuple(skipped),
         notes=_notes(rows, unlike) + _late(every - len(rows)), unlike=unlike, costs=costs,
@@ -283,9 +274,35 @@ def _simulated(
     return found.timeline, found.cut
 
 
+def _rows(
+    labels: list[str], items: list[_Read], row_of: Callable[[str, _Read], Row],
+    progress: Callable[[str, int, int], None] | None,
+) -> tuple[list[Row], list[tuple[str, str]]]:  # fmt: skip
+    """Return the rows of items, and the names and reasons of those that cannot be made or run."""
+    rows: list[Row] = []
+    skipped: list[tuple[str, str]] = []
+    for index, (label, item) in enumerate(zip(labels, items, strict=True)):
+        if progress is not None:
+            progress(label, index, len(items))
+        try:
+            rows.append(row_of(label, item))
+        except DebubbleError as error:
+            skipped.append((label, str(error)))
+    return rows, skipped
+
+
 def _row(label: str, timeline: Timeline, cut: Cut, memory: Limit | None) -> Row:
     values = {measure.key: measure.one(timeline) for measure in compared()}
     return Row(label, timeline.schedule, timeline, values, keeps(timeline, memory), layers=cut)
+
+
+def _differences(rows: list[Row]) -> tuple[str, ...]:
+    """Return differences in work between rows; cuts of the same layers are of one model."""
+    unlike = differences([row.timeline for row in rows])
+    if not all(row.layers for row in rows):
+        return unlike
+    # Multi-token prediction may be on another stage.
+    return tuple(text for text in unlike if not text.startswith(MODELS_DIFFER))
 
 
 def _raced(rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None) -> list[Row]:

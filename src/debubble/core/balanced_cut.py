@@ -58,7 +58,7 @@ def balanced_cut(
         by_rank = np.zeros((len(cuts), ranks.max() + 1))
         for stage, rank in enumerate(ranks):
             by_rank[:, rank] += work[:, stage]
-        return np.round(by_rank / sums[-1], 9)
+        return np.asarray(np.round(by_rank / sums[-1], 9))
 
     best = by_rank_of(cut[None])[0]
     for _ in range(MOVES):

@@ -94,9 +94,9 @@ def _known(given: Mapping[str, Any], costs: Costs, count: int) -> tuple[Costs, K
 
 
 def _with_memory_of_ranks(found: Layers) -> Layers:
-    """Return layers that hold memory of their own, on costs with what any rank holds beside.
+    """Return layers that hold memory of their own, on costs with all else that a rank holds.
 
-    Of ranks that differ, that is what the one with the most holds beside its layers.
+    That is the most of any rank, where ranks differ.
     """
     static, known = found.costs.static, found.known
     if isinstance(static, float):
@@ -104,7 +104,7 @@ def _with_memory_of_ranks(found: Layers) -> Layers:
     if known is None or len(static) != 1 + max(known.ranks):
         raise ParameterError(
             f"static has {len(static)} values, but which layers a rank has is open; give the one "
-            "number that any rank holds beside its layers, or layers.cut and layers.ranks"
+            "number that any rank holds next to its layers, or layers.cut and layers.ranks"
         )
     place = Placement((known.ranks,))
     beside = np.asarray(static) - found.held_on_ranks(place, known.cut, known.mtp_stage)

@@ -44,7 +44,7 @@ HELD = "static"
 """Memory that a layer, or a part of the model, holds all the time on its rank."""
 
 OF_PARTS = ("kept_for_weight", "recompute_kept", "offload_share", HELD)
-"""What embedding, head and mtp can have next to times and activation, where layers are given."""
+"""Costs of embedding, head and mtp next to times and activation, where layers are given."""
 
 BACKWARD = ("I", "W", "B")
 
@@ -77,7 +77,7 @@ class Layers:
     each: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Costs of every layer by name; empty where layers are equal."""
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """What embedding, head and mtp have of :data:`OF_PARTS`, by part."""
+    """Costs of embedding, head and mtp in :data:`OF_PARTS`, by part."""
     held: tuple[float, ...] = ()
     """Memory that every layer holds all the time; empty where that does not depend on the cut."""
     known: KnownCut | None = None
@@ -177,7 +177,8 @@ class Layers:
             at = end if part != "mtp" or mtp_stage is None else mtp_stage
             stages[at] += self.parts.get(part, {}).get(HELD, 0.0)
         homes = placement.ranks_of_stages
-        return np.bincount(homes, np.tile(stages, placement.copies), placement.ranks)
+        found = np.bincount(homes, np.tile(stages, placement.copies), placement.ranks)
+        return found.astype(np.float64)
 
     def table(self, placement: Placement) -> CostTable:
         """Return costs of the layers alone, each a stage of its own on one rank."""

@@ -76,7 +76,7 @@ class Request:
 
     @cached_property
     def model(self) -> Layers | None:
-        """Layers to be cut, with all that ranks hold beside them; None where stages are given."""
+        """Layers to be cut, with all else that ranks hold; None where stages are given."""
         return None if self.layers is None else make_layers(self.layers, self.costs)
 
     @cached_property

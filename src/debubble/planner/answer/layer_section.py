@@ -1,9 +1,9 @@
 """The section ``layers`` of a plan's cost file: costs of every layer, for any cut into stages.
 
 Times and activations are those of the plan's degrees, microbatch size and recompute. What a rank
-holds all the time is weights, gradients and optimizer states of its layers, and beside them what
-the plan's ranks hold otherwise: buffers, gathered weights, fragmentation and the margin. Cut as in
-the plan, layers give the costs of the plan's stages.
+holds all the time is weights, gradients and optimizer states of its layers, and then what the
+plan's ranks hold otherwise: buffers, gathered weights, fragmentation and the margin. Cut as in the
+plan, layers give the costs of the plan's stages.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
     could change a shape is refused.
     """
     kind = config.get("model_type")
-    config, left = text_part(config)
-    assumed = [f"only the text part of {kind} is counted; {left} is left out"] if left else []
+    config, others = text_part(config)
+    assumed = [f"only the text part of {kind} is counted; {others} is left out"] if others else []
     kind = config.get("model_type")
     if isinstance(widths := config.get("moe_intermediate_size"), list) and widths:
         assumed.append("only experts of text are counted, those of images are left out")
