@@ -93,7 +93,7 @@ class Layout:
 
 def is_layout(text: str) -> bool:
     """Return whether a text is meant as a layout string, not as numbers of layers."""
-    return bool(re.search(r"[A-Za-z|*()]", text))
+    return bool(re.search(r"[EtmL|*()]", text))
 
 
 def read_layout(text: str) -> Layout:
