@@ -74,7 +74,7 @@ def no_gain(path: LongestPath, plan: Evaluated, homes: Sequence[int]) -> NDArray
     unless the path is.
     """
     assert path.counts is not None
-    F, I, W = np.diff(layer_sums(plan.case)[0][:, :2])[:, 0]
+    F, I, W = np.diff(layer_sums(plan.case).layers[:, :2])[:, 0]
     spent = np.array([F, I, W, I + W]) @ path.counts
     home = np.array(homes)
     first = np.zeros(len(home), dtype=bool)
