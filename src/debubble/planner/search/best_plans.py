@@ -113,7 +113,7 @@ class _Item(NamedTuple):
     """Seconds that none of them is below."""
     number: int
     """Number of the item: of equal bounds the first comes first."""
-    count: int
+    size: int
     """Number of candidates."""
     reason: str
     """Reason to leave them out where the bound is too high."""
@@ -153,7 +153,7 @@ class _Screen:
         item = heappop(self.items)
         if item.bound > self.limit:
             for one in (item, *self.items):
-                self.found.leave_out(one.reason, one.count, simulated=one.reason == SLOWER)
+                self.found.leave_out(one.reason, one.size, simulated=one.reason == SLOWER)
             self.items.clear()
             return False
         item.open()
