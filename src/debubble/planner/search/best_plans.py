@@ -74,10 +74,10 @@ def search(
 ) -> Found:  # fmt: skip
     """Return the fastest plans out of all candidates of `groups`, with steps below `below`.
 
-    Candidates that differ only in schedule, chunks and layer split do the same work with the same
-    weights. That gives one bound for all of them, the lowest of which come first; when the next
-    bound is above the slowest plan to be kept, no candidate that is left can be among the best.
-    One schedule goes before all others, so that there is a good plan soon.
+    Best first: what has the lowest bound is looked at more closely, and comes back with a higher
+    one, from groups (the work of their layers) to settings, candidates (their pipelines), and
+    simulations. When the lowest bound is above the slowest plan to be kept, no candidate that is
+    left can be among the best. Some plan of the usual schedule is looked for first of all.
 
     The candidates that are left are simulated once each. Those that may be among the best by their
     :attr:`~debubble.planner.search.within_memory.Base.floor` are then evaluated in full, see
