@@ -210,7 +210,7 @@ def test_an_interrupted_search_keeps_the_best() -> None:
     found = search(asked, few(asked), 3, stop)
     assert found.interrupted
     assert found.plans[0].causes
-    assert "the best when the search was stopped" in text(found, 200)
+    assert "best so far (search stopped)" in text(found, 200)
 
 
 def test_a_search_that_is_stopped_at_once_has_a_plan() -> None:
