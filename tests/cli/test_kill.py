@@ -138,4 +138,4 @@ def test_sigterm_ends_a_search_for_plans_with_the_best_so_far(tmp_path: Path) ->
     lines = err.read_text().splitlines()
     assert "plans decided" in lines[0]
     assert "\r" not in lines[0]
-    assert "the best when the search was stopped" in (tmp_path / "out").read_text()
+    assert "best so far (search stopped)" in (tmp_path / "out").read_text()

@@ -45,7 +45,7 @@ def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
     forward, own = stage_work(request, candidate)
     degrees = candidate.degrees
     homes, first = _arrays(candidate.schedule, degrees.pp, degrees.chunks)
-    work = candidate.microbatches * np.bincount(homes, own)
+    work: Floats = candidate.microbatches * np.bincount(homes, own).astype(np.float64)
     # Ahead of every stage; the first rank waits for nothing.
     passed = np.cumsum(forward if _splits(candidate.schedule) else own)
     work[first > 0] += passed[first[first > 0] - 1]

@@ -91,18 +91,18 @@ def least_step(
 
     From `enough` on, less than is known may be returned.
     """
-    known = [path for path in paths if path.counts is not None]
+    known = [(path, path.counts) for path in paths if path.counts is not None]
     if not known:
         return 0.0
     case = request.case(candidate)
-    times = _durations(case, known[0].runtime)
-    lengths = [path.rest + float((path.counts * times).sum()) for path in known]
+    times = _durations(case, known[0][0].runtime)
+    lengths = [path.rest + float((counts * times).sum()) for path, counts in known]
     if max(lengths) >= enough:
         return max(lengths)
-    ends = _ends(case, times, known[0].placement)
+    ends = _ends(case, times, known[0][0].placement)
     after = max(ends.optimizer) + max(ends.weights)
     return after + max(
-        length + ends.gradients[path.rank] for length, path in zip(lengths, known, strict=True)
+        length + ends.gradients[path.rank] for length, (path, _) in zip(lengths, known, strict=True)
     )
 
 
