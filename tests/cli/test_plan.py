@@ -190,7 +190,7 @@ def test_an_order_of_its_own(
     assert plans[0]["step_time"] < plans[1]["step_time"]
     assert "plan 1: " in result.err
     assert "4 ranks" in run("simulate", order).out
-    assert "optimized with" in run(*held, "-o", page).out
+    assert "; optimized, " in run(*held, "-o", page).out
     assert "optimized" in page.read_text(encoding="utf-8")
     assert "--time-limit is for --optimize" in refused(*SMALL, "--time-limit", 1)
     assert "--time-limit is '0'" in refused(*held[:-1], 0)
