@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.cli import plan, progress
 from tests.forkserver import forked, serve
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -112,3 +113,29 @@ def test_a_file_that_is_replaced(tmp_path: Path, form: str) -> None:
 
     assert killed(words, tmp_path, look, form) > 0
     assert len(sizes) == 2
+
+
+def planned(folder: str) -> None:
+    """A search for plans that takes long, with its output in files."""
+    from debubble.cli import main
+
+    os.chdir(folder)
+    sys.stdout, sys.stderr = open("out", "w"), open("err", "w")  # noqa: SIM115 - as above
+    progress.EVERY, plan.EVERY = 0.2, 0.2
+    sys.argv = ["debubble", "plan", "llama-3.1-70b", "--gpu", "h100", "--gpus", "64",
+                "--batch", "128", "--seq", "8192", "--framework", "megatron"]  # fmt: skip
+    main()
+
+
+def test_sigterm_ends_a_search_for_plans_with_the_best_so_far(tmp_path: Path) -> None:
+    process = forked.Process(target=planned, args=(str(tmp_path),))
+    process.start()
+    err = tmp_path / "err"
+    while process.is_alive() and not (err.exists() and ", best " in err.read_text()):
+        time.sleep(0.05)
+    process.terminate()
+    process.join()
+    lines = err.read_text().splitlines()
+    assert "plans decided" in lines[0]
+    assert "\r" not in lines[0]
+    assert "best so far (search stopped)" in (tmp_path / "out").read_text()

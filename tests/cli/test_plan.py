@@ -143,6 +143,26 @@ def test_files(run: Run, tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_plan_becomes_a_schedule_of_any_number_of_stages(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    held = ("--pp", 4, "--schedule", "1f1b", "--microbatch-size", 1, "--top", 1)
+    (plan,) = run(*SMALL, *held, "--json", "-o", path).data["plans"]
+    data = run("compare", "1f1b", "interleaved-1f1b", "zb-v", "--costs", path, "--json").data
+    rows = {row["name"]: row for row in data["rows"]}
+    assert rows["1f1b"]["layers"] == plan["layers"]
+    assert {name: len(row["layers"]) for name, row in rows.items()} == {
+        "1f1b": 4, "interleaved-1f1b": 8, "zb-v": 8,
+    }  # fmt: skip
+    assert data["ranked_by"] == "makespan"
+    assert all(sum(row["layers"]) == 32 for row in rows.values())
+    one = run("simulate", "1f1b", "--costs", path, "--json").data
+    assert one["layers"] == plan["layers"]
+    assert one["makespan"] == rows["1f1b"]["makespan"]
+    assert "layers × stages: " in run("simulate", "zb-v", "--costs", path).out
+    words = ("optimize", "--costs", path, "--layers", "costs", "--effort", 0.01, "--no-cache")
+    assert run(*words, "--json").data["makespan"] <= rows["1f1b"]["makespan"]
+
+
 def test_a_plan_that_cannot_be_written_is_printed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

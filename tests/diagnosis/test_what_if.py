@@ -8,6 +8,7 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import ParameterError
+from debubble.core.given_layers import make_layers
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
 from debubble.diagnosis.replay import Replay
@@ -83,6 +84,20 @@ def test_another_schedule_of_the_same_model(name: str) -> None:
     costs = db.Costs(F=10 / chunks, B=20 / chunks, p2p=1)
     if schedule.made_for is not None:
         schedule = db.make(name, ranks=4, microbatches=8, costs=costs)
+    assert other.after == pytest.approx(db.simulate(schedule, costs).makespan / 1e3, rel=1e-6)
+
+
+def test_another_schedule_is_cut_between_the_models_layers() -> None:
+    layers = make_layers({"F": [10, 10, 6, 4, 10], "B": [20, 20, 12, 8, 20],
+                          "cut": [1, 1, 2, 1], "ranks": [0, 1, 2, 3]}, db.Costs())  # fmt: skip
+    found = exact()
+    other = with_schedule(replace(found.replay, layers=layers), "zb-h1")
+    assert other.after == with_schedule(found.replay, "zb-h1").after
+    layers = make_layers({"F": [4, 6] * 4, "B": [8, 12] * 4,
+                          "cut": [2] * 4, "ranks": [0, 1, 2, 3]}, db.Costs())  # fmt: skip
+    other = with_schedule(replace(found.replay, layers=layers), "interleaved-1f1b")
+    schedule = db.make("interleaved-1f1b", ranks=4, microbatches=8)
+    costs = db.Costs(F=[4, 6] * 4, B=[8, 12] * 4, p2p=1)
     assert other.after == pytest.approx(db.simulate(schedule, costs).makespan / 1e3, rel=1e-6)
 
 

@@ -153,3 +153,14 @@ def test_without_numba_everything_is_interpreted_with_one_warning() -> None:
     assert warned.count("numba cannot be loaded") == 1
     assert "pip install numba" in warned
     assert slow == fast
+
+
+def test_a_search_with_a_limit_does_not_wait_for_the_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tested, args = fresh(), (np.arange(3, dtype="int8"), np.zeros(3, dtype="int8"))
+    monkeypatch.setattr(tested, "_is_being_compiled", lambda _: True)
+    looks = iter([False, False, True])
+    assert not tested.wait_for(args, lambda: next(looks))
+    tested.compiled(*args)
+    assert tested.wait_for(args, lambda: True)

@@ -168,7 +168,7 @@ REFUSED = {
         "layers.B has 1 values and layers.F 2; both have one per layer"
     ),
     "times: {F: 1}\nlayers: {p2p: [1, 2]}": (
-        "unknown key 'layers.p2p'; the nearest are 'mtp', 'recompute_kept' and 'kept_for_weight'"
+        "unknown key 'layers.p2p'; the nearest are 'mtp', 'recompute_kept' and 'mtp_stage'"
     ),
     "times: {F: 1}\nlayers: {F: [1], head: {F: -1}}": (
         "layers.head[F] is -1; costs are not negative"

@@ -14,10 +14,12 @@ from debubble.interchange.layouts import (
     AUTOMODEL,
     TORCHTITAN,
     TORCHTITAN_0_2,
+    Layout,
     check_cut,
     cut_text,
     layout_text,
     megatron_layout,
+    read_layout,
 )
 
 
@@ -40,6 +42,8 @@ def test_published_layouts() -> None:
     # the last stages as "m|L".
     assert layout_text([3, *[2] * 29, 0], mtp=1) == "Et*3|(tt|)*29mL"
     assert layout_text([1, *[2] * 30, 0], mtp=1) == "Et|(tt|)*30mL"
+    assert read_layout("Et*3|(tt|)*29,m|L") == Layout((3, *[2] * 29, 0, 0), 1, 30)
+    assert str(read_layout("Et*3|(tt|)*29,m|L")) == "Et*3|(tt|)*29m|L"
 
 
 @given(st.lists(st.sampled_from([0, 1, 2, 3, 4, 11]), min_size=1, max_size=40), st.integers(0, 2))
@@ -47,6 +51,59 @@ def test_what_is_written_is_read_again(cut: list[int], mtp: int) -> None:
     text = layout_text(cut, mtp)
     assert layers_in(text) == cut
     assert unrolled(text)[-1].endswith("m" * mtp + "L")
+    assert read_layout(text) == Layout(tuple(cut), mtp)
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=20), st.integers(1, 2), st.data())
+def test_multi_token_prediction_is_read_where_it_is_written(
+    cut: list[int], mtp: int, data: st.DataObject
+) -> None:
+    last = max((stage for stage, count in enumerate(cut) if count), default=0)
+    stage = data.draw(st.integers(last, len(cut) - 1))
+    text = layout_text(cut, mtp, stage)
+    assert read_layout(text) == Layout(tuple(cut), mtp, None if stage == len(cut) - 1 else stage)
+    assert unrolled(text)[stage].count("m") == mtp
+
+
+@given(st.text("EtmL|,*()239", max_size=30))
+def test_what_is_read_is_what_the_grammar_rewrites_to(text: str) -> None:
+    """Whatever is accepted has the letters that rewriting gives, stage by stage."""
+    try:
+        found = read_layout(text)
+    except db.ParameterError:
+        return
+    stages = unrolled(text.replace(",", ""))
+    assert "".join(stages).strip("Etm") == "L"
+    assert [stage.count("t") for stage in stages] == list(found.cut)
+    assert [bool(stage.count("m")) for stage in stages] == [
+        found.mtp > 0 and stage == (len(stages) - 1 if found.mtp_stage is None else found.mtp_stage)
+        for stage in range(len(stages))
+    ]
+    assert stages[0][0] == "E"
+    assert stages[-1][-1] == "L"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("LL|LL", r"no E; the embedding is there once.* nearest that works is 'E\|L'"),
+        ("Et|tE|L", r"has 2 E; .* 'Et\|t\|L'"),
+        ("tE|L", "something before E"),
+        ("|Et|L", "something before E"),
+        ("Et|L|", "something after L"),
+        ("Et|LL", "has 2 L"),
+        ("Et|mt|L", r"t after m; .* 'Et\|tm\|L'"),
+        ("Et|m|mL", "m on 2 stages"),
+        ("Ett|xx|L", "has 'x'; letters are E the embedding, t a layer, m one of"),
+        ("Et| t|L", "has ' '"),
+        ("((t|)*2)*3L", r"has '\('"),
+        ("Et*999999999999|L", "more than 20,000 letters"),
+        ("E(t*9999)*9999|L", "more than 20,000 letters"),
+    ],
+)
+def test_what_stages_cannot_have_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(db.ParameterError, match=reason):
+        read_layout(text)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), max_size=5), st.integers(2, 9))

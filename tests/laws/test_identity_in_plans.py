@@ -41,7 +41,7 @@ def test_the_best_plan_is_the_best_with_its_own_values(limit: float) -> None:
     asked = asked_within(limit)
     best = best_plans(asked, 2).plans[0]
     values = own_values(best)
-    assert set(values) | {"framework"} == {spec.name for spec in fields(Fixed)}
+    assert set(values) | {"framework", "mtp", "mtp_stage"} == {spec.name for spec in fields(Fixed)}
     for name, value in values.items():
         held = replace(HELD, **{name: value})
         if name == "layers":  # a split is found for one schedule; others may make more of it

@@ -11,12 +11,12 @@ import pytest
 import debubble as db
 from debubble.core.actions import Kind
 from debubble.core.errors import DebubbleError
+from debubble.core.given_layers import make_layers
 from debubble.core.placement import Placement
 from debubble.optimize.bounds.exact_rank import StateBudget, exact_rank_bound
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.bounds.strategies import single_ranks
 from debubble.optimize.cp_sat.rounding import round_times
-from debubble.optimize.layer_split.layers import make_layers
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.stop import Stop

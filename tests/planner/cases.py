@@ -74,12 +74,13 @@ def case(
     recompute: str = "none",
     zero: int = 1,
     layers: tuple[int, ...] = (),
+    mtp_stage: int | None = None,
     **training: Any,
 ) -> Case:
     """A case whose batch and GPUs fit its degrees; `training` changes what is trained."""
     degrees = Degrees(tp, cp, ep, dp, pp, chunks)
     cut = layers or first_cut(len(model.layers), degrees.stages, model.mtp)
-    own = Candidate(degrees, b, m, schedule, cut, recompute, zero)
+    own = Candidate(degrees, b, m, schedule, cut, recompute, zero, mtp_stage=mtp_stage)
     asked = {"batch": dp * b * m, "sequence": 8192} | training
     return case_of(model, Training(**asked), own)
 

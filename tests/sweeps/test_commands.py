@@ -68,6 +68,19 @@ def test_a_cost_file_has_sizes_and_limit_and_costs_beside_it_count() -> None:
     assert slow["makespan"] > plain["makespan"]
 
 
+def test_layers_of_a_cost_file_are_cut_for_every_schedule() -> None:
+    rows = rows_of("compare", {"schedules": ["1f1b", "zb-v"], "costs": "layers.yaml"})
+    file = load_costs(EXAMPLES / "layers.yaml")
+    result = db.compare(
+        ["1f1b", "zb-v"], ranks=4, microbatches=8, memory=16, costs=file.costs, layers=file.layers
+    )
+    assert [row["makespan"] for row in rows] == [row.makespan for row in result.rows]
+    (one,) = rows_of("simulate", {"schedule": "zb-v", "costs": "layers.yaml"})
+    assert one["makespan"] == rows[0]["makespan"]
+    (refused,) = rows_of("simulate", {"schedule": "1f1b", "costs": "layers.yaml", "costs.F": 2})
+    assert "costs.F is that of layers in the cost file" in refused["error"]
+
+
 def test_schedules_of_files_are_simulated_and_checked(tmp_path: Path) -> None:
     order = db.make("zb-h1", ranks=2, microbatches=4)
     order.save(tmp_path / "own.csv")

@@ -14,9 +14,11 @@ from debubble.analysis.measures import compared
 from debubble.analysis.metrics import recompute_text
 from debubble.analysis.question import Question
 from debubble.analysis.results import keeps
-from debubble.analysis.same_work import differences
+from debubble.analysis.same_work import MODELS_DIFFER, differences
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
+from debubble.core.given_layers import Given, make_layers
+from debubble.core.layers import Cut, cut_words
 from debubble.core.schedule import Schedule
 from debubble.core.units import counted
 from debubble.engine.ensembles import wins
@@ -54,6 +56,7 @@ def compare(
     progress: Callable[[str, int, int], None] | None = None,
     jitter: str | Jitter | None = None,
     stop: Callable[[], bool] | None = None,
+    layers: Given | None = None,
     **lowerings: Any,
 ) -> Comparison:
     """Simulate several schedules on the same costs.
@@ -94,6 +97,9 @@ def compare(
     stop
         Asked before the step times of every schedule but the first are drawn; once it is true, the
         others are left out, with a note.
+    layers
+        Layers to cut into every schedule's stages, as in :func:`debubble.optimize`: by a cut that
+        they have for its ranks, else so that the busiest rank does as little as possible.
     **lowerings
         Lowerings of all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
         and ``sharding``, see :func:`debubble.lowering.chain.lower`.
@@ -129,27 +135,23 @@ def compare(
         "", ranks=ranks, microbatches=None if isinstance(microbatches, Sequence) else microbatches,
         iterations=iterations, sync=sync, costs=costs, memory=memory, p2p_mode=p2p_mode,
         lowerings=values_of(lowerings),
+        layers=None if layers is None else make_layers(layers, costs),
     )  # fmt: skip
     options = {} if options is None else options
-    items = _spread([_read(item) for item in schedules], "chunks", chunks)
-    items = _spread(items, "microbatches", microbatches)
+    items = [_read(item) for item in schedules]
+    items = _spread(_spread(items, "chunks", chunks), "microbatches", microbatches)
     _check_items(items, ranks, microbatches, options)
     _refuse_unused(items, chunks)
-    labels = _labels(items)
 
-    rows: list[Row] = []
-    skipped: list[tuple[str, str]] = []
-    for index, (label, item) in enumerate(zip(labels, items, strict=True)):
-        if progress is not None:
-            progress(label, index, len(items))
-        try:
-            rows.append(_row(label, _simulated(item, asked, chunks, options), memory))
-        except DebubbleError as error:
-            skipped.append((label, str(error)))
+    def row_of(label: str, item: _Read) -> Row:
+        return _row(label, *_simulated(item, asked, chunks, options), memory)
+
+    labels = _labels(items)
+    rows, skipped = _rows(labels, items, row_of, progress)
     every = len(rows)
     if varying is not None:
         rows = _raced(rows, varying, stop)
-    unlike = differences([row.timeline for row in rows])
+    unlike = _differences(rows)
     return Comparison(
         rows=ranked(rows, "overhead" if unlike else "makespan"), skipped=tuple(skipped),
         notes=_notes(rows, unlike) + _late(every - len(rows)), unlike=unlike, costs=costs,
@@ -248,28 +250,59 @@ def _labels(items: list[_Read]) -> list[str]:
 
 def _simulated(
     read: _Read, asked: Question, chunks: int | Sequence[int] | None, options: Mapping[str, Any]
-) -> Timeline:
-    """Simulate one item; a name is made with those of the shared options that it takes."""
+) -> tuple[Timeline, Cut]:
+    """Simulate one item; a name is made with those of the shared options that it takes.
+
+    Returns the layers of every stage, too, where they were cut.
+    """
     item, own = read
     if isinstance(item, Timeline):
-        return item
+        return item, ()
     if isinstance(item, Schedule):
-        return replace(asked, schedule=item).timeline
+        found = replace(asked, schedule=item)
+        return found.timeline, found.cut
     entry = find(item)
     taken = {option.name for option in entry.options}
-    found = {key: value for key, value in options.items() if key in taken}
+    values = {key: value for key, value in options.items() if key in taken}
     if entry.chunks is None and chunks is not None:
-        found["chunks"] = chunks
-    found |= own
+        values["chunks"] = chunks
+    values |= own
     sizes: dict[str, Any] = {
-        size: found.pop(size) for size in ("chunks", "microbatches") if size in found
+        size: values.pop(size) for size in ("chunks", "microbatches") if size in values
     }
-    return replace(asked, schedule=item, options=found, **sizes).timeline
+    found = replace(asked, schedule=item, options=values, **sizes)
+    return found.timeline, found.cut
 
 
-def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
+def _rows(
+    labels: list[str], items: list[_Read], row_of: Callable[[str, _Read], Row],
+    progress: Callable[[str, int, int], None] | None,
+) -> tuple[list[Row], list[tuple[str, str]]]:  # fmt: skip
+    """Return the rows of items, and the names and reasons of those that cannot be made or run."""
+    rows: list[Row] = []
+    skipped: list[tuple[str, str]] = []
+    for index, (label, item) in enumerate(zip(labels, items, strict=True)):
+        if progress is not None:
+            progress(label, index, len(items))
+        try:
+            rows.append(row_of(label, item))
+        except DebubbleError as error:
+            skipped.append((label, str(error)))
+    return rows, skipped
+
+
+def _row(label: str, timeline: Timeline, cut: Cut, memory: Limit | None) -> Row:
     values = {measure.key: measure.one(timeline) for measure in compared()}
-    return Row(label, timeline.schedule, timeline, values, fits=keeps(timeline, memory))
+    return Row(label, timeline.schedule, timeline, values, keeps(timeline, memory), layers=cut)
+
+
+def _differences(rows: list[Row]) -> tuple[str, ...]:
+    """Return differences in work between rows; cuts of the same layers are of one model."""
+    unlike = differences([row.timeline for row in rows])
+    if not all(row.layers for row in rows):
+        return unlike
+    # Multi-token prediction may be on another stage.
+    return tuple(text for text in unlike if not text.startswith(MODELS_DIFFER))
 
 
 def _raced(rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None) -> list[Row]:
@@ -294,8 +327,10 @@ def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
     """Return caveats of a ranking: schedules made for other costs, differences between rows."""
     notes = [f"{row.name}: {note}" for row in rows for note in caveats(row.timeline)]
     notes += dict.fromkeys(note for row in rows if row.spread for note in row.spread.notes)
+    if cuts := [f"{row.name} {cut_words(row.layers)}" for row in rows if row.layers]:
+        notes.append(f"layers × stages: {'; '.join(cuts)}")
     stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}
-    if len(stages) > 1 and any(text.startswith("the models differ") for text in unlike):
+    if len(stages) > 1 and any(text.startswith(MODELS_DIFFER) for text in unlike):
         (few, first), *_, (many, last) = sorted(stages.items())
         notes.append(
             f"{first} has {few} stages and {last} {many}, each with the times of one action; "

@@ -27,6 +27,7 @@ from debubble.analysis.metrics import (
 from debubble.analysis.results import result_columns, spread_columns, spread_words
 from debubble.core import hooks
 from debubble.core.costs import Costs
+from debubble.core.layers import Cut
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import amount, percent, time
 from debubble.engine.ensembles import Spread
@@ -64,6 +65,8 @@ class Row:
         Step times under jitter; None without.
     wins
         Share of the steps under jitter in which it is the fastest.
+    layers
+        Layers of every stage; empty where none were cut.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Row:
     ratio: float | None = 1.0
     spread: Spread | None = None
     wins: float = 0.0
+    layers: Cut = ()
 
     @property
     def makespan(self) -> float:
@@ -113,6 +117,7 @@ class Row:
             "ratio": self.ratio,
             "fits": self.fits,
             **self.values,
+            **({"layers": list(self.layers)} if self.layers else {}),
             **({"jitter": self.spread.to_dict() | {"wins": self.wins}} if self.spread else {}),
         }
 

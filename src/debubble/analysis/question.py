@@ -15,6 +15,7 @@ from typing import Any
 from debubble.analysis.check import check
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.layers import Cut, Layers, stage_costs
 from debubble.core.options import CORE_OPTIONS, OptionSpec
 from debubble.core.schedule import Schedule
 from debubble.engine.ensembles import Spread
@@ -24,7 +25,7 @@ from debubble.engine.memory import Limit
 from debubble.engine.modes import P2P_OPTION
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.lowering.chain import LOWERINGS, lower
-from debubble.schedules.registry import make
+from debubble.schedules.registry import find, make
 
 OPTIONS: tuple[OptionSpec, ...] = (
     *CORE_OPTIONS, P2P_OPTION, *LOWERINGS, *JITTER_OPTIONS,
@@ -52,6 +53,10 @@ class Question:
         Whether forwards start as late as nothing else is delayed.
     jitter
         What varies from step to step; None for nothing.
+    layers
+        Layers of the model that are cut into the schedule's stages, whose costs then follow; None
+        where `costs` are those of the stages. They are also where they have a number for each, and
+        the layers have no cut of their own.
     """
 
     schedule: str | Schedule
@@ -67,12 +72,34 @@ class Question:
     lowerings: Mapping[str, Any] = field(default_factory=dict)
     late: bool = False
     jitter: Jitter | None = None
+    layers: Layers | None = None
+
+    @cached_property
+    def _cut(self) -> tuple[Cut, Costs]:
+        if self.layers is None or (self.ranks is None and isinstance(self.schedule, str)):
+            return (), self.costs
+        if isinstance(self.schedule, Schedule):
+            place = self.schedule.placement
+        else:
+            entry = find(self.schedule)
+            place = entry.placed(entry.case(ranks=self.ranks, chunks=self.chunks, **self.options))
+        return stage_costs(self.costs, self.layers, place)
+
+    @property
+    def cut(self) -> Cut:
+        """Layers of every stage; empty where there are no layers to cut."""
+        return self._cut[0]
+
+    @property
+    def stage_costs(self) -> Costs:
+        """Costs of the schedule's stages."""
+        return self._cut[1]
 
     @cached_property
     def made(self) -> Schedule:
         """The schedule with all that is added to it; a ParameterError when it cannot be made."""
         setting: dict[str, Any] = {
-            "costs": self.costs, "memory": self.memory, "p2p_mode": self.p2p_mode,
+            "costs": self.stage_costs, "memory": self.memory, "p2p_mode": self.p2p_mode,
         }  # fmt: skip
         if isinstance(self.schedule, Schedule):
             return lower(self.schedule, **self.lowerings, **setting)
@@ -95,7 +122,7 @@ class Question:
         """
         if isinstance(self.schedule, Schedule):
             refuse_wrong(self.schedule, self.p2p_mode)
-        timeline = evaluate_graph(compile_graph(self.made, self.p2p_mode), self.costs)
+        timeline = evaluate_graph(compile_graph(self.made, self.p2p_mode), self.stage_costs)
         if not timeline.graph.complete:
             refuse_wrong(self.made, self.p2p_mode)
         return timeline.as_late_as_possible() if self.late else timeline

@@ -14,6 +14,8 @@ from debubble.core.embedding_and_head import PARTS
 from debubble.core.kind_relations import FORWARD_KIND, FUSED_KIND, SPLIT_KINDS
 from debubble.engine.timeline import Timeline
 
+MODELS_DIFFER = "the models differ"
+
 SAME = 1e-6
 """Share by which the work of two schedules may differ through rounding."""
 
@@ -49,10 +51,10 @@ def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
         places = [timeline.schedule.placement for timeline in timelines]
         stages = [placement.stages // placement.copies for placement in places]
         if len(set(stages)) > 1:
-            found.append(f"the models differ ({_all(stages)} stages)")
+            found.append(f"{MODELS_DIFFER} ({_all(stages)} stages)")
         else:
             works = [float(f"{model[0] + model[1]:.6g}") for model in models]
-            found.append(f"the models differ (one microbatch takes {_all(works)} of work)")
+            found.append(f"{MODELS_DIFFER} (one microbatch takes {_all(works)} of work)")
     if len(set(batches)) > 1:
         found.append(f"the batches differ ({_all(batches)} microbatches)")
     return tuple(found)

@@ -28,7 +28,7 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
         report = inputs.verdict(made)
     words = {
         "p2p": f"{inputs.mode}: {MODES[inputs.mode]}",
-        "memory": memory_text(inputs.costs, made),
+        "memory": memory_text(inputs.costs_of(made), made),
     }
     if as_json:
         asked = {"p2p_mode": inputs.mode, "memory_limit": inputs.memory}

@@ -82,6 +82,7 @@ def compare(
             options=inputs.options(named),
             time_unit=inputs.costs.time_unit,
             jitter=inputs.asked.jitter,
+            layers=None if inputs.file is None else inputs.file.layers or None,
             progress=lambda label, index, count: phase(f"{label} ({index + 1} of {count})"),
         )
         notes = inputs.unread(*(row.schedule for row in result.rows))

@@ -30,7 +30,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import memory_use
 from debubble.interchange.files import text_of, write_text
 from debubble.interchange.launchers import automodel, megatron, torchtitan
-from debubble.interchange.layouts import check_cut
+from debubble.interchange.layouts import Layout, check_cut, is_layout, read_layout
 from debubble.interchange.torch_csv import refuse_inexpressible
 from debubble.interchange.trace_events import trace_text, write_trace
 
@@ -59,7 +59,10 @@ def export(
             help="With torch-csv, say how torchtitan and Automodel run it, or why not.",
         ),
     ] = None,
-    cut: Annotated[Text, takes("N/N/…", "Layers of every stage, for the flags: 3/4/4/3.")] = None,
+    cut: Annotated[
+        Text,
+        takes("N/N/…", "Layers of every stage, for the flags: 3/4/4/3, or 'Et*3|t*4|t*4|t*3L'."),
+    ] = None,
     unchecked: Annotated[
         bool, switch("--unchecked", "Write also what 'debubble check' finds fault with.")
     ] = False,
@@ -90,7 +93,13 @@ def export(
     inputs = setup.read()
     if output != STANDARD_OUTPUT:
         check_writable(output)
-    layers = None if cut is None else _layers(cut)
+    layout = None if cut is None else _layout(cut)
+    if layout is not None and layout.mtp and to != "megatron":
+        raise ParameterError(
+            f"--cut is '{cut}'; names of modules have no multi-token prediction: leave m out, or "
+            "export --to megatron"
+        )
+    layers = None if layout is None else list(layout.cut)
     flags: list[str] = []
     with phases(3) as phase:
         phase(f"making {schedule}")
@@ -102,7 +111,7 @@ def export(
             check_cut(made, layers)
         notes: list[str] = []
         if inputs.memory is not None:
-            peak = memory_use(made, inputs.costs, inputs.mode).peak
+            peak = memory_use(made, inputs.costs_of(made), inputs.mode).peak
             if above_limit(peak, inputs.memory):
                 notes.append(kept_text(peak, inputs.memory, inputs.costs))
         if to == "chrome-trace":
@@ -120,7 +129,7 @@ def export(
                 flags = _flags(made, output, layers)
             phase(f"writing {output}")
             if to == "megatron":
-                text = "\n".join(megatron(made, inputs.mode, layers)) + "\n"
+                text = "\n".join(megatron(made, inputs.mode, layout)) + "\n"
             else:
                 text = text_of(made, to, waits, inputs.mode)
             if output == STANDARD_OUTPUT:
@@ -162,11 +171,13 @@ def _flags(schedule: Schedule, output: str, layers: list[int] | None) -> list[st
         ) from None
 
 
-def _layers(text: str) -> list[int]:
+def _layout(text: str) -> Layout:
+    if is_layout(text):
+        return read_layout(text)
     parts = text.split("/")
     if not all(re.fullmatch(r"[0-9]{1,5}", part) for part in parts):
         raise ParameterError(f"--cut is '{text}'; give the layers of every stage, such as 3/4/4/3")
-    return [int(part) for part in parts]
+    return Layout(tuple(map(int, parts)))
 
 
 app = command(

@@ -17,6 +17,7 @@ from debubble.cli import completion
 from debubble.cli.times import parse_times
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.given_layers import make_layers
 from debubble.core.options import MemoryLimit, OptionSpec, Word, read_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
@@ -105,6 +106,7 @@ class Setup:
             memory = MemoryLimit().read("--memory", texts["memory"], unit, limits)
         asked = Question(
             "", **values, costs=costs, memory=memory, jitter=read_jitter(texts),
+            layers=make_layers(file.layers, costs) if file is not None and file.layers else None,
             lowerings=read_lowerings({row.name: self[row.name] for row in LOWERINGS}),
         )  # fmt: skip
         return Inputs(asked, tuple(pairs), file, several, "p2p_mode" in texts)
@@ -154,6 +156,10 @@ class Inputs:
     def costs(self) -> Costs:
         """Costs of the question."""
         return self.asked.costs
+
+    def costs_of(self, schedule: Schedule) -> Costs:
+        """Return the costs of a schedule's stages; the file's layers are cut into them."""
+        return replace(self.asked, schedule=schedule).stage_costs
 
     @property
     def memory(self) -> Limit | None:
@@ -222,7 +228,7 @@ class Inputs:
     def verdict(self, schedule: Schedule) -> Report:
         """Return the report of 'debubble check' on a schedule made for these options."""
         mode = self.mode if self.mode_typed else None
-        return check(schedule, memory=self.memory, costs=self.costs, p2p_mode=mode)
+        return check(schedule, memory=self.memory, costs=self.costs_of(schedule), p2p_mode=mode)
 
 
 def refuse_faulty(report: Report, target: str, more: str) -> None:

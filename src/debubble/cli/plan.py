@@ -149,8 +149,8 @@ def _write(found: Plan, path: str) -> list[str]:
 def _searching() -> Iterator[Watch]:
     """Show how far a search is and the best so far, on a line a few times per second.
 
-    Where standard error is no terminal a new line appears now and then. SIGTERM ends the search
-    as Ctrl-C does.
+    Where standard error is no terminal, a new line appears now and then. SIGTERM ends the search as
+    Ctrl-C does.
     """
     began, shown = time.monotonic(), -math.inf
     with stopped_kindly(), overwritten_line(every=EVERY) as line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -96,7 +97,7 @@ def run(
         if not unchecked:
             refuse_faulty(inputs.verdict(made), schedule, ", --unchecked runs it all the same")
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
-        report = execute(made, settings)
+        report = execute(made, replace(settings, costs=inputs.costs_of(made)))
     if report is None:
         return
     if trace is not None and report.measured is not None:

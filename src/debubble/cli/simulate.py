@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from debubble.analysis.layout import line_width, wrap
 from debubble.analysis.layout import table as aligned
 from debubble.analysis.metrics import above_limit, kept_text, units
+from debubble.analysis.question import Question
 from debubble.analysis.results import spread_lines
 from debubble.analysis.summary import heading, report, summary
 from debubble.cli.app import command
@@ -15,9 +16,9 @@ from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, Text
 from debubble.cli.output import note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import FormatError
+from debubble.core.layers import cut_words
 from debubble.core.units import number
 from debubble.engine.action_table import ActionTable
-from debubble.engine.ensembles import Spread
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import write_text
 
@@ -55,7 +56,7 @@ def simulate(
         timeline = inputs.simulate(question, schedule)
         phase("measuring")
         spread = question.spread
-        data = _data(timeline, inputs) if as_json else {}
+        data = _data(timeline, inputs, question) if as_json else {}
         if as_json and spread is not None:
             data["jitter"] = spread.to_dict()
         text = ""
@@ -69,7 +70,7 @@ def simulate(
             else:
                 text = _listed(table, timeline)
         if not as_json:
-            text = text or _text(timeline, inputs, spread)
+            text = text or _text(timeline, inputs, question)
     if as_json:
         print_json(data)
     else:
@@ -101,23 +102,27 @@ def _written(table: ActionTable, timeline: Timeline, path: str) -> str:
     return f'{json.dumps(head)[:-1]}, "actions": [\n{lines}\n]}}\n'
 
 
-def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
+def _data(timeline: Timeline, inputs: Inputs, question: Question) -> dict[str, Any]:
     data = summary(timeline)
     data["notes"] += inputs.unread(timeline.schedule)
     data["costs"] = inputs.source or None
+    if question.cut:
+        data["layers"] = list(question.cut)
     data["memory_limit"] = inputs.memory
     peak, limit = timeline.peak_activation, inputs.memory
     data["fits"] = None if limit is None else not above_limit(peak, limit)
     return data
 
 
-def _text(timeline: Timeline, inputs: Inputs, spread: Spread | None) -> str:
-    width = line_width()
+def _text(timeline: Timeline, inputs: Inputs, question: Question) -> str:
+    width, spread = line_width(), question.spread
     lines = [report(timeline, width=width)]
     for text in inputs.unread(timeline.schedule):
         lines += wrap(f"note: {text}", width, 2)
     if spread is not None:
         lines += ["", *spread_lines(spread, timeline.table.costs.time_unit, width)]
+    if question.cut:
+        lines += wrap(f"layers × stages: {cut_words(question.cut)}", width, 2)
     if inputs.source:
         lines += wrap(f"costs: {inputs.source}", width, 2)
     if inputs.memory is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,8 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, takes
 from debubble.cli.output import COST_FILES, check_output, in_color, note, print_json, styled
 from debubble.core.errors import ParameterError
+from debubble.core.given_layers import make_layers
+from debubble.core.layers import Layers
 from debubble.core.options import read_whole
 from debubble.core.schedule import Schedule
 from debubble.diagnosis import costs_only
@@ -22,7 +25,7 @@ from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers.folder import read
 from debubble.diagnosis.report import report, what_if_text
 from debubble.diagnosis.what_if import WhatIf, with_changes, with_schedule
-from debubble.interchange.cost_files import save_costs
+from debubble.interchange.cost_files import load_costs, save_costs
 from debubble.interchange.files import write_text
 
 FAILED = 1
@@ -40,6 +43,10 @@ def trace(
     ] = None,
     chunks: Annotated[
         Text, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")
+    ] = None,
+    costs: Annotated[
+        Text,
+        takes("FILE", "A plan's costs, whose layers the stages of --schedule are cut from."),
     ] = None,
     format: Annotated[
         Text, takes("NAME", "Format: kineto, nsys, table, …; found in the files unless given.")
@@ -73,6 +80,7 @@ def trace(
     wanted = [Change.parse(part) for text in changes or [] for part in text.split() or [text]]
     if chunks is not None and schedule is None:
         raise ParameterError("-v is for --schedule; add it, or leave -v out")
+    layers = None if costs is None else _layers(costs, schedule)
     if wanted and costs_out is not None:
         raise ParameterError(
             "--costs-out writes the measured costs, which --set does not change; leave one out"
@@ -90,7 +98,8 @@ def trace(
     answers: list[WhatIf] = []
     if schedule is not None:
         count = None if chunks is None else read_whole("-v", chunks)
-        answers.append(with_schedule(found.replay, schedule, wanted, count))
+        replay = replace(found.replay, layers=layers) if layers else found.replay
+        answers.append(with_schedule(replay, schedule, wanted, count))
     elif wanted:
         answers.append(with_changes(found.replay, wanted))
     data = found.to_dict() if as_json or conditions else {}
@@ -115,6 +124,18 @@ def trace(
     _note(*wrote, *(f"failed: {text}" for text in failed))
     if failed:
         raise typer.Exit(FAILED)
+
+
+def _layers(path: str, schedule: str | None) -> Layers:
+    """Return the layers of a cost file."""
+    if schedule is None:
+        raise ParameterError("--costs is for --schedule; add it, or leave --costs out")
+    file = load_costs(path)
+    if not file.layers:
+        raise ParameterError(
+            f"--costs '{path}' has no section layers; 'debubble plan … -o {path}' writes one"
+        )
+    return make_layers(file.layers, file.costs)
 
 
 def _note(*texts: str) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
+from debubble.core.layers import Layers
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import Indices, Times
@@ -42,6 +43,8 @@ class Replay:
     """The run, on one clock."""
     transfers: MessageTimes
     """Times of its messages."""
+    layers: Layers | None = None
+    """Layers of the model, by which stages of other schedules are cut; None for equal distances."""
 
     @cached_property
     def times(self) -> Times:

@@ -26,6 +26,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.kind_relations import ACTIVATION_KINDS, FUSED_KIND, RECOMPUTE_KINDS, SPLIT_KINDS
 from debubble.core.kinds import FORWARD_KINDS, WORK_KINDS, Kind
+from debubble.core.layers import Layers
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.observed import Indices, Times
@@ -42,19 +43,25 @@ USUAL = Costs(F=1, I=1, W=1).resolve(Placement.linear(1)).duration[list(WORK_KIN
 
 
 def under_schedule(
-    run: Run, times: Times, delays: Times, schedule: Schedule, slower: Sequence[Change] = ()
+    run: Run,
+    times: Times,
+    delays: Times,
+    schedule: Schedule,
+    slower: Sequence[Change] = (),
+    layers: Layers | None = None,
 ) -> tuple[Times, Times]:
     """Return a run's times for the actions of a schedule, and delays of their inputs.
 
     `times` are those of the run's actions with the preceding host delay, and `delays` those of its
     messages, in some of its rows; shape ``(rows, actions)``. The schedule has the run's number of
-    ranks and microbatches. Changes in `slower` stay with their ranks. Raise ParameterError when the
+    ranks and microbatches. Changes in `slower` stay with their ranks. Stages are cut by the model's
+    `layers`, or at equal distances. Raise ParameterError when the
     run has no times for some action.
     """
     own = run.schedule
     alone, overlap = _work_of(own, times)
-    if schedule.stages != own.stages:
-        cut = shares_of_cut(np.ones(own.stages), np.ones(schedule.stages))
+    cut = shares_of_stages(own, schedule, layers)
+    if cut is not None:
         alone = np.einsum("rksml,ts->rktml", alone, cut)
     if schedule.slicing.shares != own.slicing.shares:
         cut = shares_of_cut(own.slicing.shares, schedule.slicing.shares)
@@ -113,6 +120,24 @@ def _work_of(schedule: Schedule, times: Times) -> tuple[Times, Times]:
     return alone.reshape(*alone.shape[:3], schedule.microbatches, schedule.slices), overlap
 
 
+def shares_of_stages(own: Schedule, other: Schedule, layers: Layers | None = None) -> Times | None:
+    """Return the share of every stage of a run in those of another schedule; None for the same.
+
+    Of layers, those that a stage has under the cut for its placement, by what they and the model's
+    ends take; without them, stages are cut at equal distances.
+    """
+    if layers is None:
+        same = own.stages == other.stages
+        return None if same else shares_of_cut(np.ones(own.stages), np.ones(other.stages))
+    if own.placement.table == other.placement.table:
+        return None
+    lengths = []
+    for place in (own.placement, other.placement):
+        table = layers.for_placement(place)[1].resolve(place)
+        lengths.append(table.duration[[Kind.F, Kind.B], : place.stages].sum(axis=0))
+    return shares_of_cut(*lengths)
+
+
 def shares_of_cut(old: ArrayLike, new: ArrayLike) -> Times:
     """Return the share of every old piece in each new one, shape ``(new, old)``.
 
@@ -126,7 +151,8 @@ def shares_of_cut(old: ArrayLike, new: ArrayLike) -> Times:
     before, after = (np.concatenate([[0.0], np.cumsum(cut) / np.sum(cut)]) for cut in (old, new))
     low = np.maximum(after[:-1, None], before[None, :-1])
     high = np.minimum(after[1:, None], before[None, 1:])
-    inside: Times = np.maximum(high - low, 0.0) / np.diff(before)
+    whole = np.diff(before)
+    inside: Times = np.maximum(high - low, 0.0) / np.where(whole > 0, whole, 1.0)
     return inside
 
 

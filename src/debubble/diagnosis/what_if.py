@@ -15,6 +15,7 @@ import numpy as np
 from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.kind_relations import ACTIVATION_KINDS, FUSED_KIND
+from debubble.core.layers import Layers
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.changes import Change
@@ -22,7 +23,7 @@ from debubble.diagnosis.observed import Times
 from debubble.diagnosis.replay import Replay, in_blocks, lengths_of, walk
 from debubble.diagnosis.run import work_of_ranks
 from debubble.diagnosis.times import MILLISECONDS, costs_of
-from debubble.diagnosis.times_under_schedule import shares_of_cut, under_schedule
+from debubble.diagnosis.times_under_schedule import shares_of_stages, under_schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.schedules.registry import entries, find, make
 
@@ -84,7 +85,7 @@ def _predicted(
         return replay.lengths(times, delays), work_of_ranks(schedule, times).max(axis=1)
     lengths, work = np.zeros((2, run.rows))
     for rows in in_blocks(np.arange(run.rows), 8 * max(len(schedule), len(run.schedule))):
-        theirs = under_schedule(run, times[rows], delays[rows], schedule, slower)
+        theirs = under_schedule(run, times[rows], delays[rows], schedule, slower, replay.layers)
         lengths[rows] = lengths_of(run, rows, schedule, *theirs)
         work[rows] = work_of_ranks(schedule, theirs[0]).max(axis=1)
     return lengths, work
@@ -135,7 +136,7 @@ def with_schedule(
     """Predict a run under another schedule, with some of its times changed.
 
     If the number of stages differs, the model is cut at equal distances: a stage of half the length
-    takes half the time.
+    takes half the time. With layers in the replay, it is cut between layers.
 
     Raises
     ------
@@ -164,7 +165,8 @@ def _named(
     plain = make(entry.name, **sizes)
     if entry.name == own.name or not entry.uses_costs:
         return entry.name, own if _alike(plain, own) else plain
-    return entry.name, make(entry.name, **sizes, costs=recut(_costs(replay, changes), own, plain))
+    costs = recut(_costs(replay, changes), own, plain, replay.layers)
+    return entry.name, make(entry.name, **sizes, costs=costs)
 
 
 def _alike(one: Schedule, other: Schedule) -> bool:
@@ -187,16 +189,16 @@ def _costs(replay: Replay, changes: Sequence[Change]) -> Costs:
     return costs_of(replay, times, links)
 
 
-def recut(costs: Costs, schedule: Schedule, other: Schedule) -> Costs:
-    """Return measured costs of a model cut at equal distances into the stages of another schedule.
+def recut(costs: Costs, schedule: Schedule, other: Schedule, layers: Layers | None = None) -> Costs:
+    """Return measured costs of a model cut into the stages of another schedule.
 
-    A stage of half the length takes half of the time and of the memory, and a pair the same share
-    of its parts. All other costs stay.
+    Stages are cut by the model's layers, or at equal distances. A stage of half the length takes
+    half of the time and of the memory, and a pair the same share of its parts. All other costs
+    stay.
     """
-    stages = schedule.stages
-    if stages == other.stages:
+    stages, shares = schedule.stages, shares_of_stages(schedule, other, layers)
+    if shares is None:
         return costs
-    shares = shares_of_cut(np.ones(stages), np.ones(other.stages))
     changes: dict[str, Any] = {}
     for name, spec in COST_FIELDS.items():
         value = getattr(costs, name)
@@ -239,7 +241,7 @@ def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Tim
         schedule, column = run.orders[number], run.column(number)
         mine = times[[row]][:, column], delays[[row]][:, column]
     else:
-        mine = under_schedule(run, times[[row]], delays[[row]], schedule, slower)
+        mine = under_schedule(run, times[[row]], delays[[row]], schedule, slower, replay.layers)
     graph, shared = walk(schedule)
     vector = MILLISECONDS * np.concatenate([shared, *(values[0] for values in mine)])
     costs = schedule.made_for or Costs(time_unit="ms")

@@ -47,8 +47,8 @@ class CostFile:
     time_unit: str = ""
     memory_unit: str = ""
     layers: Mapping[str, Any] = field(default_factory=dict)
-    """Costs of every layer of the model by name, one number for each, and mappings for embedding,
-    head and mtp; empty when the file has none."""
+    """Costs of every layer of the model by name, one number for each, mappings for embedding, head
+    and mtp, and the cut that the model has already; empty when the file has none."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """Measured values that are no costs."""
     expected: Mapping[str, Any] = field(default_factory=dict)

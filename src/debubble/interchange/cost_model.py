@@ -15,6 +15,8 @@ from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import CostError, FormatError, WrongValueError, did_you_mean
 from debubble.core.former_names import current_names
+from debubble.core.given_layers import CUT, MTP_STAGE, RANKS, check_part, check_whole
+from debubble.core.layers import HELD
 from debubble.core.schedule_fields import MAX_LABEL, FieldSizes, up_to
 from debubble.interchange.text import SHOWN, shown
 from debubble.schedules.registry import LIMITS
@@ -109,6 +111,26 @@ MEMORY_KEYS = {
 """Keys of ``memory`` that are no costs of their own."""
 
 
+LAYER_KEYS = {
+    **{
+        name: FileKey(
+            "mapping", COST_FIELDS[name].example, f"{COST_FIELDS[name].text}; with memory, too",
+            check_part,
+        )
+        for name in PARTS
+    },
+    CUT: FileKey(
+        "list", "[1, 2]", "layers of every stage, where the model has been cut; schedules whose"
+        " stages are on the same ranks keep that cut", check_whole,
+    ),
+    RANKS: FileKey("list", "[0, 1]", "rank of every stage of that cut", check_whole),
+    MTP_STAGE: FileKey(
+        "whole number", "1", "stage of multi-token prediction in that cut; the last unless given",
+        check_whole,
+    ),
+}  # fmt: skip
+"""Keys of ``layers`` that have no value for each layer."""
+
 FREE = ("measured", "expected")
 """Sections that hold anything."""
 
@@ -121,7 +143,7 @@ def keys_of(section: str) -> dict[str, Any]:
         return dict(TOP_KEYS)
     if section == "layers":
         of_layers = {name: spec for name, spec in COST_FIELDS.items() if spec.shape == "stage"}
-        return of_layers | {name: COST_FIELDS[name] for name in PARTS}
+        return of_layers | {HELD: COST_FIELDS[HELD]} | LAYER_KEYS
     costs = {name: spec for name, spec in COST_FIELDS.items() if spec.section == section}
     return costs | (MEMORY_KEYS if section == "memory" else {})
 
@@ -202,7 +224,7 @@ def _check_layers(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse costs of layers without one number for each layer."""
     sizes = {}
     for name, value in found.items():
-        if name in PARTS:
+        if name in LAYER_KEYS:
             continue
         if not isinstance(value, tuple):
             raise FormatError(

@@ -10,7 +10,14 @@ from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
-from debubble.interchange.layouts import AUTOMODEL, TORCHTITAN, in_loop, in_v, megatron_layout
+from debubble.interchange.layouts import (
+    AUTOMODEL,
+    TORCHTITAN,
+    Layout,
+    in_loop,
+    in_v,
+    megatron_layout,
+)
 from debubble.schedules import registry
 
 V_SCHEDULE = "ZBVZeroBubble"
@@ -98,14 +105,14 @@ def _placing_name(schedule: Schedule, program: str) -> str:
 
 
 def megatron(
-    schedule: Schedule, mode: P2PMode = "overlapped", cut: Sequence[int] | None = None
+    schedule: Schedule, mode: P2PMode = "overlapped", cut: Sequence[int] | Layout | None = None
 ) -> list[str]:
     """Return the arguments with which Megatron-LM runs a schedule, one per line.
 
-    The order of actions counts, not the name. `cut` has the number of layers of every stage; None
-    is an even cut. Megatron-LM implements 1F1B, whose transfers block, interleaved 1F1B, and
-    interleaved 1F1B with forward and backward overlapped for expert parallelism; ParameterError is
-    raised for others.
+    The order of actions counts, not the name. `cut` has the number of layers of every stage, or is
+    a layout; None is an even cut. Megatron-LM implements 1F1B, whose transfers block, interleaved
+    1F1B, and interleaved 1F1B with forward and backward overlapped for expert parallelism;
+    ParameterError is raised for others.
     """
     for name, group in _candidates(schedule):
         if not _same_order(schedule, name, group):
@@ -114,6 +121,8 @@ def megatron(
         if cut is not None:
             layout = megatron_layout(schedule.placement, cut)
             lines.append(f"--pipeline-model-parallel-layout '{layout}'")
+            if isinstance(cut, Layout) and cut.mtp:
+                lines.append(f"--mtp-num-layers {cut.mtp}")
         elif name != "1f1b":
             lines.append(f"--num-virtual-stages-per-pipeline-rank {schedule.chunks}")
         if name != "1f1b":

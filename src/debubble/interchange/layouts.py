@@ -3,13 +3,16 @@
 Megatron-LM takes a string, ``--pipeline-model-parallel-layout``: a letter per layer (``E`` the
 embedding, ``t`` a decoder layer, ``m`` one of multi-token prediction, ``L`` the loss), a bar
 between stages, ``x*n`` for n times a letter and ``(...)*n`` for n times a group; commas mean
-nothing, a stage may be empty. Stage s is on rank s mod p, so that a V cannot be written. torchtitan
-and NeMo Automodel take the names of every stage's modules, in stage order.
+nothing, a stage may be empty. Stage s is on rank s mod p, so that a V cannot be written. Layers of
+multi-token prediction are on one stage, after all others. The grammar is that of
+``PipelineParallelLayerLayout.parse_str_to_list`` of Megatron Core 0.19; groups hold no groups.
+torchtitan and NeMo Automodel take the names of every stage's modules, in stage order.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,6 +23,17 @@ from debubble.core.schedule import Schedule
 
 LONGEST_GROUP = 8
 """Stages that are looked at as a group that repeats."""
+
+MOST_LETTERS = 20_000
+"""Most letters and bars of a layout, once all repetitions are written out."""
+
+LONGEST_SHOWN = 60
+"""Characters of a layout that messages show."""
+
+LETTERS = {
+    "E": "the embedding", "t": "a layer", "m": "one of multi-token prediction", "L": "the loss",
+}  # fmt: skip
+"""Letters of a layout, in words."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +76,108 @@ AUTOMODEL = ModuleNames(
 PROGRAMS = {"torchtitan": TORCHTITAN, "torchtitan<=0.2.2": TORCHTITAN_0_2, "automodel": AUTOMODEL}
 
 
-def layout_text(cut: Sequence[int], mtp: int = 0) -> str:
-    """Return the layout string of a cut for Megatron-LM; `mtp` are layers at its end.
+@dataclass(frozen=True)
+class Layout:
+    """Layers of every stage, and the place of multi-token prediction."""
+
+    cut: tuple[int, ...]
+    """Decoder layers of every stage, in stage order."""
+    mtp: int = 0
+    """Layers of multi-token prediction."""
+    mtp_stage: int | None = None
+    """Their stage; None for the last one, where the loss is."""
+
+    def __str__(self) -> str:
+        return layout_text(self.cut, self.mtp, self.mtp_stage)
+
+
+def is_layout(text: str) -> bool:
+    """Return whether a text is meant as a layout string, not as numbers of layers."""
+    return bool(re.search(r"[EtmL|*()]", text))
+
+
+def read_layout(text: str) -> Layout:
+    """Return the layout that Megatron-LM's string describes.
+
+    Refused with the nearest layout that works: letters that are not known, and what stages cannot
+    have: an embedding or a loss elsewhere than at the ends, or more than one of them, and
+    multi-token prediction on several stages or before other layers.
 
     Examples
     --------
-    >>> layout_text([3, *[2] * 29, 0], mtp=1)
-    'Et*3|(tt|)*29mL'
+    >>> read_layout("Et*3|(tt|)*2,m|L")
+    Layout(cut=(3, 2, 2, 0, 0), mtp=1, mtp_stage=3)
+    """
+    cells = _unrolled(text).split("|")
+    letters = "".join(cells)
+    if unknown := re.search("[^EtmL]", letters):
+        known = ", ".join(f"{letter} {words}" for letter, words in LETTERS.items())
+        raise ParameterError(
+            f"the layout '{_short(text)}' has '{unknown[0]}'; letters are {known}, with | between "
+            "stages, t*3 and (tt|)*3 for repetitions"
+        )
+    places = {letter: [at for at, cell in enumerate(cells) if letter in cell] for letter in "tm"}
+    found = Layout(tuple(cell.count("t") for cell in cells), letters.count("m"))
+    if found.mtp:
+        stage = max(places["m"] + places["t"])
+        found = Layout(found.cut, found.mtp, None if stage == len(cells) - 1 else stage)
+    fault = _fault(cells, len(places["m"]))
+    if fault:
+        raise ParameterError(
+            f"the layout '{_short(text)}' {fault}; the nearest that works is '{found}'"
+        )
+    return found
+
+
+def _fault(cells: Sequence[str], of_mtp: int) -> str:
+    """Return what stages cannot have; empty for nothing. `of_mtp` are those with an m."""
+    letters = "".join(cells)
+    for letter, end, name in (("E", 0, "first"), ("L", -1, "last")):
+        if letters.count(letter) != 1:
+            number = letters.count(letter) or "no"
+            return f"has {number} {letter}; {LETTERS[letter]} is there once, on the {name} stage"
+        if cells[end][end : end + 1 or None] != letter:
+            side = "before" if letter == "E" else "after"
+            return f"has something {side} {letter}; {LETTERS[letter]} is {name} on the {name} stage"
+    if "m" in letters and "t" in letters[letters.index("m") :]:
+        return "has t after m; multi-token prediction comes after all layers"
+    if of_mtp > 1:
+        return f"has m on {of_mtp} stages; all of multi-token prediction is on one"
+    return ""
+
+
+def _unrolled(text: str) -> str:
+    """Return a layout with its repetitions written out: groups first, then letters."""
+    text = text.replace(",", "")
+    for pattern in (r"\(([^)]+)\)\*([0-9]+)", r"(.)\*([0-9]+)"):
+        many = sum(len(one) * int(times[:9]) for one, times in re.findall(pattern, text))
+        if many > MOST_LETTERS:
+            raise ParameterError(
+                f"the layout '{_short(text)}' has more than {MOST_LETTERS:,} letters; that is the "
+                "most"
+            )
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    return text
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
+
+def layout_text(cut: Sequence[int], mtp: int = 0, mtp_stage: int | None = None) -> str:
+    """Return the layout string of a cut for Megatron-LM.
+
+    `mtp` are layers of multi-token prediction, on the stage `mtp_stage`, by default the last.
+
+    Examples
+    --------
+    >>> layout_text([3, *[2] * 29, 0, 0], mtp=1, mtp_stage=30)
+    'Et*3|(tt|)*29m|L'
     """
     stages = ["t" * count for count in cut]
     stages[0] = "E" + stages[0]
-    stages[-1] += "m" * mtp + "L"
+    stages[-1 if mtp_stage is None else mtp_stage] += "m" * mtp
+    stages[-1] += "L"
     cells = [_runs(stage) + "|" for stage in stages[:-1]]
     return _groups(cells) + _runs(stages[-1])
 
@@ -87,14 +192,14 @@ def in_v(placement: Placement) -> bool:
     return placement.table == Placement.v(placement.ranks).table
 
 
-def megatron_layout(placement: Placement, cut: Sequence[int]) -> str:
-    """Return the layout string of a cut; placements that Megatron-LM lacks are refused."""
+def megatron_layout(placement: Placement, layout: Sequence[int] | Layout) -> str:
+    """Return the string of a layout or a cut; placements that Megatron-LM lacks are refused."""
     if not in_loop(placement):
         raise ParameterError(
             f"Megatron-LM places stage s on rank s mod {placement.ranks}; the placement "
             f"'{placement.name}' cannot be written as a layout"
         )
-    return layout_text(cut)
+    return str(layout) if isinstance(layout, Layout) else layout_text(layout)
 
 
 def cut_text(placement: Placement, cut: Sequence[int]) -> str:

@@ -127,7 +127,9 @@ def _of_layers(problem: Problem) -> Any:
     layers = problem.layers
     each = {name: [x.hex() for x in values] for name, values in sorted(layers.each.items())}
     ends = [sorted((getattr(layers.costs, name) or {}).items()) for name in PARTS]
-    return [layers.count, each, ends]
+    held = [x.hex() for x in layers.held]
+    parts = [sorted(layers.parts.get(name, {}).items()) for name in PARTS]
+    return [layers.count, each, ends, held, parts]
 
 
 def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> CacheEntry | None:

@@ -14,13 +14,13 @@ from debubble.core import hooks
 from debubble.core.atomic_write import write_atomically
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
+from debubble.core.given_layers import make_layers
 from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
 from debubble.listing import TOLERANCE
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
 from debubble.optimize.layer_split.cutting import Cutting, smallest_limit
-from debubble.optimize.layer_split.layers import make_layers
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.programs.offload import relax_copies

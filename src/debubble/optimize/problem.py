@@ -23,6 +23,7 @@ from debubble.core.actions import (
 from debubble.core.errors import DebubbleError
 from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS, KINDS, Of
+from debubble.core.layers import Layers
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode, compile_graph
@@ -31,7 +32,6 @@ from debubble.engine.timeline import Timeline, timeline_of
 from debubble.engine.validate import has
 from debubble.listing import TOLERANCE, Workload
 from debubble.lowering.recompute import add_recompute
-from debubble.optimize.layer_split.layers import Layers
 
 NO_MEMORY = 1e-200
 """Activation memory of a stage that stores nothing, as a divisor: quotients stay finite."""

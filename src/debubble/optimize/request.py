@@ -13,6 +13,8 @@ import numpy as np
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.given_layers import Given, make_layers
+from debubble.core.layers import Cut, Layers, even_cut
 from debubble.core.placement import Placement
 from debubble.core.runtimes import (
     RECOMPUTED_WHOLE,
@@ -26,7 +28,6 @@ from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import Limit, beside_static, memory_limits
 from debubble.engine.timeline import Timeline
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem, smallest_limit
-from debubble.optimize.layer_split.layers import Cut, Given, Layers, even_cut, make_layers
 from debubble.optimize.problem import BACKWARDS, Backward, Problem
 from debubble.optimize.programs.offload import Offload, check_offload, is_none, relax_copies
 from debubble.optimize.stage_choices.choices import (
@@ -74,15 +75,21 @@ class Request:
     p2p_mode: P2PMode = "overlapped"
 
     @cached_property
+    def model(self) -> Layers | None:
+        """Layers to be cut, with all else that ranks hold; None where stages are given."""
+        return None if self.layers is None else make_layers(self.layers, self.costs)
+
+    @cached_property
     def problems(self) -> list[Problem]:
         """One problem for every placement and shared choice of all stages, if its memory is enough.
 
         Limits are without the memory that ranks hold all the time.
         """
         _check_choices(self.p2p_mode, self.backward)
-        room, costs = beside_static(self.memory, self.costs, self.ranks)
+        own = self.costs if self.model is None else self.model.costs
+        room, costs = beside_static(self.memory, own, self.ranks)
         check_offload(self.offload, costs)
-        model = None if self.layers is None else make_layers(self.layers, costs)
+        model = None if self.model is None else replace(self.model, costs=costs)
         problems: list[Problem] = []
         refusals: list[tuple[float, ParameterError]] = []
         backward, places = self._backward_as_run(), self._placements()
@@ -141,7 +148,8 @@ class Request:
         """Return every placement to be tried, each once."""
         chunks = self.chunks
         if chunks is None:
-            chunks = (1, 2) if self.costs.same_model else 1
+            same = self.costs.same_model or bool(self.model and self.model.each)
+            chunks = (1, 2) if same else 1
         numbers = tuple(chunks) if isinstance(chunks, Sequence) else (chunks,)
         sizes = [("ranks", self.ranks), ("microbatches", self.microbatches)]
         for name, value in [*sizes, *(("chunks", v) for v in numbers)]:
@@ -217,7 +225,7 @@ def _table(place: Placement, microbatches: int, costs: Costs, model: Layers | No
     """Return costs on a placement, of an even cut where there are layers."""
     if model is not None:
         even = model.cut(place, even_cut(model.count, place.stages))
-        costs = even if model.each else model.costs
+        costs = replace(even, static=0.0) if model.each else model.costs
     return costs.resolve(place).for_microbatches(microbatches)
 
 

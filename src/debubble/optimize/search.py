@@ -10,6 +10,7 @@ from dataclasses import replace
 from debubble.core.cost_table import static_memory
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
+from debubble.core.given_layers import Given
 from debubble.core.runtimes import RECOMPUTES_LATE, has_rule
 from debubble.engine.graph import P2PMode
 from debubble.engine.jitter import Jitter
@@ -18,7 +19,6 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.bounds.strategies import explain_bound
 from debubble.optimize.cache import CacheEntry, read_entry, write_entry
 from debubble.optimize.final_check import check_result
-from debubble.optimize.layer_split.layers import Given
 from debubble.optimize.layer_split.space import Cuts
 from debubble.optimize.lengths.search import entering, search_lengths, without_equal_lengths
 from debubble.optimize.problem import Backward, Problem
@@ -171,14 +171,14 @@ def _result(request: Request, budget: Budget, published: bool) -> Result:
     if has_rule(request.costs, RECOMPUTES_LATE):
         found = _with_late_recomputes(found)
     problem, schedule = found.problem, found.schedule
-    timeline = _with_static(found.timeline, request.costs)
+    timeline = _with_static(found.timeline, request, problem)
     compared = None
     if published:
         soon = _time_to_compare(budget)
         compared = compare_with_published(
             timeline if problem.layers else schedule, request.costs, request.memory,
             request.p2p_mode, recompute=request.recompute, copies=not is_none(request.offload),
-            layers=problem.layers, stop=soon,
+            layers=request.model, stop=soon,
         )  # fmt: skip
     return Result(
         schedule, timeline, timeline.makespan, found.bound, found.status, found.seconds,
@@ -259,10 +259,14 @@ def _reason(search: Variants) -> str:
     return explain_bound(search.best.model, search.best.bound, bound) if single else ""
 
 
-def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
+def _with_static(timeline: Timeline, request: Request, problem: Problem) -> Timeline:
     """Return a timeline of activations alone with the static memory of ranks added."""
+    costs = request.costs if request.model is None else request.model.costs
     static = static_memory(costs, timeline.schedule.ranks)
     whole = replace(timeline.table.costs, static=costs.static)
+    if request.model is not None and request.model.held:
+        static = static + request.model.held_on_ranks(problem.placement, problem.cut)
+        whole = replace(whole, static=static.tolist())
     return replace(timeline, table=replace(timeline.table, static=static, costs=whole))
 
 

@@ -148,7 +148,7 @@ class Candidate:
     """A registered schedule's name; ``"1f1b"`` with one rank is plain gradient accumulation."""
     layers: tuple[int, ...]
     """Decoder layers of every stage, in stage order; 0 is allowed. The embedding is on the first
-    stage, head and multi-token prediction on the last."""
+    stage, the head on the last."""
     recompute: str = "none"
     """``"none"``, ``"selective"`` or ``"full"``, of every layer; or ``"full:N"``, of the first N
     layers of every stage."""
@@ -157,6 +157,8 @@ class Candidate:
     modules: tuple[str, ...] = ()
     """Modules that ``"selective"`` recomputes, by Megatron-LM's names; empty for the usual, see
     :func:`debubble.planner.memory.activations.recompute_modules`."""
+    mtp_stage: int | None = None
+    """Stage of multi-token prediction, after all layers; None for the last."""
 
     def __post_init__(self) -> None:
         if len(self.layers) != self.degrees.stages:
@@ -164,6 +166,11 @@ class Candidate:
                 f"layers names {len(self.layers)} stages; pp {self.degrees.pp} with chunks"
                 f" {self.degrees.chunks} has {self.degrees.stages}"
             )
+
+    @property
+    def mtp_at(self) -> int:
+        """Stage of multi-token prediction, for models that have some."""
+        return len(self.layers) - 1 if self.mtp_stage is None else self.mtp_stage
 
     @property
     def uses_costs(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.options import AnyText, OptionSpec, Range, Real, Whole, Word, quoted
 from debubble.core.units import read_number
+from debubble.interchange.layouts import Layout, is_layout, read_layout
 from debubble.planner.candidate import PRECISIONS, recomputed_layers
 from debubble.planner.frameworks.table import ANY, FRAMEWORKS, find_frameworks
 from debubble.planner.hardware.cluster import read_bytes
@@ -45,13 +46,21 @@ def _schedules(name: str, value: Any) -> tuple[str, ...]:
     return tuple(one.strip() for one in names)
 
 
-def _layers(name: str, value: Any) -> tuple[int, ...]:
-    """Return the layers of every stage in ``7,8,8,9``, or in a list."""
+def _layers(name: str, value: Any) -> tuple[int, ...] | Layout:
+    """Return the layers of every stage in ``7,8,8,9``, in a list, or in Megatron-LM's layout."""
+    if isinstance(value, Layout):
+        return value
+    if isinstance(value, str) and is_layout(value):
+        try:
+            return read_layout(value)
+        except ParameterError as error:
+            raise ParameterError(f"{name}: {error}") from None
     parts = value.split(",") if isinstance(value, str) else value
     texts = [str(part).strip(" ") for part in parts] if isinstance(parts, list | tuple) else [""]
     if not all(re.fullmatch(r"[0-9]{1,9}", text) for text in texts):
         raise ParameterError(
-            f"{name} is {quoted(value)}; give a number for every stage, such as 7,8,8,9"
+            f"{name} is {quoted(value)}; give a number for every stage, such as 7,8,8,9, or a "
+            "layout such as 'Et*7|(t*8|)*2t*9L'"
         )
     return tuple(map(int, texts))
 
@@ -107,7 +116,8 @@ HELD = (
                "One schedule, or several: 1f1b,zb-v.", "held",
                example="1f1b"),
     OptionSpec("layers", Values(_layers, _layers), "COUNTS",
-               "Of every stage: 7,8,8,9. Else the best are found.", "held", example="7,8,8,9"),
+               "Of every stage: 7,8,8,9 or 'Et*7|(t*8|)*2t*9L'; the best unless given.", "held",
+               example="7,8,8,9"),
     OptionSpec("recompute", Values(_recompute, _recompute), "HOW",
                "none, selective, full, or full:N layers of a stage.", "held", example="full"),
     OptionSpec("zero", Whole(3, 0, at_once=True), "0-3",
@@ -175,6 +185,8 @@ def request_of(values: Mapping[str, Any]) -> PlanRequest:
 def fixed_of(values: Mapping[str, Any]) -> Fixed:
     """Return the constraints, by the names of options; other options are ignored."""
     held = {row.name: values.get(row.name) for row in HELD}
+    if isinstance(layout := held["layers"], Layout):
+        held |= {"layers": layout.cut, "mtp": layout.mtp, "mtp_stage": layout.mtp_stage}
     name = values.get("framework")
     framework = None if name is None else find_frameworks(name)[0]
     return Fixed(schedules=held.pop("schedule"), framework=framework, **held)

@@ -35,7 +35,8 @@ class Fixed:
     """Constraints on a :class:`~debubble.planner.candidate.Candidate`; None is open.
 
     `schedules` are names of registered schedules to choose from; `framework` runs the plan, and
-    without one only divisibility counts.
+    without one only divisibility counts. Where `layers` are given as a layout, `mtp` are its layers
+    of multi-token prediction, on the stage `mtp_stage` (None: the last).
     """
 
     tp: int | None = None
@@ -50,6 +51,8 @@ class Fixed:
     zero: int | None = None
     layers: tuple[int, ...] | None = None
     framework: str | None = None
+    mtp: int | None = None
+    mtp_stage: int | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.interchange.layouts import layout_text
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, recomputed_layers
 from debubble.planner.frameworks.any_rules import ANY_RULES
 from debubble.planner.frameworks.rule import DEGREES, STATE, Rule, divisors
@@ -144,11 +145,19 @@ def _layers(request: PlanRequest) -> None:
     pp, chunks = request.fixed.pp, request.fixed.chunks
     if cut is None:
         return
+    said, mtp = request.fixed.mtp, request.model.mtp
     if sum(cut) != count or min(cut) < 0:
-        near = "/".join(map(str, first_cut(count, len(cut), request.model.mtp)))
+        nearest = first_cut(count, len(cut), mtp)
+        near = "/".join(map(str, nearest)) if said is None else f"'{layout_text(nearest, mtp)}'"
         raise ParameterError(
             f"layers {'/'.join(map(str, cut))} are {sum(cut)}, and the model has {count}; "
             f"the nearest that works is layers {near}"
+        )
+    if said not in (None, mtp):
+        near = layout_text(cut, mtp, request.fixed.mtp_stage if mtp else None)
+        raise ParameterError(
+            f"the layout has {said or 'no'} m, layers of multi-token prediction, and the model has "
+            f"{mtp or 'none'}; the nearest that works is '{near}'"
         )
     stages = (pp or 1) * (chunks or 1)
     if len(cut) % stages or (pp and chunks and len(cut) != stages):
@@ -179,7 +188,8 @@ def _rest(request: PlanRequest) -> None:
     if _works(request):
         return
     given = {spec.name: getattr(request.fixed, spec.name) for spec in fields(Fixed)}
-    given = {name: value for name, value in given.items() if value is not None}
+    of_layout = ("mtp", "mtp_stage")
+    given = {name: one for name, one in given.items() if one is not None and name not in of_layout}
     shown = ", ".join(_said(name, value) for name, value in given.items())
     gpus = request.cluster.gpus
     text = f"no plan has a batch of {request.training.batch} on {gpus} GPUs"
@@ -234,7 +244,8 @@ def _changed(request: PlanRequest, name: str, value: Any) -> PlanRequest:
         owner = "training"
     elif name in ("mtp", "tied"):
         owner = "model"
-    part = replace(getattr(request, owner), **{name: value})
+    values = {name: value} | ({"mtp": None, "mtp_stage": None} if name == "layers" else {})
+    part = replace(getattr(request, owner), **values)
     return replace(request, **{owner: part})
 
 

@@ -12,6 +12,9 @@ from debubble.analysis.compare import Comparison, Row, compare, has_choice
 from debubble.analysis.summary import summary
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
+from debubble.core.given_layers import make_layers
+from debubble.core.layers import stage_costs
+from debubble.core.placement import Placement
 from debubble.core.units import number, percent
 from debubble.engine.jit import load_compiler
 from debubble.engine.memory import Limit
@@ -166,7 +169,7 @@ def _compared(
         del options["chunks"]
     result = compare(
         items, **options, costs=file.costs, **state.lowering, time_unit=unit,
-        memory_unit=file.memory_unit,
+        memory_unit=file.memory_unit, layers=file.layers or None,
         progress=lambda label, _index, _count: labels.append(label),
     )  # fmt: skip
     return result, labels
@@ -310,14 +313,20 @@ def faster(state: PageState, running: Search) -> dict[str, Any]:
     costs = file.costs
     chunks = state.chunks or 1
     cuts = sorted({1, chunks}) if costs.same_model else chunks
+    shape: Any = "any"
+    if file.layers:
+        # The page shows what is found on the same stages.
+        shape, cuts = Placement.loop(state.ranks, chunks), chunks
+        costs = stage_costs(costs, make_layers(file.layers, costs), shape)[1]
 
     def report(makespan: float, bound: float, found_by: str) -> None:
         running.progress = {"best": makespan, "bound": bound, "found_by": found_by}
 
     result = optimize(
         ranks=state.ranks, microbatches=state.microbatches, chunks=cuts, costs=costs,
-        memory=state.memory, p2p_mode=state.mode, time_limit=FASTER_SECONDS, workers=1,
-        cache=False, published=False, report=report, until=running.over,
+        memory=state.memory, p2p_mode=state.mode, placement=shape,
+        time_limit=FASTER_SECONDS, workers=1, cache=False, published=False, report=report,
+        until=running.over,
     )  # fmt: skip
     found = File(name=OPTIMIZED, text=text_of(result.schedule, "json"))
     return {"headline": result.headline, "file": found.model_dump(), "status": result.status}

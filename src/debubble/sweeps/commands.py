@@ -21,6 +21,7 @@ from debubble.analysis.results import keeps
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError, ParameterError
+from debubble.core.given_layers import make_layers
 from debubble.interchange import named
 from debubble.interchange.files import is_foreign
 from debubble.lowering.chain import LOWERINGS
@@ -92,15 +93,30 @@ def costs_of(options: Options) -> tuple[Costs, Options]:
     return replace(costs, **found), options
 
 
+def layers_of(options: Options) -> Mapping[str, Any] | None:
+    """Return the layers of the cost file; costs that would be theirs are refused."""
+    file = options.get("costs")
+    layers: Mapping[str, Any] | None = getattr(file, "layers", None) or None
+    for name in family(options, "costs"):
+        if layers is not None and name.partition(".")[0] in layers:
+            raise ParameterError(
+                f"costs.{name} is that of layers in the cost file, which are cut into stages; "
+                "leave it, or take 'layers' out of the file"
+            )
+    return layers
+
+
 def simulate(options: Options) -> list[Row]:
     """Simulate a schedule; return every measure that reports and comparisons have."""
     costs, filled = costs_of(options)
     given = {key: options[key] for key in (*SIZES, *SHARED) if key in options}
     given |= {"memory": filled["memory"]} if "memory" in filled else {}
     lowerings = {row.name: options.get(row.name) for row in LOWERINGS}
+    layers = layers_of(options)
     asked = Question(
-        "", costs=costs, lowerings=lowerings, options=family(options, "options"), **given
-    )
+        "", costs=costs, lowerings=lowerings, options=family(options, "options"),
+        layers=None if layers is None else make_layers(layers, costs), **given,
+    )  # fmt: skip
     timeline = named.question(options["schedule"], asked, options.get("costs")).timeline
     measures = {m.key: m.one(timeline) for m in MEASURES if m.reported or m.compared}
     sizes = {"chunks": timeline.schedule.chunks, "stages": timeline.schedule.stages}
@@ -120,8 +136,9 @@ def compare(options: Options) -> list[Row]:
         # Results have the number of chunks that each schedule has.
         given.pop("chunks", None)
     result = named.compare(
-        options["schedules"], costs=costs, options=family(options, "options"), **given
-    )
+        options["schedules"], costs=costs, options=family(options, "options"),
+        layers=layers_of(options), **given,
+    )  # fmt: skip
     rows: list[Row] = [
         {"schedule": row.name, "place": place, "ratio": row.ratio, "fits": row.fits,
          "chunks": row.schedule.chunks, "stages": row.schedule.stages, **row.values}

@@ -12,12 +12,12 @@ import pytest
 
 import debubble as db
 from debubble.core.actions import Kind
+from debubble.core.given_layers import make_layers
 from debubble.core.placement import Placement
 from debubble.interchange.layouts import cut_text
 from debubble.optimize import strategies
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbors
-from debubble.optimize.layer_split.layers import make_layers
 from debubble.optimize.problem import Problem
 from debubble.optimize.request import Request
 from debubble.optimize.stage_choices.choices import Ways, choice_of, ways_of, with_choice
@@ -310,7 +310,7 @@ def test_published_schedules_stand_beside_it_with_the_same_layers() -> None:
     rows = {row.name: row for row in result.published.rows}
     assert {"optimized", "1f1b", "zb-v"} <= set(rows)
     assert rows["optimized"].makespan == result.makespan
-    costs = make_layers(LAYERS, db.Costs()).cut(Placement.loop(2, 1), (3, 3))
+    costs = make_layers(LAYERS, db.Costs()).for_placement(Placement.loop(2, 1))[1]
     assert rows["1f1b"].timeline.table.duration == pytest.approx(
         costs.resolve(Placement.loop(2, 1)).duration
     )

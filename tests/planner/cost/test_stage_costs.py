@@ -114,6 +114,23 @@ def test_multi_token_prediction_is_on_the_last_stage() -> None:
     assert found[1].F > without[1].F + one.F
 
 
+def test_multi_token_prediction_on_a_stage_of_its_own_takes_its_time_there() -> None:
+    model, cluster = read_model("deepseek-v3"), Cluster(find_gpu("h100"), 1024)
+    plan = candidate((31, 30, 0, 0), ep=64, dp=256)
+    together, apart, without = (
+        stage_costs(Case(one, cluster, TRAINING, replace(plan, mtp_stage=stage), FACTORS))
+        for one, stage in ((model, None), (model, 2), (replace(model, mtp=0), None))
+    )
+    assert isinstance(apart.F, tuple)
+    assert sum(apart.F) == pytest.approx(sum(together.F))
+    # Heads of both predictions are with the loss.
+    assert apart.F[3] == pytest.approx(2 * without.F[3])
+    assert apart.F[2] == pytest.approx(together.F[3] - apart.F[3])
+    # Both predictions' activations go to the loss.
+    assert apart.message[:2] == (0, 0)
+    assert 0.5 * apart.p2p < apart.message[2] <= apart.p2p
+
+
 def test_transfers_that_nothing_hides_are_part_of_the_passes() -> None:
     model, cluster = llama()
     plan = candidate((8, 8, 8, 8), dp=16)

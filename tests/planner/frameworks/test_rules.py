@@ -95,6 +95,11 @@ EXAMPLES: dict[str, list[tuple[Case, str]]] = {
     "overlap-mtp": [
         (case(mixture(mtp=2), "interleaved-overlap", pp=4, chunks=2, dp=2, ep=2), "MTP layers 1")
     ],
+    "mtp-stage": [
+        (case(latent(), "interleaved-1f1b", pp=8, chunks=2, layers=(11, 10, *[8] * 5, *[0] * 9),
+              mtp_stage=7),
+         "multi-token prediction on stage 15")
+    ],
     "overlap-sharding": [
         (case(mixture(), "interleaved-overlap", pp=4, chunks=2, dp=2, ep=2, zero=3), "ZeRO 1")
     ],

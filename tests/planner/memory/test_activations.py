@@ -191,6 +191,17 @@ def test_uneven_stages_and_stages_without_layers():
     assert found[3].stored == pytest.approx(2 * sparse + ends + 12 * 4096 * 7168)
 
 
+def test_multi_token_prediction_holds_its_inputs_where_it_is():
+    model, training = read_model("deepseek-v3"), Training(8, 4096)
+    plan = Candidate(Degrees(pp=4), 1, 8, "1f1b", (31, 30, 0, 0))
+    together, apart = (
+        [one.stored for one in stage_activations(case_of(model, training, each))]
+        for each in (plan, replace(plan, mtp_stage=2))
+    )
+    assert sum(apart) == sum(together)
+    assert apart[3] == 6 * 4096 * 7168  # the norm's input, and the head's twice
+
+
 def test_logits():
     model = read_model("llama-3.1-8b")
     plan = candidate(model, size=2, tp=2, cp=2)

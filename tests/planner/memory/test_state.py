@@ -151,6 +151,28 @@ def test_multi_token_prediction_is_on_the_last_stage_with_an_embedding():
     assert more == mtp_parameters(model) + model.embedding_parameters
 
 
+def test_multi_token_prediction_brings_an_embedding_to_its_stage():
+    training = Training(8, 4096, runtime=PLAIN)
+    model = read_model("deepseek-v3")
+    with_loss = candidate([31, 30, 0], pp=3)
+    apart = replace(with_loss, mtp_stage=1)
+    one, other = (
+        [stage.total for stage in stage_parameters(case_of(model, training, plan))]
+        for plan in (with_loss, apart)
+    )
+    moved = mtp_parameters(model) + model.embedding_parameters
+    assert [b - a for a, b in zip(one, other, strict=True)] == [0, moved, -moved]
+    tied = replace(model, tied=True)
+    one, other = (
+        [stage.total for stage in stage_parameters(case_of(tied, training, plan))]
+        for plan in (with_loss, apart)
+    )
+    # The head is a copy, too, wherever it is.
+    moved = mtp_parameters(model)
+    copy = model.embedding_parameters
+    assert [b - a for a, b in zip(one, other, strict=True)] == [0, moved + copy, -moved]
+
+
 def test_experts_have_replicas_of_their_own():
     model, training = read_model("qwen3-30b-a3b"), Training(8, 4096)
     plan = even(model, ep=8, dp=16)

@@ -237,6 +237,90 @@ def test_flops_are_those_that_pytorch_counts(name, more, within):
     assert counter.get_total_flops() / sequence == pytest.approx(expected, rel=within or 1e-12)
 
 
+KIMI_LINEAR = {
+    "head_dim": 72, "mla_use_nope": True, "moe_layer_freq": 1, "first_k_dense_replace": 1,
+    "moe_router_activation_func": "sigmoid", "use_grouped_topk": True, "rope_theta": 10000.0,
+    "num_nextn_predict_layers": 0, "num_expert_group": 1, "num_experts_per_token": 8,
+    "num_shared_experts": 1, "num_experts": 256, "model_max_length": 1048576,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "kda_layers": [n for n in range(1, 27) if n % 4],
+        "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4,
+    },
+}  # fmt: skip
+"""Keys of Kimi-Linear-48B-A3B's own file, whose numbers of layers count from 1."""
+
+MINIMAX_TEXT = {
+    "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10, "head_dim": 128, "hidden_size": 6144,
+    "intermediate_size": 9216, "layernorm_full_attention_alpha": 3.5565588200778455,
+    "layernorm_full_attention_beta": 1.0, "layernorm_mlp_beta": 1.0, "num_attention_heads": 64,
+    "num_experts_per_tok": 2, "num_hidden_layers": 80, "num_key_value_heads": 8,
+    "num_local_experts": 32, "postnorm": True, "rotary_dim": 64, "shared_intermediate_size": 0,
+    "shared_moe_mode": "sigmoid", "vocab_size": 200064,
+}  # fmt: skip
+"""Keys of MiniMax-Text-01's own file."""
+
+
+def test_files_of_models_before_they_were_in_transformers():
+    defaults = config_of("kimi_linear").to_dict()
+    own = {key: value for key, value in defaults.items() if not key.startswith("linear_")}
+    own = {key: one for key, one in own.items() if key not in ("layer_types", "mlp_layer_types")}
+    kimi = {**own, **KIMI_LINEAR}
+    kinds = {"model_type": "kimi_linear"}
+    config = transformers.AutoConfig.for_model("kimi_linear", **KIMI_LINEAR)
+    found = parse_model(json.dumps({**kimi, **kinds}, default=str), "config.json")
+    assert found.parameters == counted(config) == 49_122_675_072
+    marks = MINIMAX_TEXT["attn_type_list"]
+    plain = {key: value for key, value in MINIMAX_TEXT.items() if key != "attn_type_list"}
+    plain["layer_types"] = [("linear_attention", "full_attention")[mark] for mark in marks]
+    config = transformers.AutoConfig.for_model("minimax", **plain)
+    text = json.dumps({**MINIMAX_TEXT, "model_type": "minimax_text_01"})
+    found = parse_model(text, "config.json")
+    assert found.parameters == counted(config) == 456_089_655_296
+    ends = found.embedding_parameters + found.head_parameters
+    assert (found.active_parameters - ends) / 1e9 == pytest.approx(45.9, abs=0.1)
+
+
+def test_a_text_part_that_is_no_causal_model_of_its_own():
+    config = transformers.CONFIG_MAPPING["mistral4"]()
+    with torch.device("meta"):
+        built = transformers.AutoModel.from_config(config)
+    model = read(config)
+    inner = sum(part.numel() for part in built.parameters())
+    assert model.parameters == inner + model.head_parameters
+
+
+def test_experts_of_images_are_left_out():
+    config = transformers.CONFIG_MAPPING["ernie4_5_vl_moe"]()
+    with torch.device("meta"):
+        built = transformers.AutoModelForImageTextToText.from_config(config)
+    built.tie_weights()
+    left = ("vision", "resampler")
+    parts = [one for key, one in built.named_parameters() if not any(k in key for k in left)]
+    model = read(config)
+    assert model.parameters == sum(part.numel() for part in parts)
+    assert any("those of images are left out" in note for note in model.assumed)
+
+
+def test_of_models_that_speak_the_text_of_the_thinker_is_read():
+    model = read(transformers.CONFIG_MAPPING["qwen2_5_omni"]())
+    assert model.parameters == pytest.approx(7.6e9, rel=0.01)
+    (note,) = model.assumed
+    assert "talker_config" in note
+    assert "vision_config" in note
+
+
+@pytest.mark.parametrize("name", ["zamba", "longcat_flash", "jetmoe", "hrm_text"])
+def test_what_is_refused_comes_with_yaml_that_can_be_read(name):
+    config = transformers.CONFIG_MAPPING[name]()
+    with pytest.raises(FormatError) as refused:
+        read(config)
+    text = str(refused.value).partition("such as ")[2]
+    model = parse_model(text, "own.yaml")
+    assert model.hidden == config.hidden_size
+    assert model.vocabulary == config.vocab_size
+
+
 def test_families_without_a_description_say_why():
     with pytest.raises(FormatError, match=r"'zamba', whose layers share .*in YAML, such as"):
         read(transformers.CONFIG_MAPPING["zamba"]())

@@ -210,7 +210,7 @@ def test_an_interrupted_search_keeps_the_best() -> None:
     found = search(asked, few(asked), 3, stop)
     assert found.interrupted
     assert found.plans[0].causes
-    assert "the best when the search was stopped" in text(found, 200)
+    assert "best so far (search stopped)" in text(found, 200)
 
 
 def test_a_search_that_is_stopped_at_once_has_a_plan() -> None:
@@ -224,7 +224,7 @@ def test_a_search_that_is_stopped_at_once_has_a_plan() -> None:
     assert found.interrupted
     (plan,) = found.plans
     assert plan.fits
-    assert found.considered < 10_000
+    assert found.simulated < 100
 
 
 @pytest.mark.slow

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from debubble.core.actions import Kind
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError
+from debubble.core.layers import Cut, even_cut
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import eased as ease_costs
-from debubble.optimize.layer_split.layers import Cut, even_cut
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.offload import relax_copies
 
@@ -36,11 +36,15 @@ MOVES = 256
 
 
 def cut_problem(root: Problem, cut: Sequence[int]) -> Problem:
-    """Return the problem whose stages have so many layers."""
+    """Return the problem whose stages have so many layers.
+
+    Its limits are without what these layers hold all the time.
+    """
     assert root.layers is not None
-    costs = root.layers.cut(root.placement, cut)
+    costs = replace(root.layers.cut(root.placement, cut), static=0.0)
     table = costs.resolve(root.placement).for_microbatches(root.microbatches)
-    return replace(root, table=table, cut=tuple(cut))
+    limits = root.limits - root.layers.held_on_ranks(root.placement, cut)
+    return replace(root, table=table, cut=tuple(cut), limits=limits)
 
 
 def smallest_limit(problem: Problem) -> float:
@@ -194,7 +198,7 @@ class Cutting:
         """Return the memory that microbatches need on every rank, shape ``(cuts, ranks)``.
 
         All of them are in their forwards but one, which is in one of its backwards. Copies to the
-        host take no time here.
+        host take no time here. What layers hold all the time counts, too.
         """
         root, away = self.root, self._away
         border = np.cumsum(np.pad(cuts, ((0, 0), (1, 0))), axis=1)
@@ -213,6 +217,11 @@ class Cutting:
                 needed[:, rank] = (held + more[:, there]).max(axis=1)
         others = np.maximum(np.asarray(microbatches) - 1, 0)
         whole: NDArray[np.float64] = needed + others * (stored @ self._on_ranks)
+        assert root.layers is not None
+        if root.layers.held:
+            sums = np.append(0.0, np.cumsum(root.layers.held))
+            whole += (sums[border[:, 1:]] - sums[border[:, :-1]]) @ self._on_ranks
+            whole += root.layers.held_on_ranks(root.placement, [0] * root.stages)
         return whole
 
     @cached_property
@@ -281,7 +290,10 @@ class Cutting:
         rooms: list[NDArray[np.float64]] = [*same, np.arange(p, 0.0, -1.0)]
         if np.isinf(self.root.limits).all():
             rooms = rooms[:1]
+        known = self.root.layers and self.root.layers.known
         cuts = [self._even]
+        if known and known.mtp_stage is None and known.is_on(self.root.placement):
+            cuts.append(known.cut)
         if self.plain:
             for room in rooms:
                 most = np.minimum(self.most_layers(room), self.most_layers())

@@ -22,6 +22,7 @@ from itertools import islice
 
 import numpy as np
 
+from debubble.core.layers import Cut
 from debubble.engine.graph import compile_graph
 from debubble.listing import TOLERANCE
 from debubble.optimize.bounds.paths import lower_bound
@@ -30,7 +31,6 @@ from debubble.optimize.cache import CacheEntry
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.layer_split.cut_bound import bound_of_cuts
 from debubble.optimize.layer_split.cutting import Cutting, cut_problem, neighbors
-from debubble.optimize.layer_split.layers import Cut
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
 from debubble.optimize.programs.offload import relax_copies

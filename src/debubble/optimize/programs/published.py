@@ -12,11 +12,11 @@ from debubble.core.actions import COPY_KINDS, PAIR_MASK, PAIR_SHIFT, Program, am
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.kind_relations import PASS_KINDS
+from debubble.core.layers import Layers
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline, simulate
 from debubble.lowering.recompute import add_recompute
-from debubble.optimize.layer_split.layers import Layers, even_cut
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import fusable, separate
 from debubble.optimize.stage_choices.choices import Recompute, same_for_all, ways_of
@@ -87,8 +87,8 @@ def compare_with_published(
     Those that train by another rule, cut sequences, or move activations elsewhere solve another
     problem and are left out, but for those that use the host if `copies` is true. The others
     recompute the same stages; where the choice is free, all of them or none, whichever fits and is
-    faster. Where layers are cut, published schedules are on even cuts, and the found one is as it
-    was simulated. A note counts those for which `stop` leaves no time.
+    faster. Where layers are cut, every published schedule has its own balanced cut, and the found
+    one is as it was simulated. A note counts those for which `stop` leaves no time.
     """
     from debubble.analysis.compare import compare
 
@@ -100,8 +100,8 @@ def compare_with_published(
     notes: list[str] = []
     if layers:
         notes.append(
-            f"{schedule.name} has its own cut of the {layers.count} layers; the others are cut "
-            "evenly, into stages that differ by one layer at most"
+            f"{schedule.name} has its own cut of the {layers.count} layers; the others have the "
+            "cut under which their busiest rank does as little as possible"
         )
     asked = list(entries().values())
     for index, entry in enumerate(asked):
@@ -114,11 +114,9 @@ def compare_with_published(
         its = costs
         if layers:
             try:
-                place = entry.placement(ranks, chunks)
+                its = layers.for_placement(entry.placement(ranks, chunks))[1]
             except DebubbleError:
                 continue
-            cut = layers.cut(place, even_cut(layers.count, place.stages))
-            its = replace(cut, static=costs.static)
         known = _made(entry, ranks, microbatches, chunks, its, limit)
         if known is None:
             continue

@@ -12,6 +12,7 @@ from debubble.analysis.layout import Column, text_table, wrap
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.syntax import yaml_text
+from debubble.planner.answer.layer_section import layer_section
 from debubble.planner.answer.searches import Answer, also_runs
 from debubble.planner.answer.words import (
     VERDICTS,
@@ -378,6 +379,7 @@ def costs_yaml(plan: Evaluated) -> str:
     sizes = {"ranks": degrees.pp, "microbatches": candidate.microbatches}
     if degrees.chunks > 1:
         sizes["chunks"] = degrees.chunks
+    found["layers"] = layer_section(plan)
     gpu = request.cluster.gpu.name
     label = f"{request.model.name} on {request.cluster.gpus} x {gpu}: {degrees_text(candidate)}"
     return yaml_text({"name": label, "source": "debubble plan", **sizes, **found})

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from debubble.core.errors import FormatError, did_you_mean
+from debubble.core.errors import FormatError, ParameterError, did_you_mean
+from debubble.interchange.layouts import Layout, read_layout
 from debubble.interchange.text import shown
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.case import Case
 from debubble.planner.hardware.kernel_times import PRECISIONS
+from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import first_cut
 from debubble.planner.request import PlanRequest
 
@@ -63,28 +65,34 @@ def measured_run(given: Mapping[str, Any], where: str, request: PlanRequest) -> 
     if 2 * degrees.stages * (batch // (micro * dp)) > MOST_ACTIONS:
         raise FormatError(f"{where}: batch {batch} makes more than {MOST_ACTIONS:,} actions")
     default = "interleaved-1f1b" if degrees.chunks > 1 else "1f1b"
-    layers = default_layers(request, degrees.stages)
+    layout = Layout(default_layers(request, degrees.stages), model.mtp)
     if "layers" in given:
-        layers = _layers(given["layers"], where, degrees.stages, len(model.layers))
+        layout = _layout(given["layers"], where, degrees.stages, model)
     candidate = Candidate(
-        degrees, micro, batch // (micro * dp), str(given.get("schedule", default)), layers,
-        str(given.get("recompute", "none")), whole("zero", 1),
+        degrees, micro, batch // (micro * dp), str(given.get("schedule", default)), layout.cut,
+        str(given.get("recompute", "none")), whole("zero", 1), mtp_stage=layout.mtp_stage,
     )  # fmt: skip
     cluster = replace(request.cluster, gpus=gpus)
     return Case(model, cluster, training, candidate, request.factors)
 
 
-def _layers(value: Any, where: str, stages: int, layers: int) -> tuple[int, ...]:
-    """Return the number of layers of every stage."""
-    counts = value if isinstance(value, list | tuple) else ()
-    if not all(type(count) is int and count >= 0 for count in counts) or (
-        (len(counts), sum(counts)) != (stages, layers)
+def _layout(value: Any, where: str, stages: int, model: Model) -> Layout:
+    """Return the layers of every stage, from a list or Megatron-LM's layout."""
+    layers, mtp = len(model.layers), model.mtp
+    try:
+        counts = value if isinstance(value, list | tuple) else ()
+        found = read_layout(value) if isinstance(value, str) else Layout(tuple(counts), mtp)
+    except ParameterError as error:
+        raise FormatError(f"{where}.layers: {error}") from None
+    if not all(type(count) is int and count >= 0 for count in found.cut) or (
+        (len(found.cut), sum(found.cut), found.mtp) != (stages, layers, mtp)
     ):
+        also = f", and {mtp} m" if isinstance(value, str) and mtp else ""
         raise FormatError(
             f"{where}.layers: {shown(value)}; give a whole number for each of {stages} stages, "
-            f"{layers} in all"
+            f"{layers} in all{also}"
         )
-    return tuple(counts)
+    return found
 
 
 def default_layers(request: PlanRequest, stages: int) -> tuple[int, ...]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from debubble.core.units import counted
 from debubble.planner.candidate import Training
 from debubble.planner.hardware.gpus import Gpu
 
@@ -84,7 +85,7 @@ class Factors:
             return "nothing"
         if found.runtime != training.runtime.name:
             return "other framework"
-        if _bits(found.precision) != _bits(training.precision):
+        if found.precision != training.precision:
             return "other precision"
         if found.gpu != gpu.name:
             return "other GPU"
@@ -110,7 +111,9 @@ class Factors:
             return f"measured{scaled}"
         own = found.gpu == gpu.name and found.tp == tp and found.precision == training.precision
         other = "" if own else f" on {found.gpu} with tp {found.tp} in {found.precision}"
-        return f"published{other}: {found.source}"
+        if found.runtime != training.runtime.name:
+            other += f" by {found.runtime}"
+        return f"published{other}: {found.source} ({counted(found.rows, 'step')})"
 
     def nearest(self, gpu: str, tp: int, training: Training, *, experts: bool) -> Factor | None:
         """Return the factor that counts for a GPU, one of its generation.
@@ -119,18 +122,24 @@ class Factors:
         same software; of the GPU itself; one that the user measured; one of the same precision to
         the letter; and of the nearest degree.
         """
-        own = [item for item in self.table if generation(item.gpu) == generation(gpu)]
-        bits = _bits(training.precision)
+        return _nearest(self, gpu, tp, training.precision, training.runtime.name, experts)
 
-        def distance(item: Factor) -> tuple[int, ...]:
-            degrees = abs(item.tp.bit_length() - tp.bit_length())
-            return (
-                item.experts != experts, _bits(item.precision) != bits,
-                item.runtime != training.runtime.name, item.gpu != gpu, not item.measured,
-                item.precision != training.precision, degrees, item.tp,
-            )  # fmt: skip
 
-        return min(own, key=distance, default=None)
+@lru_cache(maxsize=4096)
+def _nearest(
+    factors: Factors, gpu: str, tp: int, precision: str, runtime: str, experts: bool
+) -> Factor | None:
+    own = [item for item in factors.table if generation(item.gpu) == generation(gpu)]
+    bits = _bits(precision)
+
+    def distance(item: Factor) -> tuple[int, ...]:
+        degrees = abs(item.tp.bit_length() - tp.bit_length())
+        return (
+            item.experts != experts, _bits(item.precision) != bits, item.runtime != runtime,
+            item.gpu != gpu, not item.measured, item.precision != precision, degrees, item.tp,
+        )  # fmt: skip
+
+    return min(own, key=distance, default=None)
 
 
 MATCHES = (

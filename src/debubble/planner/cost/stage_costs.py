@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,11 @@ def stage_costs(case: Case, **memory: Any) -> Costs:
     """Return costs in seconds and bytes of one microbatch on every stage.
 
     Recompute is part of I and of B; so is W where the runtime then keeps backwards whole. The
-    embedding is in the first stage's numbers, head and multi-token prediction in the last one's.
-    `memory` has costs in bytes.
+    embedding is in the first stage's numbers, the head in the last one's, multi-token prediction in
+    those of its stage. `memory` has costs in bytes.
     """
     times, p2p = stage_times(case), transfer(case)
+    memory |= _predictions_sent(case)
     if not case.training.overlap_p2p:
         # A rank sends and receives at once after every pass, and waits for both.
         times[:2] += p2p if isinstance(p2p, float) else max(map(max, p2p))
@@ -42,17 +43,18 @@ def stage_times(case: Case) -> Floats:
     candidate = case.candidate
     begin, end = candidate.first_layers[:-1], candidate.first_layers[1:]
     if recomputed_layers(candidate.recompute) is None:
-        sums, first, last = layer_sums(case)
-        found = sums[:, end] - sums[:, begin]
+        sums = layer_sums(case)
+        found = sums.layers[:, end] - sums.layers[:, begin]
     else:
-        again, _, _ = layer_sums(case, "full")
-        sums, first, last = layer_sums(case, "none")
+        again, sums = layer_sums(case, "full").layers, layer_sums(case, "none")
         kept = candidate.first_kept
-        found = again[:, kept] - again[:, begin] + (sums[:, end] - sums[:, kept])
+        found = again[:, kept] - again[:, begin]
+        found += sums.layers[:, end] - sums.layers[:, kept]
     if least := least_layer(case):
         found *= np.maximum(1.0, least * np.array(candidate.layers) / found.sum(axis=0).clip(1e-12))
-    found[:, 0] += first
-    found[:, -1] += last
+    found[:, 0] += sums.embedding
+    found[:, -1] += sums.head
+    found[:, candidate.mtp_at] += sums.mtp
     if case.whole_backwards:
         found[1] += found[2]
         found[2] = 0.0
@@ -67,8 +69,20 @@ def least_layer(case: Case) -> float:
     return least[min(degrees.tp.bit_length(), len(least)) - 1]
 
 
-def layer_sums(case: Case, recompute: str | None = None) -> tuple[Floats, Floats, Floats]:
-    """Return F, I and W of the first n layers in rows, for every n; of the embedding; of the head.
+class LayerSums(NamedTuple):
+    """F, I and W in rows, in seconds of one microbatch."""
+
+    layers: Floats
+    """Those of the first n layers, for every n; shape ``(3, layers + 1)``."""
+    embedding: Floats
+    head: Floats
+    """Those of norm, head and loss, for every prediction; shape ``(3,)``, as the embedding's."""
+    mtp: Floats
+    """Those of layers of multi-token prediction; shape ``(3,)``."""
+
+
+def layer_sums(case: Case, recompute: str | None = None) -> LayerSums:
+    """Return the times of the first n layers, for every n, and of the model's ends.
 
     All layers recompute alike, as the case's do, or in another way: not ``"full:N"``, where that
     depends on the stage.
@@ -77,13 +91,14 @@ def layer_sums(case: Case, recompute: str | None = None) -> tuple[Floats, Floats
 
 
 @lru_cache(maxsize=16384)
-def _sums(case: Case) -> tuple[Floats, Floats, Floats]:
+def _sums(case: Case) -> LayerSums:
     assert recomputed_layers(case.candidate.recompute) is None
     layers = case.model.layers
     one = {layer: layer_times(case, layer).with_recompute for layer in dict.fromkeys(layers)}
-    each = [Times(), *map(one.__getitem__, layers), _embedding_times(case), _head_times(case)]
+    ends = _embedding_times(case), _head_times(case), _mtp_times(case)
+    each = [Times(), *map(one.__getitem__, layers), *ends]
     rows = np.array([(times.F, times.I, times.W) for times in each]).T
-    return np.cumsum(rows[:, :-2], axis=1), rows[:, -2], rows[:, -1]
+    return LayerSums(np.cumsum(rows[:, :-3], axis=1), *rows[:, -3:].T)
 
 
 def _embedding_times(case: Case) -> Times:
@@ -97,7 +112,7 @@ def _embedding_times(case: Case) -> Times:
 
 
 def _head_times(case: Case) -> Times:
-    """Return the times of last norm, head and loss, and of multi-token prediction."""
+    """Return the times of last norm, head and loss, once for every prediction."""
     model, gpu, training, tokens = case.model, case.gpu, case.training, case.tokens
     tp, group = case.degrees.tp, case.group("tp")
     slow = 1 / case.efficiency(experts=model.layers[-1].experts is not None)
@@ -111,11 +126,35 @@ def _head_times(case: Case) -> Times:
         shared = all_gather(gpu, group, 2 * tokens * model.hidden)
         shared *= EXPOSED if training.overlap_tp else 1.0
         head += Times(shared, shared)
+    return head * (1 + model.mtp)
+
+
+def _mtp_times(case: Case) -> Times:
+    """Return the times of multi-token prediction without its heads."""
+    model = case.model
     if not model.mtp:
-        return head
+        return Times()
+    slow = 1 / case.efficiency(experts=model.layers[-1].experts is not None)
     layer = layer_times(case, model.layers[-1]).with_recompute
-    joined = product_times(gpu, training, Product(tokens, model.hidden, 2 * model.hidden))
-    return head + (layer + joined * slow + head) * model.mtp
+    product = Product(case.tokens, model.hidden, 2 * model.hidden)
+    return (layer + product_times(case.gpu, case.training, product) * slow) * model.mtp
+
+
+def _predictions_sent(case: Case) -> dict[str, Any]:
+    """Return costs of messages behind multi-token prediction that is not next to the loss.
+
+    There every prediction's activations are sent. `message` is in seconds that they take on top of
+    one prediction's.
+    """
+    degrees, at = case.degrees, case.candidate.mtp_at
+    if not case.model.mtp or at == degrees.stages - 1:
+        return {}
+    size = 2 * case.tokens * case.model.hidden / degrees.tp
+    inside = degrees.gpus <= case.gpu.node
+    more = send(case.gpu, (1 + case.model.mtp) * size, inside=inside)
+    more -= send(case.gpu, size, inside=inside)
+    sent = [more * (stage >= at) for stage in range(degrees.stages - 1)]
+    return {"message": sent, "bandwidth": 1.0}
 
 
 def transfer(case: Case) -> float | tuple[tuple[float, ...], ...]:

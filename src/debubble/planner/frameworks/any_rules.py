@@ -129,6 +129,10 @@ def layers(case: Case) -> Refusal | None:
     near = {"layers": first_cut(count, len(cut), case.model.mtp)}
     if sum(cut) != count or min(cut) < 0:
         return Refusal(f"stages of {'/'.join(map(str, cut))} layers are not {count}", near)
+    at, last = case.candidate.mtp_at, max(stage for stage, own in enumerate(cut) if own)
+    if not last <= at < len(cut):
+        text = f"multi-token prediction on stage {at} of {len(cut)} is before layers, or nowhere"
+        return Refusal(text, {"mtp_stage": len(cut) - 1})
     return None
 
 

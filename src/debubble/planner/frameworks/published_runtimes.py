@@ -37,10 +37,10 @@ LLM_FOUNDRY = Habits(
 """Habits of MosaicML's LLM Foundry, on PyTorch's FSDP; its attention is a Triton kernel."""
 
 PUBLISHED_RUNTIMES: dict[str, Habits] = {
-    "megatron": MEGATRON, "nemo": MEGATRON, "megatron-bridge": MEGATRON, "primus": MEGATRON,
-    "torchtitan": TORCH, "automodel": TORCH, "torch": TORCH, "llm-foundry": LLM_FOUNDRY,
-    "megatron-deepspeed": DEEPSPEED, "deepspeed": DEEPSPEED, "nanotron": NANOTRON,
-    "aa-scaling": AA_SCALING,
+    "megatron": MEGATRON, "nemo": MEGATRON, "bridge": MEGATRON, "megatron-bridge": MEGATRON,
+    "primus": MEGATRON, "torchtitan": TORCH, "automodel": TORCH, "torch": TORCH,
+    "llm-foundry": LLM_FOUNDRY, "megatron-deepspeed": DEEPSPEED, "deepspeed": DEEPSPEED,
+    "nanotron": NANOTRON, "aa-scaling": AA_SCALING,
 }  # fmt: skip
 """Runtimes by the framework of a row of measurements; NeMo, Megatron-Bridge and Primus run on
 Megatron-LM."""

@@ -51,7 +51,8 @@ class Rule:
 
 _WORDS = {
     "microbatch_size": "microbatch size", "gpus": "GPUs", "sequence_parallel": "sequence parallel",
-    "zero": "ZeRO", "tied": "tied embeddings", "mtp": "MTP layers", "moment_bytes": "moments of",
+    "zero": "ZeRO", "tied": "tied embeddings", "mtp": "MTP layers",
+    "mtp_stage": "multi-token prediction on stage", "moment_bytes": "moments of",
     "gradient_bytes": "gradients of",
     "offload_optimizer": "offload of the optimizer", "graph_pools": "graph pools of",
 }  # fmt: skip

@@ -77,46 +77,80 @@ def recompute_modules(case: Case) -> tuple[str, ...]:
 def stage_activations(case: Case) -> tuple[Activation, ...]:
     """Return bytes summed over the layers of every stage, embedding and head included.
 
-    The first stage stores the embedding's dropout mask, the last the inputs of final norm, head
-    and multi-token prediction. Logits are apart: see :func:`logits_bytes`. `recomputed` is that of
-    one layer, because layers come back one at a time, less what the backward of layers after it
-    has freed by then; `boundary` is that of one layer, too.
+    The first stage stores the embedding's dropout mask, the last the inputs of final norm and head,
+    that of multi-token prediction its inputs. Logits are apart: see :func:`logits_bytes`.
+    `recomputed` is that of one layer, because layers come back one at a time, less what the
+    backward of layers after it has freed by then; `boundary` is that of one layer, too.
 
     Of ``"full:N"``, layers after the first N and multi-token prediction are not recomputed, as
     with Megatron-LM's ``--recompute-method block``.
     """
     seen = case.candidate.without_order(modules=recompute_modules(case), replicas=False)
-    return _stages(case.model, case.training, case.candidate.layers, seen)
+    own = case.candidate
+    return _stages(case.model, case.training, own.layers, own.mtp_at, seen)
 
 
 @lru_cache(maxsize=16384)
 def _stages(
-    model: Model, training: Training, layers: tuple[int, ...], seen: Candidate
+    model: Model, training: Training, layers: tuple[int, ...], mtp_at: int, seen: Candidate
 ) -> tuple[Activation, ...]:
     most = recomputed_layers(seen.recompute)
     ends = np.cumsum((0, *layers))
     begin, end = ends[:-1], ends[1:]
     if most is None:
-        again = sums = _sums(model, training, seen)
+        again = sums = activation_sums(model, training, seen)
         middle = end
     else:
-        again = _sums(model, training, seen.recomputing("full"))
-        sums = _sums(model, training, seen.recomputing("none"))
+        again = activation_sums(model, training, seen.recomputing("full"))
+        sums = activation_sums(model, training, seen.recomputing("none"))
         middle = np.minimum(begin + most, end)
     behind = sums.totals[:, end] - sums.totals[:, middle]
     behind[:, -1] += sums.head[:3]
+    behind[:, mtp_at] += sums.mtp[:3]
     stored, kept, checkpoint = again.totals[:, middle] - again.totals[:, begin] + behind
     stored[0] += sums.embedding
     checkpoint[0] += sums.embedding
     pieces = zip(begin.tolist(), middle.tolist(), strict=True)
     recomputed = np.array([max(again.recomputed[a:b], default=0.0) for a, b in pieces])
-    recomputed[-1] = max(recomputed[-1], sums.head.recomputed)
+    recomputed[mtp_at] = max(recomputed[mtp_at], sums.mtp.recomputed)
     freed, left, _ = behind if most is not None else np.zeros_like(behind)
     back = np.maximum(recomputed - freed, 0.0)
     back_for_input = np.maximum(recomputed - np.maximum(freed - left, 0.0), 0.0)
     boundary = np.full(len(layers), sums.boundary)
     rows = np.stack([stored, kept, checkpoint, back, back_for_input, boundary], axis=1)
     return tuple(Activation(*row) for row in rows.tolist())
+
+
+class LayerActivations(NamedTuple):
+    """Bytes of one microbatch on one GPU, of every layer and of the model's ends."""
+
+    layers: tuple[Activation, ...]
+    embedding: Activation
+    head: Activation
+    mtp: Activation
+
+
+def layer_activations(case: Case) -> LayerActivations:
+    """Return what :func:`stage_activations` sums over stages, layer by layer."""
+    own = case.candidate
+    seen = own.without_order(modules=recompute_modules(case), replicas=False)
+    model, training = case.model, case.training
+    sums = activation_sums(model, training, seen.recomputing("none"))
+    if recomputed_layers(own.recompute) is None:
+        sums = activation_sums(model, training, seen)
+    layers = [layer_activation(model, layer, training, seen) for layer in model.layers]
+    if recomputed_layers(own.recompute) is not None:
+        some = seen.recomputing("none"), seen.recomputing("full")
+        again = {
+            index for begin, kept in zip(own.first_layers, own.first_kept, strict=False)
+            for index in range(begin, kept)
+        }  # fmt: skip
+        layers = [
+            layer_activation(model, layer, training, some[index in again])
+            for index, layer in enumerate(model.layers)
+        ]
+    embedding = Activation(sums.embedding, 0.0, sums.embedding, 0.0, 0.0, 0.0)
+    return LayerActivations(tuple(layers), embedding, sums.head, sums.mtp)
 
 
 def logits_bytes(case: Case) -> float:
@@ -133,7 +167,7 @@ def logits_bytes(case: Case) -> float:
     return each * tokens * vocabulary * (1 + case.model.mtp)
 
 
-class _Sums(NamedTuple):
+class ActivationSums(NamedTuple):
     """Bytes of the first n layers, for every n, and of the ends."""
 
     totals: NDArray[np.float64]
@@ -142,25 +176,31 @@ class _Sums(NamedTuple):
     """Of every layer."""
     embedding: float
     head: Activation
+    mtp: Activation
     boundary: float
 
 
 @lru_cache(maxsize=4096)
-def _sums(model: Model, training: Training, seen: Candidate) -> _Sums:
+def activation_sums(model: Model, training: Training, seen: Candidate) -> ActivationSums:
+    """Return bytes of the first layers and of the ends; all layers recompute alike."""
     degrees = seen.degrees
     each = [layer_activation(model, layer, training, seen) for layer in model.layers]
     totals = np.cumsum([(0.0,) * 3, *(one[:3] for one in each)], axis=0).T
     tokens = training.sequence * seen.microbatch_size / degrees.cp
     stream = tokens / (degrees.tp if training.sequence_parallel else 1)
-    inputs = 4 * stream * model.hidden  # of the final norm and of the head
+    # Inputs of the final norm, and of the head for every prediction.
+    inputs = (4 + 2 * model.mtp) * stream * model.hidden
     head = Activation(inputs, inputs, inputs, 0.0, 0.0, 0.0)
+    mtp = Activation(*[0.0] * 6)
     if model.mtp:
-        # Inputs of three norms, of the projection, and of the head's second pass.
-        one, more = each[-1], 12 * stream * model.hidden
-        stored, kept, checkpoint = (inputs + model.mtp * (size + more) for size in one[:3])
-        head = Activation(stored, kept, checkpoint, one.recomputed, one.recomputed, 0.0)
+        # Inputs of three norms and of the projection.
+        one, more = each[-1], 10 * stream * model.hidden
+        stored, kept, checkpoint = (model.mtp * (size + more) for size in one[:3])
+        mtp = Activation(stored, kept, checkpoint, one.recomputed, one.recomputed, 0.0)
     embedding = stream * model.hidden * model.dropout
-    return _Sums(totals, tuple(one.recomputed for one in each), embedding, head, each[0].boundary)
+    return ActivationSums(
+        totals, tuple(one.recomputed for one in each), embedding, head, mtp, each[0].boundary
+    )
 
 
 @lru_cache(maxsize=65536)

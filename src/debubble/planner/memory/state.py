@@ -131,16 +131,17 @@ def _sums(model: Model, tp: int, ep: int) -> NDArray[np.float64]:
 def stage_parameters(case: Case) -> tuple[StageParameters, ...]:
     """Return parameters of every stage on one GPU, embedding and head included.
 
-    The first stage has the embedding; the last the final norm, the head and multi-token
-    prediction. A head that is the embedding's matrix, and multi-token prediction, need a copy of
-    the embedding where the last stage is not the first, too.
+    The first stage has the embedding; the last the final norm and the head. A head that is the
+    embedding's matrix, and multi-token prediction, need a copy of the embedding where their stage
+    is not the first, too; one where both are on one stage.
     """
-    return _parameters(case.model, case.training, case.degrees, case.candidate.layers)
+    own = case.candidate
+    return _parameters(case.model, case.training, case.degrees, own.layers, own.mtp_at)
 
 
 @lru_cache(maxsize=16384)
 def _parameters(
-    model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...]
+    model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], mtp_at: int
 ) -> tuple[StageParameters, ...]:
     found = np.diff(_sums(model, degrees.tp, degrees.ep)[np.cumsum((0, *layers))], axis=0)
     vocabulary = padded_vocabulary(model, training, degrees.tp) * model.hidden / degrees.tp
@@ -149,9 +150,11 @@ def _parameters(
     if model.mtp:
         own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
         own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters
-        found[-1] += model.mtp * own, model.mtp * routed
-    copies = (not model.tied) + (len(layers) > 1 and bool(model.tied or model.mtp))
-    found[-1, 0] += copies * vocabulary
+        found[mtp_at] += model.mtp * own, model.mtp * routed
+    last = len(layers) - 1
+    for stage in {*[last] * model.tied, *[mtp_at] * bool(model.mtp)} - {0}:
+        found[stage, 0] += vocabulary
+    found[-1, 0] += (not model.tied) * vocabulary
     return tuple(StageParameters(*stage) for stage in found.tolist())
 
 
@@ -159,7 +162,10 @@ def stage_states(case: Case) -> tuple[TrainingState, ...]:
     """Return bytes of every stage's weights, gradients and optimizer states on one GPU."""
     candidate = case.candidate
     cast = cast_bytes(case.training, case.gpu)
-    return _states(case.model, case.training, case.degrees, candidate.layers, candidate.zero, cast)
+    return _states(
+        case.model, case.training, case.degrees, candidate.layers, candidate.zero, cast,
+        candidate.mtp_at,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=16384)
@@ -170,6 +176,7 @@ def _states(
     layers: tuple[int, ...],
     zero: int,
     cast: float,
+    mtp_at: int,
 ) -> tuple[TrainingState, ...]:
     runtime = training.runtime
     in_layers = np.diff(_sums(model, degrees.tp, degrees.ep)[np.cumsum((0, *layers))], axis=0)
@@ -182,7 +189,7 @@ def _states(
     scatters = zero >= 2 and not (runtime.fsdp or runtime.bucket)
     scattered = gradient_bytes(training) * scatters
     found, begin = [], 0
-    counted = _parameters(model, training, degrees, layers)
+    counted = _parameters(model, training, degrees, layers, mtp_at)
     for own, counts, inner in zip(layers, counted, in_layers.sum(axis=1).tolist(), strict=True):
         state = _bytes(counts.dense, degrees.dp * degrees.cp, training, zero)
         state += _bytes(counts.experts, degrees.expert_dp, training, zero)

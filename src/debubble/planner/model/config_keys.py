@@ -97,7 +97,7 @@ _IGNORED = frozenset(key for keys in HARMLESS.values() for key in keys)
 
 _NUMERIC = re.compile(
     r"(_eps|_epsilon|_activation|_act|_scale|_scaling|_min|_max|_range|_cap|_floor|_kernels|_capping|"
-    r"_theta|_softcap|softcapping|_alpha_factor|_beta_factor|_alpha|_init_scheme|_std|_coef)$"
+    r"_theta|_softcap|softcapping|_alpha_factor|_beta_factor|_alpha|_beta|_init_scheme|_std|_coef)$"
 )
 """Endings of keys that set numbers and kernels, no shapes."""
 

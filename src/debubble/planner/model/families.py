@@ -215,8 +215,10 @@ FAMILIES: Mapping[str, ModelFamily | str] = {
     "dots3_note_text": replace(
         _SPARSE, gate="heads", window=512, dense_first=1, mixer=odd.rotated_norm,
     ),
+    "emu3_text_model": PLAIN,
     "ernie4_5": replace(_ERNIE, head_dim=128),
     "ernie4_5_moe": replace(_ERNIE, head_bias="use_bias"),
+    "ernie4_5_vl_moe_text": _ERNIE,
     "exaone4": _EXAONE,
     "exaone_moe": replace(_EXAONE, dense_first=1),
     "falcon": replace(
@@ -304,6 +306,12 @@ FAMILIES: Mapping[str, ModelFamily | str] = {
     ),
     "minicpm3": ModelFamily(tied=True),
     "minimax": replace(_MIXTRAL, linear="lightning", full_every=2, full_first=True),
+    **dict.fromkeys(
+        ("minimax_text_01", "minimax_m1"),
+        replace(
+            _MIXTRAL, linear="lightning", full_every=8, head_dim=128, ignored=("shared_moe_mode",),
+        ),
+    ),
     "minimax_m2": replace(
         _MIXTRAL, qk_norm="wide", head_dim=128,
         ignored=("use_qk_norm", "qk_norm_type", "use_mtp", "num_mtp_modules",
@@ -313,7 +321,8 @@ FAMILIES: Mapping[str, ModelFamily | str] = {
     "ministral": replace(_MISTRAL, full_every=0),
     "ministral3": replace(_MISTRAL, window=None, head_dim=128),
     "mistral": _MISTRAL,
-        "mixtral": _MIXTRAL,
+    "mistral4": PLAIN,
+    "mixtral": _MIXTRAL,
     "modernbert-decoder": ModelFamily(
         tied=True, window=128, full_every=3, full_first=True, window_keys=("sliding_window",),
         layer=odd.modernbert, ends=odd.modernbert_ends,
@@ -361,6 +370,8 @@ FAMILIES: Mapping[str, ModelFamily | str] = {
     "qwen3_moe": replace(_QWEN3, head_dim=None),
     "qwen3_vl_text": _QWEN3,
     "qwen3_vl_moe_text": _QWEN3,
+    "qwen2_5_omni_text": _QWEN2,
+    "qwen3_omni_moe_text": replace(_QWEN3, head_dim=None),
     "qwen3_5_text": _QWEN_NEXT,
     "qwen3_5_moe_text": _QWEN_NEXT,
     "qwen3_next": _QWEN_NEXT,
@@ -391,9 +402,11 @@ FAMILIES: Mapping[str, ModelFamily | str] = {
     "zamba": SHARED_BLOCK,
     "zamba2": SHARED_BLOCK,
     "hrm_text": "which runs the same layers several times",
-    **dict.fromkeys(("axk2", "cpmant", "deepseek_v4", "gemma4_assistant", "hy_v4", "inkling_text",
-                     "inkling2_text", "jetmoe", "longcat_flash", "qwen4_exp_text", "zaya"),
+    **dict.fromkeys(("axk2", "chameleon", "cpmant", "deepseek_v4", "gemma4_assistant", "hy_v4",
+                     "inkling_text", "inkling2_text", "jetmoe", "longcat_flash", "qwen4_exp_text",
+                     "zaya"),
                     "which has parts that are not described here"),
+    "mllama_text_model": "whose cross-attention layers attend to images",
     "blt": "which has five transformers, of bytes and of patches",
 }  # fmt: skip
 """Families by ``model_type``; a text says why there is none."""

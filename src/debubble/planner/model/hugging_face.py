@@ -17,6 +17,7 @@ from typing import Any
 
 from debubble.core.errors import FormatError, did_you_mean
 from debubble.planner.model.config_keys import ALIASES, MOST_LAYERS, Keys
+from debubble.planner.model.config_parts import FULL, LINEAR, TOWERS, as_yaml, flat, text_part
 from debubble.planner.model.families import FAMILIES, PLAIN, ModelFamily
 from debubble.planner.model.mixers import (
     NO_MIXER,
@@ -28,9 +29,7 @@ from debubble.planner.model.mixers import (
 from debubble.planner.model.recurrences import RECURRENCES
 from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
-FULL, SLIDING, CHUNKED, LINEAR = (
-    "full_attention", "sliding_attention", "chunked_attention", "linear_attention",
-)  # fmt: skip
+SLIDING, CHUNKED = "sliding_attention", "chunked_attention"
 INDEXED = ("indexed_attention", "minimax_m3_sparse")
 KINDS = {
     **dict.fromkeys((FULL, "attention", "global", "hybrid"), FULL),
@@ -42,10 +41,6 @@ KINDS = {
 """Kinds of layers by the words that files have for them."""
 LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
 """Kinds of layers by Nemotron-H's letters."""
-TOWERS = (
-    "vision_config", "audio_config", "vision_tower", "image_config", "speech_config",
-    "audio_encoder_config", "depth_decoder_config",
-)  # fmt: skip
 
 
 def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
@@ -56,13 +51,12 @@ def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
     could change a shape is refused.
     """
     kind = config.get("model_type")
-    assumed = []
-    if isinstance(inner := config.get("text_config", config.get("llm_config")), Mapping):
-        parts = ", ".join(key for key in TOWERS if config.get(key)) or "all else"
-        assumed.append(f"only the text part of {kind} is counted; {parts} is left out")
-        outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        config = {**inner, **outer}
-        kind = config.get("model_type")
+    config, others = text_part(config)
+    assumed = [f"only the text part of {kind} is counted; {others} is left out"] if others else []
+    kind = config.get("model_type")
+    if isinstance(widths := config.get("moe_intermediate_size"), list) and widths:
+        assumed.append("only experts of text are counted, those of images are left out")
+        config = {**config, "moe_intermediate_size": widths[0]}
     if not isinstance(kind, str) or not _readable(config, kind):
         raise FormatError(
             f"{name} has the model_type {kind!r}; {did_you_mean(kind, tuple(FAMILIES))}"
@@ -71,25 +65,19 @@ def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
     if isinstance(family, str):
         raise FormatError(
             f"{name} has the model_type {kind!r}, {family}; describe its layers in YAML, such as "
-            f"{EXAMPLE}"
+            f"{as_yaml(config)}"
         )
     if kind not in FAMILIES:
         assumed.append(
             f"the model_type {kind!r} is not known: read as layers with RMS norms, gated MLP or "
             "experts, and biases only where keys say so"
         )
-    keys = Keys(_flat(config), name)
+    keys = Keys(flat(config), name)
     model = ConfigReader(keys, family).model()
     if left := [key for key in TOWERS if key in family.ignored and config.get(key)]:
         assumed.append(f"only the text part of {kind} is counted; {', '.join(left)} is left out")
     keys.refuse_unknown_shapes(kind)
     return replace(model, assumed=tuple(assumed))
-
-
-EXAMPLE = (
-    "{hidden: 4096, vocabulary: 128256, attention: {heads: 32, kv_heads: 8, head_dim: 128}, "
-    "mlp: {width: 14336}, layers: 32}"
-)
 
 
 def _readable(config: Mapping[str, Any], kind: str) -> bool:
@@ -103,15 +91,6 @@ def _readable(config: Mapping[str, Any], kind: str) -> bool:
     names = {re.sub(r"[\d_]+", "", name) for name in FAMILIES}
     plain = re.sub(r"[\d_]+", "", kind.removesuffix("_text"))
     return plain in names or not difflib.get_close_matches(plain, names, cutoff=0.8)
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys with those of MPT's and DBRX's groups among them."""
-    found = dict(config)
-    for group in ("attn_config", "ffn_config"):
-        if isinstance(inner := found.pop(group, None), Mapping):
-            found = {**inner, **found}
-    return found
 
 
 def check_attention(name: str, attention: Mixer) -> None:
@@ -191,6 +170,9 @@ class ConfigReader:
                 keys.ignore(*ALIASES["full every"], *family.periods)
                 keys.ignore("use_sliding_window", "max_window_layers")
                 return [KINDS[word] for word in said]
+        marks = keys.take("attn_type_list")
+        if isinstance(marks, list) and len(marks) == count and all(one in (0, 1) for one in marks):
+            return [FULL if one else LINEAR for one in marks]
         cycle = keys.take("block_types")
         if isinstance(cycle, list) and cycle and all(word in KINDS for word in cycle):
             return [KINDS[cycle[layer % len(cycle)]] for layer in range(count)]

@@ -74,10 +74,10 @@ def search(
 ) -> Found:  # fmt: skip
     """Return the fastest plans out of all candidates of `groups`, with steps below `below`.
 
-    Candidates that differ only in schedule, chunks and layer split do the same work with the same
-    weights. That gives one bound for all of them, the lowest of which come first; when the next
-    bound is above the slowest plan to be kept, no candidate that is left can be among the best.
-    One schedule goes before all others, so that there is a good plan soon.
+    Best first: what has the lowest bound is looked at more closely, and comes back with a higher
+    one, from groups (the work of their layers) to settings, candidates (their pipelines), and
+    simulations. When the lowest bound is above the slowest plan to be kept, no candidate that is
+    left can be among the best. Some plan of the usual schedule is looked for first of all.
 
     The candidates that are left are simulated once each. Those that may be among the best by their
     :attr:`~debubble.planner.search.within_memory.Base.floor` are then evaluated in full, see
@@ -113,7 +113,7 @@ class _Item(NamedTuple):
     """Seconds that none of them is below."""
     number: int
     """Number of the item: of equal bounds the first comes first."""
-    count: int
+    size: int
     """Number of candidates."""
     reason: str
     """Reason to leave them out where the bound is too high."""
@@ -153,7 +153,7 @@ class _Screen:
         item = heappop(self.items)
         if item.bound > self.limit:
             for one in (item, *self.items):
-                self.found.leave_out(one.reason, one.count, simulated=one.reason == SLOWER)
+                self.found.leave_out(one.reason, one.size, simulated=one.reason == SLOWER)
             self.items.clear()
             return False
         item.open()
@@ -209,21 +209,10 @@ class _Screen:
 
     def _open_candidate(self, candidate: Candidate, bound: float) -> None:
         """Simulate a candidate, unless a bound shows that it is too slow or too large."""
-        base, reason = self._simulated(candidate, bound)
+        base, reason = self._base(candidate, bound)
         if base is None:
             self.found.leave_out(reason, simulated=reason == SLOWER)
-        else:
-            then = partial(self._open_base, base, reason)
-            self._add(base.floor, 1, SLOWER, then)
-
-    def _open_base(self, base: Base, reason: str) -> None:
-        """Look at the memory of a simulated candidate."""
-        limit = self._limit(base.plan.candidate)
-        if base.floor > limit:
-            self.found.leave_out(SLOWER, simulated=True)
-            return
-        base = within_limit_of(self.request, base, self.splits, limit)
-        if reason or base.floor > limit:
+        elif reason == IN_FLIGHT:
             self.found.take(base.plan)
         else:
             self._wait([base])

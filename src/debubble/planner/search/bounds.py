@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from debubble.engine.timeline import simulate
 from debubble.engine.validate import has
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.case import Case
-from debubble.planner.cost.stage_costs import layer_sums, stage_times
+from debubble.planner.cost.stage_costs import LayerSums, layer_sums, stage_times
 from debubble.planner.memory.activations import stage_activations
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import fragmentation, margin
@@ -45,7 +45,7 @@ def pipeline_bound(request: PlanRequest, candidate: Candidate) -> float:
     forward, own = stage_work(request, candidate)
     degrees = candidate.degrees
     homes, first = _arrays(candidate.schedule, degrees.pp, degrees.chunks)
-    work = candidate.microbatches * np.bincount(homes, own)
+    work: Floats = candidate.microbatches * np.bincount(homes, own).astype(np.float64)
     # Ahead of every stage; the first rank waits for nothing.
     passed = np.cumsum(forward if _splits(candidate.schedule) else own)
     work[first > 0] += passed[first[first > 0] - 1]
@@ -64,23 +64,16 @@ def stage_work(request: PlanRequest, candidate: Candidate) -> tuple[Floats, Floa
         kept = np.minimum(ends[:-1] + most, ends[1:])
         found = again.layers[:, kept] - again.layers[:, ends[:-1]]
         found += sums.layers[:, ends[1:]] - sums.layers[:, kept]
-    found[:, 0] += sums.first
-    found[:, -1] += sums.last
+    found[:, 0] += sums.embedding
+    found[:, -1] += sums.head
+    found[:, candidate.mtp_at] += sums.mtp
     return found[0], found[1]
 
 
-class _WorkSums(NamedTuple):
-    """Seconds of F, and of F, I and W together, in rows."""
-
-    layers: Floats
-    """Of the first n layers, for every n."""
-    first: Floats
-    last: Floats
-
-
 @lru_cache(maxsize=1 << 14)
-def _work_sums(case: Case) -> _WorkSums:
-    return _WorkSums(*(np.stack([part[0], part.sum(axis=0)]) for part in layer_sums(case)))
+def _work_sums(case: Case) -> LayerSums:
+    """Return seconds of F, and of F, I and W together, in rows."""
+    return LayerSums(*(np.stack([part[0], part.sum(axis=0)]) for part in layer_sums(case)))
 
 
 @lru_cache(maxsize=1 << 14)

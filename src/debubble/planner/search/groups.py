@@ -56,6 +56,8 @@ class CandidateGroup:
     """Chunks and layers of every stage, by schedule."""
     settings: Mapping[str, tuple[Setting, ...]]
     """Ways to keep activations and states, by schedule."""
+    mtp_stage: int | None = None
+    """Stage of multi-token prediction; None for the last."""
 
     @cached_property
     def count(self) -> int:
@@ -87,7 +89,7 @@ class CandidateGroup:
         chunks, layers = split
         return Candidate(
             replace(self.degrees, chunks=chunks), self.microbatch_size, self.microbatches, schedule,
-            layers, *first_setting(setting),
+            layers, *first_setting(setting), mtp_stage=self.mtp_stage,
         )  # fmt: skip
 
 
@@ -141,7 +143,9 @@ def groups(request: PlanRequest) -> Iterator[CandidateGroup]:
                 continue
             orders = choice.orders(degrees, whole // size)
             settings = {name: choice.settings(degrees, name) for name in orders}
-            found = CandidateGroup(degrees, size, whole // size, orders, settings)
+            found = CandidateGroup(
+                degrees, size, whole // size, orders, settings, request.fixed.mtp_stage
+            )
             if found.count:
                 yield found
 
@@ -254,6 +258,7 @@ class _Choice:
         own = Candidate(
             replace(degrees, chunks=chunks), size, microbatches, name, layers,
             *first_setting((recompute, zero)),
+            mtp_stage=self.fixed.mtp_stage if layers == self.fixed.layers else None,
         )  # fmt: skip
         case = self.request.case(own)
         return all(rule.check(case) is None for rule in rules_of(self.fixed.framework, scope))

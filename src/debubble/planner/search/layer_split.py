@@ -63,17 +63,20 @@ def loads_of(request: PlanRequest, candidate: Candidate) -> Loads:
     Without the layers that ``"full:N"`` recomputes, which are others in every cut.
     """
     some = recomputed_layers(candidate.recompute) is not None
-    return _loads(request.case(candidate.without_order("none" if some else None)))
+    apart = candidate.mtp_stage is not None
+    return _loads(request.case(candidate.without_order("none" if some else None)), apart)
 
 
 @lru_cache(maxsize=1 << 14)
-def _loads(case: Case) -> Loads:
-    sums, first, last = layer_sums(case)
-    each = np.diff(sums[0] + sums[1] + sums[2])
+def _loads(case: Case, apart: bool) -> Loads:
+    """Return the loads; without multi-token prediction where that is `apart` from the loss."""
+    sums = layer_sums(case)
+    each = np.diff(sums.layers.sum(axis=0))
     # Layers of a kind take the same, to the last digit.
     kinds = dict(zip(case.model.layers, each.tolist(), strict=True))
     layers = tuple(kinds[layer] for layer in case.model.layers)
-    return Loads(layers, *(sum(part.tolist()) for part in (first, last)))
+    last = sums.head if apart else sums.head + sums.mtp
+    return Loads(layers, float(sum(sums.embedding.tolist())), float(sum(last.tolist())))
 
 
 def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:
@@ -228,7 +231,7 @@ def runnable(request: PlanRequest) -> Allowed:
 def refined(
     plan: Evaluated, allowed: Allowed, floor: float = 0.0, room: Sequence[float] | None = None
 ) -> tuple[Evaluated, int]:
-    """Return a plan with its layers split better, and the number of cuts that were timed or bounded.
+    """Return a plan with its layers split better, and the number of cuts that were looked at.
 
     From the better of its own cut and the balanced one, a layer moves from one stage to another
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes

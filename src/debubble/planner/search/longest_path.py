@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from debubble.core.kinds import Kind
 from debubble.core.placement import Placement
 from debubble.core.runtimes import FIRST_IN_W, RUNTIMES
+from debubble.engine.event_graph import LINK
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Candidate
@@ -43,7 +44,9 @@ class LongestPath:
         self.placement = schedule.placement
         self.runtime = table.costs.runtime
         times, given = _durations(plan.case, self.runtime), table.duration[list(TIMED)]
-        if graph.base is not None or given.shape != times.shape:
+        # Pairs of actions that run together have costs of their own.
+        alone = graph.base is None and not (graph.dynamic_kind != LINK).any()
+        if not alone or given.shape != times.shape:
             return
         # What sending takes where nothing hides it comes on top, as much with other layers.
         if (given - times < -1e-12).any():
@@ -71,7 +74,7 @@ def no_gain(path: LongestPath, plan: Evaluated, homes: Sequence[int]) -> NDArray
     unless the path is.
     """
     assert path.counts is not None
-    F, I, W = np.diff(layer_sums(plan.case)[0][:, :2])[:, 0]
+    F, I, W = np.diff(layer_sums(plan.case).layers[:, :2])[:, 0]
     spent = np.array([F, I, W, I + W]) @ path.counts
     home = np.array(homes)
     first = np.zeros(len(home), dtype=bool)
@@ -88,18 +91,18 @@ def least_step(
 
     From `enough` on, less than is known may be returned.
     """
-    known = [path for path in paths if path.counts is not None]
+    known = [(path, path.counts) for path in paths if path.counts is not None]
     if not known:
         return 0.0
     case = request.case(candidate)
-    times = _durations(case, known[0].runtime)
-    lengths = [path.rest + float((path.counts * times).sum()) for path in known]
+    times = _durations(case, known[0][0].runtime)
+    lengths = [path.rest + float((counts * times).sum()) for path, counts in known]
     if max(lengths) >= enough:
         return max(lengths)
-    ends = _ends(case, times, known[0].placement)
+    ends = _ends(case, times, known[0][0].placement)
     after = max(ends.optimizer) + max(ends.weights)
     return after + max(
-        length + ends.gradients[path.rank] for length, path in zip(lengths, known, strict=True)
+        length + ends.gradients[path.rank] for length, (path, _) in zip(lengths, known, strict=True)
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.optimize.layer_split.layers import even_cut
+from debubble.core.layers import even_cut
 from debubble.torch.data.batch import add_loss
 
 NAMES = ("layers", "h", "blocks")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.case import Case
 from debubble.planner.frameworks.megatron.flags import megatron_lines, split_lines
 from debubble.planner.frameworks.primus.flags import plan_values
@@ -46,7 +47,19 @@ from tests.planner.frameworks.test_rules import EXAMPLES, RULES
 def test_older_forms_where_they_do_and_a_layout_elsewhere(
     cut: tuple[int, ...], ranks: int, chunks: int, lines: list[str]
 ) -> None:
-    assert split_lines(cut, ranks, chunks, mtp=0) == lines
+    assert split_lines(Candidate(Degrees(pp=ranks, chunks=chunks), 1, 8, "", cut), 0) == lines
+
+
+def test_multi_token_prediction_away_from_the_loss_is_a_layout() -> None:
+    own = case(latent(), "interleaved-1f1b", pp=16, chunks=2, layers=PUBLISHED, mtp_stage=30)
+    lines = megatron_lines(own)
+    assert "--pipeline-model-parallel-layout 'Et*3|(tt|)*29m|L'" in lines
+    assert "--mtp-num-layers 1" in lines
+    assert not any("mtp" in line for line in megatron_lines(case(dense())))
+
+
+PUBLISHED = (3, *[2] * 29, 0, 0)
+"""Layers of DeepSeek-V3 in Megatron-LM's documentation; the last stages are "m|L"."""
 
 
 GOOD: list[Case] = [
@@ -80,6 +93,18 @@ GOOD: list[Case] = [
     case(latent(), "interleaved-1f1b", ep=64, dp=64, pp=16, chunks=2, m=32),
     case(latent(), ep=8, tp=2, dp=8, pp=8, recompute="selective"),
     case(latent(), "interleaved-overlap", ep=64, dp=64, pp=16, chunks=2, m=32),
+    case(
+        latent(),
+        "interleaved-1f1b",
+        ep=8,
+        dp=8,
+        pp=16,
+        chunks=2,
+        m=16,
+        layers=PUBLISHED,
+        mtp_stage=30,
+    ),
+    case(latent(), pp=4, ep=8, dp=8, layers=(20, 21, 20, 0), mtp_stage=2),
 ]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 
 from debubble.interchange.layouts import layout_text
-from debubble.planner.candidate import recomputed_layers
+from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.case import Case
 from debubble.planner.frameworks.megatron.rules import OVERLAP, OVERLAP_FLAG
 from debubble.planner.memory.activations import recompute_modules
@@ -41,8 +40,10 @@ def megatron_lines(case: Case) -> list[str]:
         *["--sequence-parallel"] * (d.tp > 1 and training.sequence_parallel),
         f"--context-parallel-size {d.cp}",
         f"--pipeline-model-parallel-size {d.pp}",
-        *split_lines(own.layers, d.pp, d.chunks, case.model.mtp),
+        *split_lines(own, case.model.mtp),
     ]
+    if case.model.mtp:
+        lines.append(f"--mtp-num-layers {case.model.mtp}")
     if d.chunks > 1:
         lines.append(f"--microbatch-group-size-per-virtual-pipeline-stage {d.pp}")
     if case.model.experts:
@@ -67,10 +68,14 @@ def megatron_lines(case: Case) -> list[str]:
     return lines
 
 
-def split_lines(cut: Sequence[int], ranks: int, chunks: int, mtp: int) -> list[str]:
+def split_lines(own: Candidate, mtp: int) -> list[str]:
     """Return the arguments that cut layers into stages, or a layout."""
+    cut, ranks, chunks = own.layers, own.degrees.pp, own.degrees.chunks
+    layout = f"--pipeline-model-parallel-layout {shlex.quote(layout_text(cut, mtp, own.mtp_stage))}"
     if ranks == 1:
         return []
+    if own.mtp_at != len(cut) - 1:
+        return [layout]
     count, stages = sum(cut), len(cut)
     virtual = [f"--num-virtual-stages-per-pipeline-rank {chunks}"] * (chunks > 1)
     if list(cut) == [count // stages] * stages:
@@ -92,7 +97,7 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int, mtp: int) -> list[s
         if ranks > 2 and last != middle:
             lines = [*lines, f"--decoder-last-pipeline-num-layers {last * chunks}"]
         return lines
-    return [f"--pipeline-model-parallel-layout {shlex.quote(layout_text(cut, mtp))}"]
+    return [layout]
 
 
 def _state(case: Case) -> list[str]:

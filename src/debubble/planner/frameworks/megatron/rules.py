@@ -85,6 +85,17 @@ def overlap_mtp(case: Case) -> Refusal | None:
     return Refusal(text, {"mtp": 1})
 
 
+def mtp_stage(case: Case) -> Refusal | None:
+    """Check that multi-token prediction is in its rank's last chunk."""
+    at, d = case.candidate.mtp_at, case.degrees
+    if not case.model.mtp or at // d.pp == d.chunks - 1:
+        return None
+    text = (
+        f"multi-token prediction on stage {at} is not in the last of its rank's {d.chunks} chunks"
+    )
+    return Refusal(text, {"mtp_stage": d.stages - 1})
+
+
 def overlap_sharding(case: Case) -> Refusal | None:
     """Check that overlapped passes of several chunks do not run on Megatron-FSDP."""
     if case.candidate.schedule != OVERLAP or case.candidate.zero < 2:
@@ -138,6 +149,7 @@ RULES = (
     Rule("overlap-experts", OVERLAP_FLAG, ORDER, overlap_experts),
     Rule("overlap-recompute", OVERLAP_FLAG, STATE, overlap_recompute),
     Rule("overlap-mtp", OVERLAP_FLAG, ORDER, overlap_mtp),
+    Rule("mtp-stage", "--pipeline-model-parallel-layout", ORDER, mtp_stage),
     Rule("overlap-sharding", OVERLAP_FLAG, STATE, overlap_sharding),
     Rule("small-moments", "--use-precision-aware-optimizer", STATE, small_moments),
     Rule("narrow-weights", "--fp8-param-gather", STATE, narrow_weights),

@@ -4,40 +4,66 @@ Embedding, head and further predictions come on top of the first and last stage.
 part of, transfers and the ends, stays as it is. Of equal layers costs say what a stage of an even
 cut takes, so that one of L layers in S stages takes S/L of it; the same holds for whatever layers
 with costs of their own do not say.
+
+Where a model was cut before, as in a plan, its stages keep that cut on the same ranks; other
+placements are cut so that the busiest rank does as little as possible.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
-from debubble.core.cost_table import CostTable
-from debubble.core.costs import Costs, check_cost
-from debubble.core.embedding_and_head import FIRST, LAST, PARTS, costs_of_parts, frozen_part
-from debubble.core.errors import ParameterError, WrongValueError, did_you_mean
+from debubble.core.balanced_cut import balanced_cut
+from debubble.core.cost_table import CostTable, static_memory
+from debubble.core.costs import Costs
+from debubble.core.embedding_and_head import (
+    PARTS,
+    TIMES,
+    costs_of_parts,
+    times_of,
+)
 from debubble.core.frozen import Freeze, freeze
 from debubble.core.placement import Placement
 
 Cut: TypeAlias = tuple[int, ...]
 """Layers of every stage; they are consecutive, so that their numbers say all."""
 
-Given: TypeAlias = int | Mapping[str, Any]
-"""A number of equal layers, or costs of every layer as in a cost file's section ``layers``."""
-
-MOST = 10_000
-"""Layers at most."""
-
 SCALED = ("F", "I", "W", "B", "R", "activation", "kv", "exchange", "unshard", "reduce_grad")
 SHARES = ("kept_for_weight", "recompute_kept", "attention", "offload_share")
 OF_LAYERS = (*SCALED, *SHARES, "frozen")
 """Costs that a layer can have of its own."""
 
+HELD = "static"
+"""Memory that a layer, or a part of the model, holds all the time on its rank."""
+
+OF_PARTS = ("kept_for_weight", "recompute_kept", "offload_share", HELD)
+"""Costs of embedding, head and mtp next to times and activation, where layers are given."""
+
 BACKWARD = ("I", "W", "B")
+
+
+@dataclass(frozen=True)
+class KnownCut:
+    """The cut that a model has already."""
+
+    cut: Cut
+    ranks: tuple[int, ...]
+    """Rank of every stage."""
+    mtp_stage: int | None = None
+    """Stage of multi-token prediction; None for the last."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """Costs that hold for this cut alone: memory by rank, messages by boundary."""
+
+    def is_on(self, placement: Placement) -> bool:
+        """Return whether stages are on the same ranks."""
+        return placement.table == (self.ranks,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +76,42 @@ class Layers:
     """Costs of an even cut, and of all that no layer is part of."""
     each: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Costs of every layer by name; empty where layers are equal."""
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Costs of embedding, head and mtp in :data:`OF_PARTS`, by part."""
+    held: tuple[float, ...] = ()
+    """Memory that every layer holds all the time; empty where that does not depend on the cut."""
+    known: KnownCut | None = None
+    """The cut that the model has already."""
 
-    def cut(self, placement: Placement, cut: Sequence[int]) -> Costs:
-        """Return costs per stage where stages have so many layers."""
+    def for_placement(self, placement: Placement) -> tuple[Cut, Costs]:
+        """Return the cut for a placement, and the costs of its stages.
+
+        The cut is the known one if it is for the same ranks, else a balanced one.
+        """
+        if self.known is None or not self.known.is_on(placement):
+            cut = self.balanced(placement)
+            return cut, self.cut(placement, cut)
+        costs = self.cut(placement, self.known.cut, self.known.mtp_stage)
+        return self.known.cut, replace(costs, **self.known.own)
+
+    def balanced(self, placement: Placement) -> Cut:
+        """Return the cut under which the busiest rank does as little as possible.
+
+        Ranks with stages of two copies of the model count as one rank of both.
+        """
+        alone = self._of_layers(placement)
+        parts = {name: getattr(self.costs, name) for name in PARTS}
+        times, _ = costs_of_parts(parts, placement)
+        ends = times[[Kind.F, Kind.B]].sum(axis=0)[: placement.stages]
+        homes = np.array(placement.table).min(axis=0).tolist()
+        return balanced_cut(alone["F"] + self._backward(alone), ends, homes)
+
+    def cut(self, placement: Placement, cut: Sequence[int], mtp_stage: int | None = None) -> Costs:
+        """Return costs per stage where stages have so many layers.
+
+        Multi-token prediction is on the last stage, or on another; only of layers with costs of
+        their own.
+        """
         made = cut_costs(self.costs, placement, cut, self.count)
         if not self.each:
             return made
@@ -69,17 +128,27 @@ class Layers:
             changes[name] = sums(layers[name]).tolist()
         if self.frozen:
             changes["frozen"] = self._without_backward(ends[1:])
-        _, held = costs_of_parts({name: getattr(self.costs, name) for name in PARTS}, placement)
+        parts = {name: getattr(self.costs, name) for name in PARTS}
+        apart = parts.pop("mtp") if mtp_stage is not None else None
+        if apart and mtp_stage is not None:
+            for kind, name in ((kind, name) for name, kind in TIMES.items() if name in self.each):
+                changes[name][mtp_stage] += times_of(apart)[kind]
+            if "activation" in self.each:
+                changes["activation"][mtp_stage] += apart.get("activation", 0.0)
+            changes["mtp"] = None
+        _, held = costs_of_parts(parts, placement)
+        if apart and mtp_stage is not None:
+            held[mtp_stage] += apart.get("activation", 0.0)
         shares = self._shares()
         for name, share in shares.items():
             weight = layers["F" if name == "attention" else "activation"]
             beside = np.zeros(len(cut))
             if name != "attention":
                 # What the ends of the model leave has the share of the layer next to them.
-                for end in {FIRST, LAST}:
-                    part = {n: getattr(self.costs, n) for n in PARTS if PARTS[n] == end}
-                    _, alone = costs_of_parts(part, placement)
-                    beside += alone[: len(cut)] * share[end]
+                for part, end in PARTS.items():
+                    at = end if part != "mtp" or mtp_stage is None else mtp_stage
+                    own = self.parts.get(part, {}).get(name, share[end])
+                    beside[at] += (getattr(self.costs, part) or {}).get("activation", 0.0) * own
             else:
                 held = np.zeros_like(held)
             total = sums(weight) + held[: len(cut)]
@@ -90,7 +159,26 @@ class Layers:
             time = sums(self._time(layers))
             share = time * placement.stages / (time.sum() or 1.0)
             changes["O"] = _of_pairs(self.costs.O / self.costs.divisor(placement), share)
+        if self.held:
+            beside = static_memory(self.costs, placement.ranks)
+            changes[HELD] = (beside + self.held_on_ranks(placement, cut, mtp_stage)).tolist()
         return replace(made, **changes)
+
+    def held_on_ranks(
+        self, placement: Placement, cut: Sequence[int], mtp_stage: int | None = None
+    ) -> NDArray[np.float64]:
+        """Return the memory that layers and parts of every rank hold all the time."""
+        if not self.held:
+            return np.zeros(placement.ranks)
+        sums = np.append(0.0, np.cumsum(self.held))
+        ends = np.cumsum([0, *cut])
+        stages = sums[ends[1:]] - sums[ends[:-1]]
+        for part, end in PARTS.items():
+            at = end if part != "mtp" or mtp_stage is None else mtp_stage
+            stages[at] += self.parts.get(part, {}).get(HELD, 0.0)
+        homes = placement.ranks_of_stages
+        found = np.bincount(homes, np.tile(stages, placement.copies), placement.ranks)
+        return found.astype(np.float64)
 
     def table(self, placement: Placement) -> CostTable:
         """Return costs of the layers alone, each a stage of its own on one rank."""
@@ -153,69 +241,34 @@ class Layers:
             found["reduce_grad"] = found["reduce_grad"] * (1 - frozen.share)
 
     def _time(self, layers: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        backward = layers["B"] if "B" in layers else layers["I"] + layers["W"]
-        return layers["F"] + backward
+        return layers["F"] + self._backward(layers)
+
+    def _backward(self, layers: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        return layers["B"] if "B" in layers else layers["I"] + layers["W"]
 
 
-def make_layers(given: Given, costs: Costs) -> Layers:
-    """Return the layers that are given, on costs that say the rest; refuse layers without costs."""
-    if isinstance(given, Mapping):
-        each = _checked(given)
-        count = len(each["F"])
-        own: dict[str, Any] = dict.fromkeys(("F", *BACKWARD))
-        own |= {name: getattr(Costs(), name) for name in each}
-        own |= {name: dict(given[name]) for name in PARTS if given.get(name)}
-        if "frozen" in each:
-            frozen = Freeze.of(np.array(each["frozen"]), count)
-            for name, end in PARTS.items():
-                part = own.get(name, getattr(costs, name))
-                at = slice(0, 1) if end == FIRST else slice(count - 1, count)
-                own[name] = part and frozen_part(part, frozen.at(at))
-        costs = replace(costs, **own)
-    else:
-        each, count = {}, given
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:
-        raise ParameterError(f"layers is {count}; give a whole number from 1 to {MOST:,}")
-    for name in (*OF_LAYERS, "O", "FF", "OPT"):
-        value = getattr(costs, name)
-        if isinstance(value, Sequence | Mapping):
-            owner = {"O": "pair", "OPT": "rank"}.get(name, "stage")
-            owner = "rank" if costs.basis == "rank" and owner == "stage" else owner
-            also = ", or costs of every layer" if name in OF_LAYERS else ""
-            raise ParameterError(
-                f"{name} has {len(value)} values, but which layers a {owner} has is open; give one "
-                "number for an even cut, and what only the first or last stage does as embedding, "
-                f"head or mtp{also}"
-            )
-    return Layers(count, costs, each)
+def stage_costs(costs: Costs, layers: Layers, placement: Placement) -> tuple[Cut, Costs]:
+    """Return the cut of layers for a placement, and the costs of its stages.
+
+    Costs that have a number for every stage of the placement stay, without a cut, unless layers
+    have a cut already.
+    """
+    values = (getattr(costs, name) for name in SCALED)
+    stages = {len(value) for value in values if isinstance(value, Sequence)}
+    if layers.known is None and placement.stages in stages:
+        return (), costs
+    return layers.for_placement(placement)
 
 
-def _checked(given: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    """Return costs of every layer as tuples of one length, without those of the ends."""
-    found: dict[str, tuple[float, ...]] = {}
-    for name, value in given.items():
-        if name not in (*OF_LAYERS, *PARTS):
-            hint = did_you_mean(str(name), (*OF_LAYERS, *PARTS))
-            raise ParameterError(f"layers.{name} is no cost of a layer; {hint}")
-        try:
-            checked = check_cost(name, value)
-        except WrongValueError as error:
-            raise ParameterError(f"layers.{error.text()}") from None
-        if name in PARTS:
-            continue
-        if not isinstance(checked, tuple):
-            raise ParameterError(f"layers.{name} is {checked}; give a list with one per layer")
-        found[name] = checked
-        first = next(iter(found))
-        if len(checked) != len(found[first]):
-            raise ParameterError(
-                f"layers.{name} has {len(checked)} values and layers.{first} {len(found[first])}; "
-                "both have one per layer"
-            )
-    if "F" not in found or not ("B" in found or {"I", "W"} <= set(found)):
-        names = ", ".join(found) or "nothing"
-        raise ParameterError(f"layers has {names}; give times of every layer: F and B, or F, I, W")
-    return found
+def cut_words(cut: Sequence[int]) -> str:
+    """Return the layers of every stage, with the number of stages that have as many.
+
+    Examples
+    --------
+    >>> cut_words([9, 10, 10, 11])
+    '9×1, 10×2, 11×1'
+    """
+    return ", ".join(f"{layers}×{len(list(some))}" for layers, some in groupby(cut))
 
 
 def even_cut(layers: int, stages: int) -> Cut:
