@@ -147,8 +147,8 @@ def spent(plan: Evaluated) -> str:
 def confidence(plan: Evaluated) -> str:
     """Return the origin of a plan's numbers, and the share of steps within its error."""
     return (
-        f"confidence: simulated, with kernels at {plan.efficiency:.3g} of the modeled speed "
-        f"({plan.efficiency_origin}); 9 of 10 comparable steps are within ± "
+        f"confidence: simulated, with kernels at {plan.efficiency:.3g} of the modeled speed, "
+        f"{plan.efficiency_origin}; 9 of 10 comparable steps are within ± "
         f"{share(plan.step_error)}"
     )
 
