@@ -7,7 +7,7 @@ from debubble.planner.cost.measured_rows import MeasuredRow, read_row
 from debubble.planner.cost.measured_run import default_layers, spread
 from debubble.planner.cost.row_models import known_model
 from debubble.planner.cost.step import step_time
-from debubble.planner.frameworks.habits import DEEPSPEED
+from debubble.planner.frameworks.deepspeed.runtime import DEEPSPEED
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.published_runtimes import NANOTRON
 from debubble.planner.frameworks.torch.runtime import TORCH
