@@ -128,7 +128,7 @@ def test_what_a_row_leaves_open_is_assumed_and_named() -> None:
         ({"global_batch": "1000000"}, "more than 4,000,000 actions"),
         ({"micro_batch": "7"}, "no multiple"),
         ({"precision": "int8"}, "'int8' is not modeled"),
-        ({"overlap": "dq"}, "overlap 'dq'; did you mean 'dp'"),
+        ({"overlap": "dq"}, "overlap 'dq'; known: dp, p2p, tp"),
         ({"attention": "fast"}, "give flash or scores"),
         ({"gated": "maybe"}, "gated 'maybe'; give yes or no"),
         ({"framework": "megatrom"}, "framework is 'megatrom'; did you mean 'megatron'"),
