@@ -8,6 +8,7 @@ from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.hashed_once import hashed_once
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.schedules import registry
@@ -42,6 +43,7 @@ def recomputed_layers(recompute: str) -> int | None:
     return int(found[1])
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Training:
     """The work of a step and its precision; the same for every candidate."""
@@ -103,6 +105,7 @@ class Training:
         return self.batch * self.sequence
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Degrees:
     """Sizes of the groups that ranks are split into; their product without `ep` is the GPUs.
@@ -134,6 +137,7 @@ class Degrees:
         return self.pp * self.chunks
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Candidate:
     """One way to run a training on a number of GPUs."""

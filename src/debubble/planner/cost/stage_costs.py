@@ -93,12 +93,13 @@ def layer_sums(case: Case, recompute: str | None = None) -> LayerSums:
 @lru_cache(maxsize=16384)
 def _sums(case: Case) -> LayerSums:
     assert recomputed_layers(case.candidate.recompute) is None
-    layers = case.model.layers
-    one = {layer: layer_times(case, layer).with_recompute for layer in dict.fromkeys(layers)}
+    kinds, numbers = case.model.kinds
     ends = _embedding_times(case), _head_times(case), _mtp_times(case)
-    each = [Times(), *map(one.__getitem__, layers), *ends]
+    each = [*(layer_times(case, layer).with_recompute for layer in kinds), *ends]
     rows = np.array([(times.F, times.I, times.W) for times in each]).T
-    return LayerSums(np.cumsum(rows[:, :-3], axis=1), *rows[:, -3:].T)
+    sums = np.zeros((3, len(numbers) + 1))
+    np.cumsum(rows[:, numbers], axis=1, out=sums[:, 1:])
+    return LayerSums(sums, *rows[:, -3:].T)
 
 
 def _embedding_times(case: Case) -> Times:

@@ -120,11 +120,22 @@ def least_memory(request: PlanRequest, alone: Candidate, pp: int) -> float:
     The sum of the margin and two averages over ranks: of static memory, and of one microbatch's
     activations, all of which are there when its first backward starts.
     """
+    held = least_state(request, alone) + least_activations(request, alone)
+    return held / pp + margin(request.training)
+
+
+def least_state(request: PlanRequest, alone: Candidate) -> float:
+    """Return bytes of weights, gradients and optimizer states of a model on one stage."""
     (state,) = stage_states(request.case(alone))
+    return state.total
+
+
+def least_activations(request: PlanRequest, alone: Candidate) -> float:
+    """Return bytes of activations of one microbatch of a model on one stage."""
     if recomputed_layers(alone.recompute) is not None:
         alone = alone.recomputing("full")  # the first N of every stage may be all
     (held,) = stage_activations(request.case(alone))
-    return (state.total + held.stored) / pp + margin(request.training)
+    return held.stored
 
 
 def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float64] | None:
