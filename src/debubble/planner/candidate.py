@@ -194,16 +194,17 @@ class Candidate:
 
     def without_order(
         self, recompute: str | None = None, modules: tuple[str, ...] | None = None, *,
-        replicas: bool = True,
+        replicas: bool = True, experts: bool = True,
     ) -> Candidate:  # fmt: skip
         """Return the candidate as one layer sees it, recomputed as here or in a given way.
 
         Without schedule, split and microbatches; and without data-parallel replicas where they
-        split neither weights nor gradients, or where they do not matter.
+        split neither weights nor gradients, or where they do not matter; nor does it matter over
+        how many ranks experts are spread without `experts`.
         """
         degrees, alone = self.degrees, self.zero < 2 or not replicas
         return _one_stage(
-            degrees.tp, degrees.cp, degrees.ep, 1 if alone else degrees.dp, self.microbatch_size,
+            degrees.tp, degrees.cp, degrees.ep if experts else 1, 1 if alone else degrees.dp, self.microbatch_size,
             recompute or self.recompute, 0 if alone else self.zero,
             self.modules if modules is None else modules,
         )  # fmt: skip

@@ -85,8 +85,9 @@ def stage_activations(case: Case) -> tuple[Activation, ...]:
     Of ``"full:N"``, layers after the first N and multi-token prediction are not recomputed, as
     with Megatron-LM's ``--recompute-method block``.
     """
-    seen = case.candidate.without_order(modules=recompute_modules(case), replicas=False)
-    own = case.candidate
+    own, uneven = case.candidate, case.training.imbalance != 1.0
+    modules = recompute_modules(case)
+    seen = own.without_order(modules=modules, replicas=False, experts=uneven)
     return _stages(case.model, case.training, own.layers, own.mtp_at, seen)
 
 

@@ -57,6 +57,7 @@ from debubble.planner.search.within_memory import (
     base_cut,
     base_of,
     fastest_within,
+    least_floor,
     within_limit_of,
 )
 
@@ -310,6 +311,8 @@ class _Screen:
         if bound > self._limit(candidate):
             return None, SLOW_PIPELINE
         limit = self._limit(candidate)
+        if least_floor(self.request, candidate, self.splits) > limit:
+            return None, SLOWER
         peaks = least_peaks(self.request, candidate)
         near = self._forced(candidate, peaks) > limit
         if near and not self._may_be_near(candidate, peaks):
