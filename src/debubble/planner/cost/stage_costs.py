@@ -40,21 +40,31 @@ def stage_costs(case: Case, **memory: Any) -> Costs:
 
 def stage_times(case: Case) -> Floats:
     """Return F, I with recompute, and W of every stage in rows; shape ``(3, stages)``."""
+    return times_of_cuts(case, np.array([case.candidate.layers]))[:, 0]
+
+
+def times_of_cuts(case: Case, cuts: NDArray[np.int64]) -> Floats:
+    """Return what :func:`stage_times` does for several cuts in place of the candidate's.
+
+    `cuts` are layers of every stage, shape ``(cuts, stages)``; the result has shape
+    ``(3, cuts, stages)``.
+    """
     candidate = case.candidate
-    begin, end = candidate.first_layers[:-1], candidate.first_layers[1:]
-    if recomputed_layers(candidate.recompute) is None:
+    end = np.cumsum(cuts, axis=1)
+    begin, most = end - cuts, recomputed_layers(candidate.recompute)
+    if most is None:
         sums = layer_sums(case)
         found = sums.layers[:, end] - sums.layers[:, begin]
     else:
         again, sums = layer_sums(case, "full").layers, layer_sums(case, "none")
-        kept = candidate.first_kept
+        kept = begin + np.minimum(cuts, most)
         found = again[:, kept] - again[:, begin]
         found += sums.layers[:, end] - sums.layers[:, kept]
     if least := least_layer(case):
-        found *= np.maximum(1.0, least * np.array(candidate.layers) / found.sum(axis=0).clip(1e-12))
-    found[:, 0] += sums.embedding
-    found[:, -1] += sums.head
-    found[:, candidate.mtp_at] += sums.mtp
+        found *= np.maximum(1.0, least * cuts / found.sum(axis=0).clip(1e-12))
+    found[..., 0] += sums.embedding[:, None]
+    found[..., -1] += sums.head[:, None]
+    found[..., candidate.mtp_at] += sums.mtp[:, None]
     if case.whole_backwards:
         found[1] += found[2]
         found[2] = 0.0

@@ -19,10 +19,9 @@ from debubble.planner.cost.stage_costs import stage_costs
 from debubble.planner.hardware.kernel_times import memory_rate
 from debubble.planner.hardware.links import NETWORK, all_gather, all_reduce
 from debubble.planner.memory.state import (
-    StageParameters,
     gathered_bytes,
     gradient_bytes,
-    stage_parameters,
+    parameters_of,
 )
 from debubble.schedules import registry
 
@@ -100,6 +99,18 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
     `backward` are the seconds of one microbatch's backward on every stage, during which gradients
     are reduced.
     """
+    cuts = np.array([case.candidate.layers])
+    ends = ends_of_cuts(case, cuts, np.array([backward]), placement)
+    return StepEnds(*(tuple(each[0].tolist()) for each in ends))
+
+
+def ends_of_cuts(
+    case: Case, cuts: Integers, backward: Floats, placement: Placement
+) -> tuple[Floats, Floats, Floats]:
+    """Return what :func:`step_ends` does for several cuts in place of the candidate's.
+
+    `cuts` and `backward` have shape ``(cuts, stages)``, the results shape ``(cuts, ranks)``.
+    """
     candidate, training, gpu = case.candidate, case.training, case.gpu
     hides = training.runtime.hides_replicas or candidate.zero == 0
     hidden = training.overlap_dp and hides
@@ -108,54 +119,59 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
     shards, experts = case.group("shards"), case.group("expert_dp")
     split, reduce = candidate.zero >= 1, all_gather if candidate.zero >= 1 else all_reduce
 
-    parameters, wide = stage_parameters(case), gathered_bytes(training)
+    wide = gathered_bytes(training)
+    own = parameters_of(case.model, training, case.degrees, cuts, candidate.mtp_at)
+    dense, routed = own[..., 0], own[..., 1]
 
-    def shared(part: StageParameters) -> tuple[float, float]:
+    def shared(part: complex) -> tuple[float, float]:
         """Return seconds to reduce gradients and to gather weights."""
         return (
-            reduce(gpu, shards, training.gradient_bytes * part.dense)
-            + reduce(gpu, experts, training.gradient_bytes * part.experts),
-            all_gather(gpu, shards, wide * part.dense)
-            + all_gather(gpu, experts, wide * part.experts),
+            reduce(gpu, shards, training.gradient_bytes * part.real)
+            + reduce(gpu, experts, training.gradient_bytes * part.imag),
+            all_gather(gpu, shards, wide * part.real) + all_gather(gpu, experts, wide * part.imag),
         )
 
     # Most stages are like others.
-    kinds = {part: shared(part) for part in set(parameters)}
-    reduced, gathered = np.array([kinds[part] for part in parameters]).T
-    dense, routed = np.array([(part.dense, part.experts) for part in parameters]).T
+    pairs = (dense + 1j * routed).ravel().tolist()
+    kinds = {part: shared(part) for part in set(pairs)}
+    both = np.array([kinds[part] for part in pairs]).reshape(*cuts.shape, 2)
+    reduced, gathered = both[..., 0], both[..., 1]
     per_parameter = WEIGHT_BYTES + 4 * training.moment_bytes + GRADIENT_BYTES
     per_parameter += SCALED_BYTES * (training.precision == "fp16")
     homes, stages, last = _stages_of(placement)
-    layers = np.maximum(candidate.layers, 1)[last]
+    layers = np.maximum(cuts, 1)[:, last]
+    rows = np.arange(len(cuts))[:, None] * placement.ranks + homes
 
     def by_rank(each: Floats) -> Floats:
         """Return the sums over the stages of every rank."""
-        return np.bincount(homes, each[stages], case.degrees.pp).astype(np.float64)
+        size = len(cuts) * placement.ranks
+        found = np.bincount(rows.ravel(), each[:, stages].ravel(), size)
+        return found.reshape(len(cuts), -1)
 
     # The stage that comes first in the model ends the step and begins the next.
-    beside = np.array(backward)[last]
-    first, late = gathered[last] / layers, reduced[last] / layers
+    beside = backward[:, last]
+    first, late = gathered[:, last] / layers, reduced[:, last] / layers
     if case.scatters:
         gradients = late
     elif hidden:
-        gradients = np.maximum(reduced[last] - beside, late) + INTERFERENCE * by_rank(reduced)
+        gradients = np.maximum(reduced[:, last] - beside, late) + INTERFERENCE * by_rank(reduced)
     else:
         gradients = by_rank(reduced)
     if candidate.zero >= 3:
         weights = first
     elif hidden:
-        weights = np.maximum(gathered[last] - beside / 2, first) + INTERFERENCE * by_rank(gathered)
-        weights *= split
+        weights = np.maximum(gathered[:, last] - beside / 2, first)
+        weights = (weights + INTERFERENCE * by_rank(gathered)) * split
     else:
         weights = by_rank(gathered) * split
     # The optimizer reads and writes every rank's share of all states.
-    own, others = by_rank(dense), by_rank(routed)
-    share = own / shards.size + others / experts.size if split else own + others
+    here, others = by_rank(dense), by_rank(routed)
+    share = here / shards.size + others / experts.size if split else here + others
     if training.offload_optimizer:
         optimizer = share * (OFFLOADED_BYTES + gradient_bytes(training) + wide) / gpu.host
     else:
         optimizer = per_parameter * share / memory_rate(gpu)
-    return StepEnds(*(tuple(each.tolist()) for each in (gradients, optimizer, weights)))
+    return gradients, optimizer, weights
 
 
 @lru_cache(maxsize=4096)

@@ -145,19 +145,32 @@ def stage_parameters(case: Case) -> tuple[StageParameters, ...]:
 def _parameters(
     model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], mtp_at: int
 ) -> tuple[StageParameters, ...]:
-    found = np.diff(_sums(model, degrees.tp, degrees.ep)[np.cumsum((0, *layers))], axis=0)
+    found = parameters_of(model, training, degrees, np.array([layers]), mtp_at)[0]
+    return tuple(StageParameters(*stage) for stage in found.tolist())
+
+
+def parameters_of(
+    model: Model, training: Training, degrees: Degrees, cuts: NDArray[np.int64], mtp_at: int
+) -> NDArray[np.float64]:
+    """Return parameters of every stage of several cuts, those of routed experts apart.
+
+    `cuts` are layers of every stage, shape ``(cuts, stages)``; the result has shape
+    ``(cuts, stages, 2)``.
+    """
+    ends = np.pad(np.cumsum(cuts, axis=1), ((0, 0), (1, 0)))
+    found = np.diff(_sums(model, degrees.tp, degrees.ep)[ends], axis=1)
     vocabulary = padded_vocabulary(model, training, degrees.tp) * model.hidden / degrees.tp
-    found[0, 0] += vocabulary + model.positions * model.hidden + model.first_extra
-    found[-1, 0] += model.norm_parameters + model.last_extra
+    found[:, 0, 0] += vocabulary + model.positions * model.hidden + model.first_extra
+    found[:, -1, 0] += model.norm_parameters + model.last_extra
     if model.mtp:
         own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
         own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters
-        found[mtp_at] += model.mtp * own, model.mtp * routed
-    last = len(layers) - 1
+        found[:, mtp_at] += model.mtp * own, model.mtp * routed
+    last = cuts.shape[1] - 1
     for stage in {*[last] * model.tied, *[mtp_at] * bool(model.mtp)} - {0}:
-        found[stage, 0] += vocabulary
-    found[-1, 0] += (not model.tied) * vocabulary
-    return tuple(StageParameters(*stage) for stage in found.tolist())
+        found[:, stage, 0] += vocabulary
+    found[:, -1, 0] += (not model.tied) * vocabulary
+    return found
 
 
 def stage_states(case: Case) -> tuple[TrainingState, ...]:
