@@ -204,7 +204,8 @@ class Candidate:
         """
         degrees, alone = self.degrees, self.zero < 2 or not replicas
         return _one_stage(
-            degrees.tp, degrees.cp, degrees.ep if experts else 1, 1 if alone else degrees.dp, self.microbatch_size,
+            degrees.tp, degrees.cp, degrees.ep if experts else 1,
+            1 if alone else degrees.dp, self.microbatch_size,
             recompute or self.recompute, 0 if alone else self.zero,
             self.modules if modules is None else modules,
         )  # fmt: skip

@@ -157,7 +157,8 @@ def parameters_of(
     `cuts` are layers of every stage, shape ``(cuts, stages)``; the result has shape
     ``(cuts, stages, 2)``.
     """
-    ends = np.pad(np.cumsum(cuts, axis=1), ((0, 0), (1, 0)))
+    ends = np.zeros((len(cuts), cuts.shape[1] + 1), dtype=np.int64)
+    np.cumsum(cuts, axis=1, out=ends[:, 1:])
     found = np.diff(_sums(model, degrees.tp, degrees.ep)[ends], axis=1)
     vocabulary = padded_vocabulary(model, training, degrees.tp) * model.hidden / degrees.tp
     found[:, 0, 0] += vocabulary + model.positions * model.hidden + model.first_extra
@@ -220,9 +221,7 @@ def _states(
     return tuple(TrainingState(*stage) for stage in found.T.tolist())
 
 
-def _two_layers(
-    model: Model, tp: int, ep: int, layers: tuple[int, ...]
-) -> NDArray[np.float64]:
+def _two_layers(model: Model, tp: int, ep: int, layers: tuple[int, ...]) -> NDArray[np.float64]:
     """Return parameters of twice the largest layer of every stage: the most gathered at a time."""
     kinds, numbers = model.kinds
     sizes = np.array([sum(layer_parameters(model, one, tp, ep)) for one in kinds])[numbers].tolist()

@@ -175,7 +175,7 @@ class _Screen:
         heappush(self.items, _Item(bound, self.number, count, reason, then))
 
     def add_group(self, group: CandidateGroup) -> None:
-        """Add all candidates of a group that may have room, with the work of those that do least."""
+        """Add all candidates of a group, with the work of those that do least, if any has room."""
         if self._least_memory(group) > self.request.limit * (1 + ROUNDING):
             self.found.leave_out(NO_ROOM, group.count)
             return
