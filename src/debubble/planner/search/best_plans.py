@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
-from debubble.planner.memory.peaks import margin
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import (
-    least_activations,
+    LeastMemory,
     least_memory,
     least_peaks,
-    least_state,
     least_time,
     pipeline_bound,
 )
@@ -98,7 +96,7 @@ def search(
     """
     found = Found(request, top, below=below * (1 - ROUNDING))
     tell = progress or (lambda found: None)  # noqa: ARG005 - no progress
-    screen = _Screen(request, found, splits)
+    screen = _Screen(request, found, splits, LeastMemory(request))
     try:
         for group in groups:
             screen.add_group(group)
@@ -137,6 +135,7 @@ class _Screen:
     request: PlanRequest
     found: Found
     splits: Allowed | None
+    memory: LeastMemory
     heads: list[Evaluated] = field(default_factory=list)
     """The best plans so far of those whose bases fit."""
     alike: dict[Kin, float] = field(default_factory=dict)
@@ -145,8 +144,6 @@ class _Screen:
     """Heap of all that is not decided, the lowest bound first."""
     number: int = 0
     """Number of items so far."""
-    memory: dict[tuple[object, ...], float] = field(default_factory=dict)
-    """Bytes of states and of activations on one stage, by what they depend on."""
     work: dict[Candidate, float] = field(default_factory=dict)
     """Seconds of all layers, embedding and head for one microbatch, by what they depend on."""
 
@@ -176,29 +173,12 @@ class _Screen:
 
     def add_group(self, group: CandidateGroup) -> None:
         """Add all candidates of a group, with the work of those that do least, if any has room."""
-        if self._least_memory(group) > self.request.limit * (1 + ROUNDING):
+        if self.memory.of(group) > self.request.limit * (1 + ROUNDING):
             self.found.leave_out(NO_ROOM, group.count)
             return
         recomputes, zeros = zip(*group.all_settings, strict=True)
         bound = self._least_time(group, (min(recomputes, key=_work), min(zeros)))
         self._add(bound, group.count, BOUND, partial(self._open_group, group))
-
-    def _least_memory(self, group: CandidateGroup) -> float:
-        """Return bytes below which no setting of a group gets: least state, least activations."""
-        degrees, size = group.degrees, group.microbatch_size
-        recomputes, zeros = map(set, zip(*group.all_settings, strict=True))
-        known, state, held = self.memory, [], []
-        for zero in zeros:
-            key = degrees.tp, degrees.cp, degrees.ep, degrees.dp, zero
-            if key not in known:
-                known[key] = least_state(self.request, group.alone(("full", zero)))
-            state.append(known[key])
-        for recompute in recomputes:
-            held_key = degrees.tp, degrees.cp, degrees.ep, size, recompute
-            if held_key not in known:
-                known[held_key] = least_activations(self.request, group.alone((recompute, 0)))
-            held.append(known[held_key])
-        return (min(state) + min(held)) / degrees.pp + margin(self.request.training)
 
     def _least_time(self, group: CandidateGroup, setting: Setting) -> float:
         alone = group.alone(setting)
