@@ -128,18 +128,15 @@ def test_odd_sizes_warn(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["html", "yaml"])
-def test_files(run: Run, tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"plan.{ending}"
-    run(*SMALL, "--pp", 2, "--schedule", "1f1b", "--why", "schedule=gpipe", "-o", path)
-    text = path.read_text(encoding="utf-8")
-    if ending == "html":
-        assert "schedule=gpipe: " in text
-        assert "── memory by rank at its peak " in text
-        assert "--pipeline-model-parallel-size 2" in text
-    else:
-        out = run("simulate", "1f1b", "-p", 2, "--costs", path).out
-        assert "kept by all ranks" in out
+def test_files(run: Run, tmp_path: Path) -> None:
+    page, costs = tmp_path / "plan.html", tmp_path / "plan.yaml"
+    held = ("--pp", 2, "--schedule", "1f1b", "--why", "schedule=gpipe")
+    run(*SMALL, *held, "-o", page, "-o", costs)
+    text = page.read_text(encoding="utf-8")
+    assert "schedule=gpipe: " in text
+    assert "── memory by rank at its peak " in text
+    assert "--pipeline-model-parallel-size 2" in text
+    assert "kept by all ranks" in run("simulate", "1f1b", "-p", 2, "--costs", costs).out
 
 
 @pytest.mark.slow

@@ -179,9 +179,9 @@ def searched(content: bytes) -> object:
 
 
 def held(content: bytes) -> object:
-    from debubble.planner.options import fixed_with
+    from debubble.planner.options import fixed_of, values_with
 
-    return fixed_with({}, typed(content))
+    return fixed_of(values_with({}, typed(content)))
 
 
 def plan_memory(content: bytes) -> object:
@@ -197,11 +197,11 @@ def plotted(content: bytes) -> object:
 
 
 def cut(content: bytes) -> object:
-    from debubble.cli.export import _layers
+    from debubble.cli.export import _layout
     from debubble.interchange.layouts import check_cut, megatron_layout
 
-    found = _layers(typed(content))
-    check_cut(seeds.small()[0], found)
+    found = _layout(typed(content))
+    check_cut(seeds.small()[0], found.cut)
     return megatron_layout(seeds.small()[0].placement, found)
 
 

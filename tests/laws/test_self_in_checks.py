@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import make_dataclass
 from itertools import product
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ from tests.conftest import EXPLORES
 from tests.pairs import sorts
 from tests.small import smallest
 
+SETTINGS = make_dataclass(
+    "Settings",
+    ["model", "verify", "steps", "sleep", "costs", "runtime", "timeout", "device", "dtype"],
+)
 NOTED = "'debubble check' refuses it"
 
 
@@ -37,7 +42,7 @@ def command(*words: object) -> tuple[int, str]:
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ``run`` end where it would start processes."""
     stub: Any = ModuleType("debubble.torch.run.run")
-    stub.Settings, stub.run = SimpleNamespace, lambda _made, _settings: None
+    stub.Settings, stub.run = SETTINGS, lambda _made, _settings: None
     monkeypatch.setitem(sys.modules, "debubble.torch.run.run", stub)
     monkeypatch.setattr("debubble.cli.run.require_torch", lambda: None)
 

@@ -83,7 +83,7 @@ def test_what_can_be_met_is_taken() -> None:
          "full"),
         (dense(), 64, 128, {"zero": 5}, "zero is 5; it goes from 0 to 3; the nearest is 3"),
         (dense(), 64, 128, {"tp": 0}, "tp is 0; it is at least 1"),
-        (dense(), 64, 128, {"framework": "x"}, "unknown framework 'x'; known: automodel, megatron"),
+        (dense(), 64, 128, {"framework": "x"}, "unknown framework 'x'; known: any, automodel"),
         (dense(), 64, 0, {}, "batch is 0; it is at least 1"),
         (dense(), 64, 128, {"layers": (8, 8, 8, 9)}, "layers 8/8/8/9 are 33, and the model has 32; "
          "the nearest that works is layers 8/8/8/8"),

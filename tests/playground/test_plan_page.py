@@ -151,7 +151,7 @@ def test_a_measured_step_calibrates_and_why_not_is_answered(planned):
     page.fill("#plan-measured", "iteration 9 | elapsed time per iteration (ms): 200.0 |")
     page.click(".go")
     page.wait_for_function(
-        "() => document.querySelector('.plan-panel')?.innerText.includes('(measured)')"
+        "() => document.querySelector('.plan-panel')?.innerText.includes(', measured;')"
     )
     # A log of a plan that is not said, and conditions that are none.
     fill(page, microbatch_size="")

@@ -38,7 +38,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
     output: Annotated[
-        Text,
+        list[str] | None,
         writes("Plan to run (.sh, .py, automodel.yaml, …), report (.html), costs (.yaml)."),
     ] = None,
     explain: Annotated[
@@ -57,15 +57,15 @@ def plan(
     from debubble.planner.answer.files import check_name
     from debubble.planner.answer.plan import plan_for
 
-    if output is not None:
-        check_writable(output)
-        if not output.lower().endswith(".html"):
-            check_name(output, values.get("framework"), "a report is .html, ")
+    for path in output or ():
+        check_writable(path)
+        if not path.lower().endswith(".html"):
+            check_name(path, values.get("framework"), "a report is .html, ")
     written: list[str] = []
     found = plan_for(values, _searching, lambda number, line: note(f"plan {number}: {line}"))
     try:
-        if found.fits and output is not None:
-            written = _write(found, output)
+        if found.fits:
+            written = [name for path in output or () for name in _write(found, path)]
     finally:
         # What took long to find is printed even where it cannot be written.
         if as_json:

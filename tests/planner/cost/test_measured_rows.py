@@ -7,7 +7,7 @@ from debubble.planner.cost.measured_rows import MeasuredRow, read_row
 from debubble.planner.cost.measured_run import default_layers, spread
 from debubble.planner.cost.row_models import known_model
 from debubble.planner.cost.step import step_time
-from debubble.planner.frameworks.habits import DEEPSPEED
+from debubble.planner.frameworks.deepspeed.runtime import DEEPSPEED
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.published_runtimes import NANOTRON
 from debubble.planner.frameworks.torch.runtime import TORCH
@@ -128,7 +128,7 @@ def test_what_a_row_leaves_open_is_assumed_and_named() -> None:
         ({"global_batch": "1000000"}, "more than 4,000,000 actions"),
         ({"micro_batch": "7"}, "no multiple"),
         ({"precision": "int8"}, "'int8' is not modeled"),
-        ({"overlap": "dq"}, "overlap 'dq'; did you mean 'dp'"),
+        ({"overlap": "dq"}, "overlap 'dq'; known: dp, p2p, tp"),
         ({"attention": "fast"}, "give flash or scores"),
         ({"gated": "maybe"}, "gated 'maybe'; give yes or no"),
         ({"framework": "megatrom"}, "framework is 'megatrom'; did you mean 'megatron'"),

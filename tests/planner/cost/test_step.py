@@ -10,7 +10,7 @@ from debubble.planner.case import Case
 from debubble.planner.cost.measured_run import spread
 from debubble.planner.cost.published_efficiencies import shipped_factors
 from debubble.planner.cost.step import step_time
-from debubble.planner.frameworks.habits import DEEPSPEED
+from debubble.planner.frameworks.deepspeed.runtime import DEEPSPEED
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.hardware.cluster import Cluster, find_gpu
 from debubble.planner.model.files import read_model

@@ -52,7 +52,7 @@ def test_answers_have_its_flags() -> None:
 def test_its_rules_and_habits_count() -> None:
     own, usual = planned(2, "own"), planned(2)
     assert max(own.best.peaks) > max(usual.best.peaks) + 3e9
-    assert "as our software keeps it" in str(own)
+    assert "; for Our framework" in str(own)
     with pytest.raises(db.ParameterError, match="own does not run this: pp 4"):
         planned(4, "own")
     with pytest.raises(db.ParameterError, match="did you mean 'own'"):

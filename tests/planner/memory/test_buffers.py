@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import debubble as db
-from debubble.planner.frameworks.habits import DEEPSPEED
+from debubble.planner.frameworks.deepspeed.runtime import DEEPSPEED
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.memory.buffers import buffers

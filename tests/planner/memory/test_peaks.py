@@ -7,7 +7,7 @@ import pytest
 
 import debubble as db
 from debubble.planner.candidate import Candidate, Degrees, Training
-from debubble.planner.frameworks.habits import DEEPSPEED
+from debubble.planner.frameworks.deepspeed.runtime import DEEPSPEED
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.memory.activations import logits_bytes, stage_activations

@@ -12,6 +12,7 @@ import pytest
 import debubble.planner.search.best_plans as search_module
 from debubble.core.errors import DebubbleError
 from debubble.planner.answer.report import text
+from debubble.planner.answer.searches import ask, search_all
 from debubble.planner.answer.why import why_data, why_not, why_text
 from debubble.planner.candidate import Candidate
 from debubble.planner.frameworks.table import broken
@@ -267,31 +268,22 @@ def test_why_not() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 16, 16, 4096)
     best = search(asked, few(asked), 1).plans[0]
     assert best.candidate.degrees.pp != 8
-    answer = why_not(
-        "pp=8",
-        replace(asked, fixed=Fixed(pp=8)),
-        best,
-        lambda _: search(asked, few(asked, pp=8), 1),
-    )
+    answer = why_not("pp=8", best, lambda: search(asked, few(asked, pp=8), 1))
     assert answer.plan is not None
     assert answer.plan.candidate.degrees.pp == 8
     assert "slower" in answer.reason
     assert why_text(answer).startswith("pp=8: ")
     assert why_data(answer)["plan"]["degrees"]["pp"] == 8
-    same = why_not(
-        "zero=1", replace(asked, fixed=Fixed(zero=1)), best, lambda _: search(asked, few(asked), 1)
-    )
+    same = why_not("zero=1", best, lambda: search(asked, few(asked), 1))
     assert same.reason == "the best plan has it"
     small = replace(asked, limit=13e9)
-    small = replace(small, fixed=Fixed(tp=1, dp=1))
-    answer = why_not("tp=1", small, None, lambda _: search(small, few(small, tp=1, dp=1), 1))
+    answer = why_not("tp=1", None, lambda: search(small, few(small, tp=1, dp=1), 1))
     assert "fit" in answer.reason or "room" in answer.reason
 
 
 def test_why_not_what_no_plan_can_have() -> None:
     asked = plan_request("llama-3.1-8b", "h100", 16, 16, 4096)
-    answer = why_not(
-        "pp=3", replace(asked, fixed=Fixed(pp=3)), None, lambda _: search(asked, (), 1)
-    )
+    held = replace(asked, fixed=Fixed(pp=3))
+    answer = why_not("pp=3", None, lambda: search_all(ask(held, ["megatron"]), 1))
     assert answer.plan is None
     assert answer.reason.startswith("pp 3 does not divide 16 GPUs; the nearest that work are pp 4")

@@ -10,6 +10,7 @@ import pytest
 from debubble.optimize import strategies
 from debubble.planner.answer.data import data
 from debubble.planner.answer.report import text
+from debubble.planner.answer.searches import Answer
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.request import PlanRequest, plan_request
 from debubble.planner.search import faster_schedules
@@ -68,12 +69,13 @@ def test_the_best_plans_get_orders() -> None:
     assert len(told) == 1
     assert [plan.schedule for plan in found.plans].count("optimized") == 1
     assert found.plans[0].schedule == "optimized"
-    said = data(found)["plans"]
+    answer = Answer(ASKED, 3, found.plans)
+    said = data(answer)["plans"]
     assert said[0]["schedule"] == "optimized"
     assert said[0]["instead_of"] == "zb-h1"
     assert said[0]["lower_bound"] <= said[0]["step_time"]
     assert all("order.csv" in lines for lines in said[0]["flags"].values())
-    assert "no order of its stages takes less than" in text(found, 100)
+    assert "no order of its stages takes less than" in text(answer, 100)
 
 
 def test_ctrl_c_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.analysis.layout import Column, definitions, table, wrap
+from debubble.analysis.layout import definitions, table, wrap
 from debubble.planner.answer.report import framework_title
 from debubble.planner.answer.searches import Answer
 from debubble.planner.answer.words import cause_name, gigabytes, seconds, share
@@ -66,11 +66,6 @@ def memory_rows(plan: Evaluated) -> list[list[str]]:
             if rank in ranks
         ),
     ]  # fmt: skip
-
-
-def memory_columns(plan: Evaluated) -> list[Column]:
-    """Return the memory of ranks at their peaks as columns."""
-    return [Column((head,), tuple(cells)) for head, *cells in zip(*memory_rows(plan), strict=True)]
 
 
 def _memory_notes(plan: Evaluated, width: int) -> list[str]:

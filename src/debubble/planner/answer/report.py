@@ -56,7 +56,7 @@ def text(found: Answer, width: int, style: Style = plain) -> str:
     details = [plan_line(best), f"time: {spent(best)}"]
     lines += [line for entry in details for line in wrap(entry, width, 2)]
     lines += ["", *_table(found, width, style), ""]
-    notes = [*ties(found), *buys(found), confidence(best), *warnings(best)]
+    notes = [*ties(found), *_least(best), *buys(found), confidence(best), *warnings(best)]
     return "\n".join([*lines, *(line for entry in notes for line in wrap(entry, width, 2))])
 
 
@@ -147,8 +147,8 @@ def spent(plan: Evaluated) -> str:
 def confidence(plan: Evaluated) -> str:
     """Return the origin of a plan's numbers, and the share of steps within its error."""
     return (
-        f"confidence: simulated, with kernels at {plan.efficiency:.3g} of the modeled speed "
-        f"({plan.efficiency_origin}); 9 of 10 comparable steps are within ± "
+        f"confidence: simulated, with kernels at {plan.efficiency:.3g} of the modeled speed, "
+        f"{plan.efficiency_origin}; 9 of 10 comparable steps are within ± "
         f"{share(plan.step_error)}"
     )
 
@@ -237,6 +237,13 @@ def ties(found: Answer) -> list[str]:
     return [f"the recommended plan is simpler than {others} as fast within the error"]
 
 
+def _least(plan: Evaluated) -> list[str]:
+    """Return how fast an order can be at most, where orders were searched."""
+    if not plan.lower_bound:
+        return []
+    return [f"no order of its stages takes less than {seconds(plan.lower_bound)}"]
+
+
 def compared(found: Answer, plan: Evaluated) -> str:
     """Return a plan's step time relative to the recommended one's, in percent; ties are marked."""
     best = found.plans[0]
@@ -257,10 +264,7 @@ def reason(found: Answer, plan: Evaluated) -> str:
     """Return the reason for which a plan is not recommended."""
     if not plan.fits:
         return f"{gigabytes(max(plan.peaks) - plan.request.limit)} too much"
-    least = ""
-    if plan.lower_bound:
-        least = f"; no order takes less than {seconds(plan.lower_bound)}"
-    return difference(found.plans[0], plan, most=1) + least
+    return difference(found.plans[0], plan, most=1)
 
 
 SHOWN = ("tp", "cp", "ep", "dp", "pp")

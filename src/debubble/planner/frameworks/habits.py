@@ -95,10 +95,3 @@ class Habits:
     """Share by which real peaks exceed the predicted one, at the 90th percentile of measured ones:
     33 of BigScience's with DeepSpeed, and 12 of torchtitan's, which leave the context out, give the
     default."""
-
-
-DEEPSPEED = Habits(
-    "deepspeed", "DeepSpeed", vocabulary_multiple=128, bucket=5e8, sent_until="made",
-    keeps_outputs=True,
-)  # fmt: skip
-"""Habits of DeepSpeed, which has no flags here: published steps ran on it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.planner.frameworks.habits import DEEPSPEED, Habits
+from debubble.planner.frameworks.deepspeed.runtime import DEEPSPEED
+from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.torch.runtime import TORCH
 

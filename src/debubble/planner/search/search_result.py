@@ -19,7 +19,7 @@ IN_FLIGHT = "too large with what the schedule has in flight"
 NO_ROOM = "too large with one microbatch, whatever the order"
 BOUND = "cannot be faster, whatever the schedule and the layer split"
 SLOW_PIPELINE = "cannot be faster with an even or a balanced layer split, whatever the order"
-NO_FEWER = "no stage has layers of which only some are recomputed"
+NO_FEWER = "partial recompute would not apply to any stage"
 NO_ORDER = "no order of the schedule for these sizes and this memory"
 """Reasons for which candidates are left out."""
 

@@ -1,5 +1,8 @@
 """Habits of Megatron-DeepSpeed."""
 
-from debubble.planner.frameworks.habits import DEEPSPEED
+from debubble.planner.frameworks.habits import Habits
 
-__all__ = ["DEEPSPEED"]
+DEEPSPEED = Habits(
+    "deepspeed", "DeepSpeed", vocabulary_multiple=128, bucket=5e8, sent_until="made",
+    keeps_outputs=True,
+)  # fmt: skip
