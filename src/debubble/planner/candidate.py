@@ -105,7 +105,6 @@ class Training:
         return self.batch * self.sequence
 
 
-@hashed_once
 @dataclass(frozen=True)
 class Degrees:
     """Sizes of the groups that ranks are split into; their product without `ep` is the GPUs.

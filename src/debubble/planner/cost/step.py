@@ -145,8 +145,9 @@ def ends_of_cuts(
     def by_rank(each: Floats) -> Floats:
         """Return the sums over the stages of every rank."""
         size = len(cuts) * placement.ranks
-        found = np.bincount(rows.ravel(), each[:, stages].ravel(), size)
-        return found.reshape(len(cuts), -1)
+        found = np.bincount(rows.ravel(), each[:, stages].ravel(), size).astype(np.float64)
+        sums: Floats = found.reshape(len(cuts), -1)
+        return sums
 
     # The stage that comes first in the model ends the step and begins the next.
     beside = backward[:, last]
