@@ -8,6 +8,7 @@ from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.hashed_once import hashed_once
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.schedules import registry
@@ -42,6 +43,7 @@ def recomputed_layers(recompute: str) -> int | None:
     return int(found[1])
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Training:
     """The work of a step and its precision; the same for every candidate."""
@@ -134,6 +136,7 @@ class Degrees:
         return self.pp * self.chunks
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Candidate:
     """One way to run a training on a number of GPUs."""
@@ -190,16 +193,18 @@ class Candidate:
 
     def without_order(
         self, recompute: str | None = None, modules: tuple[str, ...] | None = None, *,
-        replicas: bool = True,
+        replicas: bool = True, experts: bool = True,
     ) -> Candidate:  # fmt: skip
         """Return the candidate as one layer sees it, recomputed as here or in a given way.
 
         Without schedule, split and microbatches; and without data-parallel replicas where they
-        split neither weights nor gradients, or where they do not matter.
+        split neither weights nor gradients, or where they do not matter; nor does it matter over
+        how many ranks experts are spread without `experts`.
         """
         degrees, alone = self.degrees, self.zero < 2 or not replicas
         return _one_stage(
-            degrees.tp, degrees.cp, degrees.ep, 1 if alone else degrees.dp, self.microbatch_size,
+            degrees.tp, degrees.cp, degrees.ep if experts else 1,
+            1 if alone else degrees.dp, self.microbatch_size,
             recompute or self.recompute, 0 if alone else self.zero,
             self.modules if modules is None else modules,
         )  # fmt: skip

@@ -12,8 +12,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -278,14 +279,38 @@ def _lowering(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-@lru_cache(maxsize=64)
+KEPT_ACTIONS = 4_000_000
+"""Actions of all schedules that :func:`made_once` keeps, with some hundred bytes for each."""
+
+
+class _Kept(OrderedDict[tuple[object, ...], Schedule]):
+    """Schedules by what they were made from, those asked for last at the end."""
+
+    actions = 0
+
+    def add(self, key: tuple[object, ...], schedule: Schedule) -> None:
+        """Keep a schedule, and give up those not asked for longest where they are too many."""
+        self[key] = schedule
+        self.actions += len(schedule)
+        while self.actions > KEPT_ACTIONS and len(self) > 1:
+            self.actions -= len(self.popitem(last=False)[1])
+
+
+_KEPT = _Kept()
+
+
 def made_once(name: str, **parameters: Any) -> Schedule:
     """Return the schedule of :func:`make`, one object per set of (hashable) parameters.
 
     What is worked out about a schedule is kept with it, its event graphs above all: simulating it
     with other costs takes a fraction of the time. The schedules asked for last are kept.
     """
-    return make(name, **parameters)
+    key = (name, *sorted(parameters.items()))
+    if key in _KEPT:
+        _KEPT.move_to_end(key)
+    else:
+        _KEPT.add(key, make(name, **parameters))
+    return _KEPT[key]
 
 
 def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:

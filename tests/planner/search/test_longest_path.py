@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from debubble.planner.plannable import first_cut
 from debubble.planner.request import PlanRequest, plan_request
 from debubble.planner.search.bounds import homes_of
 from debubble.planner.search.evaluate import timed
-from debubble.planner.search.longest_path import LongestPath, least_step, no_gain
+from debubble.planner.search.longest_path import LongestPath, are_slow, least_step, no_gain
 
 
 def asked(model: str, torch: bool) -> PlanRequest:
@@ -85,3 +86,20 @@ def test_the_bound_is_the_step_for_its_own_layers(name: str) -> None:
     plan, timeline = timed(request, start(request, name, 1, "none"))
     bound = least_step(request, plan.candidate, [LongestPath(plan, timeline)], float("inf"))
     assert bound == pytest.approx(plan.step_time, rel=1e-12)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full:1"])
+@pytest.mark.parametrize(("model", "torch"), [("llama-3.1-8b", True), ("deepseek-v2-lite", False)])
+def test_the_bounds_of_many_moves_are_those_of_each(
+    model: str, torch: bool, recompute: str
+) -> None:
+    request = asked(model, torch)
+    one = start(request, "interleaved-1f1b", 2, recompute)
+    plan, timeline = timed(request, one)
+    paths = [LongestPath(plan, timeline)]
+    stages = range(len(one.layers))
+    cuts = [moved(one.layers, a, b) for a in stages for b in stages if a != b and one.layers[a]]
+    each = [least_step(request, replace(one, layers=cut), paths, math.inf) for cut in cuts]
+    for enough in (plan.step_time, 1.02 * plan.step_time):
+        slow = are_slow(request, one, cuts, paths, enough)
+        assert slow.tolist() == [least > enough * (1 + 1e-9) for least in each]

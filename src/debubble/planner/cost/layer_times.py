@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from debubble.planner.case import Case
@@ -55,16 +55,9 @@ def layer_times(case: Case, layer: Layer) -> LayerTimes:
 @lru_cache(maxsize=65536)
 def _layer_times(case: Case, layer: Layer) -> LayerTimes:
     candidate = case.candidate
-    slow = 1 / case.efficiency(experts=layer.experts is not None)
-    modules = {name: one * slow for name, one in module_times(case, layer).items()}
-    compute = sum(modules.values(), Times())
-    parts = {
-        "compute": compute,
-        "tp": _tensor_parallel(case, layer),
-        "cp": _context_parallel(case, layer, modules["core_attn"]),
-        "ep": _expert_parallel(case, layer),
-        "dp": _sharded(case, layer, compute),
-    }
+    plain = replace(case, candidate=candidate.without_order("none", (), replicas=False))
+    modules, parts = _plain_times(plain, layer)
+    parts = parts | {"dp": _sharded(case, layer, parts["compute"])}
     total = sum(parts.values(), Times())
     slack = _host(case, layer, total)
     parts["host"] = slack
@@ -77,6 +70,19 @@ def _layer_times(case: Case, layer: Layer) -> LayerTimes:
     elif candidate.recompute != "none":
         again = total.F
     return LayerTimes(total.F, total.I, total.W, again, tuple(parts.items()))
+
+
+@lru_cache(maxsize=65536)
+def _plain_times(case: Case, layer: Layer) -> tuple[dict[str, Times], dict[str, Times]]:
+    """Return the times by module and by cause, whatever is computed again or split by replicas."""
+    slow = 1 / case.efficiency(experts=layer.experts is not None)
+    modules = {name: one * slow for name, one in module_times(case, layer).items()}
+    return modules, {
+        "compute": sum(modules.values(), Times()),
+        "tp": _tensor_parallel(case, layer),
+        "cp": _context_parallel(case, layer, modules["core_attn"]),
+        "ep": _expert_parallel(case, layer),
+    }
 
 
 INSIDE = {"moe": ("moe", "moe_act", "shared_experts"), EVERY_SECOND: ("mlp", "layernorm")}

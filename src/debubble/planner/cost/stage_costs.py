@@ -40,21 +40,31 @@ def stage_costs(case: Case, **memory: Any) -> Costs:
 
 def stage_times(case: Case) -> Floats:
     """Return F, I with recompute, and W of every stage in rows; shape ``(3, stages)``."""
+    return times_of_cuts(case, np.array([case.candidate.layers]))[:, 0]
+
+
+def times_of_cuts(case: Case, cuts: NDArray[np.int64]) -> Floats:
+    """Return what :func:`stage_times` does for several cuts in place of the candidate's.
+
+    `cuts` are layers of every stage, shape ``(cuts, stages)``; the result has shape
+    ``(3, cuts, stages)``.
+    """
     candidate = case.candidate
-    begin, end = candidate.first_layers[:-1], candidate.first_layers[1:]
-    if recomputed_layers(candidate.recompute) is None:
+    end = np.cumsum(cuts, axis=1)
+    begin, most = end - cuts, recomputed_layers(candidate.recompute)
+    if most is None:
         sums = layer_sums(case)
         found = sums.layers[:, end] - sums.layers[:, begin]
     else:
         again, sums = layer_sums(case, "full").layers, layer_sums(case, "none")
-        kept = candidate.first_kept
+        kept = begin + np.minimum(cuts, most)
         found = again[:, kept] - again[:, begin]
         found += sums.layers[:, end] - sums.layers[:, kept]
     if least := least_layer(case):
-        found *= np.maximum(1.0, least * np.array(candidate.layers) / found.sum(axis=0).clip(1e-12))
-    found[:, 0] += sums.embedding
-    found[:, -1] += sums.head
-    found[:, candidate.mtp_at] += sums.mtp
+        found *= np.maximum(1.0, least * cuts / found.sum(axis=0).clip(1e-12))
+    found[..., 0] += sums.embedding[:, None]
+    found[..., -1] += sums.head[:, None]
+    found[..., candidate.mtp_at] += sums.mtp[:, None]
     if case.whole_backwards:
         found[1] += found[2]
         found[2] = 0.0
@@ -93,12 +103,13 @@ def layer_sums(case: Case, recompute: str | None = None) -> LayerSums:
 @lru_cache(maxsize=16384)
 def _sums(case: Case) -> LayerSums:
     assert recomputed_layers(case.candidate.recompute) is None
-    layers = case.model.layers
-    one = {layer: layer_times(case, layer).with_recompute for layer in dict.fromkeys(layers)}
+    kinds, numbers = case.model.kinds
     ends = _embedding_times(case), _head_times(case), _mtp_times(case)
-    each = [Times(), *map(one.__getitem__, layers), *ends]
+    each = [*(layer_times(case, layer).with_recompute for layer in kinds), *ends]
     rows = np.array([(times.F, times.I, times.W) for times in each]).T
-    return LayerSums(np.cumsum(rows[:, :-3], axis=1), *rows[:, -3:].T)
+    sums = np.zeros((3, len(numbers) + 1))
+    np.cumsum(rows[:, numbers], axis=1, out=sums[:, 1:])
+    return LayerSums(sums, *rows[:, -3:].T)
 
 
 def _embedding_times(case: Case) -> Times:

@@ -6,22 +6,27 @@ The ends are gradient sums, the optimizer, and new weights.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.placement import Placement
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.case import Case
 from debubble.planner.cost.layer_times import INTERFERENCE
 from debubble.planner.cost.stage_costs import stage_costs
-from debubble.planner.hardware.kernel_times import memory_time
+from debubble.planner.hardware.kernel_times import memory_rate
 from debubble.planner.hardware.links import NETWORK, all_gather, all_reduce
 from debubble.planner.memory.state import (
-    StageParameters,
     gathered_bytes,
     gradient_bytes,
-    stage_parameters,
+    parameters_of,
 )
 from debubble.schedules import registry
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 GRADIENT_BYTES = 20
 """Bytes of an optimizer step per parameter for its fp32 gradient: read for the norm, read and
@@ -94,6 +99,18 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
     `backward` are the seconds of one microbatch's backward on every stage, during which gradients
     are reduced.
     """
+    cuts = np.array([case.candidate.layers])
+    ends = ends_of_cuts(case, cuts, np.array([backward]), placement)
+    return StepEnds(*(tuple(each[0].tolist()) for each in ends))
+
+
+def ends_of_cuts(
+    case: Case, cuts: Integers, backward: Floats, placement: Placement
+) -> tuple[Floats, Floats, Floats]:
+    """Return what :func:`step_ends` does for several cuts in place of the candidate's.
+
+    `cuts` and `backward` have shape ``(cuts, stages)``, the results shape ``(cuts, ranks)``.
+    """
     candidate, training, gpu = case.candidate, case.training, case.gpu
     hides = training.runtime.hides_replicas or candidate.zero == 0
     hidden = training.overlap_dp and hides
@@ -102,48 +119,67 @@ def step_ends(case: Case, backward: tuple[float, ...], placement: Placement) -> 
     shards, experts = case.group("shards"), case.group("expert_dp")
     split, reduce = candidate.zero >= 1, all_gather if candidate.zero >= 1 else all_reduce
 
-    @cache
-    def shared(part: StageParameters) -> tuple[float, float]:
-        """Return seconds to reduce gradients and to gather weights; most stages are like others."""
+    wide = gathered_bytes(training)
+    own = parameters_of(case.model, training, case.degrees, cuts, candidate.mtp_at)
+    dense, routed = own[..., 0], own[..., 1]
+
+    def shared(part: complex) -> tuple[float, float]:
+        """Return seconds to reduce gradients and to gather weights."""
         return (
-            reduce(gpu, shards, training.gradient_bytes * part.dense)
-            + reduce(gpu, experts, training.gradient_bytes * part.experts),
-            all_gather(gpu, shards, wide * part.dense)
-            + all_gather(gpu, experts, wide * part.experts),
+            reduce(gpu, shards, training.gradient_bytes * part.real)
+            + reduce(gpu, experts, training.gradient_bytes * part.imag),
+            all_gather(gpu, shards, wide * part.real) + all_gather(gpu, experts, wide * part.imag),
         )
 
-    parameters, wide = stage_parameters(case), gathered_bytes(training)
+    # Most stages are like others.
+    pairs = (dense + 1j * routed).ravel().tolist()
+    kinds = {part: shared(part) for part in set(pairs)}
+    both = np.array([kinds[part] for part in pairs]).reshape(*cuts.shape, 2)
+    reduced, gathered = both[..., 0], both[..., 1]
     per_parameter = WEIGHT_BYTES + 4 * training.moment_bytes + GRADIENT_BYTES
     per_parameter += SCALED_BYTES * (training.precision == "fp16")
-    gradients, optimizer, weights = [], [], []
-    for rank in range(case.degrees.pp):
-        here = [stage for row in placement.table for stage, home in enumerate(row) if home == rank]
-        own = [parameters[stage] for stage in here]
-        reduced, gathered = zip(*map(shared, own), strict=True)
-        # The stage that comes first in the model ends the step and begins the next.
-        last = min(range(len(here)), key=here.__getitem__)
-        layers = max(candidate.layers[here[last]], 1)
-        beside = backward[here[last]]
-        if case.scatters:
-            gradients.append(reduced[last] / layers)
-        elif hidden:
-            own_time = max(reduced[last] - beside, reduced[last] / layers)
-            gradients.append(own_time + INTERFERENCE * sum(reduced))
-        else:
-            gradients.append(sum(reduced))
-        if candidate.zero >= 3:
-            weights.append(gathered[last] / layers)
-        elif hidden:
-            own_time = max(gathered[last] - beside / 2, gathered[last] / layers)
-            weights.append((own_time + INTERFERENCE * sum(gathered)) * split)
-        else:
-            weights.append(sum(gathered) * split)
-        # The optimizer reads and writes this rank's share of all states.
-        dense, routed = sum(part.dense for part in own), sum(part.experts for part in own)
-        share = dense / shards.size + routed / experts.size if split else dense + routed
-        optimizer.append(
-            share * (OFFLOADED_BYTES + gradient_bytes(training) + wide) / gpu.host
-            if training.offload_optimizer
-            else memory_time(gpu, per_parameter * share)
-        )
-    return StepEnds(tuple(gradients), tuple(optimizer), tuple(weights))
+    homes, stages, last = _stages_of(placement)
+    layers = np.maximum(cuts, 1)[:, last]
+    rows = np.arange(len(cuts))[:, None] * placement.ranks + homes
+
+    def by_rank(each: Floats) -> Floats:
+        """Return the sums over the stages of every rank."""
+        size = len(cuts) * placement.ranks
+        found = np.bincount(rows.ravel(), each[:, stages].ravel(), size).astype(np.float64)
+        sums: Floats = found.reshape(len(cuts), -1)
+        return sums
+
+    # The stage that comes first in the model ends the step and begins the next.
+    beside = backward[:, last]
+    first, late = gathered[:, last] / layers, reduced[:, last] / layers
+    if case.scatters:
+        gradients = late
+    elif hidden:
+        gradients = np.maximum(reduced[:, last] - beside, late) + INTERFERENCE * by_rank(reduced)
+    else:
+        gradients = by_rank(reduced)
+    if candidate.zero >= 3:
+        weights = first
+    elif hidden:
+        weights = np.maximum(gathered[:, last] - beside / 2, first)
+        weights = (weights + INTERFERENCE * by_rank(gathered)) * split
+    else:
+        weights = by_rank(gathered) * split
+    # The optimizer reads and writes every rank's share of all states.
+    here, others = by_rank(dense), by_rank(routed)
+    share = here / shards.size + others / experts.size if split else here + others
+    if training.offload_optimizer:
+        optimizer = share * (OFFLOADED_BYTES + gradient_bytes(training) + wide) / gpu.host
+    else:
+        optimizer = per_parameter * share / memory_rate(gpu)
+    return gradients, optimizer, weights
+
+
+@lru_cache(maxsize=4096)
+def _stages_of(placement: Placement) -> tuple[Integers, Integers, Integers]:
+    """Return rank and stage of all stages of every copy, and the first stage of every rank."""
+    homes = np.array(placement.table).ravel()
+    stages = np.tile(np.arange(placement.stages), placement.copies)
+    last = np.full(placement.ranks, placement.stages)
+    np.minimum.at(last, homes, stages)
+    return homes, stages, last

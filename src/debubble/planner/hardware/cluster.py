@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
+from debubble.core.hashed_once import hashed_once
 from debubble.core.units import factor, read_number
 from debubble.interchange import syntax
 from debubble.interchange.text import read_text, shown
@@ -19,6 +20,7 @@ MAX_BYTES = 1 << 20
 """Most bytes of a file that describes a GPU."""
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Cluster:
     """GPUs of one kind, in nodes joined by fast links and a network between nodes."""

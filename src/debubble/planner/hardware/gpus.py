@@ -17,10 +17,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from debubble.core.hashed_once import hashed_once
+
 TERA, GIGA = 1e12, 1e9
 GIB = 1 << 30
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Gpu:
     """One GPU as a process sees it.

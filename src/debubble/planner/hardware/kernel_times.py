@@ -72,7 +72,12 @@ def product_time(
 
 def memory_time(gpu: Gpu, size: float) -> float:
     """Return seconds of kernels that read and write `size` bytes and do little else."""
-    return size / (gpu.bandwidth * MEMORY)
+    return size / memory_rate(gpu)
+
+
+def memory_rate(gpu: Gpu) -> float:
+    """Return bytes per second that kernels read and write which do little else."""
+    return gpu.bandwidth * MEMORY
 
 
 def attention_time(

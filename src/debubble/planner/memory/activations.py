@@ -85,8 +85,9 @@ def stage_activations(case: Case) -> tuple[Activation, ...]:
     Of ``"full:N"``, layers after the first N and multi-token prediction are not recomputed, as
     with Megatron-LM's ``--recompute-method block``.
     """
-    seen = case.candidate.without_order(modules=recompute_modules(case), replicas=False)
-    own = case.candidate
+    own, uneven = case.candidate, case.training.imbalance != 1.0
+    modules = recompute_modules(case)
+    seen = own.without_order(modules=modules, replicas=False, experts=uneven)
     return _stages(case.model, case.training, own.layers, own.mtp_at, seen)
 
 
@@ -184,8 +185,11 @@ class ActivationSums(NamedTuple):
 def activation_sums(model: Model, training: Training, seen: Candidate) -> ActivationSums:
     """Return bytes of the first layers and of the ends; all layers recompute alike."""
     degrees = seen.degrees
-    each = [layer_activation(model, layer, training, seen) for layer in model.layers]
-    totals = np.cumsum([(0.0,) * 3, *(one[:3] for one in each)], axis=0).T
+    kinds, numbers = model.kinds
+    some = [layer_activation(model, layer, training, seen) for layer in kinds]
+    each = [some[number] for number in numbers.tolist()]
+    sums = np.cumsum(np.array([one[:3] for one in some])[numbers], axis=0)
+    totals = np.vstack([np.zeros(3), sums]).T
     tokens = training.sequence * seen.microbatch_size / degrees.cp
     stream = tokens / (degrees.tp if training.sequence_parallel else 1)
     # Inputs of the final norm, and of the head for every prediction.

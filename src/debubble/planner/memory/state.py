@@ -40,6 +40,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from operator import add
 
 import numpy as np
@@ -124,8 +125,9 @@ def layer_parameters(model: Model, layer: Layer, tp: int, ep: int) -> tuple[floa
 @lru_cache(maxsize=1024)
 def _sums(model: Model, tp: int, ep: int) -> NDArray[np.float64]:
     """Return parameters of the first n layers on one GPU, for every n: those of experts apart."""
-    each = [layer_parameters(model, layer, tp, ep) for layer in model.layers]
-    return np.cumsum([(0.0, 0.0), *each], axis=0)
+    kinds, numbers = model.kinds
+    each = np.array([layer_parameters(model, layer, tp, ep) for layer in kinds])
+    return np.vstack([np.zeros(2), np.cumsum(each[numbers], axis=0)])
 
 
 def stage_parameters(case: Case) -> tuple[StageParameters, ...]:
@@ -143,19 +145,33 @@ def stage_parameters(case: Case) -> tuple[StageParameters, ...]:
 def _parameters(
     model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], mtp_at: int
 ) -> tuple[StageParameters, ...]:
-    found = np.diff(_sums(model, degrees.tp, degrees.ep)[np.cumsum((0, *layers))], axis=0)
+    found = parameters_of(model, training, degrees, np.array([layers]), mtp_at)[0]
+    return tuple(StageParameters(*stage) for stage in found.tolist())
+
+
+def parameters_of(
+    model: Model, training: Training, degrees: Degrees, cuts: NDArray[np.int64], mtp_at: int
+) -> NDArray[np.float64]:
+    """Return parameters of every stage of several cuts, those of routed experts apart.
+
+    `cuts` are layers of every stage, shape ``(cuts, stages)``; the result has shape
+    ``(cuts, stages, 2)``.
+    """
+    ends = np.zeros((len(cuts), cuts.shape[1] + 1), dtype=np.int64)
+    np.cumsum(cuts, axis=1, out=ends[:, 1:])
+    found = np.diff(_sums(model, degrees.tp, degrees.ep)[ends], axis=1)
     vocabulary = padded_vocabulary(model, training, degrees.tp) * model.hidden / degrees.tp
-    found[0, 0] += vocabulary + model.positions * model.hidden + model.first_extra
-    found[-1, 0] += model.norm_parameters + model.last_extra
+    found[:, 0, 0] += vocabulary + model.positions * model.hidden + model.first_extra
+    found[:, -1, 0] += model.norm_parameters + model.last_extra
     if model.mtp:
         own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
         own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters
-        found[mtp_at] += model.mtp * own, model.mtp * routed
-    last = len(layers) - 1
+        found[:, mtp_at] += model.mtp * own, model.mtp * routed
+    last = cuts.shape[1] - 1
     for stage in {*[last] * model.tied, *[mtp_at] * bool(model.mtp)} - {0}:
-        found[stage, 0] += vocabulary
-    found[-1, 0] += (not model.tied) * vocabulary
-    return tuple(StageParameters(*stage) for stage in found.tolist())
+        found[:, stage, 0] += vocabulary
+    found[:, -1, 0] += (not model.tied) * vocabulary
+    return found
 
 
 def stage_states(case: Case) -> tuple[TrainingState, ...]:
@@ -188,25 +204,32 @@ def _states(
     # What is scattered from buckets is in the margin.
     scatters = zero >= 2 and not (runtime.fsdp or runtime.bucket)
     scattered = gradient_bytes(training) * scatters
-    found, begin = [], 0
     counted = _parameters(model, training, degrees, layers, mtp_at)
-    for own, counts, inner in zip(layers, counted, in_layers.sum(axis=1).tolist(), strict=True):
-        state = _bytes(counts.dense, degrees.dp * degrees.cp, training, zero)
-        state += _bytes(counts.experts, degrees.expert_dp, training, zero)
-        if gathers or scattered:
-            # The most that is gathered at a time: twice the largest layer.
-            kinds = set(model.layers[begin : begin + own])
-            sizes = (sum(layer_parameters(model, one, degrees.tp, degrees.ep)) for one in kinds)
-            two = min(GATHERED_LAYERS, own) * max(sizes, default=0.0)
-            each = 1.0 if runtime.fsdp and training.narrow_weights else 2.0 * (not narrow) + cast
-            gathered = each * (counts.total if stays else two) * gathers
-            summed = 4 * counts.total if stays else scattered * two
-            state += TrainingState(gathered, summed, 0.0)
-        if added:
-            state += TrainingState(added * inner, 0.0, 0.0)
-        found.append(state)
-        begin += own
-    return tuple(found)
+    dense, routed = np.array([(one.dense, one.experts) for one in counted]).T
+    common = np.array(bytes_per_parameter(training, zero, degrees.dp * degrees.cp))
+    apart = np.array(bytes_per_parameter(training, zero, degrees.expert_dp))
+    # Weights, gradients and optimizer states in rows.
+    found = np.outer(common, dense) + np.outer(apart, routed)
+    if gathers or scattered:
+        each = 1.0 if runtime.fsdp and training.narrow_weights else 2.0 * (not narrow) + cast
+        two = _two_layers(model, degrees.tp, degrees.ep, layers)
+        total = dense + routed
+        found[0] += each * (total if stays else two) * gathers
+        found[1] += 4 * total if stays else scattered * two
+    if added:
+        found[0] += added * in_layers.sum(axis=1)
+    return tuple(TrainingState(*stage) for stage in found.T.tolist())
+
+
+def _two_layers(model: Model, tp: int, ep: int, layers: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return parameters of twice the largest layer of every stage: the most gathered at a time."""
+    kinds, numbers = model.kinds
+    sizes = np.array([sum(layer_parameters(model, one, tp, ep)) for one in kinds])[numbers].tolist()
+    ends = list(accumulate(layers, initial=0))
+    return np.array([
+        min(GATHERED_LAYERS, own) * max(sizes[end - own : end], default=0.0)
+        for own, end in zip(layers, ends[1:], strict=True)
+    ])  # fmt: skip
 
 
 def head_state(case: Case, share: float) -> TrainingState:

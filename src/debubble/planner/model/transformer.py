@@ -10,6 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.hashed_once import hashed_once
 from debubble.planner.model.mixers import Mixer
 
 
@@ -84,6 +88,7 @@ class Experts:
         return self.matrices * wide + hidden * (self.count + 2 * self.latent)
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Layer:
     """One decoder layer: attention, feed-forward part, and a norm before each.
@@ -176,6 +181,12 @@ class Model:
     def __hash__(self) -> int:
         # Computed once: caches of times and bytes look it up for every plan.
         return self._hash
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Layer, ...], NDArray[np.int64]]:
+        """Layers that differ, and the number of each layer among them."""
+        numbers = {layer: at for at, layer in enumerate(dict.fromkeys(self.layers))}
+        return tuple(numbers), np.array([numbers[layer] for layer in self.layers], dtype=np.int64)
 
     @cached_property
     def attentions(self) -> tuple[Mixer, ...]:

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
 from debubble.planner.request import PlanRequest
-from debubble.planner.search.bounds import least_memory, least_peaks, least_time, pipeline_bound
+from debubble.planner.search.bounds import (
+    LeastMemory,
+    least_memory,
+    least_peaks,
+    least_time,
+    pipeline_bound,
+)
 from debubble.planner.search.evaluate import Evaluated, finished
 from debubble.planner.search.groups import (
     FEWEST,
@@ -49,6 +55,7 @@ from debubble.planner.search.within_memory import (
     base_cut,
     base_of,
     fastest_within,
+    least_floor,
     within_limit_of,
 )
 
@@ -89,7 +96,7 @@ def search(
     """
     found = Found(request, top, below=below * (1 - ROUNDING))
     tell = progress or (lambda found: None)  # noqa: ARG005 - no progress
-    screen = _Screen(request, found, splits)
+    screen = _Screen(request, found, splits, LeastMemory(request))
     try:
         for group in groups:
             screen.add_group(group)
@@ -128,6 +135,7 @@ class _Screen:
     request: PlanRequest
     found: Found
     splits: Allowed | None
+    memory: LeastMemory
     heads: list[Evaluated] = field(default_factory=list)
     """The best plans so far of those whose bases fit."""
     alike: dict[Kin, float] = field(default_factory=dict)
@@ -164,7 +172,10 @@ class _Screen:
         heappush(self.items, _Item(bound, self.number, count, reason, then))
 
     def add_group(self, group: CandidateGroup) -> None:
-        """Add all candidates of a group, with the work of those that do least."""
+        """Add all candidates of a group, with the work of those that do least, if any has room."""
+        if self.memory.of(group) > self.request.limit * (1 + ROUNDING):
+            self.found.leave_out(NO_ROOM, group.count)
+            return
         recomputes, zeros = zip(*group.all_settings, strict=True)
         bound = self._least_time(group, (min(recomputes, key=_work), min(zeros)))
         self._add(bound, group.count, BOUND, partial(self._open_group, group))
@@ -280,6 +291,8 @@ class _Screen:
         if bound > self._limit(candidate):
             return None, SLOW_PIPELINE
         limit = self._limit(candidate)
+        if least_floor(self.request, candidate, self.splits) > limit:
+            return None, SLOWER
         peaks = least_peaks(self.request, candidate)
         near = self._forced(candidate, peaks) > limit
         if near and not self._may_be_near(candidate, peaks):

@@ -21,6 +21,7 @@ from debubble.planner.memory.state import stage_states
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import standing
+from debubble.planner.search.groups import CandidateGroup
 from debubble.schedules import registry
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -120,11 +121,49 @@ def least_memory(request: PlanRequest, alone: Candidate, pp: int) -> float:
     The sum of the margin and two averages over ranks: of static memory, and of one microbatch's
     activations, all of which are there when its first backward starts.
     """
+    held = least_state(request, alone) + least_activations(request, alone)
+    return held / pp + margin(request.training)
+
+
+def least_state(request: PlanRequest, alone: Candidate) -> float:
+    """Return bytes of weights, gradients and optimizer states of a model on one stage."""
     (state,) = stage_states(request.case(alone))
+    return state.total
+
+
+def least_activations(request: PlanRequest, alone: Candidate) -> float:
+    """Return bytes of activations of one microbatch of a model on one stage."""
     if recomputed_layers(alone.recompute) is not None:
         alone = alone.recomputing("full")  # the first N of every stage may be all
     (held,) = stage_activations(request.case(alone))
-    return (state.total + held.stored) / pp + margin(request.training)
+    return held.stored
+
+
+class LeastMemory:
+    """Bytes below which no candidate of a group gets."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.request = request
+        self._states: dict[tuple[int, ...], float] = {}
+        self._held: dict[tuple[object, ...], float] = {}
+
+    def of(self, group: CandidateGroup) -> float:
+        """Return what :func:`least_memory` does with least state and, apart, least activations."""
+        degrees, request = group.degrees, self.request
+        tp, cp, ep = degrees.tp, degrees.cp, degrees.ep
+        recomputes, zeros = map(set, zip(*group.all_settings, strict=True))
+        states, held = [], []
+        for zero in zeros:
+            key = tp, cp, ep, degrees.dp, zero
+            if key not in self._states:
+                self._states[key] = least_state(request, group.alone(("full", zero)))
+            states.append(self._states[key])
+        for recompute in recomputes:
+            own = tp, cp, ep, group.microbatch_size, recompute
+            if own not in self._held:
+                self._held[own] = least_activations(request, group.alone((recompute, 0)))
+            held.append(self._held[own])
+        return (min(states) + min(held)) / degrees.pp + margin(request.training)
 
 
 def least_peaks(request: PlanRequest, candidate: Candidate) -> NDArray[np.float64] | None:

@@ -25,10 +25,7 @@ from debubble.planner.memory.peaks import margin
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import homes_of, pipeline_bound
 from debubble.planner.search.evaluate import Evaluated, costs_of, schedule_of, timed, with_peaks
-from debubble.planner.search.longest_path import LongestPath, least_step, no_gain
-
-Cut: TypeAlias = tuple[int, ...]
-"""Layers of every stage; they are consecutive, so that their numbers say all."""
+from debubble.planner.search.longest_path import Cut, LongestPath, are_slow, least_step, no_gain
 
 SIMULATIONS = 200
 """Most simulations for one plan."""
@@ -313,11 +310,13 @@ def refined(
         if fits and alike and paths:
             vain = no_gain(paths[-1], best, homes)
         pairs = ((one, other) for one in stages if cut[one] for other in stages if one != other)
-        for one, other in heapq.nlargest(MOVES, pairs, promise):
-            found = list(cut)
-            found[one] -= 1
-            found[other] += 1
-            yield tuple(found), bool(vain[one, other])
+        best_moves = heapq.nlargest(MOVES, pairs, promise)
+        cuts = [moved(cut, one, other) for one, other in best_moves]
+        slow = np.array([vain[move] for move in best_moves], dtype=bool)
+        if fits:
+            known = (*paths[-1:], *others)
+            slow |= are_slow(plan.request, best.candidate, cuts, known, best.step_time)
+        yield from zip(cuts, slow.tolist(), strict=True)
 
     if not limited or best.fits:
         note(plan.simulate())
@@ -325,6 +324,14 @@ def refined(
     while any(is_better(cut, in_vain=vain) for cut, vain in moves()):
         pass
     return best, simulated
+
+
+def moved(cut: Cut, one: int, other: int) -> Cut:
+    """Return a cut with a layer of one stage on another."""
+    found = list(cut)
+    found[one] -= 1
+    found[other] += 1
+    return tuple(found)
 
 
 def _value(plan: Evaluated) -> tuple[float, float]:

@@ -7,6 +7,7 @@ what its actions on any path take, and what follows on the rank where the path e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,19 @@ from debubble.engine.kernels import evaluate as walk
 from debubble.engine.timeline import Timeline
 from debubble.planner.candidate import Candidate
 from debubble.planner.case import Case
-from debubble.planner.cost.stage_costs import layer_sums, stage_times
-from debubble.planner.cost.step import StepEnds, step_ends
+from debubble.planner.cost.stage_costs import layer_sums, times_of_cuts
+from debubble.planner.cost.step import StepEnds, ends_of_cuts, step_ends
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.evaluate import Evaluated
 
 TIMED = (Kind.F, Kind.I, Kind.W, Kind.B)
 """Kinds of actions that take other times with other layers."""
+
+SURE = 1 + 1e-9
+"""Ratio to a step from which rounding does not decide whether a bound is above it."""
+
+Cut: TypeAlias = tuple[int, ...]
+"""Layers of every stage; they are consecutive, so that their numbers say all."""
 
 
 class LongestPath:
@@ -106,12 +113,37 @@ def least_step(
     )
 
 
+def are_slow(
+    request: PlanRequest, candidate: Candidate, cuts: Sequence[Cut],
+    paths: Sequence[LongestPath], enough: float,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Return whether :func:`least_step` is above `enough` beyond rounding, for several cuts."""
+    known = [(path, path.counts) for path in paths if path.counts is not None]
+    if not known or not cuts:
+        return np.zeros(len(cuts), dtype=bool)
+    case, some = request.case(candidate), np.array(cuts)
+    times = _times_of_cuts(case, some, known[0][0].runtime)
+    ends = ends_of_cuts(case, some, times[1] + times[2], known[0][0].placement)
+    gradients, optimizer, weights = ends
+    most: NDArray[np.float64] = np.max(
+        [path.rest + np.einsum("ks,kcs->c", counts, times) + gradients[:, path.rank]
+         for path, counts in known], axis=0,
+    )  # fmt: skip
+    slow: NDArray[np.bool_] = most + optimizer.max(axis=1) + weights.max(axis=1) > enough * SURE
+    return slow
+
+
 def _durations(case: Case, runtime: str) -> NDArray[np.float64]:
     """Return seconds of :data:`TIMED` on every stage, in rows."""
-    F, I, W = stage_times(case)
+    return _times_of_cuts(case, np.array([case.candidate.layers]), runtime)[:, 0]
+
+
+def _times_of_cuts(case: Case, cuts: NDArray[np.int64], runtime: str) -> NDArray[np.float64]:
+    """Return seconds of :data:`TIMED`; shape ``(kinds, cuts, stages)``."""
+    F, I, W = times_of_cuts(case, cuts)
     times = np.stack([F, I, W, I + W])
     if FIRST_IN_W in RUNTIMES[runtime].rules:
-        times[1, 0], times[2, 0] = 0.0, times[3, 0]
+        times[1, :, 0], times[2, :, 0] = 0.0, times[3, :, 0]
     return times
 
 

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate
+from debubble.planner.cost.stage_costs import stage_times
+from debubble.planner.cost.step import step_ends
 from debubble.planner.memory.peaks import fragmentation
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import homes_of, pipeline_bound, saves_memory
@@ -76,6 +78,26 @@ def base_cut(
         if less < bound and splits(other):
             given, bound = other, less
     return given, (1 - MOST_TIME) * bound
+
+
+def least_floor(request: PlanRequest, candidate: Candidate, splits: Allowed | None) -> float:
+    """Return seconds that the floor of a candidate's base is not below, without simulating it.
+
+    By the bound of its pipeline, and by the step's ends, which do not depend on the order.
+    """
+    case = request.case(candidate)
+    backward = stage_times(case)[1:].sum(axis=0)
+    if not case.training.overlap_p2p:
+        backward[:] = math.inf  # what is sent hides gradients, too
+    ends = step_ends(case, tuple(backward.tolist()), case.placement)
+    after = min(ends.gradients) + max(ends.optimizer) + max(ends.weights)
+    floor = pipeline_bound(request, candidate) + after
+    free = splits is not None and candidate.degrees.pp > 1
+    if free or candidate.uses_costs:
+        floor *= 1 - MOST_TIME
+    if free:
+        floor = max(floor, split_bound(request, candidate) + after)
+    return floor * (1 - ROUNDING)
 
 
 def base_of(

@@ -1,0 +1,47 @@
+"""Bounds that are looked up before anything is simulated, against what they bound."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from debubble.core.errors import DebubbleError
+from debubble.planner.request import Fixed, plan_request
+from debubble.planner.search.bounds import LeastMemory, least_memory
+from debubble.planner.search.groups import groups
+from debubble.planner.search.layer_split import runnable
+from debubble.planner.search.within_memory import base_cut, base_of, least_floor
+
+FRAMEWORKS = (None, "megatron", "automodel")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_no_floor_is_below_the_one_that_is_known_without_simulating(framework: str | None) -> None:
+    fixed = Fixed(framework=framework)
+    asked = plan_request("llama-3.1-8b", "h100", 16, 32, 4096, fixed=fixed)
+    draw, splits, near = random.Random(0), runnable(asked), []
+    for group in draw.sample([one for one in groups(asked) if one.microbatches <= 8], 40):
+        for allowed in (splits, None):
+            own, _ = base_cut(asked, draw.choice(list(group.candidates())), allowed)
+            try:
+                base = base_of(asked, own, allowed)
+            except DebubbleError:
+                continue
+            assert base is not None
+            near.append(least_floor(asked, own, allowed) / base.floor)
+            assert near[-1] <= 1, own
+    assert sorted(near)[len(near) // 2] > 0.9
+
+
+def test_no_setting_of_a_group_needs_less_than_the_least() -> None:
+    asked = plan_request("mixtral-8x7b", "h100", 16, 32, 4096)
+    asked = replace(asked, fixed=Fixed(framework="megatron"))
+    known = LeastMemory(asked)
+    for group in random.Random(0).sample(list(groups(asked)), 40):
+        every = (
+            least_memory(asked, group.alone(setting), group.degrees.pp)
+            for setting in group.all_settings
+        )
+        assert known.of(group) <= min(every) * (1 + 1e-9)
