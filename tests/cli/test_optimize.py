@@ -71,7 +71,7 @@ def test_layers_are_cut_and_their_costs_are_written(run: Run, tmp_path: Path) ->
     result = run(*words, "-o", best)
     data = run(*words, "--json").data
     assert f"\nlayers {' '.join(map(str, data['layers']))}\n" in result.out
-    assert "the others are cut evenly" in result.out
+    assert "the others have the cut under which their busiest" in result.out
     assert "debubble simulate" in result.err
     costs = tmp_path / "best.costs.json"
     assert json.loads(costs.read_text()) == data["costs"]

@@ -70,7 +70,8 @@ def test_what_is_read_is_what_the_grammar_rewrites_to(text: str) -> None:
     """Whatever is accepted has the letters that rewriting gives, stage by stage."""
     try:
         found = read_layout(text)
-    except db.ParameterError:
+    except db.ParameterError as error:
+        assert "layout" in str(error)
         return
     stages = unrolled(text.replace(",", ""))
     assert "".join(stages).strip("Etm") == "L"

@@ -22,6 +22,9 @@ LARGEST = 10_000_000
 SEQUENCE = 4096
 """Tokens of a sequence unless given."""
 
+LEAST = 1e6
+"""Bytes of a GPU below which a unit was forgotten."""
+
 MOST_IMBALANCE = 1000
 
 GRADIENTS, MOMENTS = {"fp32": 4, "bf16": 2}, {"fp32": 4, "bf16": 2, "fp8": 1}
@@ -108,6 +111,8 @@ def plan_request(
     found = find_gpu(gpu)
     check_precision(precision, found)
     asked = math.inf if memory is None else read_bytes(str(memory))
+    if asked < LEAST:
+        raise ParameterError(f"memory is {asked:g} bytes; give a unit, such as {asked:g}GB")
     known = read_model(model) if isinstance(model, str) else model
     length = min(SEQUENCE, known.positions or SEQUENCE) if sequence is None else sequence
     if known.positions and length > known.positions:
@@ -146,6 +151,11 @@ def check_precision(precision: str, gpu: Gpu) -> None:
     """Refuse a precision that is not known, or that a GPU has no products in."""
     if precision not in PRECISIONS:
         raise ParameterError(f"precision is '{precision}'; {did_you_mean(precision, PRECISIONS)}")
+    if precision == "bf16" and gpu.sixteen == "fp16":
+        raise ParameterError(
+            f"precision is 'bf16', and {gpu.name} has no products in bf16; the nearest that works "
+            "is precision fp16"
+        )
     if precision not in NARROW:
         return
     # Scales of small blocks came with products in 4 bits.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from debubble.planner.answer.report import memory_warnings
 from debubble.planner.answer.searches import Answer, also_runs
-from debubble.planner.answer.words import gigabytes, seconds
+from debubble.planner.answer.words import gigabytes
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, flags
 from debubble.planner.frameworks.torch.flags import CSV, EXPORT, ON_PYTORCH, from_csv
@@ -56,18 +57,6 @@ def plan_data(plan: Evaluated, recommended: bool = False) -> dict[str, Any]:
         **({"lower_bound": plan.lower_bound} if plan.lower_bound else {}),
         **({"instead_of": candidate.schedule} if plan.optimized else {}),
     }
-
-
-def memory_warnings(plan: Evaluated) -> list[str]:
-    """Return the warning of a plan that may not fit, with what it then costs."""
-    if plan.verdict != "maybe":
-        return []
-    peak, (chance, more) = max(plan.peaks), plan.retries
-    return [
-        f"may not fit: {gigabytes(peak)} ± {gigabytes(plan.memory_error)} of "
-        f"{gigabytes(plan.request.capacity)}; {100 * chance:.0f} % of such runs are short of "
-        f"memory, where PyTorch's allocator adds up to {seconds(more)} to a step, or the run ends"
-    ]
 
 
 def plan_flags(plan: Evaluated, framework: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -27,7 +27,7 @@ from debubble.planner.answer.words import (
 from debubble.planner.frameworks.launch import layers_text
 from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.shape_traps import shape_traps
-from debubble.planner.request import PlanRequest
+from debubble.planner.request import Fixed, PlanRequest
 from debubble.planner.search.evaluate import CAUSES, Evaluated, finished, tied
 from debubble.planner.search.search_result import nearly_fits
 
@@ -126,9 +126,9 @@ def plan_line(plan: Evaluated) -> str:
 
 def setup(plan: Evaluated) -> str:
     """Return microbatches, recompute, ZeRO and layers of a plan."""
-    candidate = plan.candidate
+    candidate, count = plan.candidate, plan.candidate.microbatches
     return (
-        f"{candidate.microbatches} microbatches of {candidate.microbatch_size}; recompute "
+        f"{count} microbatch{'es' * (count > 1)} of {candidate.microbatch_size}; recompute "
         f"{candidate.recompute}; ZeRO-{candidate.zero}; layers × stages "
         f"{layers_text(candidate.layers)}"
     )
@@ -154,9 +154,28 @@ def confidence(plan: Evaluated) -> str:
 
 
 def warnings(plan: Evaluated) -> list[str]:
-    """Return warnings about shapes, and about steps that no GPU can reach."""
+    """Return warnings about shapes, memory, and steps that no GPU can reach."""
     traps = shape_traps(plan.request.model, plan.candidate.degrees.tp)
-    return [f"warning: {trap}" for trap in (*_too_fast(plan), *traps)]
+    return [f"warning: {trap}" for trap in (*_too_fast(plan), *traps, *memory_warnings(plan))]
+
+
+def memory_warnings(plan: Evaluated) -> list[str]:
+    """Return warnings of a plan for more memory than GPUs have, or that may not fit."""
+    request, gpu = plan.request, plan.request.cluster.gpu
+    found = []
+    if request.capacity > gpu.memory:
+        found.append(
+            f"planned for {gigabytes(request.capacity)}, and {gpu.name} has {gigabytes(gpu.memory)}"
+        )
+    if plan.verdict != "maybe":
+        return found
+    peak, (chance, more) = max(plan.peaks), plan.retries
+    return [
+        *found,
+        f"may not fit: {gigabytes(peak)} ± {gigabytes(plan.memory_error)} of "
+        f"{gigabytes(request.capacity)}; {100 * chance:.0f} % of such runs are short of "
+        f"memory, where PyTorch's allocator adds up to {seconds(more)} to a step, or the run ends",
+    ]
 
 
 def _too_fast(plan: Evaluated) -> list[str]:
@@ -305,11 +324,14 @@ def columns(found: Answer, plans: Sequence[Evaluated]) -> list[Column]:
         column("step", value=lambda p: seconds(p.step_time)),
         column("peak", value=lambda p: gigabytes(max(p.peaks))),
     ]
-    return [
-        *cells,
-        column("compared", value=lambda p: _judged(found, p), rank=1, left=True),
-        column("because", value=lambda p: reason(found, p), rank=2, left=True),
-    ]
+    cells.append(column("compared", value=lambda p: _judged(found, p), rank=1, left=True))
+    if len(every) > 1:
+        cells.append(column("because", value=lambda p: reason(found, p), rank=2, left=True))
+    return cells
+
+
+HOLDING = tuple(item.name for item in fields(Fixed) if item.name not in ("framework", "mtp"))
+"""Constraints that may be why nothing fits."""
 
 
 def nothing(found: Answer) -> str:
@@ -320,6 +342,7 @@ def nothing(found: Answer) -> str:
             f"no plan that fits into {gigabytes(request.limit)} was found before the search ended"
         )
     text = f"no plan fits into {gigabytes(request.limit)}"
+    held = [name for name in HOLDING if getattr(request.fixed, name) is not None]
     if found.near:
         least = min(found.near, key=lambda plan: max(plan.peaks))
         text += (
@@ -327,9 +350,12 @@ def nothing(found: Answer) -> str:
             f"{least.candidate.recompute}, needs {gigabytes(max(least.peaks))}"
         )
     else:
-        text += ": the model's states and one microbatch are larger, however they are split"
+        names = ", ".join(held).replace("_", " ").replace("schedules", "schedule")
+        split = f"as {names} are held" if held else "however they are split"
+        text += f": the model's states and one microbatch are larger, {split}"
     if found.larger is None:
-        return f"{text}; take GPUs with more memory, or a shorter sequence"
+        loosen = "leave some of what is held open, " if held else ""
+        return f"{text}; {loosen}take GPUs with more memory, or a shorter sequence"
     gpus = found.larger.candidate.degrees.gpus
     return f"{text}; {gpus:,} GPUs are enough: {short(found.larger)}"
 

@@ -63,6 +63,8 @@ class Gpu:
         Share of `link` that large all-reduces in the whole node, all-gathers and all-to-alls reach.
     maker
         Its maker: some frameworks are for one alone.
+    sixteen
+        Numbers in 16 bits that it multiplies: ``"bf16"`` next to fp16, or ``"fp16"`` alone.
     source
         Source of the numbers, if not the table.
     """
@@ -89,6 +91,7 @@ class Gpu:
     gather: float = 0.8
     exchange: float = 0.71
     maker: str = "NVIDIA"
+    sixteen: str = "bf16"
     source: str = field(default="", compare=False)
 
     def kernel(self, portable: bool) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -152,7 +155,7 @@ GPUS = {
         replace(_A100, name="a800", link=200 * GIGA, source="A100 with 8 of its 12 NVLinks"),
         _gpu(
             "v100", 125, 0, 31.73 * GIB / GIGA, 0.9, 80, 150, 12.5, 16, peer=50, gemm=0.7,
-            attention=(57 * TERA, 45 * TERA), source="SXM2 with 32 GB, 16 bits are fp16; the best"
+            sixteen="fp16", attention=(57 * TERA, 45 * TERA), source="SXM2 with 32 GB; the best"
             " product is 89 of a V100S' 130 TFLOP/s, attention rates are assumed",
         ),
         _H100,

@@ -88,7 +88,8 @@ class Evaluated:
             return "yes"
         # A limit below that is asked for, and no guess.
         asked = request.limit < request.safe
-        return "no" if asked or peak - self.memory_error > request.capacity else "maybe"
+        least = peak / (1 + request.training.runtime.memory_error)
+        return "no" if asked or least > request.capacity else "maybe"
 
     @property
     def memory_error(self) -> float:
@@ -282,12 +283,17 @@ def _layer_causes(case: Case) -> dict[str, float]:
     return found
 
 
+APART = 0.15
+"""Largest error of a difference between two plans: that of dense steps with a pipeline. What makes
+all steps of a kind of model slower or faster, such as kernels of experts, is the same in both."""
+
+
 def tied(one: Evaluated, other: Evaluated) -> bool:
     """Return whether two plans may rank the other way round.
 
     Seconds that both have in common are off by the same in both. The differences, cause by cause,
-    may be off by the error of the model.
+    may be off by the error of the model, at most by :data:`APART`.
     """
     apart = sum(abs(one.causes[name] - other.causes[name]) for name in CAUSES)
-    error = max(one.step_error, other.step_error)
+    error = min(max(one.step_error, other.step_error), APART)
     return abs(one.step_time - other.step_time) <= error * apart
