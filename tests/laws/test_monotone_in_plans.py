@@ -141,7 +141,9 @@ def test_what_is_held_never_makes_the_step_shorter(limit: float) -> None:
         "microbatch_size": (1, 2, 4), "recompute": ("none", "selective", "full", "full:1"),
         "zero": (0, 1, 2, 3), "schedules": [(name,) for name in SOME or plannable()],
     }  # fmt: skip
-    assert set(choices) | {"ep", "layers", "framework"} == {spec.name for spec in fields(Fixed)}
+    assert set(choices) | {"ep", "layers", "framework", "mtp", "mtp_stage"} == {
+        spec.name for spec in fields(Fixed)
+    }
     for name, values in choices.items():
         held = [best(asked, limit, replace(among, **{name: value})) for value in values]  # type: ignore[arg-type]
         assert min(held) >= free * (1 - 1e-9), (name, held, free)
