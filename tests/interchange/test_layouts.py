@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 import debubble as db
@@ -70,9 +70,8 @@ def test_what_is_read_is_what_the_grammar_rewrites_to(text: str) -> None:
     """Whatever is accepted has the letters that rewriting gives, stage by stage."""
     try:
         found = read_layout(text)
-    except db.ParameterError as error:
-        assert "layout" in str(error)
-        return
+    except db.ParameterError:
+        reject()
     stages = unrolled(text.replace(",", ""))
     assert "".join(stages).strip("Etm") == "L"
     assert [stage.count("t") for stage in stages] == list(found.cut)
