@@ -1,11 +1,11 @@
-"""Decimal numbers of texts less another, many at a time and correctly rounded."""
+"""Numbers of many texts at once: whole, or decimals less another, which are correctly rounded."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from decimal import Decimal
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from debubble.core.units import read_number
 
 Floats = NDArray[np.float64]
-
-_PLAIN = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?", re.ASCII)
+Whole = NDArray[np.int64]
 
 EXACT = 1 << 53
 """Whole number up to which floats have all."""
@@ -26,68 +25,83 @@ LARGEST = 1 << 62
 """Whole number whose difference from another fits 64 bits."""
 
 
-def times_less(texts: Sequence[str], zero: Decimal) -> Floats:
+class ColumnTexts(NamedTuple):
+    """Texts that are parts of one, in UTF-8: from `starts` to `ends`, where something follows."""
+
+    text: bytes
+    starts: Whole
+    ends: Whole
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> ColumnTexts:
+        """Return the column of some texts."""
+        encoded = [text.encode() for text in texts]
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        ends = np.cumsum(lengths)
+        return cls(b"".join([*encoded, b"\n"]), ends - lengths, ends)
+
+    def texts(self, rows: NDArray[np.intp] | slice = slice(None)) -> list[bytes]:
+        """Return the texts of some rows."""
+        text, starts, ends = self.text, self.starts[rows].tolist(), self.ends[rows].tolist()
+        return [text[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def times_less(column: ColumnTexts, zero: Decimal) -> Floats:
     """Return numbers less `zero`, correctly rounded; NaN for what is none."""
-    found = np.full(len(texts), np.nan)
-    if "" in texts:
-        some = list(filter(None, texts))
-        found[np.fromiter(map(bool, texts), bool, len(texts))] = times_less(some, zero)
-        return found
-    times = _alike(texts, zero)
-    if times is not None:
-        return times
-    plain = {at: text.partition(".") for at, text in enumerate(texts) if _PLAIN.fullmatch(text)}
-    digits = max((len(fraction) for _, _, fraction in plain.values()), default=0)
-    padded = [f"{whole}.{fraction:0<{digits}}" for whole, _, fraction in plain.values()]
-    times = _alike(padded, zero)
-    if times is None:
-        plain = {}
-    else:
-        found[list(plain)] = times
-    for at, text in enumerate(texts):
-        if at not in plain and (number := decimal(text)) is not None:
-            found[at] = float(number - zero)
-    return found
-
-
-def _alike(texts: Sequence[str], zero: Decimal) -> Floats | None:
-    """Return numbers with equally many digits behind the point less `zero`.
-
-    None for other numbers, and for those that do not fit 64 bits.
-    """
-    joined = ",".join(texts).encode()
-    if not joined or joined.translate(None, b"0123456789.,-"):
-        return None
-    letters = np.frombuffer(b",%b," % joined, np.uint8)
-    commas = np.flatnonzero(letters == ord(","))
-    starts, ends = commas[:-1] + 1, commas[1:]
-    below = letters[starts] == ord("-")
-    _, point, fraction = texts[0].partition(".")
-    digits = len(fraction)
-    points = ends - digits - len(point)
-    if (
-        len(ends) != len(texts)
-        or (points - starts - below < 1).any()
-        or joined.count(b"-") > np.count_nonzero(below)
-        or joined.count(b".") != len(point) * len(texts)
-        or (point and (letters[points] != ord(".")).any())
-    ):
-        return None
-    values = np.fromstring(joined.replace(b".", b"").decode(), np.int64, sep=",")
-    places = max(digits, -int(zero.as_tuple().exponent))
-    if places > MOST_DIGITS or zero.adjusted() > MOST_DIGITS:
-        return None
-    # A number beyond 64 bits is read as the largest of these.
-    largest = max(int(values.max()), -int(values.min()))
-    factor = 10 ** (places - digits)
-    if max(largest * factor, (abs(int(zero)) + 1) * 10**places) >= LARGEST:
-        return None
-    found = values * factor - int(zero.scaleb(places))
-    times: Floats = found / 10.0**places
+    value, behind, sound = plain_numbers(column)
+    scales = np.array([_scale(digits, zero) for digits in range(MOST_DIGITS + 1)])
+    factor, most, shift, unit = scales.T.take(behind, axis=1, mode="clip")
+    sound &= np.abs(value) < most
+    found = value * factor - shift
     # Up to 53 bits only the quotient is rounded; that of Python's integers always is exact.
-    wide = np.flatnonzero(np.abs(found) > EXACT)
-    times[wide] = [each / 10**places for each in found[wide].tolist()]
+    times: Floats = np.where(sound, found / unit, np.nan)
+    for at in np.flatnonzero(sound & (np.abs(found) > EXACT)).tolist():
+        times[at] = int(found[at]) / int(unit[at])
+    others = np.flatnonzero(~sound & (column.ends > column.starts))
+    for at, text in zip(others.tolist(), column.texts(others), strict=True):
+        if (number := decimal(text.decode())) is not None:
+            times[at] = float(number - zero)
     return times
+
+
+def _scale(digits: int, zero: Decimal) -> tuple[int, int, int, int]:
+    """Return how to subtract `zero` from numbers with `digits` behind the point.
+
+    That is a factor, the limit of numbers before it, `zero` in units of the product, and the number
+    of these in 1. The limit is 0 if they do not fit 64 bits.
+    """
+    places = max(digits, -int(zero.as_tuple().exponent))
+    if places > MOST_DIGITS or (abs(int(zero)) + 1) * 10**places >= LARGEST:
+        return 1, 0, 0, 1
+    factor = 10 ** (places - digits)
+    return factor, LARGEST // factor, int(zero.scaleb(places)), 10**places
+
+
+def plain_numbers(column: ColumnTexts) -> tuple[Whole, NDArray[np.uint8], NDArray[np.bool_]]:
+    """Return numbers without their point, digits behind it, and which texts are plain numbers.
+
+    Plain are up to 19 digits, with a minus or not, and a point among them or not.
+    """
+    letters = np.frombuffer(column.text, np.uint8)
+    lengths = column.ends - column.starts
+    minus = (letters[column.starts] == ord("-")) & (lengths > 0)
+    value = np.zeros(len(lengths), np.int64)
+    digits, behind, points = np.zeros((3, len(lengths)), np.uint8)
+    # One letter of all texts at a time.
+    for at in range(min(int(lengths.max(initial=0)), MOST_DIGITS + 3)):
+        letter = letters.take(column.starts + at, mode="clip")
+        inside = lengths > at
+        digit = letter - np.uint8(ord("0"))
+        is_digit = (digit < 10) & inside
+        value *= is_digit * np.uint8(9) + np.uint8(1)
+        value += digit * is_digit
+        digits += is_digit
+        behind += is_digit & (points > 0)
+        points += (letter == ord(".")) & inside
+    # 19 digits beyond 64 bits have become a negative number.
+    sound = (value >= 0) & (digits <= MOST_DIGITS + 1) & (digits + points + minus == lengths)
+    sound &= (digits > behind) & (points == (behind > 0))
+    return np.where(minus, -value, value), behind, sound
 
 
 def decimal(text: str) -> Decimal | None:
