@@ -280,6 +280,28 @@ def test_harmless_and_switched_off_keys_are_ignored():
     assert model == changed()
 
 
+def test_base_of_rotary_positions_and_activation_are_read_where_files_have_them():
+    of_kinds = {
+        "full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4},
+    }  # fmt: skip
+    assert changed(rope_theta=500000.0).rope_theta == 500000
+    assert changed(rope_parameters={"rope_type": "default", "rope_theta": 5e5}).rope_theta == 5e5
+    assert changed(rope_scaling={"rope_theta": 5e5}).rope_theta == 5e5
+    assert changed(rope_parameters=of_kinds).rope_theta == 1e6
+    assert changed(rope_theta=None).rope_theta is None
+    assert changed(hidden_act="gelu").activation == "gelu"
+    assert read_model("llama-3.1-8b").rope_theta == 500000
+    assert read_model("mixtral-8x7b").rope_theta == 1e6
+    assert read_model("gpt2").rope_theta is None
+    own = "{hidden: 64, vocabulary: 100, attention: {heads: 4, kv_heads: 4, head_dim: 16}, layers: 2, "
+    model = parse_model(own + "mlp: {width: 64}, rope_theta: 10000}", "own.yaml")
+    assert (model.rope_theta, model.activation) == (10000, "silu")
+    model = parse_model(own + "mlp: {width: 64, gated: false}, activation: relu2}", "own.yaml")
+    assert (model.rope_theta, model.activation) == (None, "relu2")
+    with pytest.raises(FormatError, match="rope_theta"):
+        parse_model(own + "mlp: {width: 64}, rope_theta: fast}", "own.yaml")
+
+
 def test_unknown_families_are_read_by_their_keys_and_say_so():
     model = changed(model_type="llama5", num_local_experts=8, num_experts_per_tok=2,
                     moe_intermediate_size=32, attention_bias=True)  # fmt: skip

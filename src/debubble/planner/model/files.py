@@ -10,6 +10,8 @@ Our YAML::
     positions: 0                  # learned ones
     mtp: 0                        # layers of multi-token prediction
     dropout: false
+    rope_theta: 500000            # base of rotary positions
+    activation: silu              # unless given, silu where gated and gelu elsewhere
     attention: {heads: 32, kv_heads: 8, head_dim: 128}      # bias, out_bias, qk_norm, sinks, window
     mlp: {width: 14336, gated: true}                        # bias
     layers: 32
@@ -123,9 +125,17 @@ def own_model(data: Mapping[str, Any], file: str) -> Model:
         positions=keys.count("positions", 0, least=0),
         mtp=keys.count("mtp", 0, least=0, most=MOST_LAYERS),
         dropout=keys.flag("dropout"),
+        rope_theta=_theta(keys),
+        activation=keys.word("activation", "silu" if layers[-1].mlp.gated else "gelu"),
     )
     keys.refuse_unknown()
     return model
+
+
+def _theta(keys: Keys) -> float | None:
+    """Return the base of rotary positions, None where there is none."""
+    there = keys.values.get("rope_theta") is not None
+    return float(keys.values["rope_theta"]) if keys.positive("rope_theta", 0) and there else None
 
 
 _PARTS = ("attention", "mlp", "experts")

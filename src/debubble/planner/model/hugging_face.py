@@ -41,6 +41,10 @@ KINDS = {
 """Kinds of layers by the words that files have for them."""
 LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
 """Kinds of layers by Nemotron-H's letters."""
+THETAS = ("rope_theta", "rotary_emb_base")
+"""Names of the base of rotary positions."""
+ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act")
+"""Names of the activation of feed-forward parts."""
 
 
 def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
@@ -91,6 +95,22 @@ def _readable(config: Mapping[str, Any], kind: str) -> bool:
     names = {re.sub(r"[\d_]+", "", name) for name in FAMILIES}
     plain = re.sub(r"[\d_]+", "", kind.removesuffix("_text"))
     return plain in names or not difflib.get_close_matches(plain, names, cutoff=0.8)
+
+
+def _rope_theta(config: Mapping[str, Any]) -> float | None:
+    """Return the base of rotary positions, that of full attention where kinds have their own."""
+    found = [config]
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(group := config.get(key), Mapping):
+            found += [group.get(FULL), group]
+    values = (one.get(key) for one in found if isinstance(one, Mapping) for key in THETAS)
+    return next((float(one) for one in values if type(one) in (int, float) and one > 0), None)
+
+
+def _activation(config: Mapping[str, Any]) -> str:
+    """Return the name of the activation; empty where no key has it."""
+    names = (config.get(key) for key in ACTIVATIONS)
+    return next((one for one in names if isinstance(one, str) and one.isidentifier()), "")
 
 
 def check_attention(name: str, attention: Mixer) -> None:
@@ -152,6 +172,8 @@ class ConfigReader:
             positions=keys.first(family.positions, 0, least=0) if family.positions else 0,
             mtp=keys.count("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
             dropout=any(rates),
+            rope_theta=_rope_theta(keys.values),
+            activation=_activation(keys.values),
         )
         bias = model.vocabulary * keys.on(family.head_bias)
         first, last = self.hidden * family.first, self.hidden * family.last + bias

@@ -161,7 +161,7 @@ class _Choice:
             names = (registry.find(name).name for name in self.fixed.schedules)
             self.schedules = tuple(dict.fromkeys(names))
         self.known_orders: dict[tuple[int, int, bool], dict[str, tuple[Split, ...]]] = {}
-        self.known_settings: dict[tuple[str, int, int, int], tuple[Setting, ...]] = {}
+        self.known_settings: dict[tuple[str, bool, int, int, int], tuple[Setting, ...]] = {}
 
     def degrees(self) -> list[Degrees]:
         """Return all degrees with one chunk, the smallest model-parallel size first."""
@@ -225,7 +225,7 @@ class _Choice:
     def settings(self, degrees: Degrees, schedule: str) -> tuple[Setting, ...]:
         """Return the ways to keep activations and states."""
         copies = min(degrees.dp, 2), min(degrees.dp * degrees.cp, 2)
-        key = (schedule, degrees.ep, degrees.cp * degrees.tp, sum(copies))
+        key = (schedule, degrees.pp > 1, degrees.ep, degrees.cp * degrees.tp, sum(copies))
         if key not in self.known_settings:
             # Orders that are made for costs and memory would be others for every N.
             free = (*RECOMPUTES, *[FEWEST] * (not registry.find(schedule).uses_costs))
