@@ -293,7 +293,8 @@ def test_base_of_rotary_positions_and_activation_are_read_where_files_have_them(
     assert read_model("llama-3.1-8b").rope_theta == 500000
     assert read_model("mixtral-8x7b").rope_theta == 1e6
     assert read_model("gpt2").rope_theta is None
-    own = "{hidden: 64, vocabulary: 100, attention: {heads: 4, kv_heads: 4, head_dim: 16}, layers: 2, "
+    attention = "attention: {heads: 4, kv_heads: 4, head_dim: 16}"
+    own = f"{{hidden: 64, vocabulary: 100, {attention}, layers: 2, "
     model = parse_model(own + "mlp: {width: 64}, rope_theta: 10000}", "own.yaml")
     assert (model.rope_theta, model.activation) == (10000, "silu")
     model = parse_model(own + "mlp: {width: 64, gated: false}, activation: relu2}", "own.yaml")

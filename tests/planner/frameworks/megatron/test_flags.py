@@ -84,9 +84,8 @@ def test_scripts_say_at_their_top_what_arguments_do_not_describe() -> None:
     text = FRAMEWORKS["megatron"].files[".sh"](gemma)
     assert text.splitlines(keepends=True)[2] == head
     assert "--swiglu" not in text
-    assert (
-        "--quick-geglu  # fill in: the activation of the model's gate is gelu_pytorch_tanh" in text
-    )
+    gate = "the activation of the model's gate is gelu_pytorch_tanh"
+    assert f"--quick-geglu  # fill in: {gate}" in text
     assert "--rotary-base 10000  # fill in: the model's rope_theta" in text
     text = FRAMEWORKS["primus"].files[".yaml"](gemma)
     assert head in text.partition("work_group")[0]
