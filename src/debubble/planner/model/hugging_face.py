@@ -17,7 +17,8 @@ from typing import Any
 
 from debubble.core.errors import FormatError, did_you_mean
 from debubble.planner.model.config_keys import ALIASES, MOST_LAYERS, Keys
-from debubble.planner.model.config_parts import FULL, LINEAR, TOWERS, as_yaml, flat, text_part
+from debubble.planner.model.config_parts import FULL, LINEAR, TEXT, TOWERS, as_yaml, flat, text_part
+from debubble.planner.model.encoders import encoder
 from debubble.planner.model.families import FAMILIES, PLAIN, ModelFamily
 from debubble.planner.model.mixers import (
     NO_MIXER,
@@ -55,7 +56,9 @@ def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
     could change a shape is refused.
     """
     kind = config.get("model_type")
+    _refuse_encoder(config, name)
     config, others = text_part(config)
+    _refuse_encoder(config, name)
     assumed = [f"only the text part of {kind} is counted; {others} is left out"] if others else []
     kind = config.get("model_type")
     if isinstance(widths := config.get("moe_intermediate_size"), list) and widths:
@@ -82,6 +85,18 @@ def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
         assumed.append(f"only the text part of {kind} is counted; {', '.join(left)} is left out")
     keys.refuse_unknown_shapes(kind)
     return replace(model, assumed=tuple(assumed))
+
+
+def _refuse_encoder(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a model that is no decoder."""
+    kind = config.get("model_type")
+    inner = any(isinstance(config.get(key), Mapping) for key in TEXT)
+    what = encoder(config, known=inner or (isinstance(kind, str) and kind in FAMILIES))
+    if what:
+        raise FormatError(
+            f"{name} has the model_type {kind!r}, {what}; plans are for decoders. Describe one of "
+            f"its size in YAML, such as {as_yaml(config)}"
+        )
 
 
 def _readable(config: Mapping[str, Any], kind: str) -> bool:

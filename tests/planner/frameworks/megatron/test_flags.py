@@ -75,6 +75,9 @@ def test_scripts_have_the_models_activation_and_base_of_positions_and_each_argum
     words = megatron.script_words(write(case(read_model("deepseek-v3"), ep=8, dp=8, pp=8)))
     options = [word for word in words if word.startswith("--")]
     assert len(options) == len(set(options))
+    alone = case(read_model("llama-3.2-1b"), m=1)
+    assert "one GPU, 1f1b, 1 microbatch of 1" in " ".join(write(alone).split("\n# "))
+    assert "# 1 node:" in FRAMEWORKS["bridge"].files[".py"](alone)
     assert "--squared-relu" in megatron.script_words(write(case(read_model("nemotron-4-15b"))))
 
 
