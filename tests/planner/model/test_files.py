@@ -289,6 +289,7 @@ def test_base_of_rotary_positions_and_activation_are_read_where_files_have_them(
     assert changed(rope_scaling={"rope_theta": 5e5}).rope_theta == 5e5
     assert changed(rope_parameters=of_kinds).rope_theta == 1e6
     assert changed(rope_theta=None).rope_theta is None
+    assert changed(rope_theta=10**400).rope_theta is None
     assert changed(hidden_act="gelu").activation == "gelu"
     assert read_model("llama-3.1-8b").rope_theta == 500000
     assert read_model("mixtral-8x7b").rope_theta == 1e6

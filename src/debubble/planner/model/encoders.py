@@ -34,7 +34,7 @@ ENCODERS = {
          "wav2vec2-conformer", "wavlm"), SOUND,
     ),
 }  # fmt: skip
-"""What models of a ``model_type`` are that are no decoders."""
+"""Models other than decoders by ``model_type``, in words."""
 
 GENERATING = ("CausalLM", "ConditionalGeneration", "LMHead", "TextGeneration")
 """Parts of names of classes that write text."""

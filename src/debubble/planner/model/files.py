@@ -44,7 +44,12 @@ from debubble.core.errors import FormatError, did_you_mean
 from debubble.interchange.syntax import parse
 from debubble.interchange.text import read_text, shown
 from debubble.planner.model.config_keys import MOST_LAYERS, Keys
-from debubble.planner.model.hugging_face import check_attention, check_experts, hugging_face_model
+from debubble.planner.model.hugging_face import (
+    MOST_THETA,
+    check_attention,
+    check_experts,
+    hugging_face_model,
+)
 from debubble.planner.model.mixers import Attention, LatentAttention, Mixer, Recurrence
 from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
@@ -134,8 +139,8 @@ def own_model(data: Mapping[str, Any], file: str) -> Model:
 
 def _theta(keys: Keys) -> float | None:
     """Return the base of rotary positions, None where there is none."""
-    there = keys.values.get("rope_theta") is not None
-    return float(keys.values["rope_theta"]) if keys.positive("rope_theta", 0) and there else None
+    found = keys.values["rope_theta"] if keys.positive("rope_theta", 0) else 0
+    return float(found) if 1 < found < MOST_THETA else None
 
 
 _PARTS = ("attention", "mlp", "experts")

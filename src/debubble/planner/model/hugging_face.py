@@ -42,6 +42,8 @@ KINDS = {
 """Kinds of layers by the words that files have for them."""
 LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
 """Kinds of layers by Nemotron-H's letters."""
+MOST_THETA = 1e15
+"""Bases of rotary positions are below it."""
 THETAS = ("rope_theta", "rotary_emb_base")
 """Names of the base of rotary positions."""
 ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act")
@@ -114,12 +116,13 @@ def _readable(config: Mapping[str, Any], kind: str) -> bool:
 
 def _rope_theta(config: Mapping[str, Any]) -> float | None:
     """Return the base of rotary positions, that of full attention where kinds have their own."""
-    found = [config]
+    found: list[Any] = [config]
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(group := config.get(key), Mapping):
             found += [group.get(FULL), group]
     values = (one.get(key) for one in found if isinstance(one, Mapping) for key in THETAS)
-    return next((float(one) for one in values if type(one) in (int, float) and one > 0), None)
+    numbers = (one for one in values if isinstance(one, int | float))
+    return next((float(one) for one in numbers if 1 < one < MOST_THETA), None)
 
 
 def _activation(config: Mapping[str, Any]) -> str:
