@@ -86,7 +86,7 @@ def test_what_is_read_is_what_the_grammar_rewrites_to(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("LL|LL", r"no E; the embedding is there once.* nearest that works is 'E\|L'"),
+        ("LL|LL", r"no E; the embedding is there once.*; it is such as 'Et\*4\|t\*4L'"),
         ("Et|tE|L", r"has 2 E; .* 'Et\|t\|L'"),
         ("tE|L", "something before E"),
         ("|Et|L", "something before E"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,24 @@ def test_a_layout_of_another_model_is_refused(layout: str, nearest: str) -> None
     asked = plan_request("llama-3.1-8b", "h100", 6, 6, fixed=fixed)
     with pytest.raises(ParameterError, match=nearest):
         check_request(asked)
+
+
+@pytest.mark.parametrize(
+    "given", ["Et*3|(tt|)*28,m|L", "1,2,3", "E|t*61mL", "Et*3|(tt|)*29,mm|L", "Et*61L", "61"]
+)
+def test_the_nearest_layers_work_when_they_are_given(given: str) -> None:
+    held = {"pp": 16, "chunks": 2, "ep": 8, "framework": "megatron"}
+
+    def asked(text: str) -> None:
+        fixed = replace(fixed_of({"layers": LAYERS.type.read("--layers", text)}), **held)
+        check_request(plan_request("deepseek-v3", "h100", 128, 128, fixed=fixed))
+
+    with pytest.raises(ParameterError) as refused:
+        asked(given)
+    near = re.search("layers ('?)([^ ]*)\\1$", str(refused.value))
+    assert near is not None, refused.value
+    assert bool(near[1]) == ("t" in given)
+    asked(near[2].replace("/", ","))
 
 
 def test_measured_steps_have_layouts_too() -> None:

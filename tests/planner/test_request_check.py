@@ -88,7 +88,7 @@ def test_what_can_be_met_is_taken() -> None:
         (dense(), 64, 128, {"layers": (8, 8, 8, 9)}, "layers 8/8/8/9 are 33, and the model has 32; "
          "the nearest that works is layers 8/8/8/8"),
         (dense(), 64, 128, {"layers": (8, 8, 8, 8), "pp": 8}, "layers names 4 stages, which are "
-         "not pp 8 × chunks any; the nearest that work are pp 4, or any layers"),
+         "not pp 8 × chunks any; the nearest that work are pp 4, or layers 4/4/4/4/4/4/4/4"),
         (dense(), 64, 128, {"tp": 16, "framework": "torchtitan"}, "torchtitan does not run this: "
          "tp 16 does not divide 8 heads of keys and values; the nearest that works is tp 8"),
         (dense(tied=True), 64, 128, {"pp": 4, "framework": "torchtitan"}, "torchtitan does not run "

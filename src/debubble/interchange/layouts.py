@@ -30,6 +30,9 @@ MOST_LETTERS = 20_000
 LONGEST_SHOWN = 60
 """Characters of a layout that messages show."""
 
+EXAMPLE = "Et*4|t*4L"
+"""Layout of 8 layers on 2 stages."""
+
 LETTERS = {
     "E": "the embedding", "t": "a layer", "m": "one of multi-token prediction", "L": "the loss",
 }  # fmt: skip
@@ -99,9 +102,9 @@ def is_layout(text: str) -> bool:
 def read_layout(text: str) -> Layout:
     """Return the layout that Megatron-LM's string describes.
 
-    Refused with the nearest layout that works: letters that are not known, and what stages cannot
-    have: an embedding or a loss elsewhere than at the ends, or more than one of them, and
-    multi-token prediction on several stages or before other layers.
+    Refused with the nearest layout: letters that are not known, and what stages cannot have: an
+    embedding or a loss elsewhere than at the ends, or more than one of them, and multi-token
+    prediction on several stages or before other layers.
 
     Examples
     --------
@@ -123,9 +126,9 @@ def read_layout(text: str) -> Layout:
         found = Layout(found.cut, found.mtp, None if stage == len(cells) - 1 else stage)
     fault = _fault(cells, len(places["m"]))
     if fault:
-        raise ParameterError(
-            f"the layout '{_short(text)}' {fault}; the nearest that works is '{found}'"
-        )
+        # Without a layer there is none near that a model could have.
+        near = f"the nearest is '{found}'" if sum(found.cut) else f"it is such as '{EXAMPLE}'"
+        raise ParameterError(f"the layout '{_short(text)}' {fault}; {near}")
     return found
 
 

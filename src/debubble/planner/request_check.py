@@ -32,6 +32,8 @@ SOME = 1000
 TRIES = 24
 """Numbers of GPUs and of sequences that are tried around the ones given."""
 
+SOME_CUTS = 8
+"""Numbers of stages that are tried around the one given."""
 
 WORDS = {"microbatch_size": "microbatch size", "schedules": "schedule", "gpus": "GPUs",
          "sequence_parallel": "sequence parallelism", "mtp": "MTP layers"}  # fmt: skip
@@ -141,24 +143,23 @@ def _stages(request: PlanRequest) -> None:
 
 def _layers(request: PlanRequest) -> None:
     """Check that given layers are the model's, on the given stages."""
-    cut, count = request.fixed.layers, len(request.model.layers)
-    pp, chunks = request.fixed.pp, request.fixed.chunks
+    fixed, count, mtp = request.fixed, len(request.model.layers), request.model.mtp
+    cut, pp, chunks = fixed.layers, fixed.pp, fixed.chunks
     if cut is None:
         return
-    said, mtp = request.fixed.mtp, request.model.mtp
     if sum(cut) != count or min(cut) < 0:
-        nearest = first_cut(count, len(cut), mtp)
-        near = "/".join(map(str, nearest)) if said is None else f"'{layout_text(nearest, mtp)}'"
-        raise ParameterError(
-            f"layers {'/'.join(map(str, cut))} are {sum(cut)}, and the model has {count}; "
-            f"the nearest that works is layers {near}"
+        text = f"layers {'/'.join(map(str, cut))} are {sum(cut)}, and the model has {count}"
+        _refuse(request, text, ("layers",))
+    if fixed.mtp not in (None, mtp):
+        text = (
+            f"the layout has {fixed.mtp or 'no'} m, layers of multi-token prediction, and the "
+            f"model has {mtp or 'none'}"
         )
-    if said not in (None, mtp):
-        near = layout_text(cut, mtp, request.fixed.mtp_stage if mtp else None)
-        raise ParameterError(
-            f"the layout has {said or 'no'} m, layers of multi-token prediction, and the model has "
-            f"{mtp or 'none'}; the nearest that works is '{near}'"
-        )
+        stage = fixed.mtp_stage if mtp else None
+        if _works(replace(request, fixed=replace(fixed, mtp=mtp, mtp_stage=stage))):
+            near = layout_text(cut, mtp, stage)
+            raise ParameterError(f"{text}; the nearest that works is layers '{near}'")
+        _refuse(request, text, ("layers",))
     stages = (pp or 1) * (chunks or 1)
     if len(cut) % stages or (pp and chunks and len(cut) != stages):
         text = f"layers names {len(cut)} stages, which are not pp {pp or 'any'} × chunks "
@@ -220,7 +221,7 @@ def _refuse(request: PlanRequest, text: str, names: Iterable[str]) -> None:
     for name in names:
         for value in _values(request, name):
             if _works(_changed(request, name, value)):
-                found.append(_said(name, value))
+                found.append(_offer(request, name, value))
                 break
     if found:
         verb = "works is" if len(found) == 1 else "work are"
@@ -251,7 +252,9 @@ def _changed(request: PlanRequest, name: str, value: Any) -> PlanRequest:
 
 def _values(request: PlanRequest, name: str) -> list[Any]:
     """Return the values to try for an option, the nearest first."""
-    if name in ("layers", "framework", "zero"):
+    if name == "layers":
+        return [*_near_cuts(request), None]
+    if name in ("framework", "zero"):
         return [None]
     if name == "recompute":
         return [one for one in reversed(RECOMPUTES) if one != request.fixed.recompute]
@@ -280,6 +283,24 @@ def _values(request: PlanRequest, name: str) -> list[Any]:
     else:
         found = set(range(1, 2 * value + TRIES))
     return sorted(found - {value}, key=lambda one: (max(one, value) / min(one, value), one))
+
+
+def _near_cuts(request: PlanRequest) -> list[tuple[int, ...]]:
+    """Return cuts of all layers into as many stages as pp and chunks make, or near those given."""
+    fixed, count = request.fixed, len(request.model.layers)
+    unit = (fixed.pp or 1) * (fixed.chunks or 1)
+    given = len(fixed.layers or ()) or 1
+    numbers = [unit] if fixed.pp and fixed.chunks else range(unit, count + 3, unit)
+    near = sorted(numbers, key=lambda one: (max(one, given) / min(one, given), one))
+    found = (first_cut(count, stages, request.model.mtp) for stages in near[:SOME_CUTS])
+    return [cut for cut in found if cut != fixed.layers]
+
+
+def _offer(request: PlanRequest, name: str, value: Any) -> str:
+    """Return an option with a value that works, in the form in which it was given."""
+    if name == "layers" and value is not None and request.fixed.mtp is not None:
+        return f"layers '{layout_text(value, request.model.mtp)}'"
+    return _said(name, value)
 
 
 STATES = {

@@ -280,6 +280,30 @@ def test_harmless_and_switched_off_keys_are_ignored():
     assert model == changed()
 
 
+def test_base_of_rotary_positions_and_activation_are_read_where_files_have_them():
+    of_kinds = {
+        "full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4},
+    }  # fmt: skip
+    assert changed(rope_theta=500000.0).rope_theta == 500000
+    assert changed(rope_parameters={"rope_type": "default", "rope_theta": 5e5}).rope_theta == 5e5
+    assert changed(rope_scaling={"rope_theta": 5e5}).rope_theta == 5e5
+    assert changed(rope_parameters=of_kinds).rope_theta == 1e6
+    assert changed(rope_theta=None).rope_theta is None
+    assert changed(rope_theta=10**400).rope_theta is None
+    assert changed(hidden_act="gelu").activation == "gelu"
+    assert read_model("llama-3.1-8b").rope_theta == 500000
+    assert read_model("mixtral-8x7b").rope_theta == 1e6
+    assert read_model("gpt2").rope_theta is None
+    attention = "attention: {heads: 4, kv_heads: 4, head_dim: 16}"
+    own = f"{{hidden: 64, vocabulary: 100, {attention}, layers: 2, "
+    model = parse_model(own + "mlp: {width: 64}, rope_theta: 10000}", "own.yaml")
+    assert (model.rope_theta, model.activation) == (10000, "silu")
+    model = parse_model(own + "mlp: {width: 64, gated: false}, activation: relu2}", "own.yaml")
+    assert (model.rope_theta, model.activation) == (None, "relu2")
+    with pytest.raises(FormatError, match="rope_theta"):
+        parse_model(own + "mlp: {width: 64}, rope_theta: fast}", "own.yaml")
+
+
 def test_unknown_families_are_read_by_their_keys_and_say_so():
     model = changed(model_type="llama5", num_local_experts=8, num_experts_per_tok=2,
                     moe_intermediate_size=32, attention_bias=True)  # fmt: skip
@@ -293,6 +317,55 @@ def test_unknown_families_are_read_by_their_keys_and_say_so():
         changed(model_type="lama")
     with pytest.raises(FormatError, match=r"'zamba', whose layers share .* YAML, such as"):
         changed(model_type="zamba")
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"model_type": "bert"}, "an encoder of text"),
+        ({"model_type": "modernbert"}, "an encoder of text"),
+        ({"model_type": "electra"}, "an encoder of text"),
+        ({"model_type": "vit"}, "an encoder of images"),
+        ({"model_type": "clip", "text_config": {**LLAMA}}, "an encoder of images"),
+        ({"model_type": "whisper"}, "an encoder with a decoder"),
+        ({"model_type": "t5"}, "an encoder with a decoder"),
+        ({"model_type": "new", "is_encoder_decoder": True}, "an encoder with a decoder"),
+        ({"model_type": "new", "architectures": ["NewForMaskedLM"]}, "of NewForMaskedLM"),
+    ],
+)
+def test_encoders_are_refused(config, what):
+    with pytest.raises(FormatError, match=f"{what}.*; plans are for decoders.* such as {{hidden: "):
+        changed(**config)
+    assert changed(model_type="new", architectures=["NewForCausalLM"]).assumed
+    assert changed(architectures=["LlamaForSequenceClassification"]) == changed()
+
+
+def test_the_config_of_bert_is_refused_as_an_encoder():
+    bert = {
+        "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
+        "gradient_checkpointing": False, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
+        "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "model_type": "bert",
+        "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0,
+        "position_embedding_type": "absolute", "type_vocab_size": 2, "vocab_size": 30522,
+    }  # fmt: skip
+    with pytest.raises(FormatError, match="the model_type 'bert', an encoder of text"):
+        parsed(bert)
+
+
+def test_heads_of_mamba_2_follow_from_their_width():
+    mamba = {
+        "model_type": "mamba2", "hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 100,
+        "expand": 2, "state_size": 64, "n_groups": 1,
+    }  # fmt: skip
+    assert parsed({**mamba, "head_dim": 64}) == parsed({**mamba, "head_dim": 64, "num_heads": 8})
+    with pytest.raises(FormatError, match="no key 'num_heads'"):
+        parsed(mamba)
+
+
+def test_sentences_of_refused_keys_end():
+    with pytest.raises(FormatError, match=r"'index_\w+' and '\w+'\. Remove it|[.?] Remove it"):
+        changed(index_topk_layers=3)
 
 
 def test_the_text_of_a_model_with_images_is_read():

@@ -25,6 +25,7 @@ from debubble.planner.answer.words import (
     with_error,
 )
 from debubble.planner.frameworks.launch import layers_text
+from debubble.planner.frameworks.megatron.model_arguments import said_missing
 from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import Fixed, PlanRequest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 
+from debubble.core.units import counted
 from debubble.planner.case import Case
 from debubble.planner.frameworks.rule import (
     DEGREES,
@@ -37,8 +38,8 @@ def batch(case: Case) -> Refusal | None:
     if dp * size * count == total:
         return None
     text = (
-        f"dp {dp} × {count} microbatches of {size} are {dp * size * count} sequences of a batch "
-        f"of {total}"
+        f"dp {dp} × {counted(count, 'microbatch')} of {size} are {dp * size * count} sequences of "
+        f"a batch of {total}"
     )
     if total % dp:
         return Refusal(text, {"batch": dp * size * count})

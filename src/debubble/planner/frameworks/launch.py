@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 
+from debubble.core.units import counted
 from debubble.planner.case import Case
 
 USUAL_NODE, SMALL_NODE = 8, 4
@@ -22,13 +23,18 @@ def nodes(case: Case) -> tuple[int, int]:
     return gpus // each, each
 
 
+def nodes_text(case: Case) -> str:
+    """Return the number of hosts in words."""
+    return counted(nodes(case)[0], "node")
+
+
 def about(case: Case) -> str:
     """Return model, GPUs and degrees of a plan in a line."""
     own = case.candidate
     degrees = ", ".join(f"{name} {size}" for name, size in asdict(own.degrees).items() if size > 1)
     return (
         f"{case.model.name} on {case.cluster.gpus} x {case.gpu.name}: {degrees or 'one GPU'}, "
-        f"{own.schedule}, {own.microbatches} microbatches of {own.microbatch_size}"
+        f"{own.schedule}, {counted(own.microbatches, 'microbatch')} of {own.microbatch_size}"
     )
 
 

@@ -290,5 +290,6 @@ class Keys:
                 hint = did_you_mean(key, self.read)
                 raise FormatError(
                     f"{self.name} has {shown(key)}, which could change a shape and is not known "
-                    f"for {family}; {hint} Remove it if it changes none"
+                    f"for {family}; {hint}{'' if hint.endswith('?') else '.'} Remove it if it "
+                    "changes none"
                 )

@@ -10,6 +10,8 @@ Our YAML::
     positions: 0                  # learned ones
     mtp: 0                        # layers of multi-token prediction
     dropout: false
+    rope_theta: 500000            # base of rotary positions
+    activation: silu              # unless given, silu where gated and gelu elsewhere
     attention: {heads: 32, kv_heads: 8, head_dim: 128}      # bias, out_bias, qk_norm, sinks, window
     mlp: {width: 14336, gated: true}                        # bias
     layers: 32
@@ -42,7 +44,12 @@ from debubble.core.errors import FormatError, did_you_mean
 from debubble.interchange.syntax import parse
 from debubble.interchange.text import read_text, shown
 from debubble.planner.model.config_keys import MOST_LAYERS, Keys
-from debubble.planner.model.hugging_face import check_attention, check_experts, hugging_face_model
+from debubble.planner.model.hugging_face import (
+    MOST_THETA,
+    check_attention,
+    check_experts,
+    hugging_face_model,
+)
 from debubble.planner.model.mixers import Attention, LatentAttention, Mixer, Recurrence
 from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 
@@ -123,9 +130,17 @@ def own_model(data: Mapping[str, Any], file: str) -> Model:
         positions=keys.count("positions", 0, least=0),
         mtp=keys.count("mtp", 0, least=0, most=MOST_LAYERS),
         dropout=keys.flag("dropout"),
+        rope_theta=_theta(keys),
+        activation=keys.word("activation", "silu" if layers[-1].mlp.gated else "gelu"),
     )
     keys.refuse_unknown()
     return model
+
+
+def _theta(keys: Keys) -> float | None:
+    """Return the base of rotary positions, None where there is none."""
+    found = keys.values["rope_theta"] if keys.positive("rope_theta", 0) else 0
+    return float(found) if 1 < found < MOST_THETA else None
 
 
 _PARTS = ("attention", "mlp", "experts")

@@ -17,7 +17,8 @@ from typing import Any
 
 from debubble.core.errors import FormatError, did_you_mean
 from debubble.planner.model.config_keys import ALIASES, MOST_LAYERS, Keys
-from debubble.planner.model.config_parts import FULL, LINEAR, TOWERS, as_yaml, flat, text_part
+from debubble.planner.model.config_parts import FULL, LINEAR, TEXT, TOWERS, as_yaml, flat, text_part
+from debubble.planner.model.encoders import encoder
 from debubble.planner.model.families import FAMILIES, PLAIN, ModelFamily
 from debubble.planner.model.mixers import (
     NO_MIXER,
@@ -41,6 +42,12 @@ KINDS = {
 """Kinds of layers by the words that files have for them."""
 LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
 """Kinds of layers by Nemotron-H's letters."""
+MOST_THETA = 1e15
+"""Bases of rotary positions are below it."""
+THETAS = ("rope_theta", "rotary_emb_base")
+"""Names of the base of rotary positions."""
+ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act")
+"""Names of the activation of feed-forward parts."""
 
 
 def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
@@ -51,7 +58,9 @@ def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
     could change a shape is refused.
     """
     kind = config.get("model_type")
+    _refuse_encoder(config, name)
     config, others = text_part(config)
+    _refuse_encoder(config, name)
     assumed = [f"only the text part of {kind} is counted; {others} is left out"] if others else []
     kind = config.get("model_type")
     if isinstance(widths := config.get("moe_intermediate_size"), list) and widths:
@@ -80,6 +89,18 @@ def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
     return replace(model, assumed=tuple(assumed))
 
 
+def _refuse_encoder(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a model that is no decoder."""
+    kind = config.get("model_type")
+    inner = any(isinstance(config.get(key), Mapping) for key in TEXT)
+    what = encoder(config, known=inner or (isinstance(kind, str) and kind in FAMILIES))
+    if what:
+        raise FormatError(
+            f"{name} has the model_type {kind!r}, {what}; plans are for decoders. Describe one of "
+            f"its size in YAML, such as {as_yaml(config)}"
+        )
+
+
 def _readable(config: Mapping[str, Any], kind: str) -> bool:
     """Return whether the family is known, or is no misspelt one and has what all need.
 
@@ -91,6 +112,23 @@ def _readable(config: Mapping[str, Any], kind: str) -> bool:
     names = {re.sub(r"[\d_]+", "", name) for name in FAMILIES}
     plain = re.sub(r"[\d_]+", "", kind.removesuffix("_text"))
     return plain in names or not difflib.get_close_matches(plain, names, cutoff=0.8)
+
+
+def _rope_theta(config: Mapping[str, Any]) -> float | None:
+    """Return the base of rotary positions, that of full attention where kinds have their own."""
+    found: list[Any] = [config]
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(group := config.get(key), Mapping):
+            found += [group.get(FULL), group]
+    values = (one.get(key) for one in found if isinstance(one, Mapping) for key in THETAS)
+    numbers = (one for one in values if isinstance(one, int | float))
+    return next((float(one) for one in numbers if 1 < one < MOST_THETA), None)
+
+
+def _activation(config: Mapping[str, Any]) -> str:
+    """Return the name of the activation; empty where no key has it."""
+    names = (config.get(key) for key in ACTIVATIONS)
+    return next((one for one in names if isinstance(one, str) and one.isidentifier()), "")
 
 
 def check_attention(name: str, attention: Mixer) -> None:
@@ -152,6 +190,8 @@ class ConfigReader:
             positions=keys.first(family.positions, 0, least=0) if family.positions else 0,
             mtp=keys.count("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
             dropout=any(rates),
+            rope_theta=_rope_theta(keys.values),
+            activation=_activation(keys.values),
         )
         bias = model.vocabulary * keys.on(family.head_bias)
         first, last = self.hidden * family.first, self.hidden * family.last + bias

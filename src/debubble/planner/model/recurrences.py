@@ -67,10 +67,14 @@ def mamba(keys: Keys, hidden: int) -> Recurrence:
 
 def _mamba2(keys: Keys, hidden: int, *, normed: bool) -> Recurrence:
     dims = ("mamba_d_head", "mamba_head_dim", "mamba_headdim", "head_dim")
-    heads = keys.first(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads"))
     inner = keys.count("mamba_expand", keys.count("expand", 2)) * hidden
     width = next((keys.count(key) for key in dims if isinstance(keys.values.get(key), int)), None)
     keys.ignore(*dims)
+    names = ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
+    if keys.values.get("model_type") == "mamba2":
+        names = names[::-1]
+    # Heads of a known width make up the inner width.
+    heads = keys.first(names, inner // width if width and inner % width == 0 else None)
     width = width or inner // heads
     inner = keys.count("mamba_d_ssm", heads * width)
     groups = keys.first(("mamba_n_groups", "n_groups", "mamba_ngroups"), 1)

@@ -51,7 +51,7 @@ def shape_traps(model: Model, tp: int = 1) -> tuple[str, ...]:
     if model.vocabulary % TILE:
         found[
             f"the vocabulary of {model.vocabulary} is no multiple of {TILE}: pad the head, as"
-            f" Megatron-LM does; {_near(model.vocabulary, TILE)}"
+            f" Megatron-LM does; {-(-model.vocabulary // TILE) * TILE} would do"
         ] = None
     return tuple(found)
 

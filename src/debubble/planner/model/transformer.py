@@ -152,6 +152,11 @@ class Model:
     first_extra, last_extra
         Other parameters on the first stage, such as embeddings per layer (Gemma 3n), and on the
         last, such as the head's bias.
+    rope_theta
+        Base of rotary positions, None where it is not known or there are none.
+    activation
+        Activation of the feed-forward parts by its name in ``transformers``, such as ``"silu"``;
+        empty where it is not known.
     assumed
         What its description does not say, and was assumed.
     """
@@ -167,6 +172,9 @@ class Model:
     dropout: bool = False
     first_extra: int = 0
     last_extra: int = 0
+    # Neither changes a time or a byte: caches need not tell models apart by them.
+    rope_theta: float | None = field(default=None, compare=False)
+    activation: str = field(default="", compare=False)
     assumed: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from debubble.planner.case import Case
-from debubble.planner.frameworks.table import FRAMEWORKS, flags
+from debubble.planner.frameworks.table import FRAMEWORKS, broken, flags
 from tests.planner.cases import case, dense, sampled
 from tests.planner.megatron import script_words
 
@@ -36,6 +36,7 @@ NAMES = {
 
 @pytest.mark.parametrize("one", [*GOOD, *sampled("deepspeed", 2)])
 def test_scripts_have_known_arguments_and_a_configuration_that_agrees(one: Case) -> None:
+    assert not broken(one, "deepspeed")
     text = FRAMEWORKS["deepspeed"].files[".sh"](one)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     words = script_words(text)
@@ -55,3 +56,14 @@ def test_scripts_have_known_arguments_and_a_configuration_that_agrees(one: Case)
     assert str(own.zero) == words[words.index("--zero-stage") + 1]
     assert config[one.training.precision]["enabled"]
     assert ("--no-pipeline-parallel" in words) == (own.zero > 1)
+
+
+def test_activations_and_positions_are_those_of_the_model() -> None:
+    write = FRAMEWORKS["deepspeed"].files[".sh"]
+    plain = write(case(dense(activation="silu", rope_theta=500000.0), dp=2))
+    assert "  --rotary-position-embeddings-theta 500000\n" in plain
+    assert "  --swiglu\n" in plain
+    text = write(case(dense(activation="gelu"), dp=2))
+    assert "--rotary-position-embeddings-theta 10000  # fill in: the model's rope_theta" in text
+    assert "--swiglu  # fill in: the activation of the model's gate is gelu" in text
+    assert "# These arguments do not describe all of the model, fill in: a gate of GeLU." in text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,8 +12,12 @@ import yaml
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.case import Case
 from debubble.planner.frameworks.megatron.flags import megatron_lines, split_lines
+from debubble.planner.frameworks.megatron.model_arguments import not_described
 from debubble.planner.frameworks.primus.flags import plan_values
 from debubble.planner.frameworks.table import FRAMEWORKS
+from debubble.planner.model.files import read_model
+from debubble.planner.model.mixers import Recurrence
+from debubble.planner.model.transformer import Layer, Mlp
 from tests import wheels
 from tests.planner import megatron
 from tests.planner.cases import case, changed, dense, latent, mixture, sampled
@@ -60,6 +64,40 @@ def test_multi_token_prediction_away_from_the_loss_is_a_layout() -> None:
 
 PUBLISHED = (3, *[2] * 29, 0, 0)
 """Layers of DeepSeek-V3 in Megatron-LM's documentation; the last stages are "m|L"."""
+
+
+def test_scripts_have_the_models_activation_and_base_of_positions_and_each_argument_once() -> None:
+    write, primus = FRAMEWORKS["megatron"].files[".sh"], FRAMEWORKS["primus"].files[".yaml"]
+    one = case(read_model("llama-3.1-8b"), dp=2)
+    assert "  --rotary-base 500000\n" in write(one)
+    assert "rotary_base: 500000\n" in primus(one)
+    assert "--swiglu\n" in write(one)
+    words = megatron.script_words(write(case(read_model("deepseek-v3"), ep=8, dp=8, pp=8)))
+    options = [word for word in words if word.startswith("--")]
+    assert len(options) == len(set(options))
+    alone = case(read_model("llama-3.2-1b"), m=1)
+    assert "one GPU, 1f1b, 1 microbatch of 1" in " ".join(write(alone).split("\n# "))
+    assert "# 1 node:" in FRAMEWORKS["bridge"].files[".py"](alone)
+    assert "--squared-relu" in megatron.script_words(write(case(read_model("nemotron-4-15b"))))
+
+
+def test_scripts_say_at_their_top_what_arguments_do_not_describe() -> None:
+    gemma = case(dense(activation="gelu_pytorch_tanh"), dp=2)
+    head = "# These arguments do not describe all of the model, fill in: a gate of GeLU.\n"
+    text = FRAMEWORKS["megatron"].files[".sh"](gemma)
+    assert text.splitlines(keepends=True)[2] == head
+    assert "--swiglu" not in text
+    gate = "the activation of the model's gate is gelu_pytorch_tanh"
+    assert f"--quick-geglu  # fill in: {gate}" in text
+    assert "--rotary-base 10000  # fill in: the model's rope_theta" in text
+    text = FRAMEWORKS["primus"].files[".yaml"](gemma)
+    assert head in text.partition("work_group")[0]
+    assert "rotary_base: 10000  # fill in: the model's rope_theta" in text
+    assert "quick_geglu: true  # fill in: the activation of the model's gate" in text
+    mixers = (Layer(Recurrence(4, 64, 64, 3072, 1024), Mlp(14336)), *dense().layers)
+    left = not_described(replace(dense(activation="silu"), layers=mixers))
+    assert left == ["layers without attention", "layers of several kinds"]
+    assert not not_described(replace(dense(), activation="silu"))
 
 
 GOOD: list[Case] = [

@@ -7,7 +7,7 @@ import json
 from debubble.interchange.launchers import placing_name
 from debubble.interchange.layouts import AUTOMODEL, in_v
 from debubble.planner.case import Case
-from debubble.planner.frameworks.launch import about, comment, nodes
+from debubble.planner.frameworks.launch import about, comment, nodes, nodes_text
 from debubble.planner.frameworks.torch.flags import CSV, csv_command, own_name
 
 CHECKPOINTING = {"none": "false", "selective": "selective", "full": "full"}
@@ -81,8 +81,8 @@ def automodel_file(case: Case) -> str:
     body = "\n".join(line for line in automodel_lines(case) if not line.startswith("#"))
     body = body.replace("step_scheduler:", "step_scheduler:\n  max_steps: 100")
     return (
-        f"{comment(about(case))}# {hosts} nodes: torchrun --nnodes {hosts} --nproc-per-node {each} "
-        f"-m nemo_automodel.cli.app FILE\n{HEAD}{body}\n{tail}"
+        f"{comment(about(case))}# {nodes_text(case)}: torchrun --nnodes {hosts} "
+        f"--nproc-per-node {each} -m nemo_automodel.cli.app FILE\n{HEAD}{body}\n{tail}"
     )
 
 

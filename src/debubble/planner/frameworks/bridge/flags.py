@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from debubble.planner.case import Case
-from debubble.planner.frameworks.launch import about, comment, nodes
+from debubble.planner.frameworks.launch import about, comment, nodes, nodes_text
 from debubble.planner.frameworks.megatron.flags import connections, megatron_lines
 from debubble.planner.frameworks.megatron.values import argument_values
 
@@ -84,7 +84,7 @@ def bridge_file(case: Case) -> str:
     export = connections(case)
     setting = f"{export} " if export else ""
     body = "".join(f"    {line}\n" for line in bridge_lines(case))
-    return f'''{comment(about(case))}# {hosts} nodes:
+    return f'''{comment(about(case))}# {nodes_text(case)}:
 # {setting}torchrun --nnodes {hosts} --nproc-per-node {each} FILE
 import torch
 from megatron.bridge import AutoBridge

@@ -7,6 +7,11 @@ from typing import Any
 
 from debubble.planner.case import Case
 from debubble.planner.frameworks.launch import about, comment, nodes
+from debubble.planner.frameworks.megatron.model_arguments import (
+    activation_arguments,
+    rope_argument,
+    said_missing,
+)
 from debubble.planner.frameworks.megatron.script import LAUNCHER, PRETRAIN, TORCHRUN, array
 from debubble.planner.model.mixers import Attention
 
@@ -84,8 +89,9 @@ def deepspeed_json(case: Case) -> str:
 def deepspeed_script(case: Case) -> str:
     """Return the script that writes DeepSpeed's configuration and runs a plan."""
     hosts, each = nodes(case)
+    head = comment(about(case)) + comment(said_missing(case.model))
     return (
-        f"#!/bin/bash\n{comment(about(case))}set -euo pipefail\n\n"
+        f"#!/bin/bash\n{head}set -euo pipefail\n\n"
         "MEGATRON=${MEGATRON:-.}                  # fill in: the folder of Megatron-DeepSpeed\n"
         f"{LAUNCHER.format(nodes=hosts, gpus=each)}export CUDA_DEVICE_MAX_CONNECTIONS=1\n\n"
         f"cat > {CONFIG} <<'END'\n{deepspeed_json(case)}END\n\n"
@@ -107,7 +113,7 @@ def _model(case: Case) -> list[str]:
         f"--num-attention-heads {one.heads}",
         f"--num-key-value-heads {one.kv_heads}",
         f"--kv-channels {one.head_dim}",
-        *["--swiglu"] * layer.mlp.gated,
+        *activation_arguments(model, ["--swiglu"]),
         *["--disable-bias-linear"] * (not layer.mlp.bias),
         f"--normalization {'layernorm' if model.norm == 'layer' else 'rmsnorm'}",
         *["--untie-embeddings-and-output-weights"] * (not model.tied),
@@ -116,7 +122,7 @@ def _model(case: Case) -> list[str]:
     if not model.positions:
         lines += [
             "--use-rotary-position-embeddings",
-            "--rotary-position-embeddings-theta 10000  # fill in: the model's rope_theta",
+            rope_argument("--rotary-position-embeddings-theta", model),
         ]
     if not model.dropout:
         lines += ["--attention-dropout 0.0", "--hidden-dropout 0.0"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from debubble.planner.model.mixers import Attention, LatentAttention
 from debubble.planner.model.transformer import Mlp, Model
 
+SILU = ("silu", "swish")
+"""Names of SiLU in ``transformers``."""
+
 
 def model_arguments(model: Model) -> list[str]:
     """Return the arguments of a model's shape, those of its last layer where layers differ.
@@ -15,24 +18,43 @@ def model_arguments(model: Model) -> list[str]:
     dense = next((one.mlp.width for one in model.layers if isinstance(one.mlp, Mlp)), 0)
     experts = layer.experts
     width = dense or (experts.width if experts else 0)
-    gated = layer.mlp.gated
     lines = [
         f"--num-layers {len(model.layers)}",
         f"--hidden-size {model.hidden}",
         f"--ffn-hidden-size {width}",
         *_attention(model),
-        *["--swiglu"] * gated,
+        *activation_arguments(model, ["--quick-geglu"]),
         *["--disable-bias-linear"] * (not layer.mlp.bias),
         f"--normalization {'LayerNorm' if model.norm == 'layer' else 'RMSNorm'}",
         f"--vocab-size {model.vocabulary}",
         *["--untie-embeddings-and-output-weights"] * (not model.tied),
         *_positions(model),
         *_experts(model),
-        *[f"--mtp-num-layers {model.mtp}"] * bool(model.mtp),
     ]
     if not model.dropout:
         lines += ["--attention-dropout 0.0", "--hidden-dropout 0.0"]
-    return [*lines, *_left(model)]
+    left = not_described(model)
+    return [*lines, *[f"# fill in: {', '.join(left)}"] * bool(left)]
+
+
+def activation_arguments(model: Model, of_gelu: list[str]) -> list[str]:
+    """Return the arguments of a model's activation; `of_gelu` are the nearest to a gate of GeLU."""
+    name = model.activation
+    if not model.layers[-1].mlp.gated:
+        if name == "relu2":
+            return ["--squared-relu"]
+        return [] if "gelu" in name else [f"# fill in: the activation, {name or 'not known'}"]
+    if name in SILU:
+        return ["--swiglu"]
+    (one,) = of_gelu if "gelu" in name else ["--swiglu"]
+    return [f"{one}  # fill in: the activation of the model's gate is {name or 'not known'}"]
+
+
+def rope_argument(flag: str, model: Model) -> str:
+    """Return the argument of the base of rotary positions, a whole number."""
+    if model.rope_theta is None:
+        return f"{flag} 10000  # fill in: the model's rope_theta"
+    return f"{flag} {round(model.rope_theta)}"
 
 
 def _attention(model: Model) -> list[str]:
@@ -65,7 +87,7 @@ def _positions(model: Model) -> list[str]:
         ]
     return [
         "--position-embedding-type rope",
-        "--rotary-base 10000  # fill in: the model's rope_theta",
+        rope_argument("--rotary-base", model),
     ]
 
 
@@ -92,8 +114,8 @@ def _experts(model: Model) -> list[str]:
     return lines
 
 
-def _left(model: Model) -> list[str]:
-    """Return comments on parts that no argument here describes."""
+def not_described(model: Model) -> list[str]:
+    """Return the parts of a model that no argument here describes, so that another model runs."""
     known = (Attention, LatentAttention)
     parts = [
         (any(not isinstance(one, known) for one in model.attentions), "layers without attention"),
@@ -101,6 +123,18 @@ def _left(model: Model) -> list[str]:
         (any(one.window or one.chunk for one in model.attentions), "windows of attention"),
         (any(one.sinks or one.gate for one in model.attentions), "sinks and gates of attention"),
         (any(one.index_heads for one in model.attentions), "sparse attention"),
-    ]
-    names = [name for there, name in parts if there]
-    return [f"# fill in: {', '.join(names)}"] if names else []
+        (any(one.second for one in model.layers), "two mixers in a layer"),
+        (any(one.norms != 2 for one in model.layers), "norms elsewhere than before each part"),
+        (len({one.mlp.width for one in model.layers if isinstance(one.mlp, Mlp)}) > 1,
+         "MLPs of several widths"),
+        (model.layers[-1].mlp.gated and "gelu" in model.activation, "a gate of GeLU"),
+    ]  # fmt: skip
+    return [name for there, name in parts if there]
+
+
+def said_missing(model: Model) -> str:
+    """Return a sentence on parts that arguments do not describe; empty where they describe all."""
+    left = not_described(model)
+    if not left:
+        return ""
+    return f"These arguments do not describe all of the model, fill in: {', '.join(left)}."

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from debubble.planner.case import Case
 from debubble.planner.frameworks.launch import about, comment, nodes
 from debubble.planner.frameworks.megatron.flags import connections, megatron_lines
-from debubble.planner.frameworks.megatron.model_arguments import model_arguments
+from debubble.planner.frameworks.megatron.model_arguments import model_arguments, said_missing
 
 TRAINING = (
     "--mock-data  # fill in: --data-path and --split",
@@ -39,12 +39,13 @@ def megatron_script(case: Case) -> str:
     model = array("MODEL", [*model_arguments(case.model), *positions(case)])
     plan = array("PLAN", (line for line in megatron_lines(case) if not line.startswith("#")))
     hosts, each = nodes(case)
+    head = comment(about(case)) + comment(said_missing(case.model))
     export = connections(case)
     environment = f"export {export}\n" if export else ""
     if case.candidate.zero > 1:
         environment = "unset CUDA_DEVICE_MAX_CONNECTIONS  # as Megatron-FSDP needs it\n"
     return (
-        f"#!/bin/bash\n{comment(about(case))}set -euo pipefail\n\n"
+        f"#!/bin/bash\n{head}set -euo pipefail\n\n"
         "MEGATRON=${MEGATRON:-.}                  # fill in: the folder of Megatron-LM\n"
         f"{LAUNCHER.format(nodes=hosts, gpus=each)}{environment}\n"
         f"{model}\n{plan}\n{array('TRAINING', TRAINING)}\n"

@@ -8,7 +8,7 @@ from typing import Any
 from debubble.planner.case import Case
 from debubble.planner.frameworks.launch import about, comment
 from debubble.planner.frameworks.megatron.flags import megatron_lines
-from debubble.planner.frameworks.megatron.model_arguments import model_arguments
+from debubble.planner.frameworks.megatron.model_arguments import model_arguments, said_missing
 from debubble.planner.frameworks.megatron.script import positions
 from debubble.planner.frameworks.megatron.values import argument_values
 
@@ -34,9 +34,6 @@ TRAINING = """\
 """
 
 
-THETA = "  # fill in: the model's rope_theta"
-
-
 def primus_lines(case: Case) -> list[str]:
     """Return the overrides with which Primus runs a plan that breaks none of Megatron's rules."""
     return [f"{name}: {_yaml(value)}" for name, value in plan_values(case).items()]
@@ -52,13 +49,18 @@ def primus_file(case: Case) -> str:
     """Return the YAML of an experiment, for ``primus-cli direct -- train pretrain --config``."""
     shape = [*model_arguments(case.model), *positions(case)]
     defaults = {"swiglu": False, "untie_embeddings_and_output_weights": False}
-    lines = [
-        f"{name}: {_yaml(value)}" for name, value in (defaults | argument_values(shape)).items()
-    ]
-    lines = [f"{one}{THETA}" if one.startswith("rotary_base:") else one for one in lines]
+    notes = {
+        name: f"  # {note}"
+        for line in shape
+        if (note := line.partition("  # ")[2])
+        for name in argument_values([line])
+    }
+    values = defaults | argument_values(shape)
+    lines = [f"{name}: {_yaml(value)}{notes.get(name, '')}" for name, value in values.items()]
     left = [line for line in shape if line.startswith("#")]
     body = "".join(f"      {line}\n" for line in [*lines, *left, *primus_lines(case)])
-    return f"{comment(about(case))}{HEAD}{body}{TRAINING}"
+    head = comment(about(case)) + comment(said_missing(case.model))
+    return f"{head}{HEAD}{body}{TRAINING}"
 
 
 def _yaml(value: Any) -> str:

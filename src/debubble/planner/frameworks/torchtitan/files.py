@@ -8,7 +8,7 @@ from typing import Any
 
 from debubble.interchange.layouts import TORCHTITAN, TORCHTITAN_0_2, ModuleNames
 from debubble.planner.case import Case
-from debubble.planner.frameworks.launch import about, comment, nodes
+from debubble.planner.frameworks.launch import about, comment, nodes, nodes_text
 from debubble.planner.frameworks.torch.flags import csv_command, own_name
 from debubble.planner.frameworks.torchtitan.flags import parallelism, schedule_values, training
 
@@ -118,7 +118,7 @@ def torchtitan_toml(case: Case) -> str:
     if case.training.precision == "mxfp8":
         values["model.converters"] = ["quantize.linear.mx"]
     hosts, each = nodes(case)
-    text = f"{comment(about(case))}# torchtitan up to 0.2.2, {hosts} nodes:\n"
+    text = f"{comment(about(case))}# torchtitan up to 0.2.2, {nodes_text(case)}:\n"
     text += f"# torchrun --nnodes {hosts} --nproc-per-node {each} -m torchtitan.train "
     text += f"--job.config_file plan.toml\n{_order(case)}"
     text += "# fill in: hf_assets_path, the folder of the tokenizer"
