@@ -256,6 +256,10 @@ def test_a_schedule_that_comes_from_a_file_is_written_next_to_it(run: Run, tmp_p
         ([*SMALL, "-o", "plan.txt"], "'plan.txt': a report is .html"),
         ([*SMALL, "--framework", "jax"], "unknown framework 'jax'"),
         ([*SMALL, "--framework", "primus"], "Primus is not for NVIDIA's GPUs such as h100"),
+        ([*SMALL, "-o", "primus.yaml"], "Primus is not for NVIDIA's GPUs; the nearest"),
+        ([*SMALL, "--framework", "any", "-o", "plan.sh"], "is --framework megatron or deepspeed"),
+        ([*SMALL, "--why", "framework=jax"], "unknown framework 'jax'"),
+        ([*SMALL, "--why", "tp=2,pp=2"], "--why is 'tp=2,pp=2'; give one condition"),
         ([*SMALL, "-o", "automodel.sh"], "NeMo Automodel is not run from .sh"),
         ([*SMALL, "--framework", "torchtitan", "-o", "plan.sh"], "works is plan.py or plan.toml"),
         ([*SMALL, "--gpus", 1009, "--batch", 256], "the nearest that works is 1024 GPUs"),
@@ -266,7 +270,8 @@ def test_what_cannot_be_planned_is_refused(refused: Run, words: list[Any], messa
 
 
 def test_what_does_not_fit_says_by_how_much(run: Run) -> None:
-    found = run(*SMALL, "--memory", "12GB", "--tp", 8)
+    found = run(*SMALL, "--memory", "12GB", "--tp", 8, "-o", "plan.sh")
     assert found.code == 1
+    assert "no file was written: there is no plan for plan.sh" in found.err
     assert "no plan fits into 12.0 GB" in found.out
     assert "GPUs are enough: tp 8" in found.out

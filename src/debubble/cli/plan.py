@@ -56,11 +56,13 @@ def plan(
     # Help and refusals start without the search.
     from debubble.planner.answer.files import check_name
     from debubble.planner.answer.plan import plan_for
+    from debubble.planner.hardware.cluster import find_gpu
 
     for path in output or ():
         check_writable(path)
         if not path.lower().endswith(".html"):
-            check_name(path, values.get("framework"), "a report is .html, ")
+            maker = find_gpu(values["gpu"]).maker
+            check_name(path, values.get("framework"), "a report is .html, ", maker)
     written: list[str] = []
     found = plan_for(values, _searching, lambda number, line: note(f"plan {number}: {line}"))
     try:
@@ -74,6 +76,8 @@ def plan(
             _print(found, explain)
         sys.stdout.flush()
     if not found.fits:
+        if output:
+            note(f"no file was written: there is no plan for {', '.join(output)}")
         raise typer.Exit(1)
     for path in written:
         note(f"wrote {path}")

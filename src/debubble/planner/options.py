@@ -27,6 +27,7 @@ from debubble.planner.request import (
     PlanRequest,
     plan_request,
 )
+from debubble.schedules import registry
 
 
 @dataclass(frozen=True)
@@ -214,5 +215,18 @@ def values_with(values: Mapping[str, Any], text: str) -> dict[str, Any]:
     if not equals or name not in names:
         hint = did_you_mean(name, names)
         raise ParameterError(f"--why is '{text}'; give a key and a value, such as pp=16: {hint}")
+    if "=" in value:
+        raise ParameterError(
+            f"--why is '{text}'; give one condition, such as {key.strip()}="
+            f"{value.partition(',')[0]}, and hold the others by their options"
+        )
     row = ROWS[name]
-    return {**values, name: row.type.read(row.flag, value.strip())}
+    read = row.type.read(row.flag, value.strip())
+    if name == "framework":
+        find_frameworks(read)
+    elif name == "precision" and read not in PRECISIONS:
+        raise ParameterError(f"--why is '{text}'; {did_you_mean(read, PRECISIONS)}")
+    elif name == "schedule":
+        for one in read:
+            registry.find(one)
+    return {**values, name: read}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import debubble as db
 from debubble.cli.output import json_text
+from debubble.planner.answer.why import why_not
 from debubble.planner.options import PLAN_OPTIONS
 from tests.command import call
 
@@ -57,6 +61,27 @@ def test_texts_say_what_is_planned(plan: db.Plan) -> None:
         plan.flags("megatorn")
 
 
+def test_a_file_is_written_by_its_name(plan: db.Plan, tmp_path: Path) -> None:
+    with pytest.raises(db.ParameterError, match="path is 123; give the name of a file"):
+        plan.save(123)  # type: ignore[arg-type]
+    assert plan.save(tmp_path / "costs.yaml") == [str(tmp_path / "costs.yaml")]
+    with pytest.raises(db.ParameterError, match=r"Primus is not for NVIDIA's GPUs; .* is plan.sh"):
+        plan.save("run.primus.yaml")
+
+
+def test_why_a_faster_plan_says_what_got_faster(plan: db.Plan) -> None:
+    [faster] = plan.why
+    assert faster.plan is not None
+    back = why_not("recompute=none", faster.plan, lambda: plan.found)
+    assert re.search(r"faster than .*: recompute -", back.reason)
+    stopped = replace(plan.found, interrupted=True)
+    assert why_not("zero=1", faster.plan, lambda: stopped).reason == (
+        f"best so far (search stopped), {back.reason}"
+    )
+    stopped.plans = []
+    assert why_not("zero=1", plan.best, lambda: stopped).reason == "none so far (search stopped)"
+
+
 def test_what_does_not_fit_says_so() -> None:
     found = db.plan("llama-3.2-1b", **SMALL, **HELD, memory=5e9)  # type: ignore[arg-type]
     assert not found.fits
@@ -76,6 +101,16 @@ def test_what_does_not_fit_says_so() -> None:
         ({"recompute": "ful"}, "recompute is 'ful'; did you mean 'full'"),
         ({"tp": 3}, "tp 3 does not divide 4 GPUs; the nearest"),
         ({"why": "pp"}, "give a value, too, such as pp=2"),
+        ({"why": {"tp": 2}}, "why is {'tp': 2}; give a condition such as 'pp=16', or a list"),
+        ({"why": "tp=2,pp=2"}, "why is 'tp=2,pp=2'; give one condition, such as tp=2, and hold"),
+        ({"why": "framework=foo"}, "unknown framework 'foo'; known"),
+        ({"why": "precision=fp9"}, "'precision=fp9'; did you mean"),
+        ({"why": "schedule=1f1c"}, "unknown schedule '1f1c'; did you mean '1f1b'"),
+        ({"gpu": None}, "gpu is None; give such as 'h100'"),
+        ({"gpus": None}, "gpus is None; give such as 8"),
+        ({"model": None}, "model is None; give a name such as"),
+        ({"model": 7}, "model is 7; give a name such as"),
+        ({"model": {"layers": 3}}, "model is {'layers': 3}; give a name such as"),
         ({"memory": "7 furlongs"}, "memory"),
         ({"imbalance": "much"}, "imbalance is 'much'; give a number"),
         ({"time_limit": 0, "optimize": 1}, "time_limit is '0'; it is a positive number"),
@@ -83,7 +118,7 @@ def test_what_does_not_fit_says_so() -> None:
 )
 def test_wrong_values_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(db.DebubbleError, match=message):
-        db.plan("llama-3.2-1b", **SMALL | wrong)  # type: ignore[arg-type]
+        db.plan(**{"model": "llama-3.2-1b", **SMALL, **wrong})  # type: ignore[arg-type]
 
 
 def test_a_plan_that_no_framework_runs_is_refused_with_the_way_out() -> None:
@@ -94,6 +129,8 @@ def test_a_plan_that_no_framework_runs_is_refused_with_the_way_out() -> None:
     plan = db.plan("llama-3.2-1b", **asked, framework="any")  # type: ignore[arg-type]
     assert plan.framework is None
     assert plan.to_dict()["plans"][0]["framework"] is None
+    with pytest.raises(db.ParameterError, match=r"checked for none, .* --framework torchtitan or"):
+        plan.save("plan.py")
     with pytest.raises(db.ParameterError, match="megatron does not run this"):
         db.plan("llama-3.2-1b", **asked, framework="megatron")  # type: ignore[arg-type]
 

@@ -152,6 +152,13 @@ def test_rows_calibrate(tmp_path: Path) -> None:
     )
     found = read(path)
     assert found.table[0].efficiency == pytest.approx(CASE.calibrated().table[0].efficiency)
+    text = path.read_text()
+    path.write_text(text.replace("H100-80GB-SXM", "A100-80GB-SXM").replace("14.66", "44"))
+    with pytest.raises(FormatError, match=r"no row is of h100 with Megatron-LM.*are of a100-80gb"):
+        read(path)
+
+
+HEADER = "model,gpu,gpus,tp,pp,global_batch,step_s"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +179,16 @@ def test_rows_calibrate(tmp_path: Path) -> None:
         ("a.yaml", "time_unit: h\ntimes: {F: 1}\nlayers: {F: [1], I: [1], W: [1]}", "time_unit"),
         ("a.yaml", "times: {F: 1}\nlayers: {F: [0], I: [0], W: [0]}", "communication"),
         ("a.csv", "model,gpu\n", "no column"),
-        ("a.csv", "model,gpu,gpus,tp,pp,global_batch,step_s\nx,h100,1,1,1,1,1\n", "row 0"),
+        (
+            "a.csv",
+            "model,gpu,gpus,tp,pp,global_batch,step_s\nx,h100,1,1,1,1,1\n",
+            "a.csv: line 2: .*unknown model 'x'",
+        ),
+        ("a.csv", f"\n{HEADER}\n\n,h100,1,two,1,1,1\n", "line 4: tp 'two' is no whole number"),
+        ("a.csv", f"{HEADER},tp\n,h100,1,1,1,1,1,1\n", "column tp is there twice"),
+        ("a.csv", f"{HEADER},hiden\n,h100,1,1,1,1,1,1\n", "'hiden'; did you mean 'hidden'"),
+        ("a.csv", f"{HEADER}\n,h100,1,1,1,1,1,9\n", "line 2 has 8 cells, the header 7 columns"),
+        ("a.csv", f"{HEADER}\n,h100,1,1\n", "line 2 has 4 cells, the header 7 columns"),
         ("a.csv", "model,gpu,gpus,tp,pp,global_batch,step_s\n", "no row has a step_s"),
         ("a.log", "hello", "no line"),
     ],

@@ -119,7 +119,12 @@ def test_what_a_row_leaves_open_is_assumed_and_named() -> None:
         ({"gpus": "65"}, "does not divide 65"),
         ({"gpu": "TPUv4"}, "unknown GPU 'TPUv4'"),
         ({"gpu": ""}, "unknown GPU"),
-        ({"tp": "four"}, "tp not given"),
+        ({"tp": "four"}, "tp 'four' is no whole number from 1 to"),
+        ({"tp": "NA"}, "tp not given"),
+        ({"head_dim": "x"}, "head_dim 'x' is no whole number"),
+        ({"nic_gb_s": "-1"}, "nic_gb_s '-1'; give a positive number"),
+        ({"year": "abc"}, "year 'abc' is no whole number"),
+        ({"gradient_bytes": "3"}, "gradient_bytes '3'; give 2 or 4"),
         ({"tp": "4.5"}, "tp '4.5' is no whole number"),
         ({"layers": "0"}, "layers '0' is no whole number"),
         ({"heads": ""}, "heads not given"),
@@ -164,6 +169,40 @@ def test_a_shipped_model_by_name_is_the_described_one(name: str) -> None:
 
 def test_columns_count_more_than_a_name() -> None:
     assert read(model="llama-3.1-8b").request.model.hidden == 8192
+
+
+ALONE = dict.fromkeys(
+    ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated", "norm", "tied", "dropout"),
+    "",
+)
+"""Cells of a row without a shape."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"model": "llama-3.1-70bb"},
+            "model 'llama-3.1-70bb', did you mean 'llama-3.1-70b'",
+        ),
+        ({"model": "llama-3.1-70b", "layers": "abc"}, "layers 'abc' is no whole number"),
+        ({"model": "llama-3.1-70b", "gated": "maybe"}, "gated 'maybe'; give yes or no"),
+        ({"model": "llama-3.1-70b", "norm": "batch"}, "norm 'batch'; give rms or layer"),
+        (
+            {"model": "llama-3.1-70b", "ffn": "9"},
+            "heads not given; the row's shape",
+        ),
+    ],
+)
+def test_a_model_without_a_shape_is_a_known_one(changes: dict[str, str], why: str) -> None:
+    base = plan_request("llama-3.1-8b", "h100", 64, 128)
+    with pytest.raises(ValueError, match=why):
+        read_row(ROW | ALONE | changes, "line 2", base)
+    for name in ("", "Llama 3.1 8B"):
+        assert (
+            read_row(ROW | ALONE | {"model": name, "vp": "2"}, "line 2", base).request.model
+            == base.model
+        )
 
 
 def test_a_model_may_be_a_file(tmp_path: Path) -> None:

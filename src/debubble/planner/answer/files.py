@@ -8,7 +8,7 @@ from debubble.core.errors import ParameterError
 from debubble.interchange.files import save, write_text
 from debubble.planner.answer.report import costs_yaml
 from debubble.planner.answer.searches import also_runs, custom_order
-from debubble.planner.frameworks.table import FRAMEWORKS, Framework, broken
+from debubble.planner.frameworks.table import ANY, FRAMEWORKS, Framework, broken
 from debubble.planner.frameworks.torch.flags import CSV, from_csv
 from debubble.planner.search.evaluate import Evaluated
 
@@ -19,18 +19,34 @@ ENDINGS = (*COSTS, ".csv", *dict.fromkeys(end for row in FRAMEWORKS.values() for
 """Endings of all files that a plan is written to."""
 
 
-def check_name(path: str, framework: str | None = None, more: str = "") -> None:
-    """Refuse the name of a file that no plan is written to, or none for a framework.
+def check_name(
+    path: str, framework: str | None = None, more: str = "", maker: str | None = None
+) -> None:
+    """Refuse the name of a file that no plan is written to, or none for a framework or GPU.
 
-    `more` are other files in words.
+    `more` are other files in words, and `maker` that of the GPU.
     """
-    row = named_framework(path) or FRAMEWORKS.get(framework or "")
-    ending = _ending(path)
+    named, ending = named_framework(path), _ending(path)
+    row = named or FRAMEWORKS.get(framework or "")
     if ending not in ENDINGS:
         raise ParameterError(f"'{path}': {more}{advice()}")
-    plain = ending in (*COSTS, ".csv") and named_framework(path) is None
-    if row is not None and not plain and ending not in row.files:
+    if named is None and ending in (*COSTS, ".csv"):
+        return
+    if row is not None and ending not in row.files:
         raise ParameterError(f"'{path}': {row.title} is not run from {ending}; {_nearest(row)}")
+    if named is not None and maker is not None and maker not in named.makers:
+        other = next(one for one in FRAMEWORKS.values() if maker in one.makers)
+        raise ParameterError(
+            f"'{path}': {named.title} is not for {maker}'s GPUs; {_nearest(other)} for "
+            f"{other.title}"
+        )
+    if (framework or "").strip().lower() == ANY:
+        able = [name for name, one in FRAMEWORKS.items() if ending in one.files]
+        names = [named.name] if named else able
+        raise ParameterError(
+            f"'{path}': a plan for any framework is checked for none, nor is its memory; the "
+            f"nearest that works is --framework {' or '.join(names)}"
+        )
 
 
 def advice() -> str:
@@ -76,16 +92,14 @@ def named_framework(path: str) -> Framework | None:
 
 def _runner(plan: Evaluated, ending: str) -> Framework:
     """Return the framework of a plan, or another one that runs it from files of an ending."""
-    own = plan.request.fixed.framework
-    names = [own, *also_runs(plan)] if own else [*FRAMEWORKS]
-    rows = [FRAMEWORKS[name] for name in names if name]
+    own = FRAMEWORKS[plan.request.fixed.framework or ""]
+    rows = [own, *(FRAMEWORKS[name] for name in also_runs(plan))]
     able = [row for row in rows if ending in row.files and not broken(plan.case, row.name)]
     if able:
         return able[0]
     others = [name for name, row in FRAMEWORKS.items() if ending in row.files]
-    title = rows[0].title if own else "debubble"
     raise ParameterError(
-        f"the plan is for {title}, which is not run from {ending}; {_nearest(rows[0])}, or a plan "
+        f"the plan is for {own.title}, which is not run from {ending}; {_nearest(own)}, or a plan "
         f"with --framework {' or '.join(others)}"
     )
 

@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from os import PathLike, fspath
 from typing import Any, TypeAlias
 
 from debubble.core.costs import Costs
-from debubble.core.errors import ParameterError
+from debubble.core.errors import ParameterError, check_type
+from debubble.core.options import quoted
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 from debubble.planner.answer import data, files, report
@@ -28,6 +30,7 @@ from debubble.planner.answer.words import seconds
 from debubble.planner.candidate import Candidate
 from debubble.planner.cost.calibration_files import calibrate_from
 from debubble.planner.cost.measured_run import DEGREES
+from debubble.planner.frameworks.table import ANY
 from debubble.planner.memory.peaks import RankMemory
 from debubble.planner.model.transformer import Model
 from debubble.planner.options import ROWS, frameworks_of, request_of, values_with
@@ -127,7 +130,7 @@ class Plan:
         """
         return data.plan_flags(self.best, framework)
 
-    def save(self, path: str) -> list[str]:
+    def save(self, path: str | PathLike[str]) -> list[str]:
         """Write it to a file by its name, and return the names of all files written.
 
         Parameters
@@ -139,8 +142,11 @@ class Plan:
             from a file is written next to it. Or its costs for other commands, any other
             ``.yaml``; or its schedule, ``.csv``.
         """
-        files.check_name(path, self.framework)
-        return files.write_plan(self.best, path)
+        check_type("path", path, (str, PathLike), "give the name of a file, such as 'plan.yaml'")
+        path, best = fspath(path), self.best
+        maker = best.request.cluster.gpu.maker
+        files.check_name(path, self.framework or ANY, maker=maker)
+        return files.write_plan(best, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, as ``debubble plan --json`` prints it."""
@@ -242,12 +248,21 @@ def plan(
     (1, True)
     """
     given = dict(locals())
+    check_type(
+        "model", model, (str, Model), "give a name such as 'llama-3.1-8b', a file, or a Model"
+    )
+    for name, like in (("gpu", "'h100'"), ("gpus", "8"), ("batch", "64")):
+        if given[name] is None:
+            raise ParameterError(f"{name} is None; give such as {like}")
+    conditions = [why] if isinstance(why, str) else why
+    if not isinstance(conditions, list | tuple) or not all(isinstance(x, str) for x in conditions):
+        raise ParameterError(f"why is {quoted(why)}; give a condition such as 'pp=16', or a list")
     values = {
         name: given[name] if name in ("model", "why") else ROWS[name].type.check(name, given[name])
         for name in ROWS
         if given[name] is not None
     }
-    return plan_for(values | {"why": [why] if isinstance(why, str) else list(why)})
+    return plan_for(values | {"why": list(conditions)})
 
 
 def plan_for(

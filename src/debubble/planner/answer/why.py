@@ -28,7 +28,7 @@ class Why:
 
 
 def why_not(asked_for: str, best: Evaluated | None, again: Callable[[], Found]) -> Why:
-    """Return the best plan under one more condition, and the causes that make it slower.
+    """Return the best plan under one more condition, and the causes that make it slower or faster.
 
     `asked_for` is the condition in words; `again` searches with it.
     """
@@ -36,6 +36,16 @@ def why_not(asked_for: str, best: Evaluated | None, again: Callable[[], Found]) 
         found = again()
     except DebubbleError as error:
         return Why(asked_for, None, str(error))
+    answer = _compared(asked_for, best, found)
+    if not found.interrupted:
+        return answer
+    if answer.plan is None:
+        return Why(asked_for, None, "none so far (search stopped)")
+    return replace(answer, reason=f"best so far (search stopped), {answer.reason}")
+
+
+def _compared(asked_for: str, best: Evaluated | None, found: Found) -> Why:
+    """Return the best plan that was found under a condition, next to the best of all."""
     if not found.plans:
         if not found.near:
             return Why(
@@ -52,6 +62,8 @@ def why_not(asked_for: str, best: Evaluated | None, again: Callable[[], Found]) 
         return Why(asked_for, plan, "the best plan has it")
     lost = plan.step_time - best.step_time
     causes = difference(best, plan)
+    if lost < 0:
+        causes = difference(plan, best).replace(" +", " -")
     tie = "a tie within the error, " if tied(best, plan) else ""
     slower = f"{seconds(abs(lost))} {'slower' if lost > 0 else 'faster'}" if lost else "as fast"
     slower += f" {'than' if lost else 'as'} {seconds(best.step_time)}"

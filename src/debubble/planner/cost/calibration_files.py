@@ -18,7 +18,7 @@ from debubble.planner.candidate import Candidate
 from debubble.planner.case import Case
 from debubble.planner.cost.calibrate import calibrated, with_measured
 from debubble.planner.cost.layer_times import layer_times
-from debubble.planner.cost.measured_rows import parse_rows, read_row
+from debubble.planner.cost.measured_rows import numbered_rows, read_row
 from debubble.planner.cost.measured_run import STEP_KEYS, measured_run
 from debubble.planner.cost.published_efficiencies import Factors
 from debubble.planner.request import PlanRequest
@@ -29,6 +29,8 @@ LOG_LINE = re.compile(r"elapsed time per iteration \(ms\):\s*([0-9]+(?:\.[0-9]+)
 BATCH = re.compile(r"global batch size:\s*([0-9]{1,18})\b")
 LONGEST = 1e6
 """Seconds that no step takes."""
+MOST_TENSOR = 64
+"""Largest tensor-parallel degree for which a measured row may count."""
 WARM_UP = 3
 """Iterations of a log that are left out where it has more than twice as many."""
 
@@ -101,20 +103,49 @@ def log_seconds(text: str, where: str, batch: int | None = None) -> float:
 
 
 def _from_rows(text: str, path: str, request: PlanRequest) -> Factors:
-    rows = [(index, row) for index, row in enumerate(parse_rows(text, path)) if row["step_s"]]
+    rows = [(line, row) for line, row in numbered_rows(text, path) if row["step_s"].strip()]
     if not rows:
         raise FormatError(f"{path}: no row has a step_s")
-    for index, row in rows:
-        where = f"{path}: row {index}"
+    kinds = set()
+    for line, row in rows:
+        where = f"{path}: line {line}"
         try:
             found = read_row(row, where, request)
             if found.seconds is None:
                 raise FormatError(f"{where}: step_s '{row['step_s']}'; give a positive number")
             factors = calibrated(found.case, found.seconds)
         except ParameterError as error:
-            raise FormatError(f"{where}: {error}") from None
+            message = str(error).removeprefix(f"{where}: ")
+            raise FormatError(f"{where}: {message}") from None
+        kinds.add(_kind(found.request))
         request = replace(request, factors=factors)
+    if not _has_measured(request):
+        raise FormatError(
+            f"{path}: no row is of {_kind(request)}, as the plan is; rows are of "
+            f"{', '.join(sorted(kinds))}"
+        )
     return request.factors
+
+
+def _kind(request: PlanRequest) -> str:
+    """Return in words what an efficiency is of."""
+    training = request.training
+    experts = "experts" if request.model.experts else "no experts"
+    return (
+        f"{request.cluster.gpu.name} with {training.runtime.title}, {training.precision} and "
+        f"{experts}"
+    )
+
+
+def _has_measured(request: PlanRequest) -> bool:
+    """Return whether a measured efficiency counts for a plan of a request."""
+    training, gpu = request.training, request.cluster.gpu.name
+    experts = bool(request.model.experts)
+    found = (
+        request.factors.nearest(gpu, 1 << power, training, experts=experts)
+        for power in range(MOST_TENSOR.bit_length())
+    )
+    return any(one is not None and one.measured for one in found)
 
 
 def _from_step(step: Any, where: str, request: PlanRequest) -> Factors:

@@ -12,15 +12,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
-from debubble.core.units import read_number
+from debubble.core.units import counted, read_number
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.case import Case
 from debubble.planner.cost.measured_run import LARGEST, measured_run
 from debubble.planner.cost.published_efficiencies import Factors
-from debubble.planner.cost.row_models import MODEL_COLUMNS, known_model, row_model
+from debubble.planner.cost.row_models import MODEL_COLUMNS, MODEL_WORDS, row_model
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
 from debubble.planner.frameworks.published_runtimes import runtime_of
@@ -38,6 +39,22 @@ COLUMNS = {
     "micro_batch": "microbatch_size", "global_batch": "batch", "seq": "sequence",
 }  # fmt: skip
 """Columns of whole numbers, each with its key of a measured step."""
+
+OTHERS = (
+    "step_s", "mem_gb", "recompute", "zero", "schedule", "precision", "framework", "year",
+    "attention", "sequence_parallel", "fused_kernels", "fused_loss", "gradient_bytes", "overlap",
+    "nic_gb_s",
+)  # fmt: skip
+"""Columns on how it ran, and what was measured."""
+
+ALIKE = 0.8
+"""Likeness to a known column from which an unknown one is a slip: "hiden", "global_batch_size"."""
+
+OPEN = ("", "na", "n/a", "nan", "none", "-", "?")
+"""Cells that leave a number open."""
+
+GRADIENTS = (2, 4)
+"""Bytes in which gradients add up."""
 
 DEFAULTS = {"cp": 1, "ep": 1, "micro_batch": 1}
 
@@ -84,18 +101,57 @@ class MeasuredRow:
 
 
 def parse_rows(text: str, path: str) -> list[dict[str, str]]:
-    """Parse the text of a CSV file with the columns :data:`NEEDED` into its rows."""
-    reader = csv.DictReader(io.StringIO(text))
+    """Parse the text of a CSV file with the columns :data:`NEEDED` into its rows.
+
+    Short and long ones are read as far as they go.
+    """
+    return [row for _, row in numbered_rows(text, path, ragged=True)]
+
+
+def numbered_rows(
+    text: str, path: str, *, ragged: bool = False
+) -> list[tuple[int, dict[str, str]]]:  # fmt: skip
+    """Parse the text of a CSV file into rows, each with the number of its first line.
+
+    Rows with other numbers of cells than the header has are refused unless `ragged`.
+    """
+    reader, lines, begin = csv.reader(io.StringIO(text)), [], 1
     try:
-        names = reader.fieldnames or []
-        rows = list(reader)
+        for cells in reader:
+            if cells:
+                lines.append((begin, cells))
+            begin = reader.line_num + 1
     except csv.Error as error:
         raise FormatError(f"{path}, line {reader.line_num}: not CSV: {error}") from None
+    names = [name.strip() for name in lines[0][1]] if lines else []
+    _check_names(names, path)
+    rows = []
+    for line, cells in lines[1:]:
+        surplus = any(cell.strip() for cell in cells[len(names) :])
+        if not ragged and (len(cells) < len(names) or surplus):
+            raise FormatError(
+                f"{path}: line {line} has {counted(len(cells), 'cell')}, the header "
+                f"{counted(len(names), 'column')}; give a cell for every column"
+            )
+        found = dict.fromkeys(names, "") | dict(zip(names, cells, strict=False))
+        rows.append((line, {name: cell for name, cell in found.items() if name}))
+    return rows
+
+
+def _check_names(names: list[str], path: str) -> None:
+    """Refuse a header without a needed column, with one twice, or with a mistyped one."""
     missing = [name for name in NEEDED if name not in names]
+    known = (*NEEDED, *COLUMNS, *MODEL_COLUMNS, *MODEL_WORDS, *OTHERS)
+    for name in names:
+        if name and names.count(name) > 1:
+            raise FormatError(f"{path}: column {name} is there twice; give it once")
+        others = [one for one in known if one not in names]
+        # Information with a name of its own, such as "source", is welcome.
+        if name and name not in known and get_close_matches(name.lower(), others, 1, ALIKE):
+            raise FormatError(f"{path}: unknown column '{name}'; {did_you_mean(name, others)}")
     if missing:
         raise FormatError(f"{path}: no column {', '.join(missing)}; these are needed: "
                           f"{', '.join(NEEDED)}")  # fmt: skip
-    return [{key: value or "" for key, value in row.items() if key} for row in rows]
 
 
 def read_row(row: Mapping[str, str], where: str, base: PlanRequest | None = None) -> MeasuredRow:
@@ -119,7 +175,7 @@ def read_row(row: Mapping[str, str], where: str, base: PlanRequest | None = None
     cells = Cells(row, where)
     numbers = {key: cells.whole(key) for key in COLUMNS}
     model = _model(cells, base)
-    gpu = _gpu(cells)
+    gpu = _gpu(cells, base)
     for key, default in DEFAULTS.items():
         if numbers[key] is None:
             numbers[key] = cells.assume(key, default)
@@ -131,6 +187,7 @@ def read_row(row: Mapping[str, str], where: str, base: PlanRequest | None = None
             raise FormatError(f"{where}: seq not given")
         numbers["seq"] = cells.assume("seq", base.training.sequence)
     runtime_name = cells.word("framework")
+    cells.whole("year")  # counts only for some, but is never a word
     training = _training(cells, base)
     schedule = _schedule(cells, numbers, len(model.layers), training.runtime)
     zero = _zero(cells, runtime_name)
@@ -170,9 +227,9 @@ class Cells:
         return value
 
     def whole(self, column: str) -> int | None:
-        """Return a whole number; None for empty cells and for words such as NA."""
+        """Return a whole number; None for a cell of :data:`OPEN`."""
         text = self.text(column)
-        if not re.match(r"[\d.]", text):
+        if text in OPEN:
             return None
         number = read_number(text)
         if math.isnan(number) or not 1 <= number <= LARGEST or number != int(number):
@@ -200,25 +257,25 @@ def _model(cells: Cells, base: PlanRequest | None) -> Model:
     """Return the model that the columns describe, or that ``model`` names."""
     numbers = {key: cells.whole(key) for key in MODEL_COLUMNS}
     name = (cells.row.get("model") or "").strip()
-    known = known_model(name)
-    described = numbers["hidden"] is not None or numbers["layers"] is not None
-    if known is not None and not described:
-        return known
-    if not described and base is not None:
-        cells.assumed.append(f"model {base.model.name}")
-        return base.model
-    return row_model(name, numbers, cells, known)
+    return row_model(name, numbers, cells, None if base is None else base.model)
 
 
-def _gpu(cells: Cells) -> Gpu:
-    """Return the GPU whose name begins a cell, such as ``"H100-80GB-SXM"``."""
-    text = cells.text("gpu")
+def _gpu(cells: Cells, base: PlanRequest | None) -> Gpu:
+    """Return the GPU whose name begins a cell, such as ``"H100-80GB-SXM"``, or the command's."""
+    text, network = cells.text("gpu"), cells.amount("nic_gb_s", 1e9)
+    if network is None and cells.text("nic_gb_s") not in OPEN:
+        raise FormatError(
+            f"{cells.where}: nic_gb_s '{cells.text('nic_gb_s')}'; give a positive number of GB/s"
+        )
     known = [name for name in GPUS if text.startswith(name)]
+    own = None if base is None else base.cluster.gpu
+    if own is not None and text == own.name.lower():
+        return own if network is None else replace(own, nic=network)
     if not known:
         raise FormatError(
             f"{cells.where}: unknown GPU '{cells.row.get('gpu')}'; {did_you_mean(text, GPUS)}"
         )
-    gpu, network = GPUS[max(known, key=len)], cells.amount("nic_gb_s", 1e9)
+    gpu = GPUS[max(known, key=len)]
     return gpu if network is None else replace(gpu, nic=network)
 
 
@@ -281,6 +338,8 @@ def _training(cells: Cells, base: PlanRequest | None) -> Training:
     if not attention:
         cells.assume("attention", "flash" if flash else "scores")
     gradient = cells.whole("gradient_bytes")
+    if gradient not in (None, *GRADIENTS):
+        raise FormatError(f"{cells.where}: gradient_bytes '{gradient}'; give 2 or 4")
     if gradient is None:
         gradient = cells.assume("gradient_bytes", start.gradient_bytes)
     return replace(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Protocol
 
-from debubble.core.errors import FormatError
+from debubble.core.errors import FormatError, did_you_mean
 from debubble.planner.model.config_keys import MOST_LAYERS
 from debubble.planner.model.files import ENDINGS, read_model, shipped_models
 from debubble.planner.model.mixers import Attention
@@ -16,8 +16,10 @@ from debubble.planner.model.transformer import Experts, Layer, Mlp, Model
 MODEL_COLUMNS = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts", "topk",
 )  # fmt: skip
-"""Columns of whole numbers that describe a model; ``gated``, ``tied`` and ``dropout`` say yes or
-no, and ``norm`` rms or layer."""
+"""Columns of whole numbers that describe a model."""
+
+MODEL_WORDS = ("gated", "tied", "dropout", "norm")
+"""Columns of words that describe it: yes or no, and rms or layer for the norm."""
 
 VOCABULARY = 51200
 """Vocabulary where a row has none: GPT-2's, padded as Megatron pads it for 8 ranks."""
@@ -66,14 +68,27 @@ def _plain(name: str) -> str:
 
 
 def row_model(
-    name: str, numbers: Mapping[str, int | None], cells: Answers, known: Model | None = None
+    name: str, numbers: Mapping[str, int | None], cells: Answers, base: Model | None = None
 ) -> Model:
-    """Return the model of a row's columns; the `known` one by its name where they agree with it."""
+    """Return the model of a row's columns; a known one by its name where they agree with it.
+
+    A row without a name or with the name of `base` is of that, unless its columns differ.
+    """
+    _check_words(cells)
+    known = known_model(name)
+    if known is None and base is not None and _plain(name) in ("", _plain(base.name)):
+        known = base
     if known is not None and _agrees(known, numbers, cells):
+        if not name:
+            cells.assume("model", known.name)
         return known
     missing = [key for key in ("layers", "hidden", "heads", "ffn") if not numbers.get(key)]
     if missing:
-        raise FormatError(f"{cells.where}: {', '.join(missing)} not given")
+        if known is not None:
+            other = f"the row's shape is not that of {known.name}"
+        else:
+            other = f"unknown model '{name}', {did_you_mean(name, shipped_models())}"
+        raise FormatError(f"{cells.where}: {', '.join(missing)} not given; {other}")
     layers, hidden, heads, ffn = (
         int(numbers[key] or 0) for key in ("layers", "hidden", "heads", "ffn")
     )
@@ -85,8 +100,6 @@ def row_model(
     vocabulary = numbers["vocab"] or int(str(cells.assume("vocab", VOCABULARY)))
     gated = cells.flag("gated", True)
     norm = cells.text("norm") or str(cells.assume("norm", "rms"))
-    if norm not in ("rms", "layer"):
-        raise FormatError(f"{cells.where}: norm '{norm}'; give rms or layer")
     mlp: Mlp | Experts = Mlp(ffn, gated)
     if numbers["experts"]:
         top_k = numbers["topk"] or int(str(cells.assume("topk", 2)))
@@ -96,6 +109,14 @@ def row_model(
         name, hidden, (layer,) * layers, vocabulary, tied=cells.flag("tied", False), norm=norm,
         dropout=cells.flag("dropout", False),
     )  # fmt: skip
+
+
+def _check_words(cells: Answers) -> None:
+    """Refuse a word that says nothing, also where the model is known by its name."""
+    for key in MODEL_WORDS:
+        text, words = cells.text(key), ("rms", "layer") if key == "norm" else ("yes", "no")
+        if text and text not in words:
+            raise FormatError(f"{cells.where}: {key} '{text}'; give {' or '.join(words)}")
 
 
 def _agrees(model: Model, numbers: Mapping[str, int | None], cells: Answers) -> bool:
