@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from debubble.planner.answer.data import memory_warnings
+from debubble.planner.answer.report import cautions
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.memory.retries import RETRY, chance_of_retries
 from debubble.planner.plannable import first_cut
@@ -93,13 +93,13 @@ def test_a_plan_that_may_not_fit_is_warned_of_with_its_retries() -> None:
     rank = plan.memory[plan.fullest]
     held = rank.activations + rank.buffers + rank.logits
     assert seconds == pytest.approx(RETRY * held * MOST)
-    assert memory_warnings(plan)[0].startswith("may not fit: 81.2 GB ± 8.1 GB of 85.0 GB")
+    assert cautions(plan)[0].startswith("may not fit: 81.2 GB ± 8.1 GB of 85.0 GB")
 
 
 def test_a_plan_that_fits_pays_nothing() -> None:
     plan = planned("32 A100")
     assert plan.retries == (0, 0)
-    assert memory_warnings(plan) == []
+    assert cautions(plan) == []
 
 
 def test_a_tenth_of_peaks_exceeds_the_error() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from debubble.planner.answer.report import memory_warnings
+from debubble.planner.answer.report import cautions
 from debubble.planner.answer.searches import Answer, also_runs
 from debubble.planner.answer.words import gigabytes
 from debubble.planner.cost.flops import flops_per_token
 from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, flags
 from debubble.planner.frameworks.torch.flags import CSV, EXPORT, ON_PYTORCH, from_csv
 from debubble.planner.memory.peaks import memory_of
-from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import for_framework
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.search_result import Found
@@ -49,10 +48,7 @@ def plan_data(plan: Evaluated, recommended: bool = False) -> dict[str, Any]:
         "verdict": plan.verdict,
         "memory_error": plan.memory_error,
         "retries": {"chance": plan.retries[0], "seconds": plan.retries[1]},
-        "warnings": [
-            *shape_traps(plan.request.model, candidate.degrees.tp),
-            *memory_warnings(plan),
-        ],
+        "warnings": cautions(plan),
         "flags": {name: plan_flags(plan, name) for name in FRAMEWORKS},
         **({"lower_bound": plan.lower_bound} if plan.lower_bound else {}),
         **({"instead_of": candidate.schedule} if plan.optimized else {}),

@@ -25,7 +25,7 @@ from debubble.planner.answer.words import (
     with_error,
 )
 from debubble.planner.frameworks.launch import layers_text
-from debubble.planner.frameworks.megatron.model_arguments import said_missing
+from debubble.planner.frameworks.megatron.model_arguments import not_described
 from debubble.planner.frameworks.table import find_framework
 from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import Fixed, PlanRequest
@@ -155,12 +155,24 @@ def confidence(plan: Evaluated) -> str:
 
 
 def warnings(plan: Evaluated) -> list[str]:
-    """Return warnings about shapes, memory, and steps that no GPU can reach."""
-    traps = shape_traps(plan.request.model, plan.candidate.degrees.tp)
-    return [f"warning: {trap}" for trap in (*_too_fast(plan), *traps, *memory_warnings(plan))]
+    """Return warnings as lines, those about steps that no GPU can reach first."""
+    return [f"warning: {one}" for one in (*_too_fast(plan), *cautions(plan))]
 
 
-def memory_warnings(plan: Evaluated) -> list[str]:
+def cautions(plan: Evaluated) -> list[str]:
+    """Return warnings about shapes, memory, and models that a framework's arguments cannot say."""
+    request, found = plan.request, []
+    if request.fixed.framework in BY_ARGUMENTS and (left := not_described(request.model)):
+        found.append(f"the file to run does not describe all of the model: {', '.join(left)}")
+    traps = shape_traps(request.model, plan.candidate.degrees.tp)
+    return [*traps, *_memory_warnings(plan), *found]
+
+
+BY_ARGUMENTS = ("megatron", "primus", "deepspeed")
+"""Frameworks whose files describe the model by arguments."""
+
+
+def _memory_warnings(plan: Evaluated) -> list[str]:
     """Return warnings of a plan for more memory than GPUs have, or that may not fit."""
     request, gpu = plan.request, plan.request.cluster.gpu
     found = []
