@@ -29,6 +29,7 @@ class OneGpu:
 
     node: int = 8
     maker: str = "NVIDIA"
+    sixteen: str = "bf16"
 
 
 @dataclass(frozen=True)
