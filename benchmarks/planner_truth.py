@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from planner_efficiencies import FOLDS, Judged, errors, judged, measured, mfu
-from planner_parts import chart, curves, interleaved
+from planner_parts import chart, curves, gain_of_two_chunks
 from published_rows import read_rows, run_rows
 
 from debubble.core.errors import ParameterError
@@ -276,7 +276,7 @@ def page(paths: Sequence[str]) -> str:
         "memory": "\n".join(memory(paths)),
         "verdicts": "\n".join(verdicts(paths)),
         "crosswise": "\n".join(crosswise(tables)),
-        "interleaved": interleaved(),
+        "interleaved": f"{gain_of_two_chunks():.3f}",
         "curves": "\n".join(curves()),
         "chart": chart(),
         "efficiencies": "\n".join(efficiencies()),

@@ -58,7 +58,7 @@ def test_rows_say_how_sure_they_are(tmp_path: Path) -> None:
     ("change", "why"),
     [
         ({"gpu": "TPUv4"}, "unknown GPU"),
-        ({"layers": "x"}, "layers not given"),
+        ({"layers": "x"}, "layers 'x' is no whole number"),
         ({"tp": "1e400"}, "tp"),
         ({"schedule": "magic", "vp": "1"}, "magic"),
         ({"global_batch": "2", "pp": "4"}, ""),

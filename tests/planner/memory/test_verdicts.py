@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from debubble.planner.answer.report import cautions
+from debubble.planner.answer.cautions import cautions
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.memory.retries import RETRY, chance_of_retries
 from debubble.planner.plannable import first_cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from debubble.planner.answer.report import cautions
+from debubble.planner.answer.cautions import cautions
 from debubble.planner.answer.searches import Answer, also_runs
 from debubble.planner.answer.words import gigabytes
 from debubble.planner.cost.flops import flops_per_token

@@ -12,6 +12,7 @@ from debubble.analysis.layout import Column, text_table, wrap
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.syntax import yaml_text
+from debubble.planner.answer.cautions import cautions, too_fast
 from debubble.planner.answer.layer_section import layer_section
 from debubble.planner.answer.searches import Answer, also_runs
 from debubble.planner.answer.words import (
@@ -25,9 +26,7 @@ from debubble.planner.answer.words import (
     with_error,
 )
 from debubble.planner.frameworks.launch import layers_text
-from debubble.planner.frameworks.megatron.model_arguments import not_described
 from debubble.planner.frameworks.table import find_framework
-from debubble.planner.model.shape_traps import shape_traps
 from debubble.planner.request import Fixed, PlanRequest
 from debubble.planner.search.evaluate import CAUSES, Evaluated, finished, tied
 from debubble.planner.search.search_result import nearly_fits
@@ -156,56 +155,7 @@ def confidence(plan: Evaluated) -> str:
 
 def warnings(plan: Evaluated) -> list[str]:
     """Return warnings as lines, those about steps that no GPU can reach first."""
-    return [f"warning: {one}" for one in (*_too_fast(plan), *cautions(plan))]
-
-
-def cautions(plan: Evaluated) -> list[str]:
-    """Return warnings about shapes, memory, and models that a framework's arguments cannot say."""
-    request, found = plan.request, []
-    if request.fixed.framework in BY_ARGUMENTS and (left := not_described(request.model)):
-        found.append(f"the file to run does not describe all of the model: {', '.join(left)}")
-    traps = shape_traps(request.model, plan.candidate.degrees.tp)
-    return [*traps, *_memory_warnings(plan), *found]
-
-
-BY_ARGUMENTS = ("megatron", "primus", "deepspeed")
-"""Frameworks whose files describe the model by arguments."""
-
-
-def _memory_warnings(plan: Evaluated) -> list[str]:
-    """Return warnings of a plan for more memory than GPUs have, or that may not fit."""
-    request, gpu = plan.request, plan.request.cluster.gpu
-    found = []
-    if request.capacity > gpu.memory:
-        found.append(
-            f"planned for {gigabytes(request.capacity)}, and {gpu.name} has {gigabytes(gpu.memory)}"
-        )
-    if plan.verdict != "maybe":
-        return found
-    peak, (chance, more) = max(plan.peaks), plan.retries
-    return [
-        *found,
-        f"may not fit: {gigabytes(peak)} ± {gigabytes(plan.memory_error)} of "
-        f"{gigabytes(request.capacity)}; {100 * chance:.0f} % of such runs are short of "
-        f"memory, where PyTorch's allocator adds up to {seconds(more)} to a step, or the run ends",
-    ]
-
-
-def _too_fast(plan: Evaluated) -> list[str]:
-    """Return a warning if a plan computes faster than the best known product.
-
-    Modeled kernels are slower than that; an efficiency from a wrong measurement is not.
-    """
-    request, gpu = plan.request, plan.request.cluster.gpu
-    best = gpu.gemm8 if request.training.precision == "fp8" else gpu.gemm
-    mfu = plan.speed.mfu["causal"]
-    if mfu <= best:
-        return []
-    return [
-        f"an MFU of {share(mfu)} is more than the {share(best)} that the best matrix product on "
-        f"{gpu.name} is known to reach; check the measurement: batch, sequence, GPUs, and whether "
-        "the time is of a whole step"
-    ]
+    return [f"warning: {one}" for one in (*too_fast(plan), *cautions(plan))]
 
 
 def difference(best: Evaluated, other: Evaluated, most: int = 2) -> str:

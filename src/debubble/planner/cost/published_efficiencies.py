@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from debubble.core.hashed_once import hashed_once
 from debubble.core.units import counted
 from debubble.planner.candidate import Training
 from debubble.planner.hardware.gpus import Gpu
@@ -48,19 +49,12 @@ class Factor:
         return self.gpu, self.tp, self.precision, self.runtime, self.experts
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Factors:
     """Efficiencies, of which the nearest to a plan counts."""
 
     table: tuple[Factor, ...] = ()
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self.table)
-
-    def __hash__(self) -> int:
-        # Results are looked up by it many times.
-        return self._hash
 
     def efficiency(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
         """Return the share of the modeled speed of kernels that training reaches.

@@ -22,6 +22,7 @@ from debubble.planner.frameworks.deepspeed.rules import RULES as DEEPSPEED_RULES
 from debubble.planner.frameworks.deepspeed.runtime import DEEPSPEED
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.frameworks.megatron.flags import megatron_lines
+from debubble.planner.frameworks.megatron.model_arguments import not_described
 from debubble.planner.frameworks.megatron.rules import RULES as MEGATRON_RULES
 from debubble.planner.frameworks.megatron.rules import SCHEDULES
 from debubble.planner.frameworks.megatron.runtime import MEGATRON
@@ -33,6 +34,7 @@ from debubble.planner.frameworks.torch.runtime import TORCH
 from debubble.planner.frameworks.torchtitan.files import torchtitan_python, torchtitan_toml
 from debubble.planner.frameworks.torchtitan.flags import torchtitan_lines
 from debubble.planner.frameworks.torchtitan.rules import RULES as TORCHTITAN_RULES
+from debubble.planner.model.transformer import Model
 from debubble.schedules import registry
 
 
@@ -61,6 +63,8 @@ class Framework:
     """Makers of the GPUs that it is for."""
     files: Mapping[str, Callable[[Case], str]] = field(default_factory=dict)
     """Writers of a file that runs a case that breaks no rule, by the file's ending."""
+    leaves_out: Callable[[Model], list[str]] = lambda model: []  # noqa: ARG005 - nothing
+    """Parts of a model that its file does not describe; none where it reads the model's own."""
 
 
 FRAMEWORKS = {
@@ -68,7 +72,7 @@ FRAMEWORKS = {
     for row in (
         Framework(
             "megatron", "Megatron-LM", MEGATRON_RULES, megatron_lines, MEGATRON,
-            ships=frozenset(SCHEDULES), files={".sh": megatron_script},
+            ships=frozenset(SCHEDULES), files={".sh": megatron_script}, leaves_out=not_described,
         ),
         Framework(
             "torchtitan", "torchtitan", TORCHTITAN_RULES, torchtitan_lines, TORCH,
@@ -83,6 +87,7 @@ FRAMEWORKS = {
         Framework(
             "deepspeed", "Megatron-DeepSpeed", DEEPSPEED_RULES, deepspeed_lines, DEEPSPEED,
             ships=frozenset({"1f1b"}), files={".sh": deepspeed_script, ".json": deepspeed_json},
+            leaves_out=not_described,
         ),
         Framework(
             "bridge", "Megatron-Bridge", BRIDGE_RULES, bridge_lines, MEGATRON,
@@ -92,7 +97,7 @@ FRAMEWORKS = {
         Framework(
             "primus", "Primus", MEGATRON_RULES, primus_lines, MEGATRON,
             ships=frozenset(SCHEDULES), within="megatron", makers=frozenset({"AMD"}),
-            files={".yaml": primus_file},
+            files={".yaml": primus_file}, leaves_out=not_described,
         ),
     )
 }  # fmt: skip
