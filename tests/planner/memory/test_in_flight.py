@@ -7,7 +7,7 @@ import pytest
 
 import debubble as db
 from debubble.planner.memory.in_flight import counted, in_flight
-from debubble.planner.plannable import plannable
+from debubble.planner.plannable import fits, plannable
 from debubble.schedules import registry
 
 ORDERS = [name for name in plannable() if not registry.find(name).uses_costs]
@@ -48,3 +48,17 @@ def test_few_moments_are_enough() -> None:
 
 def test_orders_that_depend_on_costs_are_not_counted() -> None:
     assert in_flight("zb-v", 4, 8, 2, "any") is None
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_shorter_order_with_as_much_in_flight_stands_for_a_longer_one(name: str) -> None:
+    for ranks, rounds, chunks in ((2, 7, 3), (4, 6, 2), (4, 5, 4)):
+        chunks, microbatches = registry.find(name).chunks or chunks, ranks * rounds
+        if not fits(name, ranks, chunks, microbatches):
+            continue
+        whole = registry.make(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+        stored = np.linspace(1.0, 2.0, ranks * chunks)
+        found = in_flight(name, ranks, microbatches, chunks, "any")
+        assert found is not None
+        expected = counted(whole, "any").peaks(stored, stored / 2)
+        assert found.peaks(stored, stored / 2) == pytest.approx(expected)

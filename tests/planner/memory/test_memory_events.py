@@ -11,10 +11,10 @@ def test_moments_group_overlapped_actions():
     timeline = db.simulate(schedule, db.Costs(F=1, I=1, W=1))
     moments = Moments(timeline, 0)
     groups = len(moments.begins)
-    assert groups < len(moments.program) == len(schedule.program(0))
+    assert groups < len(moments.work.program) == len(schedule.program(0))
     assert len(moments.times) == len(moments.heads) == 2 * groups
     assert np.all(np.diff(moments.begins) >= 0)
-    found = moments.held((moments.starts, 1.0), (moments.stops, -1.0))
+    found = moments.held((moments.work.starts, 1.0), (moments.work.stops, -1.0))
     assert found.max() == 2
     assert found[-1] == 0
     late = moments.during(moments.times[-1:] + 1)

@@ -104,12 +104,24 @@ def layer_sums(case: Case, recompute: str | None = None) -> LayerSums:
 def _sums(case: Case) -> LayerSums:
     assert recomputed_layers(case.candidate.recompute) is None
     kinds, numbers = case.model.kinds
-    ends = _embedding_times(case), _head_times(case), _mtp_times(case)
-    each = [*(layer_times(case, layer).with_recompute for layer in kinds), *ends]
+    layers = [layer_times(case, layer).with_recompute for layer in kinds]
+    plain = case.candidate.without_order("none", (), replicas=False, experts=False)
+    embedding, head, joined = _ends(replace(case, candidate=plain))
+    mtp = (layers[numbers[-1]] + joined) * case.model.mtp
+    each = [*layers, embedding, head, mtp]
     rows = np.array([(times.F, times.I, times.W) for times in each]).T
     sums = np.zeros((3, len(numbers) + 1))
     np.cumsum(rows[:, numbers], axis=1, out=sums[:, 1:])
     return LayerSums(sums, *rows[:, -3:].T)
+
+
+@lru_cache(maxsize=16384)
+def _ends(case: Case) -> tuple[Times, Times, Times]:
+    """Return the times of embedding, head, and the product that joins inputs of a prediction."""
+    slow = 1 / case.efficiency(experts=case.model.layers[-1].experts is not None)
+    product = Product(case.tokens, case.model.hidden, 2 * case.model.hidden)
+    joined = product_times(case.gpu, case.training, product) * slow
+    return _embedding_times(case), _head_times(case, slow), joined
 
 
 def _embedding_times(case: Case) -> Times:
@@ -122,11 +134,10 @@ def _embedding_times(case: Case) -> Times:
     )
 
 
-def _head_times(case: Case) -> Times:
+def _head_times(case: Case, slow: float) -> Times:
     """Return the times of last norm, head and loss, once for every prediction."""
     model, gpu, training, tokens = case.model, case.gpu, case.training, case.tokens
     tp, group = case.degrees.tp, case.group("tp")
-    slow = 1 / case.efficiency(experts=model.layers[-1].experts is not None)
     vocabulary = padded_vocabulary(model, training, tp) // tp
     logits = tokens * vocabulary
     head = product_times(gpu, training, Product(tokens, vocabulary, model.hidden), wide=True)
@@ -138,17 +149,6 @@ def _head_times(case: Case) -> Times:
         shared *= EXPOSED if training.overlap_tp else 1.0
         head += Times(shared, shared)
     return head * (1 + model.mtp)
-
-
-def _mtp_times(case: Case) -> Times:
-    """Return the times of multi-token prediction without its heads."""
-    model = case.model
-    if not model.mtp:
-        return Times()
-    slow = 1 / case.efficiency(experts=model.layers[-1].experts is not None)
-    layer = layer_times(case, model.layers[-1]).with_recompute
-    product = Product(case.tokens, model.hidden, 2 * model.hidden)
-    return (layer + product_times(case.gpu, case.training, product) * slow) * model.mtp
 
 
 def _predictions_sent(case: Case) -> dict[str, Any]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import TRANSFER_KINDS, among, kinds_of
-from debubble.core.waits import primary_of
 from debubble.planner.frameworks.habits import Habits
 from debubble.planner.memory.memory_events import Floats, Moments
 
@@ -24,61 +22,40 @@ def buffers(moments: Moments, boundary: float, runtime: Habits) -> Floats:
 
     From every moment of the rank on, as a runtime keeps them.
     """
-    schedule, stages = moments.schedule, moments.stages
-    size, last = boundary / schedule.slices, schedule.stages - 1
-    forward, backward = moments.handing(1), moments.handing(-1)
-    takes_input, takes_gradient = forward & (stages > 0), backward & (stages < last)
-    hands_output, hands_gradient = forward & (stages < last), backward & (stages > 0)
-    starts, stops = moments.starts, moments.stops
-    changes = []
+    work, size = moments.work, boundary / moments.schedule.slices
+    starts, stops, changes = work.starts, work.stops, []
 
     def add(when: NDArray[np.int64], which: Mask, amount: float) -> None:
         changes.append((when[which], amount))
 
-    arrivals, from_others = _arrivals(moments)
-    came = takes_input & from_others
-    came_back = takes_gradient & from_others
     if runtime.receive_buffers:
-        count = int(np.count_nonzero(takes_input) + np.count_nonzero(takes_gradient))
+        count = int(np.count_nonzero(work.takes_input) + np.count_nonzero(work.takes_gradient))
         changes.append((np.zeros(1, dtype=np.int64), count * size))
-        add(starts, takes_input, -size)
-        add(stops, hands_gradient, size)
+        add(starts, work.takes_input, -size)
+        add(stops, work.hands_gradient, size)
     else:
+        arrivals = _arrivals(moments)
+        came = work.takes_input & work.from_others
+        came_back = work.takes_gradient & work.from_others
         add(arrivals, came, size)
         add(starts, came, -size)
         add(arrivals, came_back, size)
         add(stops, came_back, -size)
     if runtime.sent_until != "made":
-        goes = hands_output & _neighbor_elsewhere(moments, 1)
-        goes |= hands_gradient & _neighbor_elsewhere(moments, -1)
-        add(stops, goes, size)
+        add(stops, work.sends, size)
         if runtime.sent_until == "next":
-            add(stops + 2, goes & (stops + 2 < len(moments.times)), -size)
+            add(stops + 2, work.sends & (stops + 2 < len(moments.times)), -size)
     if runtime.keeps_outputs:
-        add(stops, hands_output, size)
-        add(stops, takes_gradient, -size)
+        add(stops, work.hands_output, size)
+        add(stops, work.takes_gradient, -size)
     return moments.held(*changes)
 
 
-def _arrivals(moments: Moments) -> tuple[NDArray[np.int64], Mask]:
-    """Return the moment when each action's input arrives, and a mask of those from other ranks."""
-    schedule, timeline = moments.schedule, moments.timeline
-    producer = primary_of(schedule)[moments.positions]
-    known = producer >= 0
-    producer = np.where(known, producer, 0)
-    receives = among(kinds_of(schedule.actions[producer]), TRANSFER_KINDS)
-    home = np.searchsorted(schedule.offsets, producer, side="right") - 1
+def _arrivals(moments: Moments) -> NDArray[np.int64]:
+    """Return the moment when each action's input arrives."""
+    work, timeline = moments.work, moments.timeline
     # A receive needs its buffer from its start.
-    times = np.where(receives, timeline.start[producer], timeline.end[producer])
-    groups = np.minimum(moments.during(times), moments.groups)
-    return 2 * groups, known & (receives | (home != moments.rank))
-
-
-def _neighbor_elsewhere(moments: Moments, offset: int) -> Mask:
-    """Return whether the stage `offset` away from each action's is on another rank."""
-    schedule = moments.schedule
-    table = np.asarray(schedule.placement.table)
-    copies = schedule.places_of(moments.program) // schedule.stages % schedule.placement.copies
-    other = np.clip(moments.stages + offset, 0, schedule.stages - 1)
-    found: Mask = table[copies, other] != moments.rank
-    return found
+    times = np.where(work.receives, timeline.start[work.producer], timeline.end[work.producer])
+    groups = np.minimum(moments.during(times), work.groups)
+    arrivals: NDArray[np.int64] = 2 * groups
+    return arrivals

@@ -17,6 +17,7 @@ from debubble.core.actions import ends_group, stages_of
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import MemoryUse, measure_memory
+from debubble.planner.plannable import fits
 from debubble.schedules import registry
 
 Counts = NDArray[np.int32]
@@ -52,17 +53,37 @@ class InFlight(NamedTuple):
         return np.maximum.reduceat(held, self.starts)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 14)
 def in_flight(
     name: str, ranks: int, microbatches: int, chunks: int, runtime: str
 ) -> InFlight | None:
     """Return the counts of a schedule; None if they depend on costs, or are too many."""
     if registry.find(name).uses_costs:
         return None
+    if microbatches > 3 * ranks and _is_steady(name, ranks, chunks):
+        return in_flight(name, ranks, 2 * ranks, chunks, runtime)
     schedule = registry.made_once(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
     if 2 * chunks * int(np.diff(schedule.offsets).max()) > LARGEST:
         return None
     return counted(schedule, runtime)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_steady(name: str, ranks: int, chunks: int) -> bool:
+    """Return whether more than two rounds of microbatches leave no more in flight.
+
+    A schedule that holds as much with three rounds as with two goes on like that.
+    """
+    if not all(fits(name, ranks, chunks, rounds * ranks) for rounds in (2, 3)):
+        return False
+    costs = Costs(activation=1.0, kept_for_weight=0.0)
+    two, three = (
+        registry.made_once(name, ranks=ranks, microbatches=rounds * ranks, chunks=chunks)
+        for rounds in (2, 3)
+    )
+    return np.array_equal(
+        measure_memory(two, costs.table(two)).peak, measure_memory(three, costs.table(three)).peak
+    )
 
 
 def counted(schedule: Schedule, runtime: str) -> InFlight:

@@ -221,6 +221,7 @@ def rank_state(case: Case, schedule: Schedule, rank: int) -> TrainingState:
 def _activations(moments: Moments, each: Sequence[Activation], backwards: Backwards) -> Floats:
     """Return activations in flight by the engine, and those of running backwards."""
     timeline, schedule, rank = moments.timeline, moments.schedule, moments.rank
+    work = moments.work
     changes: list[tuple[NDArray[np.int64], Floats]] = []
     if timeline.graph.has_copies:
         times, held = timeline.memory_curve(rank)
@@ -229,9 +230,9 @@ def _activations(moments: Moments, each: Sequence[Activation], backwards: Backwa
         changes.append((2 * moments.during(times[taken]), steps[taken]))
         changes.append((2 * moments.before(times[~taken]) + 1, steps[~taken]))
     else:
-        here = moments.positions - int(schedule.offsets[rank])
+        here = work.positions - int(schedule.offsets[rank])
         added, freed = timeline.memory.deltas(schedule, rank)
-        changes += [(moments.starts, added[here]), (moments.stops, freed[here])]
+        changes += [(work.starts, added[here]), (work.stops, freed[here])]
     split, weights, whole = backwards
     again = np.array([[one.recomputed for one in each], [one.recomputed_for_input for one in each]])
     again /= schedule.slices
@@ -239,29 +240,29 @@ def _activations(moments: Moments, each: Sequence[Activation], backwards: Backwa
     over /= schedule.slices
     if again.any():
         for run, back in ((whole, again[0]), (split, again[1])):
-            amounts = back[moments.stages[run]]
-            changes += [(moments.starts[run], amounts), (moments.stops[run], -amounts)]
+            amounts = back[work.stages[run]]
+            changes += [(work.starts[run], amounts), (work.stops[run], -amounts)]
     if over.any() and split.any():
         for mask, sign in ((split, 1.0), (weights, -1.0)):
-            changes.append((moments.stops[mask], sign * over[moments.stages[mask]]))
+            changes.append((work.stops[mask], sign * over[work.stages[mask]]))
     return moments.held(*changes)
 
 
 def _logits(moments: Moments, size: float, share: float) -> Floats:
     """Return logits where the head runs: all of them then, a share from forward to backward."""
-    schedule = moments.schedule
-    last = moments.stages == schedule.stages - 1
+    schedule, work = moments.schedule, moments.work
+    last = work.stages == schedule.stages - 1
     if schedule.vocabulary:
         size /= schedule.ranks
-        forward, backward = (moments.kinds == kind for kind in VOCABULARY_KINDS)
+        forward, backward = (work.kinds == kind for kind in VOCABULARY_KINDS)
     else:
-        forward, backward = moments.handing(1) & last, moments.handing(-1) & last
+        forward, backward = work.forward & last, work.backward & last
     held = size * share
     return moments.held(
-        (moments.starts[forward], size),
-        (moments.stops[forward], held - size),
-        (moments.starts[backward], size - held),
-        (moments.stops[backward], -size),
+        (work.starts[forward], size),
+        (work.stops[forward], held - size),
+        (work.starts[backward], size - held),
+        (work.stops[backward], -size),
     )
 
 

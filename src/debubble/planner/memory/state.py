@@ -174,13 +174,16 @@ def parameters_of(
     return found
 
 
-def stage_states(case: Case) -> tuple[TrainingState, ...]:
-    """Return bytes of every stage's weights, gradients and optimizer states on one GPU."""
+def stage_states(case: Case, *, lasting: bool = False) -> tuple[TrainingState, ...]:
+    """Return bytes of every stage's weights, gradients and optimizer states on one GPU.
+
+    If only what is `lasting` counts, without the layers that replicas gather or scatter at a time.
+    """
     candidate = case.candidate
     cast = cast_bytes(case.training, case.gpu)
     return _states(
         case.model, case.training, case.degrees, candidate.layers, candidate.zero, cast,
-        candidate.mtp_at,
+        candidate.mtp_at, lasting,
     )  # fmt: skip
 
 
@@ -193,6 +196,7 @@ def _states(
     zero: int,
     cast: float,
     mtp_at: int,
+    lasting: bool,
 ) -> tuple[TrainingState, ...]:
     runtime = training.runtime
     in_layers = np.diff(_sums(model, degrees.tp, degrees.ep)[np.cumsum((0, *layers))], axis=0)
@@ -212,7 +216,7 @@ def _states(
     found = np.outer(common, dense) + np.outer(apart, routed)
     if gathers or scattered:
         each = 1.0 if runtime.fsdp and training.narrow_weights else 2.0 * (not narrow) + cast
-        two = _two_layers(model, degrees.tp, degrees.ep, layers)
+        two = _two_layers(model, degrees.tp, degrees.ep, layers) * (not lasting)
         total = dense + routed
         found[0] += each * (total if stays else two) * gathers
         found[1] += 4 * total if stays else scattered * two

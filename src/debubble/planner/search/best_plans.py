@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import DebubbleError
-from debubble.planner.candidate import Candidate
+from debubble.engine.jit import load_compiler
+from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.bounds import (
     LeastMemory,
@@ -31,8 +32,11 @@ from debubble.planner.search.groups import (
     CandidateGroup,
     Setting,
     groups,
+    least_recompute,
+    work_of,
 )
 from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
+from debubble.planner.search.room import Smallest, room_of
 from debubble.planner.search.search_result import (
     BOUND,
     IN_FLIGHT,
@@ -94,15 +98,17 @@ def search(
 
     Ctrl-C ends the search with the best so far, as does a `progress` that raises KeyboardInterrupt.
     """
+    load_compiler()  # enough is simulated for it
     found = Found(request, top, below=below * (1 - ROUNDING))
     tell = progress or (lambda found: None)  # noqa: ARG005 - no progress
-    screen = _Screen(request, found, splits, LeastMemory(request))
+    screen = _Screen(request, found, splits, LeastMemory(request), Smallest(LARGE * top))
     try:
         for group in groups:
             screen.add_group(group)
             tell(found)
         while screen.open_next():
             tell(found)
+        screen.add_large()
     except KeyboardInterrupt:
         found.interrupted = True
         for plan in screen.heads:
@@ -111,6 +117,13 @@ def search(
     found.near = [finished(plan) for plan in found.near]
     found.searched = found.plans[0] if found.plans else None
     return found
+
+
+FEW = 64
+"""Orders of a batch whose microbatches in flight are counted before anything else."""
+
+LARGE = 4
+"""Candidates that need least memory, per plan that is kept, to look at where nothing fits."""
 
 
 class _Item(NamedTuple):
@@ -136,6 +149,8 @@ class _Screen:
     found: Found
     splits: Allowed | None
     memory: LeastMemory
+    large: Smallest[Callable[[], Candidate]]
+    """Makers of candidates that do not fit, by bytes of the fullest rank."""
     heads: list[Evaluated] = field(default_factory=list)
     """The best plans so far of those whose bases fit."""
     alike: dict[Kin, float] = field(default_factory=dict)
@@ -177,7 +192,7 @@ class _Screen:
             self.found.leave_out(NO_ROOM, group.count)
             return
         recomputes, zeros = zip(*group.all_settings, strict=True)
-        bound = self._least_time(group, (min(recomputes, key=_work), min(zeros)))
+        bound = self._least_time(group, (min(recomputes, key=work_of), min(zeros)))
         self._add(bound, group.count, BOUND, partial(self._open_group, group))
 
     def _least_time(self, group: CandidateGroup, setting: Setting) -> float:
@@ -194,27 +209,57 @@ class _Screen:
             batch = Batch(group, setting)
             if least_memory(self.request, group.alone(setting), pp) > self.request.limit:
                 self.found.leave_out(NO_ROOM, batch.count)
-            else:
+                continue
+            if given := self._with_room(batch):
                 # As if nothing were scattered, which is the same for many groups.
-                bound = self._least_time(group, (setting[0], min(setting[1], 1)))
-                self._add(bound, batch.count, BOUND, partial(self._open_batch, batch, bound))
+                bound = self._least_time(group, (least_recompute(given), min(setting[1], 1)))
+                self._add(bound, len(given), BOUND, partial(self._open_batch, batch, given, bound))
 
-    def _open_batch(self, batch: Batch, bound: float) -> None:
+    def _with_room(self, batch: Batch) -> list[Candidate]:
+        """Return the candidates of a batch whose ranks may have room, or nearly so.
+
+        All of them where to count what so many schedules have in flight would take longer.
+        """
+        group, fewest, found = batch.group, batch.setting[0] == FEWEST, []
+        if group.degrees.pp == 1 or batch.count > FEW:
+            return [group.candidate(*order, batch.setting) for order in batch.orders]
+        share = 1.0 if fewest else NEAR
+        room = room_of(self.request, batch, share * self.request.limit)
+        for order, number, peak in zip(batch.orders, *room, strict=True):
+            if number is None:
+                self.found.leave_out(IN_FLIGHT)
+                if not fewest and not self.heads:
+                    self.large.note(peak, partial(group.candidate, *order, batch.setting))
+            else:
+                candidate = group.candidate(*order, batch.setting)
+                found.append(candidate.recomputing(f"full:{number}") if number else candidate)
+        return found
+
+    def add_large(self) -> None:
+        """Simulate candidates that need least memory if nothing fits."""
+        for make in self.large.smallest() if not self.heads else ():
+            own, _ = base_cut(self.request, make(), self.splits)
+            base = base_of(self.request, own, self.splits)
+            if base is not None:
+                plan = within_limit_of(self.request, base, self.splits).plan
+                kept(self.found.near, plan, self.found.top)
+
+    def _open_batch(self, batch: Batch, given: list[Candidate], bound: float) -> None:
         """Add the candidates of a batch whose pipelines may be fast enough."""
-        exact = self._least_time(batch.group, batch.setting)
+        exact = self._least_time(batch.group, (least_recompute(given), batch.setting[1]))
         if exact > bound * (1 + ROUNDING):
-            self._add(exact, batch.count, BOUND, partial(self._open_batch, batch, exact))
+            self._add(exact, len(given), BOUND, partial(self._open_batch, batch, given, exact))
             return
-        if self.found.early is None:
-            self._look_for_some(batch)
         fewest = batch.setting[0] == FEWEST
-        for given in batch.candidates():
-            candidate, bound, reason = self._start(given)
+        if self.found.early is None and not fewest and math.isinf(self.found.below):
+            self._look_for_some(given)
+        for one in given:
+            candidate, bound, reason = self._start(one)
             if reason:
                 self.found.leave_out(reason)
             elif fewest:
                 # With more layers it is slower still.
-                self._add(bound, 1, SLOW_PIPELINE, partial(self._open_fewest, given, bound))
+                self._add(bound, 1, SLOW_PIPELINE, partial(self._open_fewest, one, bound))
             else:
                 self._add(bound, 1, SLOW_PIPELINE, partial(self._open_candidate, candidate, bound))
 
@@ -230,7 +275,7 @@ class _Screen:
 
     def _open_fewest(self, given: Candidate, bound: float) -> None:
         """Simulate a candidate with every number of recomputed layers that may be the fewest."""
-        numbers = range(1, max(given.layers))
+        numbers = range(recomputed_layers(given.recompute) or 1, max(given.layers))
         if not numbers:
             self.found.leave_out(NO_FEWER)
             return
@@ -247,7 +292,7 @@ class _Screen:
             if base is None or reason == IN_FLIGHT:
                 continue
             bases.append(base)
-            if base.plan.fits and (self.splits is None or given.degrees.pp == 1):
+            if base.plan.fits:
                 break
         if bases:
             self._wait(bases)
@@ -365,9 +410,9 @@ class _Screen:
         own = kin(plan.candidate)
         self.alike[own] = min(plan.step_time, self.alike.get(own, math.inf))
 
-    def _look_for_some(self, batch: Batch) -> None:
+    def _look_for_some(self, given: list[Candidate]) -> None:
         """Begin with any plan that fits, so that there is one soon."""
-        for candidate in batch.candidates() if batch.setting[0] != FEWEST else ():
+        for candidate in given:
             if candidate.schedule != USUAL_SCHEDULE:
                 continue
             own, _ = base_cut(self.request, candidate, self.splits)
@@ -382,8 +427,3 @@ class _Screen:
                 base = within_limit_of(self.request, base, self.splits)
                 if base.plan.fits:
                     self._keep(base.plan)
-
-
-def _work(recompute: str) -> int:
-    """Return a number that is larger for ways to recompute with more work."""
-    return {"none": 0, "selective": 1, "full": 3}.get(recompute, 2)

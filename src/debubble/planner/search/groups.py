@@ -11,13 +11,13 @@ candidates that a rule cannot distinguish.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import TypeAlias, TypeVar
 
-from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees
+from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, recomputed_layers
 from debubble.planner.frameworks.rule import DEGREES, ORDER, STATE, divisors
 from debubble.planner.frameworks.table import find_framework, rules_of
 from debubble.planner.plannable import chunks_of, first_cut, fits, plannable
@@ -77,6 +77,15 @@ class CandidateGroup:
 
     def alone(self, setting: Setting) -> Candidate:
         """Return all layers on one stage, in the same groups otherwise."""
+        if setting not in self._alone:
+            self._alone[setting] = self._on_one_stage(setting)
+        return self._alone[setting]
+
+    @cached_property
+    def _alone(self) -> dict[Setting, Candidate]:
+        return {}
+
+    def _on_one_stage(self, setting: Setting) -> Candidate:
         degrees = replace(self.degrees, pp=1)
         layers = (sum(next(iter(self.orders.values()))[0][1]),)
         recompute, zero = first_setting(setting)
@@ -107,24 +116,40 @@ class Batch:
     @cached_property
     def count(self) -> int:
         """Number of candidates."""
-        return sum(len(splits) for _, splits in self._orders())
+        return len(self.orders)
 
-    def candidates(self) -> Iterator[Candidate]:
-        """Yield the candidates."""
-        for schedule, splits in self._orders():
-            for split in splits:
-                yield self.group.candidate(schedule, split, self.setting)
-
-    def _orders(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
-        """Yield schedules with their cuts that go with the setting."""
-        for schedule, splits in self.group.orders.items():
-            if self.setting in self.group.settings[schedule]:
-                yield schedule, splits
+    @cached_property
+    def orders(self) -> tuple[tuple[str, Split], ...]:
+        """Schedules, each with one of its cuts, that go with the setting."""
+        return tuple(
+            (schedule, split)
+            for schedule, splits in self.group.orders.items()
+            if self.setting in self.group.settings[schedule]
+            for split in splits
+        )
 
 
 def first_setting(setting: Setting) -> Setting:
     """Return the setting that is tried first: one layer, where the fewest layers are recomputed."""
     return ("full:1", setting[1]) if setting[0] == FEWEST else setting
+
+
+def least_recompute(given: Iterable[Candidate]) -> str:
+    """Return the recompute of a model on one stage that does no more than any of a batch."""
+    least = min(given, key=_recomputed)
+    number = _recomputed(least)
+    return f"full:{number}" if number else least.recompute
+
+
+def _recomputed(candidate: Candidate) -> int:
+    """Return the number of layers of all stages that ``"full:N"`` recomputes, with one moved."""
+    most = recomputed_layers(candidate.recompute)
+    return max(sum(min(most, own) for own in candidate.layers) - most, 1) if most else 0
+
+
+def work_of(recompute: str) -> int:
+    """Return a number that is larger for ways to recompute with more work."""
+    return {"none": 0, "selective": 1, "full": 3}.get(recompute, 2)
 
 
 def candidates(request: PlanRequest) -> Iterator[Candidate]:

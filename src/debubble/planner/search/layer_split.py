@@ -37,6 +37,9 @@ simulations."""
 ACTIONS = 2_000_000
 """Most simulated actions for one plan, about: large pipelines are simulated less often."""
 
+PATIENCE = 12
+"""Most simulations in a row that make nothing better."""
+
 PATHS = 4
 """Longest paths of earlier cuts that bound the step of another one."""
 
@@ -240,7 +243,7 @@ def refined(
     homes, loads = homes_of(plan.candidate), loads_of(plan.request, plan.candidate)
     if len(homes) == 1:
         return plan, 0
-    best, simulated, tried = plan, 0, {plan.candidate.layers}
+    best, simulated, in_a_row, tried = plan, 0, 0, {plan.candidate.layers}
     paths: list[LongestPath] = []
     others: deque[LongestPath] = deque(maxlen=PATHS)
     limited = math.isfinite(plan.request.limit)
@@ -256,8 +259,8 @@ def refined(
 
     def is_better(cut: Cut, *, in_vain: bool = False) -> bool:
         """Try a cut, keep it if it is better than the best, and return whether it is."""
-        nonlocal best, simulated
-        if cut in tried or simulated >= most:
+        nonlocal best, simulated, in_a_row
+        if cut in tried or simulated >= most or in_a_row >= PATIENCE:
             return False
         tried.add(cut)
         candidate, fits = replace(best.candidate, layers=cut), not limited or best.fits
@@ -273,6 +276,7 @@ def refined(
         simulated += 1
         if slow:
             return False
+        in_a_row += 1
         try:
             order = None
             if room is not None:
@@ -288,7 +292,7 @@ def refined(
             return False
         if limited and _value(found) >= _value(best):
             return False
-        best = found
+        best, in_a_row = found, 0
         note(timeline)
         return True
 
