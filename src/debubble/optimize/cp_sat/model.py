@@ -99,7 +99,7 @@ class ExactModel(IntervalModel):
         self._add_hints(known, timeline, apart)
 
     def passes(self, rank: int) -> list[Key]:
-        """Return everything that a rank computes, all R or none: one of no time holds memory, too."""
+        """Return everything that a rank computes, all R or none: those of no time hold memory."""
         found = super().passes(rank)
         again = [s for s in self.stages(rank) if self.problem.recomputed[s]]
         missing = again if self.problem.can_run_ahead else []
@@ -193,8 +193,8 @@ class ExactModel(IntervalModel):
     def _add_memory(self, rank: int) -> None:
         """Limit the memory held at the start of every action that takes some.
 
-        A cumulative constraint over intervals took 0.7, 2.0 and 3.9 times the solver's work on three
-        problems of four ranks.
+        With a cumulative constraint over intervals the solver took 0.7, 2.0 and 3.9 times the work
+        on three problems of four ranks.
         """
         problem, keys = self.problem, self.passes(rank)
         limit, activation = problem.limits_with_slack[rank], problem.table.activation
