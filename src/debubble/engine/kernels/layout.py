@@ -164,7 +164,6 @@ class Frame(NamedTuple):
     rare: Rare
     turns: Turns
     results: SweepOutput
-    steps: Steps
     state: Array
 
 
@@ -219,7 +218,9 @@ def link_cost(source: int, target: int, unit: int, frame: Frame) -> int:
 def new_cost(kind: int, a: int, b: int, frame: Frame) -> int:
     """Add a cost; returns its index. Beyond the room for costs they are only counted."""
     rare, state = frame.rare, frame.state
-    number: int = min(state[DYNAMIC], len(rare.kind) - 1)
+    number: int = state[DYNAMIC]
+    if number >= len(rare.kind):
+        number = len(rare.kind) - 1
     rare.kind[number] = kind
     rare.a[number] = a
     rare.b[number] = b

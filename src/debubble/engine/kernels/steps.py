@@ -11,6 +11,7 @@ from debubble.engine.kernels.layout import (
     Frame,
     Item,
     Maybe,
+    Steps,
     add_node,
     link_cost,
     push,
@@ -19,7 +20,7 @@ from debubble.engine.kernels.side_streams import last_reduction
 
 
 @helper
-def run_step(item: Item, frame: Frame, side: Maybe) -> int:
+def run_step(item: Item, frame: Frame, steps: Steps, side: Maybe) -> int:
     """Add the step of a rank once what it waits for is there; returns an outcome.
 
     The rank's next action is then the one after it.
@@ -34,14 +35,14 @@ def run_step(item: Item, frame: Frame, side: Maybe) -> int:
             step_of_all(frame, side)
         return WAITS
     if sync == at.POST_VALIDATION:
-        steps, iterations = frame.steps, frame.sizes.iterations
+        iterations = frame.sizes.iterations
         if steps.done[rank] == iterations:
             return FAILED
         before = (rank - 1) * iterations + steps.done[rank]
         if rank > 0 and steps.norm[before] <= 0:
             steps.norm[before] = -1
             return WAITS
-        hand_on_norm(rank, frame, side)
+        hand_on_norm(rank, frame, steps, side)
     add_step(rank, item.here, last_reduction(rank, side), frame)
     frame.turns.next_action[rank] += 1
     return DONE
@@ -81,9 +82,9 @@ def step_of_all(frame: Frame, side: Maybe) -> None:
 
 
 @helper
-def hand_on_norm(rank: int, frame: Frame, side: Maybe) -> None:
+def hand_on_norm(rank: int, frame: Frame, steps: Steps, side: Maybe) -> None:
     """Add a rank's own part to the norm of the ranks before, which is there, and hand it on."""
-    steps, iterations = frame.steps, frame.sizes.iterations
+    iterations = frame.sizes.iterations
     spot = rank * iterations + steps.done[rank]
     before = steps.norm[spot - iterations] - 1 if rank > 0 else 0
     joined = add_norm(rank, before, frame, side)
