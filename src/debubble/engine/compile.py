@@ -28,6 +28,7 @@ from debubble.engine.kernels.groups import MOST_MEMBERS, Group
 from debubble.engine.kernels.link import Ends, Transfers
 from debubble.engine.kernels.queues import ROW, Queues
 from debubble.engine.kernels.side_streams import SHARDS, SideStreams
+from debubble.engine.kernels.steps import Steps
 from debubble.engine.kernels.sweep import sweep
 from debubble.engine.kind_columns import kind_columns
 from debubble.engine.modes import MODE, P2PMode
@@ -218,10 +219,10 @@ def _arrays(*sizes: int) -> tuple[NDArray[Any], ...]:
     return tuple(map(_zeros, sizes))
 
 
-def _steps(schedule: Schedule) -> layout.Steps:
+def _steps(schedule: Schedule) -> Steps:
     ranks = schedule.ranks
     norms = ranks * schedule.iterations if schedule.sync == "post-validation" else 0
-    return layout.Steps(_zeros(ranks), _zeros(norms))
+    return Steps(_zeros(ranks), _zeros(norms))
 
 
 def _group(count: int, places: int) -> Group:

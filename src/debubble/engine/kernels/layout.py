@@ -143,17 +143,6 @@ class SweepOutput(NamedTuple):
     seen: Array
 
 
-class Steps(NamedTuple):
-    """Number of steps that every rank has done, and the partial norms that ranks hand on.
-
-    ``norm[r·iterations + k] − 1`` is the node at which the partial norm of ranks 0..r is known
-    before step k; 0 before that, and −1 while rank r + 1 waits for it.
-    """
-
-    done: Array
-    norm: Array
-
-
 class Frame(NamedTuple):
     """All that every schedule has."""
 

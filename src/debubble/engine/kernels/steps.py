@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from debubble.engine.jit import helper
+from typing import NamedTuple
+
+from debubble.engine.jit import Array, helper
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
     DONE,
@@ -11,12 +13,22 @@ from debubble.engine.kernels.layout import (
     Frame,
     Item,
     Maybe,
-    Steps,
     add_node,
     link_cost,
     push,
 )
 from debubble.engine.kernels.side_streams import last_reduction
+
+
+class Steps(NamedTuple):
+    """Number of steps that every rank has done, and the partial norms that ranks hand on.
+
+    ``norm[r·iterations + k] − 1`` is the node at which the partial norm of ranks 0..r is known
+    before step k; 0 before that, and −1 while rank r + 1 waits for it.
+    """
+
+    done: Array
+    norm: Array
 
 
 @helper
