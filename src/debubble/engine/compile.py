@@ -227,7 +227,7 @@ def _steps(schedule: Schedule) -> Steps:
 
 def _group(count: int, places: int) -> Group:
     slots = min(1 << count.bit_length(), _GROUP_SLOTS)
-    row, place, wanted = _arrays(*[MOST_MEMBERS] * 3)
+    row, place, wanted = np.zeros((3, MOST_MEMBERS), dtype=np.int64)
     pair, key = np.zeros(places, dtype=np.int64), np.zeros(slots, dtype=np.int64)
     return Group(row, place, wanted, pair, _zeros(places), key, _zeros(slots))
 

@@ -80,7 +80,8 @@ def step_of_all(frame: Frame, side: Maybe) -> None:
     ranks, turns, state = frame.sizes.ranks, frame.turns, frame.state
     state[at.ARRIVED] = 0
     state[at.STEPS] += 1
-    joined = 0
+    # The first rank does not look at it; for a constant numba would compile `add_norm` once more.
+    joined = ranks
     for rank in range(ranks):
         joined = add_norm(rank, joined, frame, side)
     for rank in range(ranks):
