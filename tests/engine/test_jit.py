@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import pytest
 
 from debubble.engine import jit
-from debubble.engine.jit import Array, Kernel, kernel
+from debubble.engine.jit import Array, Kernel, helper, kernel
 
 
 def fresh() -> Kernel[int]:
@@ -65,6 +66,39 @@ def test_every_kernel_and_sort_of_arguments_is_interpreted_as_long() -> None:
     assert (compiled(tested), compiled(other)) == (1, 0)
     run(tested, jit.INTERPRET_WHEN_LOADED)
     assert compiled(tested) == 2
+
+
+class Offsets(NamedTuple):
+    values: Array
+
+
+@helper
+def shift(out: Array, offsets: Offsets) -> None:
+    for i in range(len(out)):
+        out[i] += offsets.values[i]
+
+
+def shifted(out: Array, offsets: Any) -> int:
+    if offsets is not None:
+        shift(out, offsets)
+    return len(out)
+
+
+def test_helpers_of_what_is_none_do_not_make_it_wait_longer() -> None:
+    own = jit.INTERPRET_UNCOMPILED * len(shifted.__code__.co_code)
+    offsets = Offsets(np.ones(3))
+    for given, waits in ((None, False), (offsets, True)):
+        tested = kernel(writes=("out",))(shifted)
+        out = np.zeros(3)
+        tested.run(own, out, given)
+        assert compiled(tested) == 0
+        tested.run(jit.INTERPRET_WHEN_LOADED, out, given)
+        assert compiled(tested) == (not waits)
+        assert out.tolist() == [2.0 * waits] * 3
+    more = jit.INTERPRET_UNCOMPILED * len(shift.__code__.co_code)
+    tested.run(more, out, offsets)
+    assert compiled(tested) == 1
+    assert out.tolist() == [3.0] * 3
 
 
 def test_large_work_is_compiled_at_once() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
 import debubble as db
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
+from debubble.engine import jit
 from debubble.engine.compile import compile_programs
 from debubble.engine.event_graph import ARRAYS
 from debubble.engine.kernels.sweep import sweep
@@ -35,6 +38,8 @@ CASES: dict[str, Callable[[], Schedule]] = {
 }
 SLOW = ("transfers", "copies", "collectives")
 """Those for which compiling takes long."""
+LARGE = 500
+"""Bytes of bytecode from which on compiling a helper twice matters: a quarter of a second."""
 each = pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES],
@@ -101,3 +106,24 @@ def test_more_costs_than_16_bits_can_name(name: str, monkeypatch: pytest.MonkeyP
     assert (plain.graph.cost.dtype, again.graph.cost.dtype) == (np.uint16, np.uint32)
     assert np.array_equal(plain.node_end, again.node_end)
     assert np.array_equal(plain.graph.cost, again.graph.cost)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["work", "steps", "groups"])
+def test_large_helpers_are_compiled_for_one_type_of_each_argument(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numba compiles a helper once more for a shorter integer, and for a constant."""
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(
+        sweep, "run",
+        lambda _work, *args, **_types: (calls.append(args), sweep.interpret(*args)),
+    )  # fmt: skip
+    compile_programs(CASES[name](), "overlapped")
+    helpers: dict[Any, Any] = {}
+    function = numba.njit(_nrt=False)(jit._linked(sweep.py_func, helpers, _nrt=False))
+    function.compile(tuple(map(function.typeof_pyval, calls[0])))
+    times = {used.__name__: len(found.signatures) for used, found in helpers.items()}
+    large = {used.__name__ for used in helpers if len(used.__code__.co_code) > LARGE}
+    assert {name for name in large if times[name]} >= {"begin_work", "end_work", "take_turn"}
+    assert [name for name in large if times[name] > 1] == []

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 import debubble as db
-from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_SHIFT, Kind, pack
+from debubble.core.actions import (
+    KIND_MASK,
+    MICROBATCH_SHIFT,
+    PAIR_SHIFT,
+    STAGE_SHIFT,
+    Kind,
+    pack,
+)
 from debubble.core.schedule import Schedule
-from debubble.engine.kernels.validate import scan_actions
+from debubble.engine.kernels.validate import find_strays, scan_actions
 from debubble.engine.validate import invalid_actions, scan
 from debubble.lowering.transfers import add_transfers
 
@@ -70,7 +77,13 @@ def test_what_stands_behind_one_that_does_not_exist_still_counts_as_a_kind() -> 
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_it_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = CASES[name]()
-    monkeypatch.setattr(scan_actions, "run", lambda _work, *args: scan_actions.compiled(*args))
-    compiled = scan(schedule)
-    monkeypatch.setattr(scan_actions, "run", lambda _work, *args: scan_actions.interpret(*args))
-    assert scan(replace(schedule)) == compiled
+    away = _changed(schedule, len(schedule) // 2, 1 << STAGE_SHIFT)
+    far = _changed(schedule, len(schedule) - 1, 1 << MICROBATCH_SHIFT + 20)
+    cases = [schedule, away, far]
+    found = []
+    for way in ("compiled", "interpret"):
+        for kernel in (scan_actions, find_strays):
+            run = getattr(kernel, way)
+            monkeypatch.setattr(kernel, "run", lambda _work, *args, run=run: run(*args))
+        found.append([scan(replace(case)) for case in cases])
+    assert found[0] == found[1]

@@ -28,6 +28,7 @@ from debubble.engine.kernels.groups import MOST_MEMBERS, Group
 from debubble.engine.kernels.link import Ends, Transfers
 from debubble.engine.kernels.queues import ROW, Queues
 from debubble.engine.kernels.side_streams import SHARDS, SideStreams
+from debubble.engine.kernels.steps import Steps
 from debubble.engine.kernels.sweep import sweep
 from debubble.engine.kind_columns import kind_columns
 from debubble.engine.modes import MODE, P2PMode
@@ -81,6 +82,7 @@ def _compile(
     sweep.run(
         5 * len(schedule),
         frame,
+        _steps(schedule) if parts.steps else None,
         _group(len(schedule), sizes.places) if parts.grouped or parts.side else None,
         _transfers(schedule, mode) if parts.explicit else None,
         _side(schedule, mode, parts.kinds, shared, explain) if parts.side else None,
@@ -115,8 +117,8 @@ class _Parts(NamedTuple):
     """Whether transfers are actions."""
     side: bool
     """Whether there are side streams or shards of the output layer."""
-    stepping: bool
-    """Whether optimizer steps wait for other ranks."""
+    steps: bool
+    """Whether there are optimizer steps."""
 
     @classmethod
     def of(cls, schedule: Schedule) -> _Parts:
@@ -127,14 +129,14 @@ class _Parts(NamedTuple):
             found.grouped,
             bool(kinds & _TRANSFERS),
             bool(kinds & ~_TRANSFERS) or schedule.vocabulary > 0,
-            bool(found.kinds & _STEPS) and schedule.sync != "local",
+            bool(found.kinds & _STEPS),
         )
 
 
 def _types(schedule: Schedule, parts: _Parts, few: bool) -> tuple[object, ...]:
     """Return a key of all that types of the kernel's arguments depend on."""
     # Indices of costs, and bits of results, have as many bits as these need.
-    parts_key = few, parts.grouped, parts.explicit, parts.side
+    parts_key = few, parts.steps, parts.grouped, parts.explicit, parts.side
     given = schedule.actions, schedule.offsets, schedule.homes
     return (*parts_key, *((array.dtype.num, array.flags.num) for array in given))
 
@@ -160,7 +162,8 @@ def _room(schedule: Schedule, parts: _Parts, sizes: layout.Sizes, mode: P2PMode)
         nodes += count
     # In addition to neighboring stages, norms go down the ranks and back, and so do sums over
     # shards.
-    more = 4 * ranks if parts.stepping or parts.side else 0
+    joint = parts.steps and schedule.sync != "local"
+    more = 4 * ranks if joint or parts.side else 0
     costs = sizes.lanes * min(ranks * ranks, 2 * sizes.copies * sizes.stages + more)
     costs += (count if parts.grouped else 0) + (6 * sizes.places if parts.side else 0)
     return nodes, costs
@@ -185,7 +188,6 @@ def _frame(
 ) -> layout.Frame:  # fmt: skip
     """Put together what the sweep takes of every schedule."""
     ranks, spec = sizes.ranks, MODE[mode]
-    norms = ranks * sizes.iterations if schedule.sync == "post-validation" else 0
     bits = np.uint16 if parts.explicit or parts.side else np.uint8
     return layout.Frame(
         sizes,
@@ -200,11 +202,11 @@ def _frame(
         graph,
         layout.Rare(dynamic[0], dynamic[1], dynamic[2], _zeros(ranks * ranks)),
         layout.Turns(
-            np.zeros(ranks, dtype=np.int64), _zeros(ranks), _zeros(1 << (ranks - 1).bit_length()),
+            np.zeros(ranks, dtype=np.int64), _zeros(ranks),
+            np.zeros(1 << (ranks - 1).bit_length(), dtype=np.int64),
             _zeros(ranks * ranks if spec.one_by_one else 0),
         ),
         layout.SweepOutput(_zeros(2 * sizes.cells), np.zeros(sizes.cells, dtype=bits)),
-        layout.Steps(_zeros(ranks), _zeros(norms)),
         np.zeros(layout.STATES, dtype=np.int64),
     )  # fmt: skip
 
@@ -217,9 +219,15 @@ def _arrays(*sizes: int) -> tuple[NDArray[Any], ...]:
     return tuple(map(_zeros, sizes))
 
 
+def _steps(schedule: Schedule) -> Steps:
+    ranks = schedule.ranks
+    norms = ranks * schedule.iterations if schedule.sync == "post-validation" else 0
+    return Steps(_zeros(ranks), _zeros(norms))
+
+
 def _group(count: int, places: int) -> Group:
     slots = min(1 << count.bit_length(), _GROUP_SLOTS)
-    row, place, wanted = _arrays(*[MOST_MEMBERS] * 3)
+    row, place, wanted = np.zeros((3, MOST_MEMBERS), dtype=np.int64)
     pair, key = np.zeros(places, dtype=np.int64), np.zeros(slots, dtype=np.int64)
     return Group(row, place, wanted, pair, _zeros(places), key, _zeros(slots))
 

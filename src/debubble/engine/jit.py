@@ -44,7 +44,8 @@ loaded at once.
 
 INTERPRET_UNCOMPILED = 400
 """Loop iterations of a kernel that one process interprets before it compiles the kernel itself,
-where there can be no second process, for each byte of bytecode of the kernel and its helpers.
+where there can be no second process, for each byte of bytecode of the kernel and its helpers that
+such arguments need.
 
 Compiling takes about as long as interpreting so many iterations.
 """
@@ -85,10 +86,11 @@ class Kernel(Generic[R]):
         self._writes = [(names.index(first), fields) for first, *fields in paths]
         self._compiled: Callable[..., R] | None = None
         self._is_kept = True
-        self._size = 0  # of the bytecode, helpers included; known once it is `compiled`
+        self._helpers: list[Callable[..., Any]] = []  # all of them, once it is `compiled`
         self._ready: set[tuple[object, ...]] = set()
         self._entries: dict[tuple[object, ...], Callable[..., R]] = {}
         self._uncompiled: dict[tuple[object, ...], int] = {}
+        self._limits: dict[tuple[object, ...], int] = {}
 
     @property
     def compiled(self) -> Callable[..., R]:
@@ -105,7 +107,7 @@ class Kernel(Generic[R]):
             # Without numba's runtime arrays are not counted, and cannot be made.
             options: Any = {} if self._allocates else {"_nrt": False}
             function = _linked(self.py_func, found, **options)
-            self._size = sum(len(used.__code__.co_code) for used in (self.py_func, *found))
+            self._helpers = list(found)
             # Compiled code is kept on disk by this name, until the file of the kernel changes.
             # What comes from other files, helpers and numbers, has a say in the name.
             function.__qualname__ = f"{self.py_func.__qualname__}{_digest(self.py_func, found)}"
@@ -152,13 +154,28 @@ class Kernel(Generic[R]):
         # Looking at the disk takes as long as interpreting some hundred iterations: it is done
         # at first, and again once a second process may have written there.
         if not ((is_new or worth_asking) and self._is_on_disk(args)):
-            limit = INTERPRET_UNCOMPILED * self._size
+            limit = self._limits.get(types, 0) or self._limit(types, args)
             # A single call that is worth the compiler does not wait for the second process.
             waits = worth_asking and work <= limit and self._is_being_compiled(args)
             if waits or total <= limit:
                 return False
         self._ready.add(types)
         return True
+
+    def _limit(self, types: tuple[object, ...], args: tuple[Any, ...]) -> int:
+        """Return the loop iterations to interpret before this is compiled for such arguments.
+
+        Helpers of a module with named tuples do not count where none of these is an argument: what
+        is None takes them out of the code.
+        """
+        given = set(_tuples_in(args))
+        used = [self.py_func]
+        for helper in self._helpers:
+            own = _tuples_of(helper)
+            if not own or own & given:
+                used.append(helper)
+        limit = INTERPRET_UNCOMPILED * sum(len(function.__code__.co_code) for function in used)
+        return self._limits.setdefault(types, limit)
 
     def wait_for(self, args: tuple[Any, ...], stop: Callable[[], bool]) -> bool:
         """Wait for machine code from a second process; return False if `stop` came first.
@@ -232,6 +249,23 @@ def _types_of(args: tuple[Any, ...]) -> tuple[object, ...]:
         else a is None
         for a in args
     ])  # fmt: skip
+
+
+def _tuples_in(args: tuple[Any, ...]) -> Iterator[type]:
+    """Yield the classes of named tuples among arguments, and within these."""
+    for argument in args:
+        if isinstance(argument, tuple):
+            yield type(argument)
+            yield from _tuples_in(argument)
+
+
+def _tuples_of(function: Callable[..., Any]) -> set[type]:
+    """Return the named tuples that the module of a function defines."""
+    defined = function.__globals__.values()
+    return {
+        used for used in defined
+        if hasattr(used, "_fields") and used.__module__ == function.__module__
+    }  # fmt: skip
 
 
 def _as_lists(argument: Any) -> Any:

@@ -50,16 +50,20 @@ def scan(schedule: Schedule) -> Scan:
     """Look through the actions of a schedule; the same schedule is looked through once."""
     survey: Scan | None = schedule.derived.get(Scan)
     if survey is None:
-        state = np.empty(kernels.STATES, dtype=np.int64)
         placement = schedule.placement
         sizes = schedule.units, schedule.microbatches, schedule.iterations
-        kernels.scan_actions.run(
-            len(schedule), schedule.actions, schedule.offsets, placement.ranks_of_stages,
-            placement.stages, *(min(size, MOST) for size in sizes), schedule.slices,
-            placement.copies, state,
+        given = (
+            schedule.actions, schedule.offsets, placement.ranks_of_stages, placement.stages,
+            *(min(size, MOST) for size in sizes), schedule.slices, placement.copies,
         )  # fmt: skip
-        outside, away, kinds, grouped = state.tolist()
-        strays = InvalidActions(*(None if at < 0 else at for at in (outside, away)))
+        state = np.empty(kernels.STATES, dtype=np.int64)
+        kernels.scan_actions.run(len(schedule), *given, state)
+        doubtful, kinds, grouped = state.tolist()
+        strays = InvalidActions(None, None)
+        if doubtful >= 0:
+            found = np.empty(kernels.STRAYS, dtype=np.int64)
+            kernels.find_strays.run(len(schedule), *given, doubtful, found)
+            strays = InvalidActions(*(None if at < 0 else at for at in found.tolist()))
         survey = schedule.derived[Scan] = Scan(kinds, bool(grouped), strays)
     return survey
 

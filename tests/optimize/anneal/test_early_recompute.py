@@ -19,6 +19,7 @@ from debubble.optimize.anneal.early_recompute import in_waits
 from debubble.optimize.bounds.exact_rank import StateBudget, exact_rank_bound
 from debubble.optimize.bounds.paths import lower_bound
 from debubble.optimize.bounds.strategies import several_ranks, single_ranks
+from debubble.optimize.cp_sat.interval_model import AGAIN
 from debubble.optimize.cp_sat.model import ExactModel
 from debubble.optimize.problem import Problem
 from debubble.optimize.programs.backward import relaxed
@@ -109,6 +110,19 @@ def test_a_recompute_in_a_wait_is_faster_where_memory_allows_it() -> None:
     # Nothing has to be kept of what R would bring back too early.
     assert fastest(waiting(1)) == 11
     assert ExactModel(waiting(1), known).solve(20, 20, 1, 0).bound == 11
+
+
+def test_a_recompute_of_no_time_takes_its_memory_where_another_takes_time() -> None:
+    asked = problem(2, 2, 1, chunks=1, F=1, I=[1, 2], W=1, R=[1, 0])
+    asked = replace(asked, recompute=(True, True))
+    asked = replace(asked, limits=asked.smallest_limits)
+    model = ExactModel(asked, list_programs(asked, ()), 0.0)
+    assert {(AGAIN, stage, b) for stage in range(2) for b in range(2)} <= set(model.start)
+    solution = model.solve(20, 20, 1, 0)
+    # Without the memory of the second rank's R it would be 9, in an order that does not fit.
+    assert solution.bound == 10 == fastest(asked)
+    assert solution.programs is not None
+    assert asked.fits(asked.schedule(solution.programs))
 
 
 def test_an_order_without_recomputes_gets_them_right_before_backwards() -> None:

@@ -67,8 +67,9 @@ def run_group(
         group.row[index] = member.row
         group.place[index] = member.place
         group.wanted[index] = wanted
-    # Each member waits at a node of its own; the last one is that of the group.
-    end = 0
+    # Each member waits at a node of its own; the last one is that of the group. It begins with a
+    # number that is no constant: for 0 numba would compile `end_work` once more.
+    end = begin
     for index in range(members):
         member = read_item(begin + index, rank, frame) if index > 0 else item
         if side is not None:

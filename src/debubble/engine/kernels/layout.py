@@ -143,17 +143,6 @@ class SweepOutput(NamedTuple):
     seen: Array
 
 
-class Steps(NamedTuple):
-    """Number of steps that every rank has done, and the partial norms that ranks hand on.
-
-    ``norm[r·iterations + k] − 1`` is the node at which the partial norm of ranks 0..r is known
-    before step k; 0 before that, and −1 while rank r + 1 waits for it.
-    """
-
-    done: Array
-    norm: Array
-
-
 class Frame(NamedTuple):
     """All that every schedule has."""
 
@@ -164,7 +153,6 @@ class Frame(NamedTuple):
     rare: Rare
     turns: Turns
     results: SweepOutput
-    steps: Steps
     state: Array
 
 
@@ -219,7 +207,9 @@ def link_cost(source: int, target: int, unit: int, frame: Frame) -> int:
 def new_cost(kind: int, a: int, b: int, frame: Frame) -> int:
     """Add a cost; returns its index. Beyond the room for costs they are only counted."""
     rare, state = frame.rare, frame.state
-    number: int = min(state[DYNAMIC], len(rare.kind) - 1)
+    number: int = state[DYNAMIC]
+    if number >= len(rare.kind):
+        number = len(rare.kind) - 1
     rare.kind[number] = kind
     rare.a[number] = a
     rare.b[number] = b

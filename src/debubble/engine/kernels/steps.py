@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from debubble.engine.jit import helper
+from typing import NamedTuple
+
+from debubble.engine.jit import Array, helper
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
     DONE,
@@ -18,8 +20,19 @@ from debubble.engine.kernels.layout import (
 from debubble.engine.kernels.side_streams import last_reduction
 
 
+class Steps(NamedTuple):
+    """Number of steps that every rank has done, and the partial norms that ranks hand on.
+
+    ``norm[r·iterations + k] − 1`` is the node at which the partial norm of ranks 0..r is known
+    before step k; 0 before that, and −1 while rank r + 1 waits for it.
+    """
+
+    done: Array
+    norm: Array
+
+
 @helper
-def run_step(item: Item, frame: Frame, side: Maybe) -> int:
+def run_step(item: Item, frame: Frame, steps: Steps, side: Maybe) -> int:
     """Add the step of a rank once what it waits for is there; returns an outcome.
 
     The rank's next action is then the one after it.
@@ -34,14 +47,14 @@ def run_step(item: Item, frame: Frame, side: Maybe) -> int:
             step_of_all(frame, side)
         return WAITS
     if sync == at.POST_VALIDATION:
-        steps, iterations = frame.steps, frame.sizes.iterations
+        iterations = frame.sizes.iterations
         if steps.done[rank] == iterations:
             return FAILED
         before = (rank - 1) * iterations + steps.done[rank]
         if rank > 0 and steps.norm[before] <= 0:
             steps.norm[before] = -1
             return WAITS
-        hand_on_norm(rank, frame, side)
+        hand_on_norm(rank, frame, steps, side)
     add_step(rank, item.here, last_reduction(rank, side), frame)
     frame.turns.next_action[rank] += 1
     return DONE
@@ -67,7 +80,8 @@ def step_of_all(frame: Frame, side: Maybe) -> None:
     ranks, turns, state = frame.sizes.ranks, frame.turns, frame.state
     state[at.ARRIVED] = 0
     state[at.STEPS] += 1
-    joined = 0
+    # The first rank does not look at it; for a constant numba would compile `add_norm` once more.
+    joined = ranks
     for rank in range(ranks):
         joined = add_norm(rank, joined, frame, side)
     for rank in range(ranks):
@@ -81,9 +95,9 @@ def step_of_all(frame: Frame, side: Maybe) -> None:
 
 
 @helper
-def hand_on_norm(rank: int, frame: Frame, side: Maybe) -> None:
+def hand_on_norm(rank: int, frame: Frame, steps: Steps, side: Maybe) -> None:
     """Add a rank's own part to the norm of the ranks before, which is there, and hand it on."""
-    steps, iterations = frame.steps, frame.sizes.iterations
+    iterations = frame.sizes.iterations
     spot = rank * iterations + steps.done[rank]
     before = steps.norm[spot - iterations] - 1 if rank > 0 else 0
     joined = add_norm(rank, before, frame, side)

@@ -10,7 +10,7 @@ What an action of each kind waits for comes as columns of the table of kinds, se
 :data:`debubble.engine.modes.MODES`. Every action exists and is on its rank, see
 :mod:`debubble.engine.validate`.
 
-Compiled code is made for every combination of what schedules have (groups, transfers, side
+Compiled code is made for every combination of what schedules have (steps, groups, transfers, side
 streams), without what belongs to the others: these parameters are None, and tests for that stand
 alone, so that numba leaves out the branch.
 """
@@ -36,12 +36,12 @@ from debubble.engine.kernels.work import begin_work, end_work, readiness
 
 
 @kernel(writes=("frame.graph", "frame.rare", "frame.state"), allocates=False)
-def sweep(frame: Frame, group: Maybe, transfers: Maybe, side: Maybe) -> None:
+def sweep(frame: Frame, steps: Maybe, group: Maybe, transfers: Maybe, side: Maybe) -> None:
     """Fill the graph's arrays in topological order, or say in ``state`` that it cannot be.
 
-    All arrays but those of the program are zeros, see :mod:`debubble.engine.compile`: `group` for
-    overlapped groups, `transfers` for sends and receives that are actions, and `side` for side
-    streams are None for schedules without.
+    All arrays but those of the program are zeros, see :mod:`debubble.engine.compile`: `steps`
+    for optimizer steps, `group` for overlapped groups, `transfers` for sends and receives that are
+    actions, and `side` for side streams are None for schedules without.
     """
     offsets, next_action, queue = frame.program.offsets, frame.turns.next_action, frame.turns.queue
     state = frame.state
@@ -56,7 +56,7 @@ def sweep(frame: Frame, group: Maybe, transfers: Maybe, side: Maybe) -> None:
     while head < state[at.TAIL]:
         rank = queue[unsigned(head & (len(queue) - 1))]
         head += 1
-        outcome, here = take_turn(rank, frame, group, transfers, side)
+        outcome, here = take_turn(rank, frame, steps, group, transfers, side)
         if outcome == FAILED:
             state[at.FAILURE] = 1
             return
@@ -83,7 +83,7 @@ def sweep(frame: Frame, group: Maybe, transfers: Maybe, side: Maybe) -> None:
 
 @helper
 def take_turn(
-    rank: int, frame: Frame, group: Maybe, transfers: Maybe, side: Maybe
+    rank: int, frame: Frame, steps: Maybe, group: Maybe, transfers: Maybe, side: Maybe
 ) -> tuple[int, int]:
     """Run the actions of a rank up to the next that computes; returns an outcome and its next one.
 
@@ -121,8 +121,9 @@ def take_turn(
             frame.graph.cost[unsigned(end)] = cost
             end_work(item, end, frame, transfers, side)
             return DONE, here + 1
-        if sort == at.STEP:
-            return run_step(item, frame, side), next_action[rank]
+        if steps is not None:
+            if sort == at.STEP:
+                return run_step(item, frame, steps, side), next_action[rank]
         outcome = FAILED
         if transfers is not None:
             if sort == at.TRANSFER:

@@ -13,9 +13,11 @@ from debubble.core.actions import (
 from debubble.core.kinds import STEP_KINDS, WHOLE_STAGE_KINDS, Kind, kind_bits
 from debubble.engine.jit import Array, kernel
 
-# Indices into state: the first position of each, −1 where there is none; bit k for actions of kind
-# k; and whether any actions are overlapped.
-OUTSIDE, AWAY, FOUND, GROUPED, STATES = range(5)
+# Indices into the state of :func:`scan_actions`: the first rank with an action that may be a stray,
+# −1 where there is none; bit k for actions of kind k; and whether any actions are overlapped. And
+# into that of :func:`find_strays`: the first position of each, −1 where there is none.
+DOUBTFUL, FOUND, GROUPED, STATES = range(4)
+OUTSIDE, AWAY, STRAYS = range(3)
 
 KINDS = len(Kind)
 (STEP,) = map(int, STEP_KINDS)
@@ -38,18 +40,13 @@ def scan_actions(
     copies: int,
     state: Array,
 ) -> None:
-    """Say which kinds there are, the first action that does not exist, and the first misplaced.
+    """Say which kinds there are, and the first rank that :func:`find_strays` has to look at.
 
     A loop without branches gathers what the actions of a rank have in common, which almost always
     shows that nothing is wrong; where one integer has not a bit for every place, it takes a second
-    loop. Only where that does not tell, or where it takes divisions to know the copy of a
-    microbatch, the last loop looks for the action.
-
-    Kinds that belong to a stage whatever the microbatch may stand where any copy of it lives; the
-    optimizer step of a rank without stages carries stage 0.
+    loop. That does not tell where it takes divisions to know the copy of a microbatch.
     """
-    state[OUTSIDE] = -1
-    state[AWAY] = -1
+    state[DOUBTFUL] = -1
     last = stages - 1
     behind = (copies - 1) * stages
     simple = copies == 1 or (copies == 2 and iterations == 1 and slices == 1)
@@ -65,10 +62,11 @@ def scan_actions(
             kinds |= 1 << (action & KIND_MASK)
             bits |= action
             places |= 1 << ((stage + second) & (WORD - 1))
-            least = min(least, action)
-            most = max(most, action)
-            most_stage = max(most_stage, stage)
-            most_step = max(most_step, action if action & KIND_MASK == STEP else 0)
+            least = action if action < least else least
+            most = action if action > most else most
+            most_stage = stage if stage > most_stage else most_stage
+            step = action if action & KIND_MASK == STEP else 0
+            most_step = step if step > most_step else most_step
         all_kinds |= kinds
         all_bits |= bits
         outside = least < 0 or most >> MICROBATCH_SHIFT >= units or most_stage > last
@@ -86,8 +84,35 @@ def scan_actions(
                     astray |= rank_of[((action >> STAGE_SHIFT) & STAGE_MASK) + second] ^ rank
             if astray == 0:
                 continue
-        if state[OUTSIDE] >= 0:
-            continue
+        if state[DOUBTFUL] < 0:
+            state[DOUBTFUL] = rank
+    state[FOUND] = all_kinds
+    state[GROUPED] = (all_bits >> PAIR_SHIFT) & PAIR_MASK != 0
+
+
+@kernel(writes=("state",))
+def find_strays(
+    actions: Array,
+    offsets: Array,
+    rank_of: Array,
+    stages: int,
+    units: int,
+    microbatches: int,
+    iterations: int,
+    slices: int,
+    copies: int,
+    begin: int,
+    state: Array,
+) -> None:
+    """Find the first action that does not exist, and one before it that is misplaced.
+
+    Looks from rank `begin` on. Kinds that belong to a stage whatever the microbatch may stand where
+    any copy of it lives; the optimizer step of a rank without stages carries stage 0.
+    """
+    state[OUTSIDE] = -1
+    state[AWAY] = -1
+    last = stages - 1
+    for rank in range(begin, len(offsets) - 1):
         for position in range(offsets[rank], offsets[rank + 1]):
             action = actions[position]
             kind = action & KIND_MASK
@@ -96,7 +121,7 @@ def scan_actions(
             outside = stage > last or unit < 0 or unit >= units or kind >= KINDS
             if outside or (kind == STEP and unit >= iterations):
                 state[OUTSIDE] = position
-                break
+                return
             here = False
             if WHOLE_STAGE >> kind & 1:
                 for copy in range(copies):
@@ -114,5 +139,3 @@ def scan_actions(
                 here = rank_of[copy * stages + stage] == rank
             if not here and state[AWAY] < 0:
                 state[AWAY] = position
-    state[FOUND] = all_kinds
-    state[GROUPED] = (all_bits >> PAIR_SHIFT) & PAIR_MASK != 0

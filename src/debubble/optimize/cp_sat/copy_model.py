@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from debubble.core.actions import COPY_KINDS, KIND_MASK, Program, microbatches_of, pack, stages_of
 from debubble.core.kinds import WAIT_KINDS
 from debubble.core.schedule import Schedule
-from debubble.optimize.cp_sat.interval_model import BACK, OUT, IntervalModel, copy_units
-from debubble.optimize.cp_sat.model import Key, follows
+from debubble.optimize.cp_sat.interval_model import BACK, OUT, IntervalModel, Key, copy_units
+from debubble.optimize.cp_sat.model import follows
 from debubble.optimize.cp_sat.rounding import FRACTIONS, all_times, factor_for
 from debubble.optimize.problem import Problem
 
@@ -77,10 +77,9 @@ class CopyModel(IntervalModel):
     def _add_rank(self, rank: int, makespan: Any) -> None:
         """Keep chains in microbatch order, and add a reason for every start."""
         passes, copies = self.passes(rank), self.copies(rank)
+        self.add_order(passes)
         for key in passes:
             chain, b = key[:2], key[2]
-            if b:
-                self.model.add(self.start[key] >= self.end(*chain, b - 1))
             if key[0]:
                 self.model.add(makespan >= self.end(*key))
             before = [

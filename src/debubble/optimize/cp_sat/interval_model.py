@@ -6,7 +6,7 @@ that is copied leaves after its forward and is back before its backward. Memory 
 constraint over intervals, in parts that leave with I, W or a copy.
 
 Ranks, the order of microbatches in a chain, and the objective come from what builds on this:
-:mod:`.lengths_model`, :mod:`.copy_model`, and the bounds of one rank with its copies
+:mod:`.model`, :mod:`.lengths_model`, :mod:`.copy_model`, and the bounds of one rank with its copies
 (:mod:`debubble.optimize.bounds.exact_rank_copies`).
 """
 
@@ -20,19 +20,23 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.optimize.cp_sat.model import AGAIN, WEIGHT, Key
+from debubble.core.actions import Program
+from debubble.optimize.cp_sat.from_start_times import programs_by_start
 from debubble.optimize.cp_sat.solver import SolverModel
 from debubble.optimize.problem import Problem
 from debubble.optimize.times import microbatch_lengths
 
-OUT, BACK = 4, 5
-"""The numbers of OFFLOAD and RELOAD among kinds."""
+WEIGHT, AGAIN, OUT, BACK = 2, 3, 4, 5
+"""The numbers of W, R, OFFLOAD and RELOAD among kinds."""
 
 MOST_TIME = 1 << 40
 """Whole numbers of time that are held at most."""
 
 Chain: TypeAlias = tuple[int, int]
 """The number of a kind, and a stage."""
+
+Key: TypeAlias = tuple[int, int, int]
+"""An action: the number of its kind, its stage and microbatch."""
 
 
 class IntervalModel(SolverModel):
@@ -92,11 +96,41 @@ class IntervalModel(SolverModel):
         kind, stage, microbatch = key
         return self.start[kind, stage, microbatch] + int(self.units[kind, stage, microbatch])
 
+    def interval(self, key: Key) -> Any:
+        """Return the time in which an action runs."""
+        return self.model.new_fixed_size_interval_var(self.start[key], self.time(key), "")
+
+    def numbered(self, apart: bool) -> list[Key]:
+        """Return all actions by their numbers in the problem, R as well where they are `apart`."""
+        problem = self.problem
+        again = np.flatnonzero(problem.recomputed).tolist() if apart else []
+        chains = [*product(range(len(problem.kinds)), range(problem.stages)),
+                  *product((AGAIN,), again)]  # fmt: skip
+        return [(*chain, b) for chain in chains for b in range(problem.microbatches)]
+
+    @property
+    def programs(self) -> list[Program]:
+        """The order that was found, where all ranks are modeled."""
+        keys = self.numbered(True)
+        # R that takes no time goes right ahead of its backward.
+        own = [self.start[key if key in self.start else (1, *key[1:])] for key in keys]
+        ends = [
+            self.end(*key) if key in self.start else at for key, at in zip(keys, own, strict=True)
+        ]
+        starts, over = np.array([[self.solver.value(at) for at in row] for row in (own, ends)])
+        return programs_by_start(self.problem, starts, over - starts)
+
+    def add_order(self, keys: Iterable[Key]) -> None:
+        """Keep microbatches of one length in the order of their numbers in every chain."""
+        lengths = microbatch_lengths(self.problem)
+        for kind, stage, b in keys:
+            later = np.flatnonzero(lengths[b + 1 :] == lengths[b])
+            if len(later):
+                after = self.start[kind, stage, b + 1 + int(later[0])]
+                self.model.add(after >= self.end(kind, stage, b))
+
     def _add_machines(self, rank: int) -> None:
-        self.model.add_no_overlap(
-            self.model.new_fixed_size_interval_var(self.start[key], self.time(key), "")
-            for key in self.passes(rank)
-        )
+        self.model.add_no_overlap(self.interval(key) for key in self.passes(rank))
         self.model.add_no_overlap(
             self.model.new_optional_fixed_size_interval_var(
                 self.start[key], self.time(key), self.away[key[1:]], ""

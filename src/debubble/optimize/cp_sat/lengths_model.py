@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -29,9 +28,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import Program
 from debubble.core.kind_relations import FUSED_KIND
 from debubble.listing import TOLERANCE
-from debubble.optimize.cp_sat.from_start_times import programs_by_start
-from debubble.optimize.cp_sat.interval_model import IntervalModel
-from debubble.optimize.cp_sat.model import AGAIN, WEIGHT
+from debubble.optimize.cp_sat.interval_model import AGAIN, WEIGHT, IntervalModel
 from debubble.optimize.cp_sat.rounding import MEMORY_UNITS, factor_for, rounded_down
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
@@ -39,7 +36,6 @@ from debubble.optimize.times import (
     Grids,
     action_times,
     link_times,
-    microbatch_lengths,
     recompute_times,
 )
 
@@ -74,21 +70,15 @@ class LengthsModel(IntervalModel):
         least = int(bound * self.factor * (1 - TOLERANCE))
         self.makespan = self.model.new_int_var(min(least, self.horizon), self.horizon, "")
         for rank in self.ranks:
-            self._add_order(rank)
+            self.add_order(self.passes(rank))
+            for key in self.passes(rank):
+                if key[0] == WEIGHT:
+                    self.model.add(self.makespan >= self.end(*key))
             self.add_memory(rank, problem.limits_with_slack[rank] / MEMORY_UNITS)
         delays, rests = self._delays(links)
         self.add_delays(delays)
         for b, rest in enumerate(rests.tolist()):
             self.model.add(self.makespan >= self.end(*self.way[-1], b) + rest)
-
-    def _add_order(self, rank: int) -> None:
-        """Keep equal microbatches of a chain in their order, and end after every W."""
-        for kind, stage, b in self.passes(rank):
-            later = _next_equal(microbatch_lengths(self.problem), b)
-            if later is not None:
-                self.model.add(self.start[kind, stage, later] >= self.end(kind, stage, b))
-            if kind == WEIGHT:
-                self.model.add(self.makespan >= self.end(kind, stage, b))
 
     def _delays(self, links: Grids) -> tuple[Whole, Whole]:
         """Return delays for :meth:`add_delays`, and the time from each last end to the end of all.
@@ -140,22 +130,6 @@ class LengthsModel(IntervalModel):
     def spent(self) -> float:
         """Work that the last run took."""
         return float(self.solver.response_proto.deterministic_time)
-
-    @property
-    def programs(self) -> list[Program]:
-        """The schedule that was found, where all ranks are modeled."""
-        problem, m = self.problem, self.problem.microbatches
-        again = np.flatnonzero(problem.recomputed).tolist()
-        chains = [*product(range(len(problem.kinds)), range(problem.stages)),
-                  *product((AGAIN,), again)]  # fmt: skip
-        starts, times = np.zeros((2, len(chains), m))
-        for row, (kind, stage) in enumerate(chains):
-            times[row] = self.units[kind, stage]
-            for b in range(m):
-                # R that takes no time goes right ahead of its backward.
-                key = (kind, stage, b) if (kind, stage, b) in self.start else (1, stage, b)
-                starts[row, b] = self.solver.value(self.start[key])
-        return programs_by_start(problem, starts.ravel(), times.ravel())
 
 
 def narrow(
@@ -221,9 +195,3 @@ def telling_ranks(problem: Problem) -> list[int]:
     if first == last:
         last = int(problem.homes[problem.stages // 2])
     return sorted({first, last})
-
-
-def _next_equal(lengths: NDArray[np.float64], b: int) -> int | None:
-    """Return the next microbatch of the length of microbatch b."""
-    later = np.flatnonzero(lengths[b + 1 :] == lengths[b])
-    return b + 1 + int(later[0]) if len(later) else None
