@@ -73,7 +73,7 @@ def test_every_search_keeps_to_every_option(
     result = ask(asked, **budget)
     assert not disobeyed(asked, result)
     assert result.lower_bound <= result.makespan * (1 + 1e-9)
-    if not budget:
+    if search == "plain":
         agrees(asked, result, tmp_path)
 
 
