@@ -24,6 +24,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Kernels are compiled where tests need them, and not at the same time.
 os.environ.setdefault("DEBUBBLE_BACKGROUND", "0")
 
+# What is imported and collected is no garbage: looking for some takes a sixth of the time.
+gc.disable()
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    import numba as numba  # workers need it anyway; with it, what is collected is not interpreted
+
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 CALM = {
     "deadline": None,
@@ -216,9 +222,9 @@ def scale_cases(item: pytest.Item) -> None:
 
 def pytest_collection_finish() -> None:
     """Collect garbage seldom: thousands of tests and what they import are not garbage."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import debubble as db
 from debubble.planner.frameworks.table import FRAMEWORKS
 from debubble.planner.hardware.cluster import find_gpu
+from tests.planner.cases import no_more_gpus
 
 Run = Callable[..., Any]
 
@@ -20,7 +21,22 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.fixture
+def more_gpus() -> None:
+    """Have answers say what more GPUs bring, too."""
+
+
+@pytest.fixture(autouse=True)
+def these_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "more_gpus" in request.fixturenames:
+        yield
+    else:
+        with no_more_gpus():
+            yield
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("more_gpus")
 def test_json_has_the_contract(run: Run) -> None:
     data = run(*SMALL, "--top", 2, "--json").data
     assert data["model"]["parameters"] == 8_030_261_248
@@ -57,6 +73,7 @@ def test_json_has_the_contract(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("more_gpus")
 def test_text_says_the_plan_and_why_others_lose(run: Run) -> None:
     out = run(*SMALL, "--top", 3, "--why", "pp=4").out
     assert "llama-3.1-8b (8.03 B parameters) on 8 × h100" in out
@@ -269,6 +286,7 @@ def test_what_cannot_be_planned_is_refused(refused: Run, words: list[Any], messa
     assert message in refused(*words)
 
 
+@pytest.mark.usefixtures("more_gpus")
 def test_what_does_not_fit_says_by_how_much(run: Run) -> None:
     found = run(*SMALL, "--memory", "12GB", "--tp", 8, "-o", "plan.sh")
     assert found.code == 1

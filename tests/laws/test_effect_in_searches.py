@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import debubble as db
 from debubble.optimize.options import SEARCH_OPTIONS
 from debubble.optimize.request import Budget
 from tests.conftest import EXPLORES
+from tests.laws.test_self_in_searches import agrees
 from tests.optimize.searches import BASE, OPTIONS, RULES, VALUES, ask, disobeyed, sampled
 
 LENGTHS = {"costs": {"microbatch": (1.25, 0.75, 1.0)}}
@@ -56,7 +58,9 @@ def test_an_option_changes_the_answer(name: str) -> None:
     [(name, value) for name, values in VALUES.items() for value in values],
     ids=str,
 )
-def test_every_search_keeps_to_every_option(search: str, name: str, value: Any) -> None:
+def test_every_search_keeps_to_every_option(
+    search: str, name: str, value: Any, tmp_path: Path
+) -> None:
     way = dict(SEARCHES[search])
     budget = {key: way.pop(key) for key in ("robust",) if key in way}
     asked = way | {name: value}
@@ -69,11 +73,13 @@ def test_every_search_keeps_to_every_option(search: str, name: str, value: Any) 
     result = ask(asked, **budget)
     assert not disobeyed(asked, result)
     assert result.lower_bound <= result.makespan * (1 + 1e-9)
+    if search == "plain":
+        agrees(asked, result, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4 if EXPLORES else 2))
-def test_options_at_random_are_obeyed_together(seed: int) -> None:
+def test_options_at_random_are_obeyed_together(seed: int, tmp_path: Path) -> None:
     for asked in sampled(15, seed):
         try:
             result = ask(asked)
@@ -81,3 +87,4 @@ def test_options_at_random_are_obeyed_together(seed: int) -> None:
             continue
         assert not disobeyed(asked, result), asked
         assert result.lower_bound <= result.makespan * (1 + 1e-9), asked
+        agrees(asked, result, tmp_path)

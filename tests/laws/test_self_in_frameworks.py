@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import debubble as db
 from debubble.planner.answer.searches import COMPARED, recommended_first, simplicity
 from debubble.planner.frameworks.table import FRAMEWORKS, broken
 from debubble.planner.search.evaluate import Evaluated, tied
+from tests.planner.cases import no_more_gpus
 
 SMALL = {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 4, "batch": 8, "pp": 2, "cp": 1}
 CASES: list[Any] = [
@@ -35,6 +37,12 @@ CASES: list[Any] = [
 ]
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
 HELD = {"microbatch_size": 1, "recompute": "none", "schedule": SCHEDULES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def these_gpus() -> Iterator[None]:
+    with no_more_gpus():
+        yield
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda one: f"{one['model']} on {one['gpu']}")

@@ -1,4 +1,7 @@
-"""Self: what a search says of its schedule is what every other surface says of it."""
+"""Self: what a search says of its schedule is what every other surface says of it.
+
+Also of questions with each option and with all at random: test_effect_in_searches.py asks them.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ from typing import Any
 import pytest
 
 import debubble as db
-from tests.optimize.searches import BASE, VALUES, ask, costs_of, sampled
+from tests.optimize.searches import BASE, ask, costs_of
 
 LENGTHS: dict[str, Any] = {"costs": {"microbatch": (1.25, 0.75, 1.0)}}
 
 QUESTIONS: list[dict[str, Any]] = [
-    *({name: value} for name, values in VALUES.items() for value in values),
     *(LENGTHS | change for change in (
         {"backward": "fused"}, {"memory": 2.0}, {"offload": [0]}, {"recompute": "free"},
         {"layers": 6}, {"chunks": 2},
@@ -30,19 +32,6 @@ QUESTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("asked", QUESTIONS, ids=str)
 def test_simulated_again_it_takes_and_holds_the_same(asked: dict[str, Any], tmp_path: Path) -> None:
     agrees(asked, ask(asked), tmp_path)
-
-
-@pytest.mark.slow
-def test_at_random(tmp_path: Path) -> None:
-    solved = 0
-    for asked in sampled(25, 9):
-        try:
-            result = ask(asked)
-        except db.ParameterError:
-            continue
-        solved += 1
-        agrees(asked, result, tmp_path)
-    assert solved
 
 
 def agrees(asked: dict[str, Any], result: db.Result, folder: Path) -> None:

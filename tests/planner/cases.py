@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
+
+import pytest
 
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.case import Case
@@ -133,6 +136,15 @@ def sampled(framework: str, each: int) -> list[Case]:
             one = some.choice(list(group.candidates()))
             found.append(case_of(model, training, one))
     return found
+
+
+@contextmanager
+def no_more_gpus() -> Iterator[None]:
+    """Leave out of answers what more GPUs bring, which takes a search of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("one_more_node", "enough_gpus"):
+            patch.setattr(f"debubble.planner.answer.plan.{name}", lambda *_: None)
+        yield
 
 
 def evaluate(asked: PlanRequest, candidate: Candidate) -> Evaluated:

@@ -111,6 +111,7 @@ def test_without_a_plan_the_answer_says_so(ask):
     assert not any(plan["fits"] or plan["recommended"] for plan in answer["plans"])
 
 
+@pytest.mark.slow
 def test_a_search_that_is_cancelled_keeps_the_best(ask):
     name = started(ask, "/api/plan", LONG)
     while not (now := look(ask, name).json()).get("view"):

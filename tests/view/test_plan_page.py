@@ -91,6 +91,7 @@ def test_texts_of_numbers_are_the_same_in_both_languages(visit, address):
     assert found == [[three_digits(one), seconds(one), share(one)] for one in numbers]
 
 
+@pytest.mark.slow
 def test_readers_without_scripts_have_the_text(plan):
     text = plan_page(plan)
     noscript = text.partition("<noscript>")[2].partition("</noscript>")[0]
@@ -98,6 +99,7 @@ def test_readers_without_scripts_have_the_text(plan):
     assert "── memory by rank" in noscript
 
 
+@pytest.mark.slow
 def test_long_answers_have_fewer_timelines(plan, monkeypatch):
     monkeypatch.setattr("debubble.view.plan_page.MOST_ACTIONS", 0)
     assert not any(one["timeline"] for one in plan_view(plan)["plans"])

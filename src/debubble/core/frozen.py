@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
+from debubble.core.actions import Kind, among
 
 BACKWARD = (Kind.I, Kind.W, Kind.B, Kind.R)
 """Kinds that have nothing to do where no gradient is needed."""
@@ -36,7 +36,7 @@ class Freeze(NamedTuple):
     def idle(self, kinds: NDArray[Any], places: NDArray[Any]) -> NDArray[np.bool_]:
         """Return whether actions have nothing to do."""
         alone = (kinds == Kind.W) & (self.share[places] >= 1)
-        return np.asarray(np.isin(kinds, BACKWARD) & (alone | ~self.needed[places]))
+        return np.asarray(among(kinds, BACKWARD) & (alone | ~self.needed[places]))
 
     def at(self, where: slice) -> Freeze:
         """Return the frozen weights of some stages, or layers."""

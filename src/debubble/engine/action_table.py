@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import Kind, among, kinds_of, microbatches_of, stages_of
 from debubble.core.kinds import WHOLE_STAGE_KINDS
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ActionTable:
         schedule = timeline.schedule
         actions = schedule.actions
         kind, stage, unit = kinds_of(actions), stages_of(actions), microbatches_of(actions)
-        whole = np.isin(kind, WHOLE_STAGE_KINDS)
+        whole = among(kind, WHOLE_STAGE_KINDS)
         part = np.where(whole, 0, unit % schedule.slices)
         microbatch = np.where(whole, unit, unit // schedule.slices)
         names = _KIND_NAMES[kind]

@@ -134,10 +134,10 @@ def set_transfers(graph: EventGraph, table: CostTable, times: Floats, delays: Fl
     kinds, places = kinds_of(schedule.actions), schedule.places_of(schedule.actions)
     step = kind_columns(schedule).reshape(-1, layout.WIDTH)[:, layout.TOWARDS]
     for row, (nodes, of) in ((times, _transfers(graph)), (delays, _arrivals(graph))):
-        beside = np.isin(kinds[of], VOCABULARY_KINDS)
+        beside = among(kinds[of], VOCABULARY_KINDS)
         nodes, of = nodes[~beside], of[~beside]
         kind, place = kinds[of], places[of]
-        gradients = ~np.isin(kind, FORWARD_KINDS)
+        gradients = ~among(kind, FORWARD_KINDS)
         if row is delays:
             # What an action takes is of the stage from which it comes.
             place = place + step[kind]
@@ -150,7 +150,7 @@ def _stretch_work(graph: EventGraph, table: CostTable, own: Floats, times: Float
     schedule, node = graph.schedule, graph.node
     actions = schedule.actions
     kinds, places, group = kinds_of(actions), schedule.places_of(actions), pairs_of(actions)
-    works = np.isin(kinds, (*WORK_KINDS, *VOCABULARY_KINDS))
+    works = among(kinds, (*WORK_KINDS, *VOCABULARY_KINDS))
     alone = np.flatnonzero(works & (group == 0))
     times[node[alone]] = table.times(kinds[alone], places[alone], own[alone])
     first = np.flatnonzero(works & (group == 1))
@@ -215,13 +215,13 @@ def _arrivals(graph: EventGraph) -> tuple[Positions, Positions]:
     actions = schedule.actions
     late = np.flatnonzero(graph.lag)
     kinds, stages, places = kinds_of(actions), stages_of(actions), schedule.places_of(actions)
-    shards = np.flatnonzero(np.isin(kinds, VOCABULARY_KINDS))
+    shards = np.flatnonzero(among(kinds, VOCABULARY_KINDS))
     shards = shards[graph.lag[node[shards]] > 0]
     found: list[Positions] = [node[shards]]
     of: list[Positions] = [shards]
-    if not len(graph.sent) and not np.isin(kinds, SEND_KINDS).any():
+    if not len(graph.sent) and not among(kinds, SEND_KINDS).any():
         step = kind_columns(schedule).reshape(-1, layout.WIDTH)[kinds, layout.TOWARDS]
-        step = np.where(np.isin(kinds, WORK_KINDS), step, 0)
+        step = np.where(among(kinds, WORK_KINDS), step, 0)
         there = (step != 0) & (stages + step >= 0) & (stages + step < schedule.stages)
         home, towards = schedule.homes, np.where(there, places + step, places)
         takes = np.flatnonzero(there & (home[towards] != home[places]))
@@ -234,7 +234,7 @@ def _arrivals(graph: EventGraph) -> tuple[Positions, Positions]:
     if schedule.vocabulary:
         made = graph.order[graph.second[late]]
         joins = (graph.order[late] < 0) & (made >= 0) & (graph.order[graph.first[late]] < 0)
-        joins[joins] = np.isin(kinds[made[joins]], VOCABULARY_KINDS)
+        joins[joins] = among(kinds[made[joins]], VOCABULARY_KINDS)
         found.append(late[joins])
         of.append(made[joins])
     return np.concatenate(found), np.concatenate(of)

@@ -303,7 +303,7 @@ def _shared_order(
     so that it never adds a cycle; where ranks are in step, it takes their copies in turn.
     """
     graph = compile_programs(schedule, mode, explain=explain)
-    both = np.flatnonzero(np.isin(schedule.actions & KIND_MASK, COPY_KINDS))
+    both = np.flatnonzero(among(schedule.actions & KIND_MASK, COPY_KINDS))
     rank = np.searchsorted(schedule.offsets, both, side="right") - 1
     to_host = np.array([target is None for target in schedule.copy_targets])[rank]
     vector = graph.cost_vector(UNIT_COSTS.table(schedule))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import kinds_of, microbatches_of, own_stages_of
+from debubble.core.actions import among, kinds_of, microbatches_of, own_stages_of
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, Kind
 from debubble.engine.event_graph import LINK, EventGraph
@@ -206,10 +206,10 @@ class Varied:
 
         fixed, delays = timeline.costs[graph.cost], timeline.costs[graph.lag]
         _slow_links(shared, links, fixed, delays)
-        steps = np.flatnonzero(np.isin(kinds, STEP_KINDS))
+        steps = np.flatnonzero(among(kinds, STEP_KINDS))
         fixed[graph.node[steps]] *= factor[steps]
 
-        varies = np.flatnonzero(np.isin(kinds, (*WORK_KINDS, *VOCABULARY_KINDS)))
+        varies = np.flatnonzero(among(kinds, (*WORK_KINDS, *VOCABULARY_KINDS)))
         order = np.argsort(graph.node[varies], kind="stable")
         varies = varies[order]
         node = graph.node[varies]

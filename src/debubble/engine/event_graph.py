@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import computes, ends_group, kinds_of
+from debubble.core.actions import among, computes, ends_group, kinds_of
 from debubble.core.cost_table import CostTable
 from debubble.core.kinds import (
     COPY_KINDS,
@@ -173,7 +173,7 @@ class EventGraph:
             vector[begin:] = table.link[a, b]
             return vector
         links = kinds == LINK
-        pairs = np.isin(kinds, (*TIMED_KINDS, FORWARDS)) & ~links
+        pairs = (among(kinds, TIMED_KINDS) | (kinds == FORWARDS)) & ~links
         if self.link_times == 1:
             vector[begin:][links] = table.link[a[links], b[links]]
         else:

@@ -128,7 +128,7 @@ def _unit_times(schedule: Schedule, explain: bool) -> tuple[NDArray[np.int32], N
     # Every slice counts as a whole microbatch, so that times stay whole numbers.
     slicing = Slicing((1.0,) * schedule.slices)
     vector = graph.cost_vector(UNIT_COSTS.resolve(schedule.placement, slicing))
-    vector[graph.dynamic_costs :][np.isin(graph.dynamic_kind, VOCABULARY_KINDS)] = 1
+    vector[graph.dynamic_costs :][among(graph.dynamic_kind, VOCABULARY_KINDS)] = 1
     end = graph.evaluate(vector).astype(np.int32)
     start = end - vector.astype(np.int32)[graph.cost]
     return start[graph.node], end[graph.node]
@@ -201,7 +201,7 @@ def _with_aside(
     spots = np.where(own, np.append(compute, -1)[before - 1] + 1, lowered.offsets[rank])
     # Those between the same two compute actions have one number; from a wait on they are late.
     gap = before + rank
-    held = np.cumsum(np.isin(kinds_of(schedule.actions[here]), WAIT_KINDS))
+    held = np.cumsum(among(kinds_of(schedule.actions[here]), WAIT_KINDS))
     late = held > (held - np.diff(held, prepend=0))[np.searchsorted(gap, gap)]
     behind = np.minimum(np.append(compute, len(lowered))[before], lowered.offsets[rank + 1])
     spots = np.where(late, behind, spots)

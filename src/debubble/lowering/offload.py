@@ -21,6 +21,7 @@ from debubble.core.actions import (
     STAGE_SHIFT,
     Kind,
     Program,
+    among,
     group_bounds,
     kinds_of,
     stages_of,
@@ -150,7 +151,7 @@ def with_copies(
     """
     kinds, cells = kinds_of(program), program >> STAGE_SHIFT
     stages = stages_of(program)
-    users = np.where(recomputed[stages], kinds == Kind.R, np.isin(kinds, GRADIENT_KINDS))
+    users = np.where(recomputed[stages], kinds == Kind.R, among(kinds, GRADIENT_KINDS))
     begin, end = (np.flatnonzero(away[stages] & those) for those in (kinds == Kind.F, users))
     begin, end = begin[np.argsort(cells[begin])], end[np.argsort(cells[end])]
     # Copies stand outside of groups of actions that run together.

@@ -32,7 +32,15 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import STAGE_SHIFT, Kind, Program, group_bounds, kinds_of, stages_of
+from debubble.core.actions import (
+    STAGE_SHIFT,
+    Kind,
+    Program,
+    among,
+    group_bounds,
+    kinds_of,
+    stages_of,
+)
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import GRADIENT_KINDS
@@ -225,7 +233,7 @@ def just_in_time(program: Program, chosen: NDArray[np.bool_], cap: int | None = 
     With a cap only before those whose activation a rank drops to hold no more than that.
     """
     kinds, stages = kinds_of(program), stages_of(program)
-    backward = np.isin(kinds, GRADIENT_KINDS)
+    backward = among(kinds, GRADIENT_KINDS)
     # A file may name stages that do not exist; checks report them.
     backward &= (stages < len(chosen)) & chosen[np.minimum(stages, len(chosen) - 1)]
     spots = np.flatnonzero(backward)

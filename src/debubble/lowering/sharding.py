@@ -14,6 +14,7 @@ from debubble.core.actions import (
     TRANSFER_KINDS,
     Kind,
     Program,
+    among,
     begins_group,
     group_bounds,
     kinds_of,
@@ -126,7 +127,7 @@ def _refuse(schedule: Schedule, mode: ShardingMode, max_active: int) -> None:
     if mode not in SHARDING_MODES:
         raise ParameterError(f"sharding mode '{mode}'; {did_you_mean(mode, SHARDING_MODES)}")
     refuse_invalid(schedule)
-    there = np.isin(kinds_of(schedule.actions), SHARDING_KINDS)
+    there = among(kinds_of(schedule.actions), SHARDING_KINDS)
     if there.any():
         position = int(there.argmax())
         raise ScheduleError(
@@ -169,7 +170,7 @@ def lookahead_of(lookahead: Lookahead, ranks: int, max_active: int) -> NDArray[n
 
 def _reductions(schedule: Schedule, kinds: NDArray[np.int64]) -> _Inserts:
     actions, stages = schedule.actions, schedule.stages
-    made = np.flatnonzero(np.isin(kinds, WEIGHT_KINDS))
+    made = np.flatnonzero(among(kinds, WEIGHT_KINDS))
     iteration = microbatches_of(actions[made]) // (schedule.microbatches * schedule.slices)
     owner = (_ranks_of(schedule, made) * stages + stages_of(actions[made])) * schedule.iterations
     last = np.full(schedule.ranks * stages * schedule.iterations, -1)
@@ -178,9 +179,9 @@ def _reductions(schedule: Schedule, kinds: NDArray[np.int64]) -> _Inserts:
     place, iteration = np.divmod(keys, schedule.iterations)
     ranks, stage = np.divmod(place, stages)
     spots = group_bounds(actions)[1][last[keys]]
-    sends = np.flatnonzero(np.isin(kinds, SEND_KINDS))
+    sends = np.flatnonzero(among(kinds, SEND_KINDS))
     if len(sends):
-        others = np.flatnonzero(~np.isin(kinds, TRANSFER_KINDS))
+        others = np.flatnonzero(~among(kinds, TRANSFER_KINDS))
         group_ends = np.append(others, len(actions))[np.searchsorted(others, spots)]
         group_ends = np.minimum(group_ends, schedule.offsets[ranks + 1])
         spots = np.maximum(spots, sends[np.searchsorted(sends, group_ends) - 1] + 1)
@@ -196,7 +197,7 @@ def _weights(
     distance: NDArray[np.int64],
 ) -> _Inserts:
     actions = schedule.actions
-    uses = np.flatnonzero(np.isin(kinds, WORK_KINDS))
+    uses = np.flatnonzero(among(kinds, WORK_KINDS))
     ranks, stage = _ranks_of(schedule, uses), stages_of(actions[uses])
     # Nothing is held from rank to rank, or across a step.
     chain = ranks + np.cumsum(kinds == Kind.OPT)[uses]
@@ -227,7 +228,7 @@ def _weights(
         where, what = where[order], what[order]
     use = where >> 1
     position = uses[use]
-    anchors = np.flatnonzero(np.isin(kinds, COMPUTE_KINDS))
+    anchors = np.flatnonzero(among(kinds, COMPUTE_KINDS))
     behind = np.append(anchors, len(actions))[np.searchsorted(anchors, position, side="right")]
     behind = np.minimum(behind, schedule.offsets[ranks[use] + 1])
     codes = np.where(what & 1, pack(Kind.RESHARD, what >> 1, 0), pack(Kind.UNSHARD, what >> 1, 0))

@@ -214,6 +214,7 @@ def test_an_interrupted_search_keeps_the_best() -> None:
     assert "best so far (search stopped)" in text(found, 200)
 
 
+@pytest.mark.slow
 def test_a_search_that_is_stopped_at_once_has_a_plan() -> None:
     asked = plan_request("llama-3.1-70b", "h200", 64, 128, 8192)
 

@@ -252,8 +252,8 @@ class ActionFaults(ActionIndex):
         schedule = self.schedule
         if not schedule.vocabulary:
             return
-        last = (self.stage == schedule.stages - 1) & np.isin(self.kind, WORK_KINDS)
-        begun = np.flatnonzero(last | np.isin(self.kind, VOCABULARY_KINDS))
+        last = (self.stage == schedule.stages - 1) & among(self.kind, WORK_KINDS)
+        begun = np.flatnonzero(last | among(self.kind, VOCABULARY_KINDS))
         units, index = np.unique(self.unit[begun], return_index=True)
         for kind in VOCABULARY_KINDS:
             there = self.cell[self.positions((kind,))]

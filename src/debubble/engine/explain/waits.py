@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import group_bounds, kinds_of, pairs_of
+from debubble.core.actions import among, group_bounds, kinds_of, pairs_of
 from debubble.core.errors import ScheduleError
 from debubble.core.kind_relations import ranks_stepped_with
 from debubble.core.kinds import COMPUTE_KINDS, KINDS, STEP_KINDS, TRANSFER_KINDS, Of
@@ -90,8 +90,8 @@ class _Edges:
         self.rank = schedule.ranks_of_actions
         self.begin = group_bounds(schedule.actions)[0]
         self.before = computing_before(schedule)
-        self.compute = np.isin(self.kind, COMPUTE_KINDS)
-        self.steps = np.isin(self.kind, STEP_KINDS)
+        self.compute = among(self.kind, COMPUTE_KINDS)
+        self.steps = among(self.kind, STEP_KINDS)
         waits = waits_for(schedule)
         met = _RECEIVES[self.kind[waits.consumer]]
         self.other_end = np.full(self.count, -1, dtype=np.int64)
@@ -147,7 +147,7 @@ class _Edges:
 
     def _turns(self) -> None:
         """Add waits for turns: a rank computes one action at a time, with transfers in between."""
-        issued = self.compute | np.isin(self.kind, TRANSFER_KINDS)
+        issued = self.compute | among(self.kind, TRANSFER_KINDS)
         if not self.meets:
             issued &= ~_RECEIVES[self.kind]
         here = np.flatnonzero(issued)
