@@ -22,7 +22,15 @@ from debubble.core.actions import (
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.waits import waits_for
-from debubble.diagnosis.observed import Indices, Messages, Observed, Pauses, Times
+from debubble.diagnosis.observed import (
+    Device,
+    Indices,
+    Location,
+    Messages,
+    Observed,
+    Pauses,
+    Times,
+)
 from debubble.diagnosis.order import Orders
 from debubble.diagnosis.schedule_names import NO_PAIR
 
@@ -66,6 +74,11 @@ class Run:
     `began` is the time at which the target began to wait."""
     pauses: Pauses
     """Pauses of hosts."""
+    locations: tuple[Location, ...] = ()
+    """Location of every rank of every copy, as observed; empty if unknown."""
+    backend: str = ""
+    device: Device = ""
+    """Device of the computing, and above it the communication backend; empty if unknown."""
 
     @property
     def schedule(self) -> Schedule:
@@ -76,6 +89,11 @@ class Run:
     def rows(self) -> int:
         """Number of rows: complete steps of all copies."""
         return len(self.step)
+
+    def location(self, copy: int, rank: int) -> Location:
+        """Return the location of a rank of a copy."""
+        at = copy * self.schedule.ranks + rank
+        return self.locations[at] if at < len(self.locations) else Location()
 
     @cached_property
     def kind(self) -> Indices:
@@ -306,7 +324,8 @@ def run_of(observed: Observed, orders: Orders) -> Run:
     unknown: dict[str, Any] = {name: np.full(shape, np.nan) for name in (*OWN, "busy", "sent")}
     run = Run(
         orders.schedules, orders.step, orders.copy, orders.order, observed.steps,
-        _hosts(observed), pauses=observed.pauses, **unknown,
+        _hosts(observed), pauses=observed.pauses, locations=observed.locations,
+        backend=observed.backend, device=observed.device, **unknown,
     )  # fmt: skip
     for number in range(len(orders.schedules)):
         here = np.flatnonzero(orders.order == number)
