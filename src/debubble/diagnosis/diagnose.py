@@ -17,7 +17,7 @@ from debubble.diagnosis.account import RankAccount, account
 from debubble.diagnosis.candidates import Causes, find_causes, saved_by_waits, worst_of_copies
 from debubble.diagnosis.clocks import Clocks, align
 from debubble.diagnosis.costs_only import has_only_costs
-from debubble.diagnosis.findings import Finding, find
+from debubble.diagnosis.findings import TRUSTED, Finding, find
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.order import Orders, reconstruct
 from debubble.diagnosis.readers.whole_steps import PARTS
@@ -27,6 +27,7 @@ from debubble.diagnosis.schedule_names import ScheduleName
 from debubble.diagnosis.slowdown import Slowdown, slowdown
 from debubble.diagnosis.times import ActionSpread, cost_file, costs_of, spreads_of
 from debubble.diagnosis.transfers import transfers_of
+from debubble.diagnosis.what_if import WhatIf, faster
 from debubble.engine.measured_timeline import measured_timeline
 from debubble.engine.modes import P2PMode
 from debubble.engine.timeline import Timeline, simulate
@@ -149,6 +150,16 @@ class Diagnosis:
         """Simulated timeline of the observed schedule with median costs, in milliseconds."""
         return simulate(self.schedule, self.costs)
 
+    @property
+    def plan(self) -> float:
+        """Predicted time of a step at median times, in seconds."""
+        return self.predicted.makespan / 1e3
+
+    @cached_property
+    def faster(self) -> tuple[WhatIf, ...]:
+        """Other schedules with shorter steps at the run's times, the fastest first."""
+        return tuple(faster(self.replay)) if self.replay_error <= TRUSTED else ()
+
     def cost_file(self) -> dict[str, Any]:
         """Return the costs as data of a cost file."""
         return cost_file(self.replay, self.spreads)
@@ -166,7 +177,7 @@ class Diagnosis:
             "step": float(self.run.step_times.mean()),
             "bubble_ratio": self.bubble_ratio,
             "plan": {
-                "step": self.predicted.makespan / 1e3,
+                "step": self.plan,
                 "bubble_ratio": self.predicted.bubble_ratio,
             },
             "schedule": {"name": self.name.text, "differences": list(self.name.differences)},
