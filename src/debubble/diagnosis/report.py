@@ -157,7 +157,7 @@ def share_text(share: float, error: float) -> str:
         return f"{100 * share:.1f} %"
     if error >= abs(share):
         return f"up to {100 * (abs(share) + error):.0f} %"
-    digits = 1 if error < 0.00995 else 0
+    digits = 1 if error < 0.0095 else 0
     return f"{100 * share:.{digits}f} % ± {100 * error:.{digits}f}"
 
 
