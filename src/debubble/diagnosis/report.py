@@ -56,7 +56,7 @@ def report(
     """
     paint: Style = style or (lambda text, _: text)
     parts = [
-        [paint(line, "head") for line in wrap(headline(found), width)],
+        [paint(line, "head") for line in wrap(headline(found).replace(" ms", "\u00a0ms"), width)],
         [line for text in sentences(found) for line in wrap(text, width, 2)],
         [*_findings(found, width, MOST_FINDINGS if details else LISTED_FINDINGS)],
         [line for text in notes(found) for line in wrap(text, width, 2)],
@@ -67,9 +67,8 @@ def report(
     lines = [line for part in parts if part for line in (*part, "")]
     lines.append(f"next: {next_command(found, path)}")
     if not details:
-        lines.append(
-            paint("--details has the time of every rank by cause, and the sources", "faint")
-        )
+        more = "--details has the time of every rank by cause, and the sources"
+        lines += [paint(line, "faint") for line in wrap(more, width)]
     return "\n".join(lines)
 
 
@@ -83,7 +82,7 @@ def headline(found: Diagnosis) -> str:
         return f"{first.subject}; what that costs is uncertain"
     return (
         f"{first.subject}: without that, a step takes {_milliseconds(first.before - first.seconds)}"
-        f"\u00a0ms, not {_milliseconds(first.before)} ({share_text(first.gain, first.error)} less)"
+        f" ms, not {_milliseconds(first.before)} ({share_text(first.gain, first.error)} less)"
     )
 
 

@@ -217,7 +217,8 @@ def _slow_link(case: CauseInRun) -> str:
         return "Look at the route between their hosts, or place neighboring ranks nearer"
     if case.on_cpu:
         return "Both are on one host: look at its load"
-    return "Both are on one host: look at the link of their devices (nvidia-smi topo -m)"
+    load = "" if case.run.device else "its load, and between GPUs at "
+    return f"Both are on one host: look at {load}the link of their devices (nvidia-smi topo -m)"
 
 
 def _transfer(case: CauseInRun) -> str:
