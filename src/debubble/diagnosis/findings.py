@@ -13,7 +13,6 @@ from debubble.core.units import counted
 from debubble.diagnosis.account import RankAccount
 from debubble.diagnosis.candidates import Cause, Causes, Where
 from debubble.diagnosis.replay import Replay
-from debubble.engine.modes import MODE
 
 LEAST_GAIN = 0.02
 """Minimum gain of a finding, as a share of a step."""
@@ -124,8 +123,8 @@ def _persistence(replay: Replay, one: Cause, base: np.ndarray) -> float:
 def _text(one: Cause) -> str:
     if one.mode:
         return (
-            f"actions begin as if the p2p mode were {one.mode} ({MODE[one.mode].title}), and would "
-            "begin sooner with transfers that occupy nobody"
+            f"actions begin as if the p2p mode were {one.mode.name} ({one.mode.title}), and would "
+            "begin sooner with transfers that hold up nobody"
         )
     return _TEXTS[one.cause](one)
 
@@ -212,13 +211,11 @@ _TEXTS: dict[str, Callable[[Cause], str]] = {
 def _advice(one: Cause) -> str:
     if one.mode:
         return "Overlap transfers with computing (Megatron: --overlap-p2p-communication)"
-    if one.cause == "slow-stage":
-        share = 100 * (1 - 1 / one.size)
-        return f"Give the stage about {share:.0f} % less work: another split of the layers"
     return _ADVICE[one.cause]
 
 
 _ADVICE = {
+    "slow-stage": "Give it fewer layers, or look at its device if it has no more work than others",
     "slow-worker": "Look at its device and host (clock, temperature, other load), or replace it",
     "slow-copy": "Look at what its hosts and switches have in common, or replace them",
     "slow-link": "Look at the route between their hosts, or place neighbouring ranks nearer",

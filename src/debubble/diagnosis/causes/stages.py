@@ -1,4 +1,4 @@
-"""Stages with more work than the mean of all."""
+"""Stages that take longer than the others."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import numpy as np
 
 from debubble.core.kinds import Kind
 from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow
+from debubble.diagnosis.observed import Times
 
 
 def slow_stages(left: Unexplained) -> Iterator[Fault]:
-    """Yield stages that take longer than the mean of all, or a rank if all its stages do."""
+    """Yield stages that take longer than the others, or a rank if all its stages do."""
     run = left.run
     medians = left.medians()
-    ideal = np.zeros_like(left.times)
-    for cls in np.unique(run.cls).tolist():
-        columns = np.flatnonzero((run.cls == cls) & run.counted)
-        alike = np.flatnonzero(run.cls == cls)
-        ideal[:, alike] = medians[:, columns].mean(axis=1, keepdims=True)
+    ideal = _of_others(left, medians)
     faults = []
     for stage in range(run.schedule.stages):
         mine = np.flatnonzero((run.stage == stage) & run.counted)
@@ -39,6 +36,28 @@ def slow_stages(left: Unexplained) -> Iterator[Fault]:
         fault = left.fault("slow-stage", excess, where, ratio.mean())
         faults.append(replace(fault, by_kind=by_kind))
     yield from _whole_ranks(left, faults)
+
+
+def _of_others(left: Unexplained, medians: Times) -> Times:
+    """Return the median over the other stages for each action's stage and class.
+
+    An action of a class that no other stage has keeps its own.
+    """
+    run = left.run
+    found = medians.copy()
+    for cls in np.unique(run.cls).tolist():
+        counted = (run.cls == cls) & run.counted
+        stages = np.unique(run.stage[counted])
+        each = np.stack(
+            [medians[:, counted & (run.stage == stage)].mean(axis=1) for stage in stages.tolist()],
+            axis=1,
+        )
+        for place, stage in enumerate(stages.tolist()):
+            others = np.delete(each, place, axis=1)
+            if others.size:
+                mine = np.flatnonzero((run.cls == cls) & (run.stage == stage))
+                found[:, mine] = np.median(others, axis=1)[:, None]
+    return found
 
 
 def _whole_ranks(left: Unexplained, faults: list[Fault]) -> list[Fault]:
