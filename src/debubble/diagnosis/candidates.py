@@ -10,7 +10,7 @@ import numpy as np
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.causes import Fault, find_faults
 from debubble.diagnosis.observed import Times
-from debubble.diagnosis.p2p_modes import FITTED, FittedMode
+from debubble.diagnosis.p2p_modes import OVERLAPPED, FittedMode
 from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.run import Run
 from debubble.diagnosis.slowdown import Slowdown
@@ -63,7 +63,7 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     """
     run, transfers = replay.run, replay.transfers
     times, messages = replay.times + replay.gaps, transfers.in_flight
-    faults = find_faults(run, replay.times, replay.gaps)
+    faults = find_faults(run, replay.times, replay.gaps, replay.shares)
     slow = list(_slow_links(replay))
     slow_link = np.sum([one[1] for one in slow], axis=0) if slow else np.zeros_like(messages)
     # A slow link does not explain the time in the queue of another message.
@@ -96,7 +96,7 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
               for where, added, size in slow]  # fmt: skip
     if replay.mode.holds_up:
         cause = "head-of-line" if replay.mode.queued else "transfer"
-        free = replay.lengths(times, messages, mode=FITTED["overlapped"])
+        free = replay.lengths(times, messages, mode=OVERLAPPED)
         found.append(Cause(cause, {}, free, clean, np.nan, mode=replay.mode))
     if behind.any():
         found.append(of_messages("head-of-line", _most_behind(run, behind), behind, np.nan))

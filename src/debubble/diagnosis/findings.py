@@ -51,6 +51,10 @@ class Finding:
         Description of the cause.
     advice
         Advice on a fix.
+    inherent
+        True if it is the price of the run's links, and no fault.
+    error
+        Error of `gain`, as a share of a step.
     """
 
     cause: str
@@ -62,6 +66,8 @@ class Finding:
     alone: float
     text: str
     advice: str
+    inherent: bool = False
+    error: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain data."""
@@ -70,6 +76,7 @@ class Finding:
             "where": {key: self.where.get(key) for key in ("stage", "rank", "copy", "link")},
             "seconds": self.seconds,
             "gain": self.gain,
+            "error": self.error,
             "persistence": self.persistence,
             "text": f"{self.text}. {self.advice}",
         }
@@ -104,9 +111,11 @@ def find(
         alone = float(run.slowest(one.alone).sum()) / clean - 1 if clean else 0.0
         found.append(Finding(
             one.cause, one.where, measured, gain * measured, gain if trusted else None,
-            _persistence(replay, one, base), alone, _text(one), _advice(one),
+            _persistence(replay, one, base), alone, _text(one), _advice(one), inherent,
+            replay.uncertainty,
         ))  # fmt: skip
-    found.sort(key=lambda finding: (-finding.seconds, finding.cause, str(finding.where)))
+    # What links take is no fault: it comes last.
+    found.sort(key=lambda one: (one.inherent, -one.seconds, one.cause, str(one.where)))
     return tuple(found), beyond
 
 

@@ -70,12 +70,17 @@ class FittedMode:
     rules: Callable[[Schedule], MessageRules]
     """Function that returns the rules of a schedule's messages; it raises a ScheduleError if
     the schedule cannot run in the mode."""
-    told: bool = False
-    """True if only a trace with messages tells it from a late host."""
+    buffered: frozenset[int] = frozenset()
+    """Links, source · ranks + target, on which receives are always posted."""
     queued: bool = False
     """True if messages wait for others in queues."""
     holds_up: bool = False
     """True if a rank waits for messages that it does not need yet."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Key of all that depends on the mode."""
+        return self.name, self.buffered
 
 
 def _free(schedule: Schedule) -> MessageRules:
@@ -91,10 +96,17 @@ def _previous(schedule: Schedule) -> Indices:
     return np.where(opening, -1, first - 1)
 
 
-def _rendezvous(schedule: Schedule) -> MessageRules:
-    free = _free(schedule)
-    posted = np.where(free.source >= 0, _previous(schedule), -1)
-    return MessageRules(free.source, posted, free.held, free.taken)
+def rendezvous(buffered: frozenset[int] = frozenset()) -> FittedMode:
+    """Return the mode in which a message needs its receiver, except on some links."""
+
+    def rules(schedule: Schedule) -> MessageRules:
+        free = _free(schedule)
+        meets = (free.source >= 0) & ~np.isin(links_of(schedule), list(buffered))
+        posted = np.where(meets, _previous(schedule), -1)
+        return MessageRules(free.source, posted, free.held, free.taken)
+
+    title = "a transfer begins when its receiver is free to take it"
+    return FittedMode("rendezvous", title, rules, buffered)
 
 
 def _turns(schedule: Schedule) -> MessageRules:
@@ -187,10 +199,6 @@ def _of_simulator(name: P2PMode) -> FittedMode:
 
 FITTED_MODES = (
     FittedMode("overlapped", MODE["overlapped"].title, _free),
-    FittedMode(
-        "rendezvous", "a transfer begins when its receiver is free to take it", _rendezvous,
-        told=True,
-    ),
     _of_simulator("blocking"),
     _of_simulator("pair"),
     _of_simulator("group"),
@@ -201,14 +209,15 @@ FITTED_MODES = (
         "before, as in Megatron-LM's interleaved 1F1B with overlapped p2p", _turns, holds_up=True,
     ),
 )  # fmt: skip
-"""Modes in the sequence in which they are tried; a later one has to fit clearly better."""
+"""Modes in the sequence in which they are tried, rendezvous after the first; a later one has to fit
+clearly better."""
 
-FITTED = {mode.name: mode for mode in FITTED_MODES}
+OVERLAPPED = FITTED_MODES[0]
 
 
 def rules_of(mode: FittedMode, schedule: Schedule) -> MessageRules | None:
     """Return the rules of a schedule's messages in a mode; None if it cannot run in the mode."""
-    key = (MessageRules, mode.name)
+    key = (MessageRules, *mode.key)
     if key not in schedule.derived:
         try:
             schedule.derived[key] = mode.rules(schedule)

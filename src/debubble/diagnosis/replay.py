@@ -16,7 +16,7 @@ from debubble.core.schedule import Schedule
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import Indices, Times
 from debubble.diagnosis.run import Run
-from debubble.diagnosis.p2p_modes import FITTED, FittedMode
+from debubble.diagnosis.p2p_modes import FittedMode
 from debubble.diagnosis.times_under_schedule import shares_in_groups
 from debubble.diagnosis.transfers import MessageTimes
 from debubble.diagnosis.walk import Walk, any_walk
@@ -43,8 +43,18 @@ class Replay:
 
     @cached_property
     def shares(self) -> Times:
-        """Share of every action in its overlapped group, 1 for actions alone."""
-        return shares_in_groups(self.run, self.times)
+        """Share of every action in its overlapped group, 1 for actions alone.
+
+        It is measured if the members of a group ran one after the other.
+        """
+        run = self.run
+        usual = shares_in_groups(run, self.times)
+        measured = run.in_groups(self.leads, np.maximum) > 0
+        if not measured.any():
+            return usual
+        behind = np.hstack([self.leads[:, 1:], np.zeros((run.rows, 1))])
+        behind = np.where(run.counted, 1.0, behind)
+        return np.where(measured, behind - self.leads, usual)
 
     @cached_property
     def sure(self) -> NDArray[np.bool_]:

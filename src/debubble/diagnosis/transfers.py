@@ -17,8 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.diagnosis.cancellation import check_cancelled
+from debubble.diagnosis.head_of_line import behind_by_starts, behind_others
 from debubble.diagnosis.observed import Indices, Times
-from debubble.diagnosis.p2p_modes import FITTED_MODES, FittedMode, MessageRules, rules_of
+from debubble.diagnosis.p2p_modes import (
+    FITTED_MODES,
+    OVERLAPPED,
+    FittedMode,
+    MessageRules,
+    rendezvous,
+    rules_of,
+)
 from debubble.diagnosis.run import Run
 from debubble.diagnosis.walk import walk_of
 
@@ -28,7 +36,7 @@ QUICK = 0.1
 LATE = 2.0
 """Minimum ratio of a held-up message's time to the typical one of its link."""
 
-CLEARLY, ROUNDING = 0.7, 5e-3
+CLEARLY, ROUNDING = 0.7, 1e-3
 """Maximum ratio of a clearly better mode's distance to that of an earlier one, and minimum
 reduction of that distance as a share of a typical action."""
 
@@ -91,19 +99,30 @@ def transfers_of(run: Run) -> MessageTimes:
     some = np.zeros(run.rows, dtype=bool)
     some[np.unique(np.linspace(0, run.rows - 1, MOST_ROWS).astype(int))] = True
     sample = run.taken(some) if run.rows > MOST_ROWS else run
-    best, least = FITTED_MODES[0], np.inf
-    for mode in FITTED_MODES:
+    modes = list(FITTED_MODES)
+    if _reported(run).any():
+        # Without messages in the trace, only a late host and not a mode explains such waits.
+        modes.insert(1, _meeting(sample))
+    best, least = OVERLAPPED, np.inf
+    for mode in modes:
         check_cancelled()
-        if mode.told and not _reported(run).any():
-            continue
         fit = _fit(sample, mode)
-        if fit is None:
-            continue
-        if fit.off < least * CLEARLY and fit.off < least - ROUNDING:
+        if fit is not None and fit.off < min(least * CLEARLY, least - ROUNDING):
             best, least = mode, fit.off
     found = _fit(run, best)
     assert found is not None, "every run fits without waits for receivers"
     return found.times()
+
+
+def _meeting(run: Run) -> FittedMode:
+    """Return the mode in which messages need their receivers, on all links but those of buffers."""
+    free, meeting = _fit(run, OVERLAPPED), _fit(run, rendezvous())
+    assert free is not None and meeting is not None
+    buffered = [
+        link for link in np.unique(run.link[run.link >= 0]).tolist()
+        if free.off_on(run.link == link) < CLEARLY * meeting.off_on(run.link == link)
+    ]  # fmt: skip
+    return rendezvous(frozenset(buffered))
 
 
 def _reported(run: Run) -> NDArray[np.bool_]:
@@ -128,9 +147,11 @@ class _Fit:
         told = self.reported.any()
         self.there = np.fmin(run.arrived, run.waited) if told else run.needed
         self.base = run.produced.copy()
+        self.buffered = np.ones_like(self.receives)
         self.free0 = np.fmax(np.fmax(run.before, run.inside), run.began)
         for rows, rules in self.parts:
             at = np.flatnonzero(rules.posted >= 0)
+            self.buffered[at] = False
             cells = np.ix_(rows, at)
             self.base[cells] = np.fmax(self.base[cells], run.end[np.ix_(rows, rules.posted[at])])
         with np.errstate(invalid="ignore"):
@@ -148,6 +169,10 @@ class _Fit:
         for rounds in range(MOST_ROUNDS):
             with np.errstate(invalid="ignore"):
                 self.seen = self.told & (self.there > self.free0 + run.moment)
+                if rounds:
+                    # It was there long before; the receiver was late to take it.
+                    waited = self.free0 > self.left + LATE * usual + run.moment
+                    self.seen &= ~(waited & self.buffered)
                 if not self.exact:
                     # Else the host may have been late, or another message is over last.
                     free = np.fmax(self.free0, self._waits(self.left)[1])
@@ -185,23 +210,33 @@ class _Fit:
     @property
     def off(self) -> float:
         """Mean distance of starts from the mode, as a share of a typical action."""
+        return self.off_on(self.run.counted)
+
+    def off_on(self, some: NDArray[np.bool_]) -> float:
+        """Return the mean distance of the starts of some actions, as a share of a typical one."""
+        run = self.run
+        apart = self.apart[:, some]
+        apart = apart[~np.isnan(apart)]
+        return float(apart.mean()) / run.typical if run.typical and apart.size else 0.0
+
+    @cached_property
+    def apart(self) -> Times:
+        """Distance of every start from the mode, in seconds."""
         run = self.run
         with np.errstate(invalid="ignore"):
             there = self.left + _of_links(run, self.by_copy) - run.lead
             there = run.in_groups(np.where(self.receives, there, -np.inf), np.fmax)
             due = np.fmax(np.fmax(run.before, self.held), there)
-            apart = np.abs(run.start - np.fmax(due, run.begin[:, None]))
-        apart = apart[:, run.counted]
-        return float(np.nanmean(apart)) / run.typical if run.typical else 0.0
+            return np.abs(run.start - np.fmax(due, run.begin[:, None]))
 
     def times(self) -> MessageTimes:
         """Return the times of messages."""
         run = self.run
         usual = _of_links(run, self.by_copy)
         behind = np.zeros_like(usual)
-        if self.exact and not self.mode.queued:
+        if not self.mode.queued:
             quickest = _of_links(run, typical_of(run, self.in_flight, QUICK))
-            behind = _behind(self, np.nan_to_num(self.in_flight), quickest)
+            behind = self._behind(np.nan_to_num(self.in_flight), quickest)
             plain = np.where(behind > 0, np.nan, self.in_flight)
             self.by_copy = typical_of(run, plain, 0.5)
             usual = _of_links(run, self.by_copy)
@@ -211,7 +246,7 @@ class _Fit:
         in_flight = np.where(self.seen, self.in_flight, np.fmin(usual, latest))
         in_flight = np.where(self.receives, in_flight, 0.0)
         if behind.any():
-            behind = _behind(self, in_flight, usual)
+            behind = self._behind(in_flight, usual)
         # An action began when it had not to wait any more.
         held = np.fmin(self.held, run.start)
         return MessageTimes(
@@ -219,6 +254,13 @@ class _Fit:
             self.reported, held, self._held_by(), self.by_copy,
             typical_of(run, np.where(self.seen, in_flight, np.nan), QUICK), behind,
         )  # fmt: skip
+
+    def _behind(self, in_flight: Times, usual: Times) -> Times:
+        late = self.seen & (in_flight > LATE * usual + self.run.moment)
+        if not late.any():
+            return np.zeros_like(in_flight)
+        look = behind_others if self.exact else behind_by_starts
+        return look(self.run, late, self.left, self.there, in_flight, usual)
 
     def _held_by(self) -> Indices:
         """Return the other rank of the messages that hold up each action, −1 for none."""
@@ -267,37 +309,3 @@ def typical_of(run: Run, sample: Times, share: float) -> Times:
 def _of_links(run: Run, typical: Times) -> Times:
     """Return the time of each action's input link in every row, 0 without an input."""
     return np.where(run.link >= 0, typical[run.copy[:, None], run.link[None, :]], 0.0)
-
-
-def _behind(fit: _Fit, in_flight: Times, usual: Times) -> Times:
-    """Return the time that messages in flight waited for earlier ones in a queue.
-
-    Each rank has one queue. A receive posted before the message is sent, or before its own receive,
-    holds it up until the data of that receive arrives. So does a message sent earlier.
-    """
-    run, there = fit.run, fit.there
-    behind = np.zeros_like(in_flight)
-    late = fit.seen & (in_flight > LATE * usual + run.moment)
-    others = np.flatnonzero(run.source >= 0)
-    giver, taker = run.rank[run.source[others]], run.rank[others]
-    for row in np.flatnonzero(late.any(axis=1)).tolist():
-        made, posted, arrived = (
-            values[row, others] for values in (run.produced, run.posted, there)
-        )
-        left = np.fmax(run.sent[row, others], made)
-        for at in np.flatnonzero(late[row]).tolist():
-            source, target = run.rank[run.source[at]], run.rank[at]
-            ready, was_there = float(fit.left[row, at]), float(there[row, at])
-            sent = np.fmax(ready, run.sent[row, at])
-            with np.errstate(invalid="ignore"):
-                ahead = (taker == source) & (posted < sent)
-                ahead |= (taker == target) & (posted < run.posted[row, at])
-                ahead |= (giver == source) & (taker != target) & (left < sent)
-                # Its data was produced later, and may have arrived with this message.
-                ahead &= (made > ready) & (made + usual[row, others] <= was_there + run.moment)
-                ahead &= arrived > ready + usual[row, at]
-            if ahead.any():
-                until = min(float(arrived[ahead].max()), was_there)
-                most = in_flight[row, at] - usual[row, at]
-                behind[row, at] = min(max(until - ready, 0.0), most)
-    return behind

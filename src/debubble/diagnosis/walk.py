@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import group_bounds
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.observed import Indices, Times
-from debubble.diagnosis.p2p_modes import FITTED, FittedMode, MessageRules, rules_of
+from debubble.diagnosis.p2p_modes import OVERLAPPED, FittedMode, MessageRules, rules_of
 from debubble.engine.event_graph import EventGraph
 
 
@@ -48,7 +48,7 @@ class Walk:
 
 def walk_of(schedule: Schedule, mode: FittedMode) -> Walk | None:
     """Return the walk through a schedule in a mode; None if its actions wait for each other."""
-    key = (Walk, mode.name)
+    key = (Walk, *mode.key)
     if key not in schedule.derived:
         rules = rules_of(mode, schedule)
         parts = None if rules is None else _compiled(schedule, rules)
@@ -65,7 +65,7 @@ def walk_of(schedule: Schedule, mode: FittedMode) -> Walk | None:
 
 def any_walk(schedule: Schedule, mode: FittedMode) -> Walk:
     """Return the walk through a schedule in a mode, or without waits for receivers in it."""
-    found = walk_of(schedule, mode) or walk_of(schedule, FITTED["overlapped"])
+    found = walk_of(schedule, mode) or walk_of(schedule, OVERLAPPED)
     assert found is not None, "the schedule cannot run"
     return found
 

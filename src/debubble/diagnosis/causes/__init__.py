@@ -27,13 +27,13 @@ CAUSES = (
 """Search functions of the causes, in the sequence in which they run."""
 
 
-def find_faults(run: Run, times: Times, gaps: Times) -> list[Fault]:
+def find_faults(run: Run, times: Times, gaps: Times, shares: Times) -> list[Fault]:
     """Return causes of lost time in actions, in the sequence of :data:`CAUSES`, one for each place.
 
-    `times` of actions and `gaps`, host delays before them, are in seconds, shape ``(rows,
-    actions)``.
+    `times` of actions and `gaps`, host delays before them, are in seconds, and `shares` those of
+    actions in their overlapped groups; shape ``(rows, actions)``.
     """
-    left = Unexplained(run, times, gaps)
+    left = Unexplained(run, times, gaps, shares)
     found = []
     for look in CAUSES:
         for fault in look(left):
