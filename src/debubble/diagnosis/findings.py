@@ -64,6 +64,8 @@ class Finding:
         Advice on a fix that fits the run.
     change
         Change of ``--set`` that removes the cause; empty if there is none.
+    inherent
+        True if it is the price of the run's links, and no fault.
     """
 
     cause: str
@@ -78,6 +80,7 @@ class Finding:
     text: str
     advice: str
     change: str
+    inherent: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain data."""
@@ -123,11 +126,12 @@ def find(
         case = CauseInRun(one, run, machines)
         found.append(Finding(
             one.cause, one.where | machines.facts(one.where), measured, gain * measured,
-            gain if trusted else None, replay.error, _persistence(replay, one, base), alone,
+            gain if trusted else None, replay.uncertainty, _persistence(replay, one, base), alone,
             wording.subject(case), wording.description(case), wording.advice(case),
-            wording.change(case),
+            wording.change(case), inherent,
         ))  # fmt: skip
-    found.sort(key=lambda finding: (-finding.seconds, finding.cause, str(finding.where)))
+    # What links take is no fault: it comes last.
+    found.sort(key=lambda one: (one.inherent, -one.seconds, one.cause, str(one.where)))
     return tuple(found), beyond
 
 

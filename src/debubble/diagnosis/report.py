@@ -14,10 +14,13 @@ from debubble.diagnosis.account import CAUSES
 from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
 from debubble.diagnosis.next_command import RUN, next_command
-from debubble.diagnosis.what_if import APART, WhatIf
+from debubble.diagnosis.what_if import WhatIf
 
-NO_MODE = 0.05
-"""Maximum mean distance of starts, as a share of a step, for a p2p mode that fits."""
+NO_MODE = 0.3
+"""Maximum mean distance of starts, as a share of a typical action, for a p2p mode that fits."""
+
+APART = 0.05
+"""Maximum error of a prediction without a word about it, as a share of a step."""
 
 LISTED_RANKS = 12
 """Maximum number of ranks with a line each."""
@@ -107,7 +110,7 @@ def sentences(found: Diagnosis) -> Iterator[str]:
         f"{100 * found.bubble_ratio:.1f} % of it"
     )
     if not np.isnan(run.start).any():
-        text += f", {100 * found.predicted.bubble_ratio:.1f} % by the schedule at median times"
+        text += f", {100 * found.planned_bubble_ratio:.1f} % by the schedule at median times"
     yield text
 
 
@@ -183,6 +186,11 @@ def notes(found: Diagnosis) -> Iterator[str]:
 
 def cautions(found: Diagnosis) -> Iterator[str]:
     """Yield sentences on parts of a run that were assumed, missing, or not explained."""
+    if found.model_error > TRUSTED and found.replay_error <= TRUSTED:
+        yield (
+            f"Gains are uncertain: a model of the run, with median times in the p2p mode "
+            f"{found.mode[0]}, is {100 * found.model_error:.0f} % of a step off."
+        )
     if found.observed.order_assumed:
         yield f"The trace has no order of actions: {found.observed.order_assumed} is assumed."
     if found.run.missing:
@@ -198,9 +206,8 @@ def longer_than_observed(found: Diagnosis) -> str:
     if np.isnan(found.run.start).any() or plan <= step * (1 + LONGER):
         return ""
     return (
-        f"Predicted is longer than observed: {_milliseconds(plan)} ms at median times, "
-        f"{100 * (plan / step - 1):.0f} % more than a step took. Trust no idle time by the "
-        "schedule."
+        f"Predicted is {100 * (plan / step - 1):.0f} % longer than observed "
+        f"({_milliseconds(plan)} ms at median times): idle time by the schedule is too large."
     )
 
 
@@ -283,10 +290,14 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
         )
     rows = [("slowdown", f"{slow.total:.3f} of a run with equal stages, copies and links{share}")]
     mode, error = found.mode
-    fits = f"p2p mode {mode} fits best, with starts {100 * error:.2f} % of a step off"
+    fits = f"p2p mode {mode} fits best"
     if error > NO_MODE:
-        fits = f"no p2p mode explains when actions began (nearest {mode}, {100 * error:.0f} % off)"
-    rows.append(("replay", f"{100 * found.replay_error:.2f} % off; {fits}"))
+        fits = f"no p2p mode explains when actions began, {mode} is nearest"
+    rows.append((
+        "replay",
+        f"{100 * found.replay_error:.2f} % off, a model of median times "
+        f"{100 * found.model_error:.1f} % off; {fits}"
+    ))  # fmt: skip
     rows.append(("clocks", _clocks(found)))
     rows += [("", text) for text in _few(found.clocks.warnings)]
     taken = ", ".join(f"{key}: {value}" for key, value in found.observed.taken_for.items())
@@ -344,15 +355,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _caution(one: WhatIf) -> str:
-    """Return a warning if a run is far from its replay or its schedule at median times."""
-    if one.after == one.before:
+    """Return a warning if a model does not explain the run well."""
+    if one.after == one.before or one.error <= APART:
         return ""
-    if one.error > TRUSTED:
-        return f". Uncertain: replayed steps are {100 * one.error:.1f} % off"
-    if abs(one.apart) <= APART:
-        return ""
-    word = "more" if one.apart > 0 else "less"
-    return (
-        f". Uncertain: at median times the schedule that ran takes {_milliseconds(one.plan)} ms, "
-        f"{100 * abs(one.apart):.1f} % {word} than it did"
-    )
+    return f". Uncertain: a model of the run is {100 * one.error:.0f} % of a step off"

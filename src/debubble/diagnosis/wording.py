@@ -13,7 +13,6 @@ from debubble.core.units import counted
 from debubble.diagnosis.candidates import Cause
 from debubble.diagnosis.machines import Machines
 from debubble.diagnosis.run import Run
-from debubble.engine.modes import MODE
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ class CauseInRun:
 
 def subject(case: CauseInRun) -> str:
     """Return what is wrong, in a few words."""
+    if case.one.mode is not None:
+        return "Transfers hold up ranks"
     return _SUBJECTS[case.one.cause](case)
 
 
@@ -71,7 +72,7 @@ def description(case: CauseInRun) -> str:
     mode = case.one.mode
     if mode is not None:
         return (
-            f"actions begin as if the p2p mode were {mode} ({MODE[mode].title}), and would begin "
+            f"actions begin as if the p2p mode were {mode.name} ({mode.title}), and would begin "
             "sooner with transfers that hold up no rank"
         )
     return _DESCRIPTIONS[case.one.cause](case)
@@ -168,7 +169,7 @@ def _jitter(case: CauseInRun) -> str:
 _DESCRIPTIONS: Mapping[str, Callable[[CauseInRun], str]] = {
     "slow-stage": lambda case: (
         f"stage {case.one.where['stage']} on {case.rank}{case.machine} takes "
-        f"{_times(case.one.size)} the mean of all stages{_kinds(case.one)}"
+        f"{_times(case.one.size)} as long as the others{_kinds(case.one)}"
     ),
     "slow-worker": lambda case: (
         f"{_worker(case)} takes {_times(case.one.size)} as long as others with the same work"
@@ -203,7 +204,11 @@ _DESCRIPTIONS: Mapping[str, Callable[[CauseInRun], str]] = {
 
 def _slow_stage(case: CauseInRun) -> str:
     share = 100 * (1 - 1 / case.one.size)
-    return f"Give the stage about {share:.0f} % less work: another split of the layers"
+    text = f"Give the stage about {share:.0f} % less work: another split of the layers"
+    if case.several:
+        return text
+    other = "host" if case.on_cpu else "device"
+    return f"{text}. If it has no more work than others, look at its {other}"
 
 
 def _slow_worker(case: CauseInRun) -> str:
