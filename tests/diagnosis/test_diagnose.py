@@ -19,7 +19,7 @@ from tests.diagnosis.planted import PLANTED
 KEYS = {
     "format", "ranks", "copies", "stages", "microbatches", "steps", "step", "bubble_ratio", "plan",
     "schedule", "costs",
-    "slowdown", "account", "findings", "clocks", "replay_error", "left_out",
+    "slowdown", "account", "findings", "clocks", "replay_error", "model_error", "left_out",
 }  # fmt: skip
 
 

@@ -78,14 +78,14 @@ class Machines:
             fact.replace("_", " "): [getattr(place, fact) for _, place in places] for fact in FACTS
         }
         known = {title: values for title, values in facts.items() if {*values} != {None}}
-        if not known:
-            return {}
         workers = {
             "copy": [copy for (copy, _), _ in places], "rank": [rank for (_, rank), _ in places],
         }  # fmt: skip
+        if not any(workers["copy"]):
+            del workers["copy"]
         return {
             title: ["–" if value is None else plain(str(value)) for value in values]
-            for title, values in (workers | known).items()
+            for title, values in (workers | known if known else {}).items()
         }
 
     def named(self, where: Where, short: bool = False) -> str:

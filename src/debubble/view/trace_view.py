@@ -170,7 +170,7 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = (), path: str = RUN
     payload = encode(timelines, time_unit="ms")
     lines: RankMarks = {}
     predicted = 0
-    if timelines[0].measured:
+    if _is_drawn(found):
         predicted = 1
         lines = _lines(found)
         add_marks(payload, 0, lines, LOOKS)
@@ -217,11 +217,16 @@ def trace_timelines(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> list[Ti
 
     The observed one is missing if the file of a rank is.
     """
-    seen = [found.timeline] if found.run.known[found.shown].all() else []
+    seen = [found.timeline] if _is_drawn(found) else []
     order = seen[0].schedule if seen else found.schedule
     predicted = found.predicted if order is found.schedule else simulate(order, found.costs)
     named = [_called(timeline, OBSERVED) for timeline in seen] + [_called(predicted, PREDICTED)]
     return named + [one.timeline for one in answers if one.timeline is not None]
+
+
+def _is_drawn(found: Diagnosis) -> bool:
+    """Return True if the step to draw was traced on all ranks."""
+    return bool(found.run.known[found.shown].all())
 
 
 def _called(timeline: Timeline, name: str) -> Timeline:
@@ -292,7 +297,7 @@ def _place(found: Diagnosis, lines: RankMarks, one: Finding) -> list[float] | No
 def _notes(found: Diagnosis) -> Iterable[str]:
     """Yield the sentences below the findings."""
     yield from notes(found)
-    drawn = found.run.known[found.shown].all()
+    drawn = _is_drawn(found)
     if drawn and abs(found.timeline.bubble_ratio - found.bubble_ratio) > LEAST_APART:
         yield (
             f"The drawn step is {_which_step(found)}: its ranks idle "
