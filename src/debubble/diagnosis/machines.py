@@ -72,12 +72,12 @@ class Machines:
         return found
 
     def columns(self, most: int) -> dict[str, list[str]]:
-        """Return at most `most` workers and their facts by title; empty if no fact is known."""
+        """Return at most `most` workers and the facts that differ, by title; empty without any."""
         places = list(self.locations.items())[:most]
         facts = {
             fact.replace("_", " "): [getattr(place, fact) for _, place in places] for fact in FACTS
         }
-        known = {title: values for title, values in facts.items() if {*values} != {None}}
+        known = {title: values for title, values in facts.items() if len({*values}) > 1}
         workers = {
             "copy": [copy for (copy, _), _ in places], "rank": [rank for (_, rank), _ in places],
         }  # fmt: skip

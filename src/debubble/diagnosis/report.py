@@ -15,6 +15,7 @@ from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
 from debubble.diagnosis.next_command import RUN, next_command
 from debubble.diagnosis.what_if import WhatIf
+from debubble.interchange.text import plain
 
 NO_MODE = 0.3
 """Maximum mean distance of starts, as a share of a typical action, for a p2p mode that fits."""
@@ -302,6 +303,11 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
     rows += [("", text) for text in _few(found.clocks.warnings)]
     taken = ", ".join(f"{key}: {value}" for key, value in found.observed.taken_for.items())
     rows.append(("read as", f"{found.observed.format}; {taken}"))
+    hosts = list(dict.fromkeys(name for name in found.observed.hosts if name))
+    if hosts:
+        shown = ", ".join(map(plain, hosts[:LISTED_RANKS]))
+        more = f" and {len(hosts) - LISTED_RANKS} more" if len(hosts) > LISTED_RANKS else ""
+        rows.append(("ran on", f"{counted(len(hosts), 'host')}: {shown}{more}"))
     left = [f"{count:,} × {reason}" for reason, count in found.left_out.items()]
     if left:
         rows.append(("left out", "; ".join(left)))

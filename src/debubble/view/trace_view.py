@@ -301,8 +301,8 @@ def _notes(found: Diagnosis) -> Iterable[str]:
     if drawn and abs(found.timeline.bubble_ratio - found.bubble_ratio) > LEAST_APART:
         yield (
             f"The drawn step is {_which_step(found)}: its ranks idle "
-            f"{100 * found.timeline.bubble_ratio:.1f} % of it, those of all steps "
-            f"{100 * found.bubble_ratio:.1f} %."
+            f"{100 * found.timeline.bubble_ratio:.1f} % of it, and "
+            f"{100 * found.bubble_ratio:.1f} % of all steps and copies."
         )
     if not drawn:
         yield "Nothing was traced of a rank: the observed step cannot be drawn."

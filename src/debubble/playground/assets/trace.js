@@ -65,7 +65,7 @@ class Trace {
       ...(place ? [make("button", { type: "button", onclick: () => timeline.reveal(...place) }, "show")] : []), make("br"), text));
     this.result.replaceChildren(...said.map((text) => make("p", {}, text)),
       ...(items.length ? [make("ol", {}, ...items)] : []), ...notes.map((text) => make("p", {}, text)),
-      make("p", {}, "Next: ", make("code", {}, next)), timeline,
+      make("p", { class: "next" }, "Next: ", make("code", {}, next)), timeline,
       ...[account, machines].filter(Boolean).flatMap(({ title: heading, columns }) => [make("h2", {}, heading),
         table(columns.map(({ title: head }) => head), rowsOf(columns))]),
       make("dl", {}, ...facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)])));
