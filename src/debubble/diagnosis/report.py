@@ -107,7 +107,7 @@ def sentences(found: Diagnosis) -> Iterator[str]:
     span = f"; {number(float(times.min()), 4)} to {number(float(times.max()), 4)}"
     span = span if len(times) > 1 else ""
     text = (
-        f"a step takes {number(float(np.median(times)), 4)} ms (median{span}); ranks idle "
+        f"A step takes {number(float(np.median(times)), 4)} ms (median{span}); ranks idle "
         f"{100 * found.bubble_ratio:.1f} % of it"
     )
     if not np.isnan(run.start).any():
