@@ -78,7 +78,9 @@ def test_messages_over_a_link_take_what_they_took_over_it() -> None:
     job = Job(schedule, even(schedule), lambda a, b, *_: wires[a, b])
     found = diagnose(job.observed())
     other = db.make("looped-bfs", ranks=3, microbatches=4, chunks=2)
-    _, delays = under_schedule(found.run, found.replay.times, found.replay.transfers.in_flight, other)
+    _, delays = under_schedule(
+        found.run, found.replay.times, found.replay.transfers.in_flight, other
+    )
     links = links_of(other)
     for (a, b), wire in wires.items():
         assert delays[0, links == 3 * a + b] == pytest.approx(wire, rel=1e-6)

@@ -184,8 +184,8 @@ def _link(one: Cause) -> str:
 
 _TEXTS: dict[str, Callable[[Cause], str]] = {
     "slow-stage": lambda one: (
-        f"stage {one.where['stage']} on rank {one.where['rank']} takes {_times(one.size)} the mean "
-        f"of all stages{_kinds(one)}"
+        f"stage {one.where['stage']} on rank {one.where['rank']} takes {_times(one.size)} as long "
+        f"as the others{_kinds(one)}"
     ),
     "slow-worker": lambda one: (
         f"{_worker(one)} takes {_times(one.size)} as long as its like with the same work"
@@ -224,7 +224,10 @@ def _advice(one: Cause) -> str:
 
 
 _ADVICE = {
-    "slow-stage": "Give it fewer layers, or look at its device if it has no more work than others",
+    "slow-stage": (
+        "Give it less work by another split of the layers, or look at its device if others have as "
+        "much"
+    ),
     "slow-worker": "Look at its device and host (clock, temperature, other load), or replace it",
     "slow-copy": "Look at what its hosts and switches have in common, or replace them",
     "slow-link": "Look at the route between their hosts, or place neighbouring ranks nearer",

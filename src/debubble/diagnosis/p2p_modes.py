@@ -156,7 +156,9 @@ def _inserted(spec: ModeSpec) -> Callable[[Schedule], MessageRules]:
             sent, link = message[sends], links_of(schedule)[message[sends]]
             for each in np.unique(link).tolist():
                 mine = sent[link == each]
-                together = (held[mine[1:]] == held[mine[:-1]]) & (posted[mine[1:]] == posted[mine[:-1]])
+                together = (held[mine[1:]] == held[mine[:-1]]) & (
+                    posted[mine[1:]] == posted[mine[:-1]]
+                )
                 together &= taken[mine[1:]] == taken[mine[:-1]]
                 ahead[0][mine[1:][together]] = mine[:-1][together]
             return MessageRules(source, posted, held, taken, ahead)

@@ -21,6 +21,9 @@ NO_MODE = 0.3
 APART = 0.05
 """Maximum error of a prediction without a word about it, as a share of a step."""
 
+DOUBTFUL = 0.1
+"""Minimum error of a gain that is given as a range, as a share of a step."""
+
 LISTED_RANKS = 12
 """Maximum number of ranks with a line each."""
 
@@ -125,6 +128,12 @@ def gain_text(one: Finding) -> str:
     there += "" if one.persistence > 0.99 else " of steps and copies"
     if one.gain is None:
         return f"about {number(one.seconds * 1e3, 3)} ms a step, {there}"
+    if one.error > DOUBTFUL:
+        low, high = (100 * min(max(one.gain + by, 0.0), 1.0) for by in (-one.error, one.error))
+        return (
+            f"{low:.0f} to {high:.0f} % to gain, {there}: with one time for every link, a step is "
+            f"{100 * one.error:.0f} % off"
+        )
     before, after = _milliseconds(one.before), _milliseconds(one.before - one.seconds)
     return f"{100 * one.gain:.1f} % to gain, {before} → {after} ms a step, {there}"
 
@@ -252,4 +261,7 @@ def _caution(one: WhatIf) -> str:
         return ""
     if one.error <= APART:
         return ""
-    return f" ± {_milliseconds(one.error * one.before)} ms; a model of the run is so far from it"
+    return (
+        f". Uncertain, ± {_milliseconds(one.error * one.before)} ms: with one time for every link, "
+        f"the run is {100 * one.error:.1f} % off"
+    )

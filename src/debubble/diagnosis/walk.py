@@ -89,14 +89,15 @@ def _compiled(schedule: Schedule, rules: MessageRules) -> Parts | None:
     lead = np.where(first[messages] < messages, 1 + 2 * count + messages, 0)
     edges = [(group, before[group], np.zeros(len(group), dtype=np.int64)),
              (last[messages], far[messages], lead)]  # fmt: skip
-    for waiting in (rules.held, rules.taken):
-        edges.append((np.where(waiting >= 0, last[waiting], -1)[messages], far[messages], no_lag))
+    for action in (rules.held, rules.taken):
+        place = np.where(action >= 0, last[action], -1)[messages]
+        edges += [(place, far[messages], no_lag)]
     for action in (rules.source, rules.posted):
         place = np.where(action >= 0, last[action], -1)[messages]
-        edges.append((far[messages], place, no_lag))
+        edges += [(far[messages], place, no_lag)]
     for ahead in rules.ahead:
         place = np.where(ahead >= 0, far[ahead], -1)[messages]
-        edges.append((far[messages], place, no_lag))
+        edges += [(far[messages], place, no_lag)]
     to, of, lag = (np.concatenate(parts) for parts in zip(*edges, strict=True))
     some = (to >= 0) & (of >= 0)
     to, of, lag = to[some], of[some], lag[some]
