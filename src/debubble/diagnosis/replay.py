@@ -190,7 +190,7 @@ class Replay:
         """End of every action in a model of the run with no host late, shape ``(actions,)``."""
         times, messages = (values[None, :] for values in self.model_times(copy))
         leads = times * np.median(self.leads, axis=0)
-        return self.walk(self.run.schedule).ends(times, messages, leads)[0]
+        return np.asarray(self.walk(self.run.schedule).ends(times, messages, leads)[0])
 
     @cached_property
     def modeled(self) -> Timeline:

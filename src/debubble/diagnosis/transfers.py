@@ -284,7 +284,7 @@ class _Fit:
             for waiting, other in ((rules.held, run.rank), (rules.taken, run.rank[run.source])):
                 at = np.flatnonzero(waiting >= 0)
                 found[waiting[at]] = other[at]
-        return np.maximum(found, run.in_groups(found[None, :], np.maximum)[0])
+        return np.asarray(run.in_groups(found[None, :], np.maximum)[0])
 
 
 def _fit(run: Run, mode: FittedMode) -> _Fit | None:

@@ -57,9 +57,11 @@ def walk_of(schedule: Schedule, mode: FittedMode) -> Walk | None:
     parts = schedule.derived[key]
     if parts is None:
         return None
-    edges, node, message = parts
-    nothing = np.zeros(0, dtype=np.int32)
-    graph = EventGraph(schedule, "overlapped", *edges, node, nothing, nothing, nothing, nothing, 0)
+    (first, second, lag, cost), node, message = parts
+    none = np.zeros(0, dtype=np.int32)
+    graph = EventGraph(
+        schedule, "overlapped", first, second, lag, cost, node, none, none, none, none, 0
+    )
     return Walk(schedule, graph, message)
 
 
@@ -70,7 +72,9 @@ def any_walk(schedule: Schedule, mode: FittedMode) -> Walk:
     return found
 
 
-Parts = tuple[tuple[NDArray[np.unsignedinteger], ...], NDArray[np.int32], Indices]
+Edges = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]
+
+Parts = tuple[Edges, NDArray[np.int32], Indices]
 
 
 def _compiled(schedule: Schedule, rules: MessageRules) -> Parts | None:
@@ -137,8 +141,7 @@ def _joined(
     node = np.cumsum(nodes)  # the last one of every thing
     begin = np.cumsum(number) - number
     rank = np.arange(len(to)) - begin[to]
-    arrays = [np.zeros(1 + int(nodes.sum()), dtype=np.uint32) for _ in range(4)]
-    first, second, lags, cost = arrays
+    first, second, lags, cost = np.zeros((4, 1 + int(nodes.sum())), dtype=np.uint32)
     inner = np.ones(len(first), dtype=bool)
     inner[0] = False
     inner[node - nodes + 1] = False
