@@ -102,6 +102,8 @@ def transfers_of(run: Run) -> MessageTimes:
     best, least = OVERLAPPED, np.inf
     for mode in modes:
         check_cancelled()
+        if least <= ROUNDING:
+            break
         fit = _fit(sample, mode)
         if fit is not None and fit.off < min(least * CLEARLY, least - ROUNDING):
             best, least = mode, fit.off
