@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from debubble.core.given_layers import make_layers
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
 from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.report import gain_text, what_if_text
+from debubble.diagnosis.report import gain_text, report, what_if_text
 from debubble.diagnosis.what_if import faster, recut, with_changes, with_schedule
 from tests.diagnosis.diagnosed import plain
 from tests.laws.executed import Job
@@ -132,12 +133,14 @@ def test_a_run_that_its_links_do_not_explain_says_so() -> None:
     far = with_schedule(found.replay, "zb-h1")
     assert far.error > 0.1
     text = " ".join(what_if_text(far, 1 << 20))
-    assert f"Uncertain, ± {1e3 * far.error * far.before:.4g} ms" in text
+    off = f"with one time for every link, a step is {100 * far.error:.0f} % off"
+    assert f"Uncertain: {off}" in text
+    assert re.search(r": \d+ to \d+ % shorter", text)
+    assert f"Gains are uncertain: {off}" in report(found, 1 << 20)
     assert far.to_dict()["error"] == far.error
     for one in found.findings:
         assert one.error == far.error
-        assert " to gain" in gain_text(one)
-        assert " % off" in gain_text(one)
+        assert re.match(r"\d+ to \d+ % to gain", gain_text(one))
 
 
 @pytest.mark.parametrize(
