@@ -2,7 +2,7 @@
 
 A message leaves when its sender has made it and its receiver has posted the receive, as the p2p
 mode of the run has it. What is before that is a wait of the schedule, and no time of the link. A
-trace tells the end of a message only if its receiver waited for it. If the receiver was busy, the
+trace shows the end of a message only if its receiver waited for it. If the receiver was busy, the
 message is taken to take as long as its link typically does, but to be over before its action
 began.
 """
