@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,11 +13,13 @@ import pytest
 
 from debubble.diagnosis.account import CAUSES, COMPUTE, causes_over_time
 from debubble.diagnosis.diagnose import diagnose
+from debubble.diagnosis.observed import Location
 from debubble.diagnosis.report import report
 from debubble.diagnosis.what_if import with_schedule
 from debubble.view.trace_view import LOOKS, trace_page, trace_timelines, trace_view
 from tests.diagnosis.diagnosed import of_planted, plain
 from tests.diagnosis.made import Made, one_f_one_b
+from tests.diagnosis.planted import PLANTED
 
 PLANTED_NAMES = ("slow stage", "slow worker", "slow link", "host gaps")
 
@@ -25,12 +28,12 @@ PLANTED_NAMES = ("slow stage", "slow worker", "slow link", "host gaps")
 def test_it_says_what_the_terminal_says(name):
     found = of_planted(name, 0)
     view = trace_view(found)
-    text = report(found, 1 << 20)
+    text = report(found, 1 << 20, details=True)
     for one in view["findings"]:
-        assert f"{one['cause']}: {one['gain']}" in text
-        assert one["text"] in text
-    for line in (view["title"], *view["said"], *(text for _, text in view["facts"])):
-        assert line in text
+        assert f"{one['cause']}: {one['text']}" in text
+    sentences = (view["title"], *view["said"], *view["notes"], view["next"])
+    for line in (*sentences, *(text for _, text in view["facts"])):
+        assert line in text or line.startswith("The drawn step is ")
     assert [one["cause"] for one in view["findings"]] == [one.cause for one in found.findings]
     json.dumps(view, allow_nan=False)
 
@@ -75,7 +78,6 @@ def test_observed_above_predicted_at_the_costs_of_the_trace():
     found = of_planted("slow stage", 0)
     seen, predicted = trace_timelines(found)
     assert seen.measured
-    assert not predicted.measured
     np.testing.assert_allclose(seen.start, found.timeline.start)
     assert predicted.makespan == pytest.approx(found.predicted.makespan)
     payload = trace_view(found)["timelines"]
@@ -134,7 +136,7 @@ def test_another_schedule_is_shown_below():
 def test_a_clean_run_has_nothing_to_gain():
     view = trace_view(plain())
     assert view["findings"] == []
-    assert any("nothing to gain beyond" in note for note in view["notes"])
+    assert view["title"].startswith("Nothing to gain beyond")
 
 
 def test_without_a_rank_there_is_only_the_prediction():
@@ -142,5 +144,27 @@ def test_without_a_rank_there_is_only_the_prediction():
     view = trace_view(found)
     assert [one["name"] for one in view["timelines"]["timelines"]] == ["predicted"]
     assert "marks" not in view["timelines"]
-    assert any("nothing was traced of a rank" in note for note in view["notes"])
+    assert any("Nothing was traced of a rank" in note for note in view["notes"])
     assert "predicted" in trace_page(found)
+
+
+def test_shares_of_idle_time_that_differ_are_explained():
+    """The legend has those of the drawn step of one copy, the sentences those of all."""
+    found = of_planted("slow copy", 0)
+    drawn, every = (f"{100 * share:.1f} %" for share in
+                    (found.timeline.bubble_ratio, found.bubble_ratio))  # fmt: skip
+    (note,) = (text for text in trace_view(found)["notes"] if text.startswith("The drawn step"))
+    assert drawn != every
+    assert f"its ranks idle {drawn} of it, and {every} of all steps and copies" in note
+
+
+def test_machines_are_a_table_of_the_facts_that_differ():
+    observed = PLANTED["slow worker"](0).made.observed()
+    assert trace_view(diagnose(observed))["machines"] is None
+    workers = range(observed.ranks * observed.copies)
+    places = tuple(Location(at, f"node{at % 2}", "run.json") for at in workers)
+    view = trace_view(diagnose(replace(observed, locations=places)))
+    titles = [column["title"] for column in view["machines"]["columns"]]
+    assert titles == ["copy", "rank", "global rank", "host"]
+    assert view["machines"]["columns"][2]["cells"] == [str(at) for at in workers]
+    assert ["ran on", "2 hosts: node0, node1"] in view["facts"]

@@ -19,7 +19,7 @@ import numpy as np
 
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
-from debubble.diagnosis.observed import Observed, ObservedActions, Times, Whole
+from debubble.diagnosis.observed import Location, Observed, ObservedActions, Times, Whole
 from debubble.diagnosis.readers.stream import LeftOut, lines
 
 NAME = "megatron-timers"
@@ -79,8 +79,12 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         kind: _per_stage(each, ranks, chunks, peers, microbatches) for kind, each in sums.items()
     }
     reported = {min(rank // peers, ranks - 1) for rank in sums["F"]} if every else set(range(ranks))
+    file = files[0].name if len(files) == 1 else None
     return Observed(
-        NAME, ranks, 1, (), ObservedActions.of(),
+        NAME, ranks, 1, (), ObservedActions.of(), device="gpu",
+        locations=tuple(
+            Location(rank if every and peers == 1 else None, file=file) for rank in range(ranks)
+        ),
         missing=tuple((0, rank) for rank in range(ranks) if rank not in reported),
         taken_for={
             "rank": f"rank // {peers}, as Megatron places pipelines" if every

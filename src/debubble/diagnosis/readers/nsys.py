@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.diagnosis.cancellation import check_cancelled
-from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.observed import ALONE, Location, Observed
 from debubble.diagnosis.readers.chunks import (
     Calls,
     is_v_shaped,
@@ -90,6 +90,7 @@ class _Rank(NamedTuple):
     rank: int
     base: int
     host: str
+    path: Path
     rows: NDArray[np.int64]
     """Step, kind, chunk, microbatch, slice, start, end, issued and busy of every action."""
 
@@ -103,7 +104,8 @@ class _Rank(NamedTuple):
             )
             for one in computed for part in one.parts
         ]  # fmt: skip
-        return cls(trace.file.rank, trace.file.base, trace.file.host, np.array(rows, np.int64).T)
+        file = trace.file
+        return cls(file.rank, file.base, file.host, file.path, np.array(rows, np.int64).T)
 
 
 def _read_file(path: Path, left_out: LeftOut) -> list[_Rank]:
@@ -150,7 +152,10 @@ def _observed(where: str, found: dict[int, _Rank], stride: int, left_out: LeftOu
         stage_of(rank, chunk, ranks, v_shaped), microbatch, piece, ALONE, start, end, issued, NAN,
         busy * NANOSECONDS,
     )  # fmt: skip
-    hosts = {(0, rank): each.host for rank, each in found.items()}
+    hosts = {each.host for each in found.values()}
+    locations = {
+        (0, rank): Location(each.rank, each.host, str(each.path)) for rank, each in found.items()
+    }
     return collected.observed(
         NAME,
         {
@@ -164,8 +169,8 @@ def _observed(where: str, found: dict[int, _Rank], stride: int, left_out: LeftOu
             "clock": "of every host, since 1970",
             "times": "kernels, by where they were launched",
         },
-        ranks=ranks, hosts=hosts,
-        clocks="one" if all(hosts.values()) and len(set(hosts.values())) == 1 else "hosts",
+        ranks=ranks, locations=locations, device="gpu",
+        clocks="one" if all(hosts) and len(hosts) == 1 else "hosts",
     )  # fmt: skip
 
 
