@@ -25,8 +25,6 @@ class Experiment:
     ----------
     job
         The job.
-    changes
-        Changes for ``--set`` that remove the fault.
     cause
         Cause of the first finding.
     where
@@ -37,7 +35,6 @@ class Experiment:
     """
 
     job: Job
-    changes: tuple[str, ...]
     cause: str
     where: dict[str, Any]
     bound: float = 0.05
@@ -47,6 +44,21 @@ class Experiment:
         assert self.job.fault is not None
         large = "" if self.job.rows == Job.rows else ", large messages"
         return f"{self.job.runtime} {self.job.schedule}: {self.job.fault.words}{large}"
+
+    def changes(self, computed: float) -> tuple[str, ...]:
+        """Return the changes for ``--set`` that remove the fault.
+
+        A forward with its backward computes for `computed` seconds, which are no slower with it.
+        """
+        fault, sleeps = self.job.fault, self.job.forward + self.job.backward
+        assert fault is not None
+        if fault.kind == "link":
+            return (f"p2p.{fault.at}-{fault.at + 1}={QUICK_LINK}",)
+        if fault.kind == "jitter":
+            times = {"F": self.job.forward, "B": self.job.backward}
+            return tuple(f"rank{fault.at}.{name}={1e3 * time:g}" for name, time in times.items())
+        factor = (sleeps + computed) / (fault.size * sleeps + computed)
+        return (f"{fault.kind}{fault.at}*={factor:.6f}",)
 
 
 def _experiment(
@@ -66,30 +78,11 @@ def _experiment(
     }[kind]  # fmt: skip
     if copy is not None:
         where["copy"] = copy
-    return Experiment(job, _removal(job), cause, where, 0.1 if several else 0.05)
+    return Experiment(job, cause, where, 0.1 if several else 0.05)
 
 
 ONE_STAGE = ("GPipe", "1F1B", "gpipe", "1f1b", "zb-h1")
 """Schedules with one stage on each rank."""
-
-
-def _removal(job: Job) -> tuple[str, ...]:
-    """Return the changes that remove the fault of a job."""
-    assert job.fault is not None
-    kind, at = job.fault.kind, job.fault.at
-    times = {"F": 1e3 * job.forward, "B": 1e3 * job.backward}
-    if kind == "link":
-        return (f"p2p.{at}-{at + 1}={QUICK_LINK}",)
-    if kind == "jitter":
-        return tuple(f"rank{at}.{name}={time:g}" for name, time in times.items())
-    if job.rows == Job.rows or job.schedule in SPLIT:
-        return (f"{kind}{at}*={1 / SLOW:.6f}",)
-    # What is computed of a large message is not slower.
-    return tuple(f"{kind}{at}.{name}+={(1 - SLOW) * time:g}" for name, time in times.items())
-
-
-SPLIT = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "zb-h1", "zb-v", "dualpipe-v")
-"""Schedules with backwards in two parts."""
 
 
 EXPERIMENTS = [

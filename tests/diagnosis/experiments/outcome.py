@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.command import call
 from tests.diagnosis.experiments.catalog import Experiment
+from tests.diagnosis.experiments.jobs import Job
 from tests.diagnosis.experiments.runs import Ran
 
 
@@ -68,12 +69,19 @@ class Outcome:
 
 def outcome(experiment: Experiment, healthy: Ran, faulty: Ran) -> Outcome:
     """Diagnose a faulty run."""
-    sets = [word for change in experiment.changes for word in ("--set", change)]
+    changes = experiment.changes(computed(experiment.job, healthy))
+    sets = [word for change in changes for word in ("--set", change)]
     data = call("trace", faulty.trace, *sets, "--json").data
-    # The replayed step is the traced one: what is before its first action and behind its last one
-    # is not in the trace, and not in the fault.
+    # What is before the first action of a step and behind its last one is in neither trace.
     outside = faulty.step - data["step"]
     first = data["findings"][0] if data["findings"] else None
     return Outcome(
         experiment, healthy.step, faulty.step, data["what_if"][0]["after"] + outside, first
     )
+
+
+def computed(job: Job, healthy: Ran) -> float:
+    """Return the seconds that a forward with its backward computes, beside its sleep."""
+    data = call("trace", healthy.trace, "--json").data
+    busy = sum(rank["compute"] for rank in data["account"])
+    return float(busy / (data["stages"] * job.microbatches) - job.forward - job.backward)
