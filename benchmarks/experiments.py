@@ -32,7 +32,8 @@ from tests.diagnosis.experiments.runs import Ran, ran  # noqa: E402
 def once(job: Job, folder: Path, again: bool) -> Ran:
     """Run a job, or take what is kept of it."""
     words = f"{job.runtime} {job.schedule} {job.copies}x{job.ranks} "
-    words += f"{job.rows} rows " if job.rows > 4 else ""
+    words += f"{job.rows} rows " if job.rows > Job.rows else ""
+    words += "late " if job.late else ""
     words += job.fault.words if job.fault else "healthy"
     here = folder / re.sub(r"[^a-zA-Z0-9+]+", "_", words.replace("×", "x"))
     kept = here / "ran.json"

@@ -42,8 +42,9 @@ class Experiment:
     @property
     def name(self) -> str:
         assert self.job.fault is not None
-        large = "" if self.job.rows == Job.rows else ", large messages"
-        return f"{self.job.runtime} {self.job.schedule}: {self.job.fault.words}{large}"
+        words = f"{self.job.runtime} {self.job.schedule}: {self.job.fault.words}"
+        words += ", large messages" if self.job.rows > Job.rows else ""
+        return words + (", receives posted late" if self.job.late else "")
 
     def changes(self, computed: float) -> tuple[str, ...]:
         """Return the changes for ``--set`` that remove the fault.
@@ -121,6 +122,10 @@ EXPERIMENTS = [
     _experiment("torch", "Interleaved1F1B", "rank", 1, rows=LARGE),
     _experiment("torch", "ZBVZeroBubble", "rank", 2, rows=LARGE),
     _experiment("torch", "DualPipeV", "rank", 2, rows=LARGE),
+    _experiment("torch", "GPipe", "stage", 2, late=2e-3),
+    _experiment("torch", "GPipe", "stage", 0, late=2e-3),
+    _experiment("torch", "1F1B", "stage", 2, late=2e-3),
+    _experiment("torch", "1F1B", "jitter", 1, late=2e-3),
     _experiment("debubble", "gpipe", "stage", 1, rows=LARGE),
     _experiment("debubble", "1f1b", "stage", 2, rows=LARGE),
     _experiment("debubble", "interleaved-1f1b", "rank", 1, rows=LARGE),

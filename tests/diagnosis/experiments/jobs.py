@@ -77,6 +77,8 @@ class Job:
     rows
         Rows of a message, each of 256 bytes. A large one takes milliseconds from when both ends
         are ready, now more, now less.
+    late
+        Time by which one in four receives is posted late, of PyTorch's runtime.
     """
 
     runtime: str
@@ -88,6 +90,7 @@ class Job:
     backward: float = 40e-3
     steps: int = 3
     rows: int = 4
+    late: float = 0.0
     fault: Fault | None = None
 
     def without_fault(self) -> Job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +163,8 @@ def _of_pytorch(
     target = {"target": torch.zeros_like(x)} if count - 1 in mine else {}
     if job.relayed is not None:
         _detour_of_pytorch(job, rank)
+    if job.late:
+        _post_late(job, rank)
 
     def step() -> None:
         schedule.step(*inputs, **target)
@@ -196,6 +199,18 @@ def _detour_of_pytorch(job: Job, rank: int) -> None:
         return begin(operations, *rest, **more)
 
     schedules._batch_p2p = by_relay
+
+
+def _post_late(job: Job, rank: int) -> None:
+    """Have the host be late now and then when it posts a receive."""
+    begin, draw = schedules._batch_p2p, random.Random(rank)
+
+    def late(operations: list[Any], *rest: Any, **more: Any) -> Any:
+        if any(one.op is dist.irecv for one in operations) and draw.random() < 0.25:
+            time.sleep(job.late)
+        return begin(operations, *rest, **more)
+
+    schedules._batch_p2p = late
 
 
 def _of_debubble(
