@@ -179,6 +179,8 @@ def _of_pytorch(
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             dist.barrier(together)
             times.append(_stepped(step, replicas))
+            # What a profiler does at its end takes cores from ranks that are not there yet.
+            dist.barrier(together)
             profiler.step()
         path = _trace(job, folder, number)
         path.mkdir(exist_ok=True)
