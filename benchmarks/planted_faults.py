@@ -25,18 +25,8 @@ sys.path.insert(0, str(ROOT))
 from tests.diagnosis.planted import OVER_TRANSPORTS, PLANTED, Planted  # noqa: E402
 
 from debubble.diagnosis.changes import Change  # noqa: E402
-from debubble.diagnosis.diagnose import Diagnosis, diagnose  # noqa: E402
+from debubble.diagnosis.diagnose import diagnose  # noqa: E402
 from debubble.diagnosis.what_if import with_changes  # noqa: E402
-
-
-def named_first(planted: Planted, found: Diagnosis) -> bool:
-    """Whether the first finding is the fault, or there is none where nothing is wrong."""
-    if planted.cause is None:
-        return not found.findings
-    if not found.findings or found.findings[0].cause != planted.cause:
-        return False
-    where = found.findings[0].where
-    return all(where.get(key) == value for key, value in planted.where.items())
 
 
 @dataclass
@@ -69,7 +59,7 @@ class Row:
         found = diagnose(planted.made.observed())
         self.errors.append(found.replay_error)
         first = found.findings[0] if found.findings else None
-        right = named_first(planted, found)
+        right = planted.named_first(found.findings)
         self.named += right
         if not right and first is not None:
             self.others[f"{first.cause} {first.where}"] += 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from debubble.diagnosis.findings import Finding
 from tests.diagnosis.made import At, Made, gpipe, one_f_one_b
 from tests.diagnosis.transports import TRANSPORTS
 
@@ -17,7 +18,7 @@ RANKS, MICROBATCHES = 4, 8
 
 @dataclass(frozen=True)
 class Planted:
-    """A run with a fault.
+    """A run with a fault, or with nothing but transfers.
 
     Parameters
     ----------
@@ -38,6 +39,14 @@ class Planted:
     where: dict[str, Any]
     changes: tuple[str, ...] = ()
     healthy: Made | None = None
+
+    def named_first(self, findings: Sequence[Finding]) -> bool:
+        """Whether the first finding is the fault; without one, whether none is but transfers."""
+        if self.cause is None:
+            return all(one.cause == "transfer" and self.changes for one in findings)
+        if not findings or findings[0].cause != self.cause:
+            return False
+        return all(findings[0].where.get(key) == value for key, value in self.where.items())
 
 
 def _made(seed: int, **changes: Any) -> Made:
@@ -218,8 +227,12 @@ def over(transport: str, order: str, fault: Callable[[int], Planted], seed: int)
                        latency=lambda *link: LONGER * latency(*link))  # fmt: skip
 
     planted = fault(seed)
+    made = going(planted.made)
+    if planted.cause is None:
+        # Transfers cost what they cost: they may be named, with what they cost.
+        return Planted(made, None, {}, ("p2p=0",), replace(made, latency=lambda *_: 0.0))
     healthy = None if planted.healthy is None else going(planted.healthy)
-    return replace(planted, made=going(planted.made), healthy=healthy)
+    return replace(planted, made=made, healthy=healthy)
 
 
 ORDERS = {"1f1b": one_f_one_b, "gpipe": gpipe}

@@ -117,6 +117,7 @@ EXPERIMENTS = [
     _experiment("debubble", "dualpipe-v", "rank", 1),
     _experiment("torch", "GPipe", "stage", 2, rows=LARGE),
     _experiment("torch", "GPipe", "stage", 0, rows=LARGE),
+    _experiment("torch", "1F1B", "stage", 0, rows=LARGE),
     _experiment("torch", "1F1B", "stage", 2, rows=LARGE),
     _experiment("torch", "1F1B", "stage", 3, rows=LARGE),
     _experiment("torch", "Interleaved1F1B", "rank", 1, rows=LARGE),
