@@ -19,7 +19,6 @@ BY_NAME = {one.name: one for one in EXPERIMENTS}
 LIVE = (
     "torch GPipe: link 1–2 +15 ms",
     "torch 1F1B: stage 0 ×1.5, large messages",
-    "torch ZBVZeroBubble: stage 3 ×1.5",
     "debubble interleaved-1f1b: rank 1 ×1.5",
 )
 
