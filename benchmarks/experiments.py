@@ -17,12 +17,15 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tests.command import call  # noqa: E402
 from tests.diagnosis.experiments.catalog import EXPERIMENTS  # noqa: E402
 from tests.diagnosis.experiments.jobs import Job  # noqa: E402
 from tests.diagnosis.experiments.outcome import Outcome, outcome  # noqa: E402
@@ -46,18 +49,45 @@ def once(job: Job, folder: Path, again: bool) -> Ran:
     return found
 
 
+def said(found: dict[str, Any] | None) -> str:
+    """Cause, place and gain of a finding."""
+    if found is None:
+        return "–"
+    where = " ".join(f"{key} {at}" for key, at in found["where"].items() if key in PLACES and at
+                     is not None)  # fmt: skip
+    gain = "no gain" if found["gain"] is None else f"{found['gain']:.1%}"
+    return f"{found['cause']} {where} {gain}".replace("  ", " ")
+
+
+PLACES = ("stage", "rank", "copy", "link")
+
+
 def row(one: Outcome) -> str:
     """A row of the table."""
-    found = "–" if one.found is None else one.found["cause"]
-    if one.found is not None:
-        where = {key: at for key, at in one.found["where"].items() if at is not None}
-        found += " " + " ".join(f"{key} {at}" for key, at in where.items())
     cells = [
         one.experiment.name, f"{1e3 * one.healthy:.1f}", f"{1e3 * one.faulty:.1f}",
         f"{one.gain:.1%}", f"{1e3 * one.after:.1f} ({one.after / one.healthy - 1:+.1%})",
-        f"{found} {one.told:.1%}", "yes" if one.right else "no",
+        said(one.found), "yes" if one.right else "no",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+def healthy_ones(done: Mapping[Job, Ran]) -> list[str]:
+    """What is said of runs without a fault: nothing, or what their transfers cost."""
+    lines = ["", "| job without a fault | step ms | finding | right |", "|---|---|---|---|"]
+    right = count = 0
+    for job, one in done.items():
+        if job.fault is not None:
+            continue
+        findings = call("trace", one.trace, "--json").data["findings"]
+        fine = all(found["cause"] == "transfer" for found in findings)
+        right, count = right + fine, count + 1
+        name = f"{job.runtime} {job.schedule}, {job.copies} × {job.ranks} ranks"
+        name += ", large messages" if job.rows > Job.rows else ""
+        name += ", receives posted late" if job.late else ""
+        first = said(findings[0] if findings else None)
+        lines.append(f"| {name} | {1e3 * one.step:.1f} | {first} | {'yes' if fine else 'no'} |")
+    return [*lines, "", f"{right} of {count} without a fault are told so"]
 
 
 def main() -> None:
@@ -82,7 +112,9 @@ def main() -> None:
             named += found.named
             held += found.what_if_holds
             print(row(found), flush=True)
+        lines = healthy_ones(done)
     print(f"\n{right} of {len(chosen)} within bounds; named {named}, what-if {held}")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

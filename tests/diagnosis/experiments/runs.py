@@ -60,8 +60,9 @@ class Sleeper(nn.Module):
         time.sleep(self.job.backward / 2 * next(self.factors["W"]))
 
 
-def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return nn.functional.mse_loss(output, target)
+def loss_fn(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """A loss that takes the last stage no time."""
+    return output.mean()
 
 
 @dataclass(frozen=True)
