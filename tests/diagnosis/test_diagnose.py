@@ -19,7 +19,7 @@ from tests.diagnosis.planted import PLANTED
 KEYS = {
     "format", "ranks", "copies", "stages", "microbatches", "steps", "step", "bubble_ratio", "plan",
     "schedule", "costs",
-    "slowdown", "account", "findings", "clocks", "replay_error", "left_out",
+    "slowdown", "account", "findings", "clocks", "replay_error", "model_error", "left_out",
 }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def test_the_data_that_scripts_get(name: str) -> None:
     for one in data["account"]:
         assert set(one) == {"rank", "compute", "causes", "step"}
     for one in data["findings"]:
-        assert set(one) == {"cause", "where", "seconds", "gain", "persistence", "text"}
+        assert set(one) == {"cause", "where", "seconds", "gain", "error", "persistence", "text"}
         assert set(one["where"]) == {"stage", "rank", "copy", "link"}
         assert one["cause"] in CAUSES
     for one in data["clocks"]:

@@ -13,7 +13,6 @@ from debubble.core.units import counted
 from debubble.diagnosis.account import RankAccount
 from debubble.diagnosis.candidates import Cause, Causes, Where
 from debubble.diagnosis.replay import Replay
-from debubble.engine.modes import MODE
 
 LEAST_GAIN = 0.02
 """Minimum gain of a finding, as a share of a step."""
@@ -52,6 +51,10 @@ class Finding:
         Description of the cause.
     advice
         Advice on a fix.
+    inherent
+        True if it is the price of the run's links, and no fault.
+    error
+        Error of `gain`, as a share of a step.
     """
 
     cause: str
@@ -63,6 +66,8 @@ class Finding:
     alone: float
     text: str
     advice: str
+    inherent: bool = False
+    error: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain data."""
@@ -71,6 +76,7 @@ class Finding:
             "where": {key: self.where.get(key) for key in ("stage", "rank", "copy", "link")},
             "seconds": self.seconds,
             "gain": self.gain,
+            "error": self.error,
             "persistence": self.persistence,
             "text": f"{self.text}. {self.advice}",
         }
@@ -105,9 +111,11 @@ def find(
         alone = float(run.slowest(one.alone).sum()) / clean - 1 if clean else 0.0
         found.append(Finding(
             one.cause, one.where, measured, gain * measured, gain if trusted else None,
-            _persistence(replay, one, base), alone, _text(one), _advice(one),
+            _persistence(replay, one, base), alone, _text(one), _advice(one), inherent,
+            replay.uncertainty,
         ))  # fmt: skip
-    found.sort(key=lambda finding: (-finding.seconds, finding.cause, str(finding.where)))
+    # What links take is no fault: it comes last.
+    found.sort(key=lambda one: (one.inherent, -one.seconds, one.cause, str(one.where)))
     return tuple(found), beyond
 
 
@@ -124,8 +132,8 @@ def _persistence(replay: Replay, one: Cause, base: np.ndarray) -> float:
 def _text(one: Cause) -> str:
     if one.mode:
         return (
-            f"actions begin as if the p2p mode were {one.mode} ({MODE[one.mode].title}), and would "
-            "begin sooner with transfers that occupy nobody"
+            f"actions begin as if the p2p mode were {one.mode.name} ({one.mode.title}), and would "
+            "begin sooner with transfers that hold up nobody"
         )
     return _TEXTS[one.cause](one)
 
@@ -176,8 +184,8 @@ def _link(one: Cause) -> str:
 
 _TEXTS: dict[str, Callable[[Cause], str]] = {
     "slow-stage": lambda one: (
-        f"stage {one.where['stage']} on rank {one.where['rank']} takes {_times(one.size)} the mean "
-        f"of all stages{_kinds(one)}"
+        f"stage {one.where['stage']} on rank {one.where['rank']} takes {_times(one.size)} as long "
+        f"as the others{_kinds(one)}"
     ),
     "slow-worker": lambda one: (
         f"{_worker(one)} takes {_times(one.size)} as long as its like with the same work"
@@ -212,13 +220,14 @@ _TEXTS: dict[str, Callable[[Cause], str]] = {
 def _advice(one: Cause) -> str:
     if one.mode:
         return "Overlap transfers with computing (Megatron: --overlap-p2p-communication)"
-    if one.cause == "slow-stage":
-        share = 100 * (1 - 1 / one.size)
-        return f"Give the stage about {share:.0f} % less work: another split of the layers"
     return _ADVICE[one.cause]
 
 
 _ADVICE = {
+    "slow-stage": (
+        "Give it less work by another split of the layers, or look at its device if others have as "
+        "much"
+    ),
     "slow-worker": "Look at its device and host (clock, temperature, other load), or replace it",
     "slow-copy": "Look at what its hosts and switches have in common, or replace them",
     "slow-link": "Look at the route between their hosts, or place neighbouring ranks nearer",

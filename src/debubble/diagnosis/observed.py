@@ -89,7 +89,8 @@ class ObservedActions(Columns):
     pair
         Shared number of both halves of an overlapped pair, −1 for an action alone.
     start, end
-        Start and end of its computation.
+        Start and end of its computation. Halves of a pair have those of the pair; or their own, if
+        one ran after the other, and the second may have waited for its input.
     issued
         Start on the host: that of its range, or of its first launch.
     waited

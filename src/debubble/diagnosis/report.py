@@ -13,10 +13,16 @@ from debubble.core.units import counted, number
 from debubble.diagnosis.account import CAUSES
 from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
-from debubble.diagnosis.what_if import APART, WhatIf, faster
+from debubble.diagnosis.what_if import WhatIf, faster
 
-NO_MODE = 0.05
-"""Maximum mean distance of starts, as a share of a step, for a p2p mode that fits."""
+NO_MODE = 0.3
+"""Maximum mean distance of starts, as a share of a typical action, for a p2p mode that fits."""
+
+APART = 0.05
+"""Maximum error of a prediction without a word about it, as a share of a step."""
+
+DOUBTFUL = 0.1
+"""Minimum error of a gain that is given as a range, as a share of a step."""
 
 LISTED_RANKS = 12
 """Maximum number of ranks with a line each."""
@@ -64,7 +70,7 @@ def sentences(found: Diagnosis) -> Iterator[str]:
         f"{100 * found.bubble_ratio:.1f} % of it"
     )
     if not np.isnan(run.start).any():
-        text += f", {100 * found.predicted.bubble_ratio:.1f} % by the schedule at median times"
+        text += f", {100 * found.planned_bubble_ratio:.1f} % by the schedule at median times"
     yield text
 
 
@@ -122,6 +128,12 @@ def gain_text(one: Finding) -> str:
     there += "" if one.persistence > 0.99 else " of steps and copies"
     if one.gain is None:
         return f"about {number(one.seconds * 1e3, 3)} ms a step, {there}"
+    if one.error > DOUBTFUL:
+        low, high = (100 * min(max(one.gain + by, 0.0), 1.0) for by in (-one.error, one.error))
+        return (
+            f"{low:.0f} to {high:.0f} % to gain, {there}: with one time for every link, a step is "
+            f"{100 * one.error:.0f} % off"
+        )
     before, after = _milliseconds(one.before), _milliseconds(one.before - one.seconds)
     return f"{100 * one.gain:.1f} % to gain, {before} → {after} ms a step, {there}"
 
@@ -177,10 +189,14 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
         )
     rows = [("slowdown", f"{slow.total:.3f} of a run with equal stages, copies and links{share}")]
     mode, error = found.mode
-    fits = f"p2p mode {mode} fits best, with starts {100 * error:.2f} % of a step off"
+    fits = f"p2p mode {mode} fits best"
     if error > NO_MODE:
-        fits = f"no p2p mode explains when actions began (nearest {mode}, {100 * error:.0f} % off)"
-    rows.append(("replay", f"{100 * found.replay_error:.2f} % off; {fits}"))
+        fits = f"no p2p mode explains when actions began, {mode} is nearest"
+    rows.append((
+        "replay",
+        f"{100 * found.replay_error:.2f} % off, a model of median times "
+        f"{100 * found.model_error:.1f} % off; {fits}"
+    ))  # fmt: skip
     rows.append(("clocks", _clocks(found)))
     rows += [("", text) for text in _few(found.clocks.warnings)]
     taken = ", ".join(f"{key}: {value}" for key, value in found.observed.taken_for.items())
@@ -240,15 +256,12 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _caution(one: WhatIf) -> str:
-    """Return a warning if a run is far from its replay or its schedule at median times."""
+    """Return the error in words if a model does not explain the run well."""
     if one.after == one.before:
         return ""
-    if one.error > TRUSTED:
-        return f". Uncertain: replayed steps are {100 * one.error:.1f} % off"
-    if abs(one.apart) <= APART:
+    if one.error <= APART:
         return ""
-    word = "more" if one.apart > 0 else "less"
     return (
-        f". Uncertain: at median times the schedule that ran takes {_milliseconds(one.plan)} ms, "
-        f"{100 * abs(one.apart):.1f} % {word} than it did"
+        f". Uncertain, ± {_milliseconds(one.error * one.before)} ms: with one time for every link, "
+        f"the run is {100 * one.error:.1f} % off"
     )

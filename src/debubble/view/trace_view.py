@@ -208,7 +208,7 @@ def trace_timelines(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> list[Ti
     """
     seen = [found.timeline] if found.run.known[found.shown].all() else []
     order = seen[0].schedule if seen else found.schedule
-    predicted = simulate(order, found.costs)
+    predicted = found.predicted if order is found.schedule else simulate(order, found.costs)
     named = [_called(timeline, OBSERVED) for timeline in seen] + [_called(predicted, PREDICTED)]
     return named + [one.timeline for one in answers if one.timeline is not None]
 

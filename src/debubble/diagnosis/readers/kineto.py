@@ -178,11 +178,11 @@ def _add(
     for one in computed:
         together = len(one.parts) > 1
         pair += together
-        for part in one.parts:
+        for part, (start, end) in zip(one.parts, one.spans, strict=True):
             rows["actions"].append((
                 number, *place, part.kind, place.rank if part.stage == UNKNOWN else part.stage,
-                part.microbatch, part.slice, pair if together else ALONE, seconds(one.start),
-                seconds(one.end), seconds(one.issued), seconds(one.waited),
+                part.microbatch, part.slice, pair if together else ALONE, seconds(start),
+                seconds(end), seconds(one.issued), seconds(one.waited),
                 NAN if one.busy == UNKNOWN else one.busy * NANOSECONDS,
             ))  # fmt: skip
     for each in moved:
