@@ -221,13 +221,20 @@ class _Fit:
 
     @cached_property
     def apart(self) -> Times:
-        """Distance of every start from the mode, in seconds."""
+        """Distance of every start from the mode, or of the input's arrival, in seconds.
+
+        A host that is late after an arrival says nothing about the mode.
+        """
         run = self.run
         with np.errstate(invalid="ignore"):
-            there = self.left + _of_links(run, self.by_copy) - run.lead
-            there = run.in_groups(np.where(self.receives, there, -np.inf), np.fmax)
-            due = np.fmax(np.fmax(run.before, self.held), there)
-            return np.abs(run.start - np.fmax(due, run.begin[:, None]))
+            over = self.left + _of_links(run, self.by_copy)
+            there = np.where(self.receives, over - run.lead, -np.inf)
+            there = run.in_groups(there, np.fmax)
+            free = np.fmax(run.before, self.held)
+            starts = np.abs(run.start - np.fmax(np.fmax(free, there), run.begin[:, None]))
+            busy = np.fmax(run.before, run.inside)
+            arrivals = np.abs(np.fmax(self.there, busy) - np.fmax(np.fmax(free, run.inside), over))
+        return np.where(self.reported, arrivals, starts)
 
     def times(self) -> MessageTimes:
         """Return the times of messages."""
