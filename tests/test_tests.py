@@ -20,7 +20,7 @@ ASSERTING = {
     "assert_explained",  # engine/test_explain.py
     "assert_as_alone",  # torch/test_train_examples.py
     "assert_closed",  # diagnosis/test_account.py
-    "assert_named",  # diagnosis/test_planted.py
+    "assert_named", "assert_true",  # diagnosis/test_planted.py
     "in_ranks",  # torch/ranks/world.py: what ranks assert fails the test
     "check_timeline", "check_drawn", "check_mode",  # engine/agreement.py
     "compare",  # gradients in torch/run/test_verify.py

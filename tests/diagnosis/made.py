@@ -8,7 +8,7 @@ give: rows of actions and messages, on clocks that may be wrong.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from debubble.core.kinds import Kind
 from debubble.diagnosis.observed import Location, Messages, Observed, ObservedActions, Pauses
+from tests.diagnosis.transports import Key, transport_of
 
 CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 AHEAD = 2
@@ -38,9 +39,6 @@ class At(NamedTuple):
 Planting = Callable[[np.random.Generator, At], float]
 """What a fault does to an action."""
 
-Key = tuple[str, int, int]
-"""Kind, stage and microbatch of an action; both backwards that hand on a gradient are ``"B"``."""
-
 
 def one_f_one_b(ranks: int, microbatches: int) -> list[list[str]]:
     """The order of 1F1B, from its definition."""
@@ -53,6 +51,12 @@ def one_f_one_b(ranks: int, microbatches: int) -> list[list[str]]:
         cells += [f"{rank}B{i}" for i in range(microbatches - warmup, microbatches)]
         programs.append(cells)
     return programs
+
+
+def gpipe(ranks: int, microbatches: int) -> list[list[str]]:
+    """The order of GPipe."""
+    return [[f"{rank}{kind}{i}" for kind in "FB" for i in range(microbatches)]
+            for rank in range(ranks)]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,10 @@ class Made:
         Time that the host is late with an action.
     latency
         Time of a message from rank to rank, of (source, target).
+    spread
+        Standard deviation of the logarithm of a message's time.
+    transport
+        How messages go, see :mod:`tests.diagnosis.transports`.
     late
         A copy, and the time that each of its messages takes in addition.
     early
@@ -103,6 +111,8 @@ class Made:
     pause: Planting = lambda *_: 0.0
     gap: Planting = lambda *_: 0.0
     latency: Callable[[int, int], float] = lambda *_: 0.2e-3
+    spread: float = 0.0
+    transport: str = "buffered"
     late: tuple[int, float] = (-1, 0.0)
     early: tuple[int, ...] = ()
     offset: Sequence[float] = ()
@@ -114,21 +124,10 @@ class Made:
 
     def observed(self) -> Observed:
         """Run it and write down what a trace would say."""
-        rng = np.random.default_rng(self.seed)
-        actions: list[tuple[float, ...]] = []
-        messages: list[tuple[float, ...]] = []
-        pauses: list[tuple[float, ...]] = []
-        begin = 0.0
-        for step in range(self.steps):
-            ends = []
-            for copy in range(self.copies):
-                one = _Step(self, rng, step, copy, begin)
-                one.run()
-                actions += one.actions
-                messages += one.messages
-                pauses += one.pauses
-                ends.append(max(row[7] for row in one.actions))
-            begin = max(ends) + 5e-3
+        steps = list(self._steps())
+        actions = [row for one in steps for row in one.actions]
+        messages = [row for one in steps for row in one.messages]
+        pauses = [row for one in steps for row in one.pauses]
         ranks = len(self.programs)
         names = ("step", "copy", "rank", "kind", "stage", "microbatch", "start", "end", "issued")
         rows = ObservedActions.of(**dict(zip(names, np.array(actions).T, strict=True)))
@@ -156,6 +155,28 @@ class Made:
             stood, places if own else (), clocks="hosts" if own else "one", missing=self.missing,
             taken_for={"rank": "made", "stage": "made", "step": "made", "clock": "made"},
         )  # fmt: skip
+
+    def seconds(self) -> float:
+        """Run it and return the mean time of a step, that of its slowest copy."""
+        spans: dict[int, float] = {}
+        for one in self._steps():
+            begin = min(row[6] for row in one.actions)
+            span = max(row[7] for row in one.actions) - begin
+            spans[one.step] = max(spans.get(one.step, 0.0), span)
+        return float(np.mean(list(spans.values())))
+
+    def _steps(self) -> Iterator[_Step]:
+        """Run every step of every copy; copies begin together."""
+        rng = np.random.default_rng(self.seed)
+        begin = 0.0
+        for step in range(self.steps):
+            ends = []
+            for copy in range(self.copies):
+                one = _Step(self, rng, step, copy, begin)
+                one.run()
+                ends.append(max(row[7] for row in one.actions))
+                yield one
+            begin = max(ends) + 5e-3
 
     def _clock(self, rank: np.ndarray, time: np.ndarray) -> np.ndarray:
         """A true time as a rank's clock shows it."""
@@ -198,6 +219,32 @@ class _Step:
         self.made_by: dict[Key, str] = {}
         self.waiting: list[tuple[Key, int, int, float]] = []
         self.behind: dict[Key, Key] = {}
+        self.varying = np.random.default_rng((made.seed, step, copy))
+        transfers = [[self._far(rank, cell) for cell in cells] for rank, cells in
+                     enumerate(self.cells)]  # fmt: skip
+        links = {
+            gives: (rank, self.home[gives[1] + (1 if gives[0] == "F" else -1)])
+            for rank, rows in enumerate(transfers) for _, gives in rows if gives is not None
+        }  # fmt: skip
+        self.transport = transport_of(
+            made.transport, transfers, links, lambda key: self._latency(*links[key])
+        )
+
+    def _far(self, rank: int, cell: Key) -> tuple[Key | None, Key | None]:
+        """Return what an action needs from another rank, and what it gives to one."""
+        needs, gives = self._input(*cell), _output(*cell)
+        to = -1 if gives is None else gives[1] + (1 if gives[0] == "F" else -1)
+        return (
+            needs if needs is not None and self.home[needs[1]] != rank else None,
+            gives if 0 <= to <= self.last and self.home[to] != rank else None,
+        )
+
+    def _latency(self, source: int, target: int) -> float:
+        """Return the time of a message over a link."""
+        copy, more = self.made.late
+        time = self.made.latency(source, target) + more * (copy == self.copy)
+        spread = self.made.spread
+        return time * float(np.exp(spread * self.varying.standard_normal())) if spread else time
 
     def run(self) -> None:
         """Go round the ranks until nobody can go on."""
@@ -221,6 +268,8 @@ class _Step:
         kind, stage, microbatch = cell = self.cells[rank][self.at[rank]]
         needs = self._input(*cell)
         there = self.begin
+        if self.transport is not None and not self._meet(rank, cell):
+            return False
         if needs is not None:
             far = self.home[needs[1]] != rank
             where = self.there if far else self.done
@@ -247,13 +296,35 @@ class _Step:
         self.free[rank] = end
         self.ends[rank].append(end)
         self.at[rank] += 1
-        gives = ("F" if kind == "F" else "B", stage, microbatch)
-        if kind != "W":
+        gives = _output(*cell)
+        if gives is not None:
             self.done[gives] = end
             to = stage + (1 if kind == "F" else -1)
             self.made_by[gives] = kind
             if 0 <= to <= self.last and self.home[to] != rank:
-                self._send(rank, self.home[to], gives, end)
+                if self.transport is not None:
+                    self.transport.send(rank, self.at[rank] - 1, gives, end)
+                else:
+                    self._send(rank, self.home[to], gives, end)
+        return True
+
+    def _meet(self, rank: int, cell: Key) -> bool:
+        """Have a rank meet the other ends of its last send and of its next receive.
+
+        Returns False where they are not there yet.
+        """
+        assert self.transport is not None
+        free = self.transport.goes_on(rank, self.free[rank])
+        if free is None:
+            return False
+        self.free[rank] = free
+        needs, _ = self._far(rank, cell)
+        if needs is not None:
+            self.transport.post(needs, free)
+            there = self.transport.arrival(needs)
+            if there is None:
+                return False
+            self.there[needs] = there
         return True
 
     def _send(self, rank: int, target: int, gives: Key, end: float) -> None:
@@ -286,8 +357,7 @@ class _Step:
 
     def _go(self, gives: Key, rank: int, target: int, leaves: float) -> None:
         leaves = max(leaves, self.link_free.get((rank, target), 0.0))
-        copy, more = self.made.late
-        self.there[gives] = leaves + self.made.latency(rank, target) + more * (copy == self.copy)
+        self.there[gives] = leaves + self._latency(rank, target)
         self.link_free[rank, target] = self.there[gives]
 
     def _received(self, rank: int, gives: Key, there: float) -> None:
@@ -298,10 +368,17 @@ class _Step:
         posted = waited
         if rank in self.made.early and self.at[rank] >= AHEAD:
             posted = self.ends[rank][self.at[rank] - AHEAD] - 1e-6
+        if self.transport is not None:
+            posted = self.transport.posted[gives]
         self.messages.append((
             self.step, self.copy, self.home[stage], rank, Kind[self.made_by[gives]], stage,
             microbatch, self.done[gives], posted, waited, max(there, waited),
         ))  # fmt: skip
+
+
+def _output(kind: str, stage: int, microbatch: int) -> Key | None:
+    """Return the message that an action makes."""
+    return None if kind == "W" else ("F" if kind == "F" else "B", stage, microbatch)
 
 
 def _read(cell: str) -> Key:

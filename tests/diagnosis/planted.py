@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tests.diagnosis.made import At, Made, one_f_one_b
+from debubble.diagnosis.findings import Finding
+from tests.diagnosis.made import At, Made, gpipe, one_f_one_b
+from tests.diagnosis.transports import TRANSPORTS
 
 RANKS, MICROBATCHES = 4, 8
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A run with a fault.
+    """A run with a fault, or with nothing but transfers.
 
     Parameters
     ----------
@@ -25,11 +28,25 @@ class Planted:
         The cause that is to be named first; None for a run without a fault.
     where
         What the finding has to say of where it is.
+    changes
+        Changes for ``--set`` that remove the fault; empty where there are none.
+    healthy
+        The run without the fault; None where it is not the same job.
     """
 
     made: Made
     cause: str | None
     where: dict[str, Any]
+    changes: tuple[str, ...] = ()
+    healthy: Made | None = None
+
+    def named_first(self, findings: Sequence[Finding]) -> bool:
+        """Whether the first finding is the fault; without one, whether none is but transfers."""
+        if self.cause is None:
+            return all(one.cause == "transfer" and self.changes for one in findings)
+        if not findings or findings[0].cause != self.cause:
+            return False
+        return all(findings[0].where.get(key) == value for key, value in self.where.items())
 
 
 def _made(seed: int, **changes: Any) -> Made:
@@ -49,7 +66,8 @@ def slow_stage(seed: int) -> Planted:
     """One stage with more work, on all copies."""
     stage, factor = int(_rng(seed).integers(RANKS)), _rng(seed).uniform(1.15, 2.0)
     made = _made(seed, time=lambda _, at: factor if at.rank == stage else 1.0)
-    return Planted(made, "slow-stage", {"stage": stage})
+    changes = (f"stage{stage}*={1 / factor}",)
+    return Planted(made, "slow-stage", {"stage": stage}, changes, _made(seed))
 
 
 def slow_worker(seed: int) -> Planted:
@@ -60,31 +78,37 @@ def slow_worker(seed: int) -> Planted:
         return factor if (at.copy, at.rank) == bad else 1.0
 
     made = _made(seed, copies=3, time=time)
-    return Planted(made, "slow-worker", {"copy": bad[0], "rank": bad[1]})
+    # Other copies, which are quicker for it, are not the slowest.
+    changes = (f"rank{bad[1]}*={1 / factor}",)
+    where = {"copy": bad[0], "rank": bad[1]}
+    return Planted(made, "slow-worker", where, changes, _made(seed, copies=3))
 
 
 def slow_copy(seed: int) -> Planted:
     """All ranks of one copy."""
     bad = int(_rng(seed).integers(2))
     made = _made(seed, time=lambda _, at: 1.15 if at.copy == bad else 1.0)
-    return Planted(made, "slow-copy", {"copy": bad})
+    changes = (f"copy{bad}*={1 / 1.15}",)
+    return Planted(made, "slow-copy", {"copy": bad}, changes, _made(seed))
 
 
 def slow_link(seed: int) -> Planted:
     """One pair of neighbours whose messages take long."""
     low = int(_rng(seed).integers(RANKS - 1))
     made = _made(seed, latency=lambda a, b: 4e-3 if min(a, b) == low else 0.2e-3)
-    return Planted(made, "slow-link", {"link": [low, low + 1]})
+    changes = (f"p2p.{low}-{low + 1}*={0.2 / 4}",)
+    return Planted(made, "slow-link", {"link": [low, low + 1]}, changes, _made(seed))
 
 
 def jitter(seed: int) -> Planted:
-    """One rank whose actions take now longer, now shorter."""
+    """One rank whose actions take now longer, now shorter, in the mean what they should."""
     bad = int(_rng(seed).integers(RANKS))
 
     def time(rng: np.random.Generator, at: At) -> float:
-        return float(rng.lognormal(0.0, 0.4)) if at.rank == bad else 1.0
+        return float(rng.lognormal(-0.08, 0.4)) if at.rank == bad else 1.0
 
-    return Planted(_made(seed, time=time), "jitter", {"rank": bad})
+    changes = (f"rank{bad}.F=10", f"rank{bad}.B=20")
+    return Planted(_made(seed, time=time), "jitter", {"rank": bad}, changes, _made(seed))
 
 
 def garbage(seed: int, known: bool = False) -> Planted:
@@ -93,7 +117,8 @@ def garbage(seed: int, known: bool = False) -> Planted:
     def pause(rng: np.random.Generator, at: At) -> float:
         return 25e-3 if at.kind == "F" and rng.random() < 0.06 else 0.0
 
-    return Planted(_made(seed, pause=pause, pauses_known=known), "garbage-collection", {})
+    made = _made(seed, pause=pause, pauses_known=known)
+    return Planted(made, "garbage-collection", {}, healthy=_made(seed))
 
 
 def known_pauses(seed: int) -> Planted:
@@ -119,12 +144,14 @@ def swapped(seed: int) -> Planted:
     for at in range(RANKS - rank - 1, len(cells) - 1, 2):
         if cells[at][1] == "F" and cells[at + 1][1] == "B":
             cells[at], cells[at + 1] = cells[at + 1], cells[at]
-    return Planted(Made(programs, seed=seed), "order", {})
+    return Planted(Made(programs, seed=seed), "order", {}, healthy=_made(seed))
 
 
 def early_receive(seed: int) -> Planted:
     """Ranks that post the receive of the input after next before they send a result."""
-    return Planted(Made(one_f_one_b(6, 8), seed=seed, early=(1, 2, 3)), "head-of-line", {})
+    programs = one_f_one_b(6, 8)
+    made, healthy = Made(programs, seed=seed, early=(1, 2, 3)), Made(programs, seed=seed)
+    return Planted(made, "head-of-line", {}, healthy=healthy)
 
 
 def host_gaps(seed: int) -> Planted:
@@ -134,7 +161,7 @@ def host_gaps(seed: int) -> Planted:
     def gap(rng: np.random.Generator, at: At) -> float:
         return float(rng.uniform(1e-3, 4e-3)) if at.rank == bad else 0.0
 
-    return Planted(_made(seed, gap=gap), "launch-gap", {"rank": bad})
+    return Planted(_made(seed, gap=gap), "launch-gap", {"rank": bad}, ("gaps=0",), _made(seed))
 
 
 def skew(seed: int) -> Planted:
@@ -148,11 +175,8 @@ def skew(seed: int) -> Planted:
 def skewed_stage(seed: int) -> Planted:
     """A slow stage on clocks that are off."""
     planted, clocks = slow_stage(seed), skew(seed).made
-    made = planted.made
-    return Planted(
-        Made(made.programs, seed=seed, time=made.time, offset=clocks.offset, drift=clocks.drift),
-        planted.cause, planted.where,
-    )  # fmt: skip
+    made = replace(planted.made, offset=clocks.offset, drift=clocks.drift)
+    return replace(planted, made=made)
 
 
 def dropped(seed: int) -> Planted:
@@ -184,3 +208,44 @@ PLANTED: dict[str, Callable[[int], Planted]] = {
     "nothing": clean,
 }
 """By name how to make a run with a fault from a seed."""
+
+
+SPREAD = 0.5
+"""Standard deviation of the logarithm of a message's time, over transports."""
+
+LONGER = 4
+"""Factor of the times of messages, over transports."""
+
+
+def over(transport: str, order: str, fault: Callable[[int], Planted], seed: int) -> Planted:
+    """A fault in a run whose messages go by a transport, and take now longer, now shorter."""
+
+    def going(made: Made) -> Made:
+        programs = ORDERS[order](RANKS, MICROBATCHES)
+        latency = made.latency
+        return replace(made, programs=programs, transport=transport, spread=SPREAD,
+                       latency=lambda *link: LONGER * latency(*link))  # fmt: skip
+
+    planted = fault(seed)
+    made = going(planted.made)
+    if planted.cause is None:
+        # Transfers cost what they cost: they may be named, with what they cost.
+        return Planted(made, None, {}, ("p2p=0",), replace(made, latency=lambda *_: 0.0))
+    healthy = None if planted.healthy is None else going(planted.healthy)
+    return replace(planted, made=made, healthy=healthy)
+
+
+ORDERS = {"1f1b": one_f_one_b, "gpipe": gpipe}
+
+CARRIED = {
+    "1f1b": ("slow stage", "slow worker", "slow copy", "slow link", "jitter", "host gaps",
+             "nothing"),
+    "gpipe": ("slow stage", "slow link", "nothing"),
+}  # fmt: skip
+"""Faults that are planted over every transport, by order."""
+
+OVER_TRANSPORTS: dict[str, Callable[[int], Planted]] = {
+    f"{name}, {order}, {transport}": partial(over, transport, order, PLANTED[name])
+    for transport in TRANSPORTS for order, names in CARRIED.items() for name in names
+}  # fmt: skip
+"""The same by name, over every transport."""

@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 
 from debubble.diagnosis.account import CAUSES
+from debubble.diagnosis.changes import Change
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
 from debubble.diagnosis.observed import PAUSES
+from debubble.diagnosis.what_if import with_changes
 from tests.diagnosis import twins
 from tests.diagnosis.diagnosed import of_planted
 from tests.diagnosis.made import At, Made, one_f_one_b
-from tests.diagnosis.planted import PLANTED, Planted
+from tests.diagnosis.planted import OVER_TRANSPORTS, PLANTED, Planted
 
 SEEDS = range(2)
 
 
 def assert_named(planted: Planted, found: Diagnosis) -> None:
+    assert planted.named_first(found.findings), found.findings[:1]
     if planted.cause is None:
-        assert found.findings == ()
         return
     first = found.findings[0]
-    assert first.cause == planted.cause
-    assert {key: first.where.get(key) for key in planted.where} == planted.where
     assert first.gain is not None
     assert first.gain > 0.02
     assert 0 < first.persistence <= 1
@@ -34,6 +34,44 @@ def assert_named(planted: Planted, found: Diagnosis) -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_planted_fault_comes_first(name: str, seed: int) -> None:
     assert_named(PLANTED[name](seed), of_planted(name, seed))
+
+
+def assert_true(planted: Planted, found: Diagnosis) -> None:
+    """What is promised is what the executor takes without the fault."""
+    assert planted.healthy is not None
+    healthy, faulty = planted.healthy.seconds(), planted.made.seconds()
+    answer = with_changes(found.replay, [Change.parse(one) for one in planted.changes])
+    assert answer.after == pytest.approx(healthy, rel=0.05)
+    if found.findings:
+        assert found.findings[0].gain == pytest.approx(1 - healthy / faulty, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "name", ["slow stage", "slow worker", "slow copy", "slow link", "jitter", "host gaps"]
+)
+def test_without_the_fault_a_step_takes_what_is_promised(name: str) -> None:
+    assert_true(PLANTED[name](1), of_planted(name, 1))
+
+
+OPEN = {
+    "slow link, 1f1b, streams": "the gain is 6 points too low; the what-if is right",
+}
+"""What is not right yet, and how far it is off."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason=OPEN[name]) if name in OPEN else ())
+        for name in OVER_TRANSPORTS
+    ],
+)
+def test_over_every_transport_what_is_promised_comes_true(name: str) -> None:
+    planted = OVER_TRANSPORTS[name](1)
+    found = diagnose(planted.made.observed())
+    assert_named(planted, found)
+    assert_true(planted, found)
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,12 @@ PAIRS = ("dualpipe-v", "interleaved-overlap", "1f1b-overlap")
 """Schedules with overlapped pairs: what a member takes of them is known if nothing varies."""
 
 
+@pytest.mark.parametrize("rendezvous", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", FROM)
-def test_a_planted_fault_that_is_removed_is_gone(name: str, fault: str) -> None:
-    assert off(of_constant_links(name), fault) < 1e-6
+def test_a_planted_fault_that_is_removed_is_gone(name: str, fault: str, rendezvous: bool) -> None:
+    """Whether or not messages wait for receivers that are posted late."""
+    assert off(of_constant_links(name).without(rendezvous=rendezvous), fault) < 1e-6
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -22,6 +22,7 @@ from debubble.core.actions import (
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.waits import waits_for
+from debubble.diagnosis.joined_groups import join_groups
 from debubble.diagnosis.observed import (
     Device,
     Indices,
@@ -352,7 +353,7 @@ def run_of(observed: Observed, orders: Orders) -> Run:
         rows = at[here]
         for name in ("start", "end", "issued", "waited", "busy"):
             getattr(run, name)[cells] = np.where(rows >= 0, getattr(actions, name)[rows], np.nan)
-    _join_groups(run)
+    join_groups(run)
     _match(run, observed.messages, max(schedule.slices, 1))
     return run
 
@@ -364,30 +365,6 @@ def _hosts(observed: Observed) -> tuple[str, ...]:
     if observed.clocks == "one" or len(observed.hosts) != workers:
         return ("",) * workers
     return observed.hosts
-
-
-def _join_groups(run: Run) -> None:
-    """Set the times of all members of an overlapped group to those of the group."""
-    first, behind = group_bounds(run.schedule.actions)
-    for begin in np.unique(first[behind - first > 1]).tolist():
-        part = slice(begin, int(behind[begin]))
-        starts = run.start[:, part].copy()
-        upto = np.full(len(starts), -np.inf)
-        computed = np.zeros(len(starts))
-        for member in range(part.start, part.stop):
-            # What no member before it has computed is its own.
-            own = np.maximum(run.end[:, member] - np.fmax(run.start[:, member], upto), 0.0)
-            after = run.start[:, member] >= upto
-            run.lead[:, member] = np.where(after, computed, 0.0)
-            run.inside[:, member] = np.where(after & (computed > 0), upto, np.nan)
-            computed = computed + own
-            upto = np.fmax(upto, run.end[:, member])
-        run.end[:, part] = run.end[:, part].max(axis=1, keepdims=True)
-        run.start[:, part] = run.end[:, part] - computed[:, None]
-        together = (starts == starts[:, :1]).all(axis=1)
-        run.start[together, part] = starts[together]
-        run.lead[together, part], run.inside[together, part] = 0.0, np.nan
-        run.issued[:, part] = run.issued[:, part].min(axis=1, keepdims=True)
 
 
 def _match(run: Run, messages: Messages, slices: int) -> None:

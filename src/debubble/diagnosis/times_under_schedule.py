@@ -45,18 +45,17 @@ USUAL = Costs(F=1, I=1, W=1).resolve(Placement.linear(1)).duration[list(WORK_KIN
 def under_schedule(
     run: Run,
     times: Times,
-    delays: Times,
+    messages: Times,
     schedule: Schedule,
     slower: Sequence[Change] = (),
     layers: Layers | None = None,
 ) -> tuple[Times, Times]:
-    """Return a run's times for the actions of a schedule, and delays of their inputs.
+    """Return a run's times for the actions of a schedule, and for the messages they receive.
 
-    `times` are those of the run's actions with the preceding host delay, and `delays` those of its
-    messages, in some of its rows; shape ``(rows, actions)``. The schedule has the run's number of
+    `times` are those of the run's actions with the preceding host delay, and `messages` those in
+    flight, in some of its rows; shape ``(rows, actions)``. The schedule has the run's number of
     ranks and microbatches. Changes in `slower` stay with their ranks. Stages are cut by the model's
-    `layers`, or at equal distances. Raise ParameterError when the
-    run has no times for some action.
+    `layers`, or at equal distances. Raise ParameterError when the run has no times for some action.
     """
     own = run.schedule
     alone, overlap = _work_of(own, times)
@@ -78,7 +77,7 @@ def under_schedule(
     if unknown.any():
         kind = WORK_KINDS[cells.kind[unknown].min()].name
         raise ParameterError(f"'{schedule.name}' runs {kind}, and the run has no time of that")
-    return found, _delays(run, delays, schedule)
+    return found, _messages(run, messages, schedule)
 
 
 def shares_in_groups(run: Run, times: Times) -> Times:
@@ -245,17 +244,17 @@ def _complete(alone: Times, usual: Times) -> None:
         alone[:, ROW[kind]] = np.where(np.isnan(mine), forward, mine)
 
 
-def _delays(run: Run, delays: Times, schedule: Schedule) -> Times:
-    """Return the delay of the input of every action of a schedule."""
+def _messages(run: Run, messages: Times, schedule: Schedule) -> Times:
+    """Return the time of the message that every action of a schedule receives."""
     mine, theirs = _in_turn(run.schedule), _in_turn(schedule)
     every = np.concatenate(list(mine.values())) if mine else np.zeros(0, dtype=np.int64)
-    found = np.zeros((len(delays), len(schedule)))
+    found = np.zeros((len(messages), len(schedule)))
     for link, columns in theirs.items():
         source = mine.get(link, every)
         if len(source):
-            # Stretch the sequence of delays to the new number of messages; both end with the same.
+            # Stretch the sequence of times to the new number of messages; both end with the same.
             place = np.arange(len(columns)) * len(source) // len(columns)
-            found[:, columns] = delays[:, source[place]]
+            found[:, columns] = messages[:, source[place]]
     return found
 
 
