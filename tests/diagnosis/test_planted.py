@@ -53,11 +53,7 @@ def test_without_the_fault_a_step_takes_what_is_promised(name: str) -> None:
     assert_true(PLANTED[name](1), of_planted(name, 1))
 
 
-OPEN = {
-    "host gaps, 1f1b, rendezvous": "a host that is late posts its receive late: 5 % of a step",
-    "host gaps, 1f1b, blocking": "of senders that wait, the host that is late is not told",
-    "slow link, 1f1b, streams": "the gain is 6 points too low; the what-if is right",
-}
+OPEN = {"slow link, 1f1b, streams": "the gain is 6 points too low; the what-if is right"}
 """What is not right yet, and how far it is off."""
 
 
