@@ -53,9 +53,7 @@ def test_without_the_fault_a_step_takes_what_is_promised(name: str) -> None:
     assert_true(PLANTED[name](1), of_planted(name, 1))
 
 
-OPEN = {
-    "slow link, 1f1b, streams": "the gain is 6 points too low; the what-if is right",
-}
+OPEN = {"slow link, 1f1b, streams": "the gain is 6 points too low; the what-if is right"}
 """What is not right yet, and how far it is off."""
 
 
