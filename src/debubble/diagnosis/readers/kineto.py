@@ -24,13 +24,13 @@ from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recogn
 from debubble.diagnosis.readers.kineto_places import Place, pipeline_of, places
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, Step, trace_of
 from debubble.diagnosis.readers.kineto_unnamed import (
-    UnnamedAction,
     add_ranges,
-    microbatches_of,
+    add_staged_ranges,
     unnamed_actions,
 )
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
+from debubble.diagnosis.readers.unnamed_order import UnnamedAction, assumed_order
 
 __all__ = ["NAME", "read", "recognizes"]
 
@@ -65,13 +65,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             traces[content.file.rank].append(content)
         elif content is not None:
             unnamed.append(content)
-    microbatches = 0 if traces else microbatches_of(runs for _, runs in unnamed)
-    for file, runs in unnamed:
-        if microbatches:
-            add_ranges(file, runs, microbatches)
+    assumed = "" if traces else _name_unnamed(unnamed)
+    for file, _ in unnamed:
         if (trace := _kept(file, left_out)) is not None:
             traces[trace.file.rank].append(trace)
-    assumed = "1f1b" if microbatches else ""
     if not traces:
         raise FormatError(_nothing(where, files, left_out))
     traces = {rank: _apart(each, left_out) for rank, each in traces.items()}
@@ -107,10 +104,27 @@ def _read_file(
     elif file.numbers:
         return _kept(file, left_out)
     elif len(file.sends.values) or len(file.receives.values):
-        return file, unnamed_actions(path)
+        return file, unnamed_actions(path, file)
     else:
         left_out[NO_ACTIONS] += 1
     return None
+
+
+def _name_unnamed(unnamed: Sequence[tuple[KinetoFile, list[UnnamedAction]]]) -> str:
+    """Add ranges to files without named actions; return the assumed schedule, empty for none."""
+    every = sorted(file.rank for file, _ in unnamed)
+    pipelines = {file.rank: pipeline_of(file.rank, file.groups) or every for file, _ in unnamed}
+    ranks = max(map(len, pipelines.values()), default=0)
+    at = {rank: list(pipeline).index(rank) for rank, pipeline in pipelines.items()}
+    order = assumed_order({at[file.rank]: runs for file, runs in unnamed}, ranks)
+    if order is None:
+        return ""
+    for file, runs in unnamed:
+        if order.chunks == 1:
+            add_ranges(file, runs, order.microbatches)
+        else:
+            add_staged_ranges(file, runs, order, at[file.rank], ranks)
+    return order.name
 
 
 def _kept(file: KinetoFile, left_out: LeftOut) -> RankTrace | None:
