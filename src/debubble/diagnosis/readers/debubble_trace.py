@@ -37,6 +37,7 @@ from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.trace_events import GROUP, PAIRED
 
 NAME = "debubble"
+MARKS: tuple[bytes, ...] = ()
 MICROSECONDS = 1e-6
 
 _NAMED = re.compile(rb'"name"\s*:\s*"\d+[A-Z]')

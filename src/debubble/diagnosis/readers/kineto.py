@@ -32,9 +32,10 @@ from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.unnamed_order import UnnamedAction, assumed_order
 
-__all__ = ["NAME", "read", "recognizes"]
+__all__ = ["MARKS", "NAME", "read", "recognizes"]
 
 NAME = "kineto"
+MARKS = (b'"traceEvents"',)
 ALLOCATES = PAUSES.index("memory")
 
 BRIEF = 0.03

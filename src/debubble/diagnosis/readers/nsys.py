@@ -40,6 +40,7 @@ from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "nsys"
+MARKS: tuple[bytes, ...] = ()
 MAGIC = b"SQLite format 3\0"
 NANOSECONDS = 1e-9
 
