@@ -15,12 +15,16 @@ from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers import (
     debubble_trace,
+    deepspeed,
     kineto,
+    megatron_app,
     megatron_timers,
     ndtimeline,
     nsys,
+    opentelemetry,
     primus,
     table,
+    tensorboard,
     victarry,
 )
 from debubble.diagnosis.readers.refusals import TABLE, reason_unknown, reason_unreadable
@@ -66,9 +70,13 @@ READERS: tuple[Reader, ...] = (
     ndtimeline,
     primus,
     victarry,
+    megatron_app,
+    opentelemetry,
     nsys,
     table,
     megatron_timers,
+    tensorboard,
+    deepspeed,
 )
 """Readers by priority. In a folder with several formats, only files of the first reader that
 finds a run are read."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, KINDS
+from debubble.core.units import counted
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.collected import MAX_RANKS, NAN, Collected
 from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recognizes
@@ -29,6 +30,7 @@ from debubble.diagnosis.readers.kineto_unnamed import (
     unnamed_actions,
 )
 from debubble.diagnosis.readers.pool import read_each
+from debubble.diagnosis.readers.refusals import TABLE, seen_in
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.unnamed_order import UnnamedAction, assumed_order
 
@@ -280,12 +282,15 @@ def _nothing(where: str, files: Sequence[Path], left_out: LeftOut) -> str:
             f"{where}: an NCCL run without kernels, in which the host's ranges are no durations; "
             "profile with ProfilerActivity.CUDA"
         )
-    if left_out[NO_RANK] == len(files):
-        return (
-            f"{where}: no file says its rank, in distributedInfo or as rank0 in its name; rename "
-            "the files rank0.json, rank1.json and so on"
-        )
+    nameless = left_out[NO_RANK]
+    of = counted(len(files), "file")
+    rank = (
+        f"; {nameless} of {of} do not say their rank, in distributedInfo or as rank0 in the name: "
+        "rename them rank0.json, rank1.json and so on" if nameless else ""
+    )  # fmt: skip
     return (
-        f"{where}: no range of {len(files)} files is called like an action (PP:0F3, Forward 3), "
-        "and autograd tells of no pipeline; profile steps of torch.distributed.pipelining"
+        f"{where}: no pipeline in {of}: no range is called like an action (PP:0F3, Forward 3), and "
+        "autograd's events fit neither 1F1B nor Megatron's interleaved 1F1B; seen: "
+        f"{seen_in(files[0])}{rank}; profile steps of torch.distributed.pipelining on all ranks, "
+        f"or name Megatron's with debubble.megatron.name_steps(); {TABLE}"
     )

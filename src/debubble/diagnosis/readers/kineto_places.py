@@ -84,7 +84,9 @@ def _is_tensor_peer(rank: int, groups: Sequence[ProcessGroup]) -> bool:
     return rank in _group_of(rank, groups, "tp", "tensor")[1:]
 
 
-_OTHER_AXES = frozenset(["and", "expert", "data", "dp", "context", "cp", "tp", "tensor", "ep", "pp"])
+_OTHER_AXES = frozenset(
+    ["and", "expert", "data", "dp", "context", "cp", "tp", "tensor", "ep", "pp"]
+)
 """Words of groups of several kinds of parallelism, such as ``tensor_and_data_parallel_group``."""
 
 

@@ -3,8 +3,9 @@
 Where the profile has Python's calls (``with_stack``), Megatron's ``forward_step`` and
 ``backward_step`` are the ranges. Else autograd's events show them. A backward is a series of
 autograd's evaluations. Its first has the greatest sequence number, so a greater number begins the
-next backward, and so does a message. A forward is the interval that recorded the numbers that a backward evaluates. The
-sequence of microbatches is assumed to be that of 1F1B, or of interleaved 1F1B.
+next backward, and so does a message. A forward is the interval that recorded the numbers that a
+backward evaluates. The sequence of microbatches is assumed to be that of 1F1B, or of interleaved
+1F1B.
 """
 
 from __future__ import annotations
@@ -127,5 +128,5 @@ def add_staged_ranges(
     counts = [0, 0]
     for start, end, kind in runs:
         chunk, microbatch = numbered[kind][counts[kind] % len(numbered[kind])]
-        file.add_range(f"{chunk * ranks + rank}{'FB'[kind]}{microbatch}", start, end)
+        file.add_range(f"PP:{chunk * ranks + rank}{'FB'[kind]}{microbatch}", start, end)
         counts[kind] += 1

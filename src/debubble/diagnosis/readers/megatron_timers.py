@@ -96,16 +96,18 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 def observed_sums(
     name: str, where: str, arguments: Mapping[str, int], sums: Mapping[str, Mapping[int, Times]],
     left_out: LeftOut, *, iterations: int,
+    source: str = "the log; keep its beginning, where Megatron lists arguments",
 ) -> Observed:  # fmt: skip
     """Return the costs of actions by sums of times of iterations, in milliseconds.
 
-    `arguments` are Megatron's; `sums` are by kind and rank. Raise FormatError when arguments that
-    say the number of microbatches are missing.
+    `arguments` are Megatron's, from `source`; `sums` are by kind and rank. Raise FormatError when
+    arguments that say the number of microbatches are missing.
     """
-    ranks = _size(where, arguments, "pipeline_model_parallel_size")
+    ranks = _size(where, arguments, "pipeline_model_parallel_size", source)
     chunks = arguments.get("virtual_pipeline_model_parallel_size", 1) or 1
-    batch = _size(where, arguments, "micro_batch_size") * arguments.get("data_parallel_size", 1)
-    microbatches = _size(where, arguments, "global_batch_size") // max(batch, 1)
+    batch = _size(where, arguments, "micro_batch_size", source)
+    batch *= arguments.get("data_parallel_size", 1)
+    microbatches = _size(where, arguments, "global_batch_size", source) // max(batch, 1)
     if not microbatches or ranks > MAX_RANKS or chunks > MAX_RANKS:
         raise FormatError(
             f"{where}: {ranks} ranks, {chunks} chunks and {microbatches} microbatches by the "
@@ -275,9 +277,10 @@ def _per_stage(
     return [found.get(rank, mean) for rank in range(ranks)] * chunks
 
 
-def _size(where: str, arguments: Mapping[str, int], key: str) -> int:
+def _size(where: str, arguments: Mapping[str, int], key: str, source: str) -> int:
     if not arguments.get(key):
         raise FormatError(
-            f"{where}: no '{key}' in the log; keep its beginning, where Megatron lists arguments"
+            f"{where}: sums of forward-compute and backward-compute, but no '{key}' in {source}; "
+            "for causes, record all ranks with torch.profiler"
         )
     return arguments[key]

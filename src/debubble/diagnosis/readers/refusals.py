@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
+from debubble.core.units import counted
+from debubble.diagnosis.readers.kineto_file import CATEGORIES, GPU, events_of
+from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.text import plain
 
 TABLE = (
@@ -21,6 +25,9 @@ NOT_EXPORTED = "reports of Nsight Systems; 'nsys export --type sqlite' makes rea
 REPORTS = (".nsys-rep", ".qdrep")
 NAMED = 3
 """Maximum number of names in a reason."""
+
+BLOCKS = 64
+"""Blocks of events of a file, of about a MiB each, that are looked at for a reason."""
 
 _ARCHIVES = (
     (b"PK\x03\x04", "zip archives; unpack them first: unzip FILE"),
@@ -74,3 +81,22 @@ def _is_json(text: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def seen_in(path: Path) -> str:
+    """Return in words what a trace of PyTorch's profiler has at its beginning."""
+    kernels = nccl = 0
+    sends = False
+    names: Counter[str] = Counter()
+    for block in islice(events_of(path, LeftOut()).blocks(), BLOCKS):
+        for event in block:
+            if CATEGORIES.get(event.cat) == GPU:
+                kernels += 1
+                nccl += "nccl" in event.name
+            elif event.cat == "user_annotation":
+                names[event.name] += 1
+            sends = sends or event.name.startswith(("c10d::send", "nccl:send", "gloo:send"))
+    device = f"{counted(kernels, 'GPU kernel')}, {nccl:,} of NCCL" if kernels else "no GPU kernel"
+    ranges = ", ".join(plain(name[:60]) for name, _ in names.most_common(NAMED))
+    moves = "sends" if sends else "no send between ranks"
+    return f"{device}; {moves}; {f'ranges such as {ranges}' if ranges else 'no named range'}"

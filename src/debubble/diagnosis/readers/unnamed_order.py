@@ -49,16 +49,17 @@ class AssumedOrder(NamedTuple):
 
 
 def assumed_order(
-    runs: Mapping[int, Sequence[UnnamedAction]], ranks: int
-) -> AssumedOrder | None:  # fmt: skip
+    runs: Mapping[int, Sequence[UnnamedAction]], ranks: int, calls: int = 0
+) -> AssumedOrder | None:
     """Return the order that the actions of all ranks fit, by rank of the pipeline; None for none.
 
-    A trace begins at the beginning of a step.
+    A trace begins at the beginning of a step. `calls` is the number of backwards of a rank in a
+    step; 0 if it is not known.
     """
-    calls = backwards_of_step(runs.values())
-    ahead = {rank: _forwards_ahead(each) for rank, each in runs.items() if each}
-    if not calls or not ahead:
+    calls = calls or backwards_of_step(runs.values())
+    if not calls or not any(runs.values()):
         return None
+    ahead = {rank: forwards_ahead(each) for rank, each in runs.items() if each}
     if all(count == min(ranks - rank, calls) for rank, count in ahead.items()):
         return AssumedOrder(calls, 1)
     rounds = {divmod(count - 1 - 2 * (ranks - rank - 1), ranks) for rank, count in ahead.items()}
@@ -93,7 +94,7 @@ def backwards_of_step(orders: Iterable[Sequence[UnnamedAction]]) -> int:
     return found
 
 
-def _forwards_ahead(runs: Sequence[UnnamedAction]) -> int:
+def forwards_ahead(runs: Sequence[UnnamedAction]) -> int:
     """Return the number of forwards before the first backward."""
     kinds = [run.kind for run in runs]
     return kinds.index(BACKWARD) if BACKWARD in kinds else len(kinds)
