@@ -60,19 +60,16 @@ def assumed_order(
     if not calls or not any(runs.values()):
         return None
     ahead = {rank: forwards_ahead(each) for rank, each in runs.items() if each}
-    if all(count == min(ranks - rank, calls) for rank, count in ahead.items()):
-        return AssumedOrder(calls, 1)
-    rounds = {divmod(count - 1 - 2 * (ranks - rank - 1), ranks) for rank, count in ahead.items()}
-    if all(count == calls for count in ahead.values()):
-        # With as many microbatches as ranks, Megatron once ran all forwards first.
-        rounds = {divmod(calls - ranks, ranks)}
-    if len(rounds) != 1:
-        return None
-    [(more, rest)] = rounds
-    chunks = more + 1
-    if rest or chunks < 2 or calls % chunks:
-        return None
-    return AssumedOrder(calls // chunks, chunks)
+    for chunks in range(1, calls + 1):
+        wanted = {
+            rank: ranks - rank if chunks == 1 else 2 * (ranks - rank) + (chunks - 1) * ranks - 1
+            for rank in ahead
+        }  # fmt: skip
+        if calls % chunks == 0 and ahead == {r: min(each, calls) for r, each in wanted.items()}:
+            # Where the last rank runs all of its forwards first, nothing shows the chunks.
+            last = ahead.get(ranks - 1, 0)
+            return AssumedOrder(calls // chunks, chunks) if last < calls or calls == 1 else None
+    return None
 
 
 def backwards_of_step(orders: Iterable[Sequence[UnnamedAction]]) -> int:
