@@ -16,7 +16,7 @@ BASE = 1_790_857_026_000_000_000
 """Nanoseconds since 1970 of the beginning of a run."""
 
 HOLD = 0.2e-3
-"""Seconds between the end of a rank's action and the message that it sends."""
+"""Seconds at the end of an action in which its result is sent."""
 
 
 def pipeline_groups(rank: int, ranks: int) -> list[dict[str, Any]]:
@@ -49,7 +49,9 @@ def write_unnamed_kineto(run: MadeRun, folder: Path, *, calls: bool = False) -> 
                 "args": args,
             })  # fmt: skip
 
-        for one, number in _numbered(run, rank):
+        for each, number in _numbered(run, rank):
+            # A message is sent before the next action begins.
+            one = each._replace(end=each.end - HOLD)
             if calls:
                 backward = "backward" if one.kind == Kind.B else "forward"
                 frame = f"megatron/core/pipeline_parallel/schedules.py(311): {backward}_step"
@@ -61,7 +63,7 @@ def write_unnamed_kineto(run: MadeRun, folder: Path, *, calls: bool = False) -> 
                 half = (one.start + one.end) / 2
                 for at, begin, end in ((1, one.start, half), (0, half, one.end)):
                     add("cpu_op", name, begin, end, **{"Sequence number": number - 1 + at})
-            add("cpu_op", "c10d::send", one.end + HOLD / 2, one.end + HOLD)
+            add("cpu_op", "c10d::send", one.end + HOLD / 4, one.end + HOLD / 2)
         data = {
             "schemaVersion": 1, "baseTimeNanoseconds": BASE, "host_name": "node-0",
             "distributedInfo": {

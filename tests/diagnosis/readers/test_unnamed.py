@@ -74,7 +74,7 @@ def test_a_profile_of_megatron_without_names_is_read(
     keys = list(zip(*(each.tolist() for each in columns), strict=True))
     assert sorted(keys) == sorted(wanted)
     times = np.array([wanted[key] for key in keys]) - zero
-    # A forward of 1F1B is taken to last until its send.
+    # An action of 1F1B is taken to last until its send.
     np.testing.assert_allclose(rows.start, times[:, 0], atol=1e-6)
     np.testing.assert_allclose(rows.end, times[:, 1], atol=made_megatron.HOLD)
 

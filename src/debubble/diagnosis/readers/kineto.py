@@ -102,14 +102,15 @@ def _read_file(
 ) -> RankTrace | tuple[KinetoFile, list[UnnamedAction]] | None:
     """Read a file: its trace, or events and forwards and backwards if no range is an action."""
     file = read_file(path, left_out)
+    moves = len(file.sends.values) or len(file.receives.values)
+    if not file.numbers and not moves:
+        left_out[NO_ACTIONS] += 1
     if file.rank < 0:
         left_out[NO_RANK] += 1
     elif file.numbers:
         return _kept(file, left_out)
-    elif len(file.sends.values) or len(file.receives.values):
+    elif moves:
         return file, unnamed_actions(path, file)
-    else:
-        left_out[NO_ACTIONS] += 1
     return None
 
 
@@ -282,12 +283,15 @@ def _nothing(where: str, files: Sequence[Path], left_out: LeftOut) -> str:
             f"{where}: an NCCL run without kernels, in which the host's ranges are no durations; "
             "profile with ProfilerActivity.CUDA"
         )
-    nameless = left_out[NO_RANK]
     of = counted(len(files), "file")
-    rank = (
-        f"; {nameless} of {of} do not say their rank, in distributedInfo or as rank0 in the name: "
-        "rename them rank0.json, rank1.json and so on" if nameless else ""
-    )  # fmt: skip
+    nameless = left_out[NO_RANK]
+    rename = (
+        "say their rank, in distributedInfo or as rank0 in the name; rename them rank0.json, "
+        "rank1.json and so on"
+    )
+    if nameless == len(files) and left_out[NO_ACTIONS] < nameless:
+        return f"{where}: none of {of} {rename}"
+    rank = f"; {nameless} of {of} do not {rename}" if nameless else ""
     return (
         f"{where}: no pipeline in {of}: no range is called like an action (PP:0F3, Forward 3), and "
         "autograd's events fit neither 1F1B nor Megatron's interleaved 1F1B; seen: "
