@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,17 +68,39 @@ def test_the_report(run: Run, slow: Path) -> None:
     stage = PLANTED["slow stage"](0).where["stage"]
     result = run("trace", slow)
     assert (result.code, result.err) == (0, "")
-    assert result.out.startswith("1f1b: 4 ranks, 2 copies, 4 stages, 8 microbatches, 6 steps\n")
-    assert "\n1  slow-stage: " in result.out
-    assert f"stage {stage} on rank {stage} takes" in result.out
-    assert "another split of the layers" in result.out
-    assert len(result.out.splitlines()) <= 40
+    assert result.out.startswith(f"Stage {stage} on rank {stage} is slow: without that, a step")
+    assert "\n1f1b: 4 ranks, 2 copies, 4 stages, 8 microbatches, 6 steps\n" in result.out
+    assert re.search(r"^gain +step, ms +cause\n\d.* % .*→.* slow-stage: ", result.out, re.MULTILINE)
+    words = " ".join(result.out.split())
+    assert f"stage {stage} on rank {stage} takes" in words
+    assert "another split of the layers" in words
+    assert f"\nnext: debubble trace {slow} --set 'stage{stage}*=0." in result.out
+    assert len(result.out.splitlines()) <= 24
+
+
+def test_details_have_the_account_and_the_sources(run: Run, slow: Path) -> None:
+    result = run("trace", slow, "--details")
+    assert "\nWhere the time of a mean step went, in ms\n" in result.out
+    assert "\nread as     table; rank: column rank" in result.out
+    assert "--details" not in result.out
+
+
+def test_the_next_command_is_one_to_type(run: Run, slow: Path) -> None:
+    told = run("trace", slow).out.splitlines()
+    (command,) = (line for line in told if line.startswith("next: debubble "))
+    result = run(*shlex.split(command)[2:])
+    assert (result.code, result.err) == (0, "")
+    assert "shorter" in result.out
+    result = run("trace", slow, "--schedule", "zb-v")
+    assert result.out.endswith(
+        f"next: debubble trace {slow} --schedule zb-v --order-out zb-v.csv\n"
+    )
 
 
 def test_a_clean_run(run: Run, clean: Path) -> None:
     result = run("trace", clean)
     assert result.code == 0
-    assert "\nnothing to gain beyond 1 % in 6 steps\n" in result.out
+    assert result.out.startswith("Nothing to gain beyond 1 % in 6 steps")
 
 
 def test_the_data(run: Run, slow: Path) -> None:
@@ -114,7 +137,12 @@ def test_what_if(run: Run, slow: Path) -> None:
     stage = PLANTED["slow stage"](0).where["stage"]
     result = run("trace", slow, "--set", f"stage{stage}*=0.8", "--set", "p2p=0")
     assert result.out.startswith(f"stage{stage}*=0.8, p2p=0: a mean step takes ")
-    assert result.out.rstrip().endswith("% shorter")
+    assert re.search(r": \d+(\.\d)? %( ± [\d.]+)? shorter\n$", result.out)
+    one, both = (
+        run("trace", slow, "--set", f"{copy}stage{stage}*=0.8", "--json").data["what_if"][0]
+        for copy in ("copy1.", "")
+    )
+    assert one["gain"] < both["gain"] / 2
     result = run("trace", slow, "--schedule", "zb-v", "--json")
     assert result.data["what_if"][0]["change"] == "zb-v"
     assert result.data["what_if"][0]["gain"] > 0
@@ -146,7 +174,8 @@ def test_the_page_of_a_run_that_lacks_a_rank(run: Run, tmp_path: Path) -> None:
     folder = written(made, tmp_path / "traces")
     result = run("trace", folder, "--html", tmp_path / "run.html")
     assert result.code == 0
-    assert "not traced    rank 2, or not whole: times are those of its like" in result.out
+    assert "Rank 2 was not traced, or not as a whole: its times are those of its like" in result.out
+    result = run("trace", folder, "--details")
     assert "1 × ranks of which nothing was traced" in result.out
 
 
@@ -196,7 +225,7 @@ def test_conditions_against_a_former_run(
 def test_files_are_written_whatever_becomes_of_the_output(
     run: Run, slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ended(*_: object) -> None:
+    def ended(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("debubble.cli.trace.report", ended)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.core.kinds import Kind
-from debubble.diagnosis.observed import Messages, Observed, ObservedActions, Pauses
+from debubble.diagnosis.observed import Location, Messages, Observed, ObservedActions, Pauses
 
 CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 AHEAD = 2
@@ -150,10 +150,10 @@ class Made:
             names = ("copy", "rank", "cause", "start", "end")
             stood = Pauses.of(**dict(zip(names, np.array(pauses).T, strict=True)))
         own = bool(len(self.offset) or len(self.drift))
+        places = tuple(Location(host=f"host{rank}") for rank in range(ranks)) * self.copies
         return Observed(
             "made", ranks, self.copies, tuple(range(10, 10 + self.steps)), rows.take(keep), sent,
-            stood, hosts=tuple(f"host{r}" for r in range(ranks)) * self.copies if own else (),
-            clocks="hosts" if own else "one", missing=self.missing,
+            stood, places if own else (), clocks="hosts" if own else "one", missing=self.missing,
             taken_for={"rank": "made", "stage": "made", "step": "made", "clock": "made"},
         )  # fmt: skip
 

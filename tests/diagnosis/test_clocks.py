@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from debubble.diagnosis.clocks import Clocks, align
-from debubble.diagnosis.observed import Observed
+from debubble.diagnosis.observed import Location, Observed
 from debubble.diagnosis.order import reconstruct
 from debubble.diagnosis.run import run_of
 from tests.diagnosis.made import Made, one_f_one_b
@@ -50,7 +50,7 @@ def test_intervals_hold_the_truth(seed: int, arrivals: bool) -> None:
 def test_ranks_of_one_host_have_one_clock() -> None:
     """Two hosts of two ranks: only between them is anything corrected."""
     observed = made(offset=(0.0, 0.0, 5e-3, 5e-3)).observed()
-    observed = replace(observed, hosts=("a", "a", "b", "b") * 2)
+    observed = replace(observed, locations=tuple(Location(host=host) for host in "aabb" * 2))
     clocks = clocks_of(observed)
     assert not clocks.offsets[:, :2].any()
     assert (clocks.offsets[:, 2] == clocks.offsets[:, 3]).all()

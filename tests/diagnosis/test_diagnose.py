@@ -19,7 +19,7 @@ from tests.diagnosis.planted import PLANTED
 KEYS = {
     "format", "ranks", "copies", "stages", "microbatches", "steps", "step", "bubble_ratio", "plan",
     "schedule", "costs",
-    "slowdown", "account", "findings", "clocks", "replay_error", "left_out",
+    "slowdown", "account", "findings", "clocks", "replay_error", "model_error", "left_out",
 }  # fmt: skip
 
 
@@ -38,8 +38,10 @@ def test_the_data_that_scripts_get(name: str) -> None:
     for one in data["account"]:
         assert set(one) == {"rank", "compute", "causes", "step"}
     for one in data["findings"]:
-        assert set(one) == {"cause", "where", "seconds", "gain", "persistence", "text"}
-        assert set(one["where"]) == {"stage", "rank", "copy", "link"}
+        assert set(one) == {"cause", "where", "seconds", "gain", "error", "persistence", "text"}
+        assert set(one["where"]) == {
+            "stage", "rank", "copy", "link", "global_rank", "host", "file",
+        }  # fmt: skip
         assert one["cause"] in CAUSES
     for one in data["clocks"]:
         assert set(one) == {"ranks", "interval", "iteration"}
@@ -74,8 +76,8 @@ def test_gains_of_a_replay_that_is_off_are_not_told() -> None:
     assert found.replay_error > 0.05
     assert all(one.gain is None for one in found.findings)
     text = report(found, 100)
-    assert "gains are not told" in text
-    assert "nothing to gain" not in text
+    assert "No gains are given: replayed steps are" in text
+    assert "Nothing to gain" not in text
 
 
 def test_a_warm_up_step_is_left_out() -> None:
@@ -118,7 +120,8 @@ def test_durations_that_contain_waits() -> None:
 def test_a_report_fits_its_width_and_a_screen(name: str, width: int) -> None:
     found = of_planted(name, 0)
     lines = report(found, width).splitlines()
-    assert max(map(len, lines)) <= width
-    assert len(lines) <= (40 if width == 100 else 60)
-    if not found.findings:
-        assert any(line.startswith("nothing to gain beyond") for line in lines)
+    # A command is on one line, to be copied.
+    assert max(len(line) for line in lines if not line.startswith("next: ")) <= width
+    assert len(lines) <= (24 if width > 60 else 32)
+    assert found.findings or lines[0].startswith("Nothing to gain beyond")
+    assert max(map(len, report(found, width, details=True).splitlines()[:-1])) <= width

@@ -26,7 +26,7 @@ def ran(name: str, work: dict[str, float], overlap: float = 1.0, **more: int) ->
 def times_under(found: Diagnosis, name: str, **more: int) -> dict[str, float]:
     """Milliseconds of every action of a schedule, which are the same for all of a kind."""
     replay, schedule = found.replay, db.make(name, **SIZES, **more)
-    times, _ = under_schedule(replay.run, replay.times, replay.under_way, schedule)
+    times, _ = under_schedule(replay.run, replay.times, replay.transfers.in_flight, schedule)
     seen: dict[str, set[float]] = {}
     for program, begin in zip(schedule, schedule.offsets.tolist(), strict=False):
         for at, action in enumerate(program):
@@ -61,7 +61,7 @@ def test_groups_take_the_share_of_their_parts_that_they_took() -> None:
     schedule = made("dualpipe-v")
     found = diagnose(Job(schedule, even(schedule), overlap=0.8).observed())
     times, _ = under_schedule(
-        found.run, found.replay.times, found.replay.under_way, made("1f1b-overlap")
+        found.run, found.replay.times, found.replay.transfers.in_flight, made("1f1b-overlap")
     )
     # A forward of 10 ms and a backward of 20 ms, 0.8 of that together.
     assert times.max() == pytest.approx(24e-3)
@@ -78,7 +78,9 @@ def test_messages_over_a_link_take_what_they_took_over_it() -> None:
     job = Job(schedule, even(schedule), lambda a, b, *_: wires[a, b])
     found = diagnose(job.observed())
     other = db.make("looped-bfs", ranks=3, microbatches=4, chunks=2)
-    _, delays = under_schedule(found.run, found.replay.times, found.replay.under_way, other)
+    _, delays = under_schedule(
+        found.run, found.replay.times, found.replay.transfers.in_flight, other
+    )
     links = links_of(other)
     for (a, b), wire in wires.items():
         assert delays[0, links == 3 * a + b] == pytest.approx(wire, rel=1e-6)
@@ -94,5 +96,5 @@ def test_what_a_run_has_no_time_of_is_refused(name: str) -> None:
     found = ran("1f1b", {"F": 10, "B": 20})
     with pytest.raises(ParameterError, match=r"runs [A-Z]+, and the run has no time of that"):
         under_schedule(
-            found.run, found.replay.times, found.replay.under_way, db.make(name, **SIZES)
+            found.run, found.replay.times, found.replay.transfers.in_flight, db.make(name, **SIZES)
         )

@@ -173,7 +173,9 @@ def test_a_step_of_a_run_cannot_be_shorter_than_work() -> None:
     work = 8 * 30e-3
     for text in ("p2p=0", "gaps=0"):
         assert with_changes(replay, [Change.parse(text)]).after >= work
-    longer = Replay(replay.run, replace(replay.transfers, delay=replay.transfers.delay * 20))
+    longer = Replay(
+        replay.run, replace(replay.transfers, in_flight=replay.transfers.in_flight * 20)
+    )
     assert longer.replayed.mean() > 1.5 * replay.run.step_times.mean()
     one = with_schedule(longer, "zb-h1", [Change.parse("p2p=0")])
     assert one.after == pytest.approx(work, rel=1e-9)

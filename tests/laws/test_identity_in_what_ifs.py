@@ -101,10 +101,12 @@ def test_every_schedule_that_ran_is_the_run(name: str) -> None:
 def test_what_an_own_schedule_carries_over_is_the_run(name: str) -> None:
     replay = run_of(name).replay
     times = replay.times + replay.gaps
-    theirs, delays = under_schedule(replay.run, times, replay.under_way, replay.run.schedule)
+    theirs, delays = under_schedule(
+        replay.run, times, replay.transfers.in_flight, replay.run.schedule
+    )
     counted = replay.run.counted
     assert theirs[:, counted] == pytest.approx(times[:, counted], rel=1e-12)
-    assert (delays == replay.under_way).all()
+    assert (delays == replay.transfers.in_flight).all()
 
 
 def test_both_ways_to_ask_are_one() -> None:

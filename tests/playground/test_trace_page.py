@@ -34,9 +34,13 @@ def shown(page):
 def test_a_folder_is_opened(page, folder):
     page.set_input_files("#trace-folder", folder)
     assert shown(page) == ["observed", "predicted"]
-    assert "1f1b: 4 ranks" in page.inner_text("#trace .status")
+    assert "is slow: without that, a step takes" in page.inner_text("#trace .status")
+    assert "1f1b: 4 ranks" in page.inner_text(".trace-result")
+    assert "debubble trace traces --set 'stage" in page.inner_text(".trace-result code")
     assert "slow-stage: " in page.locator(".trace-result li").first.inner_text()
-    assert page.locator(".trace-result tbody tr").count() == 4
+    account, machines = page.locator(".trace-result tbody").all()
+    assert account.locator("tr").count() == 4
+    assert "copy1-rank3.csv" in machines.inner_text()
     page.locator(".trace-result li button").first.click()
     page.wait_for_function(f"() => {HOST}.area")
     assert "slow-stage" in page.locator("#trace debubble-timeline .legend").inner_text()

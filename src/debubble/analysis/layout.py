@@ -42,7 +42,7 @@ def wrap(text: str, width: int, indent: int = 0, *, hyphens: bool = False) -> li
     >>> wrap("the idle share is 12.5 % of rank-time", 20)
     ['the idle share is', '12.5 % of rank-time']
     """
-    glued = text.replace(" %", "\u00a0%")
+    glued = text.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
     lines = textwrap.wrap(glued, width, subsequent_indent=" " * indent, break_on_hyphens=hyphens)
     return [line.translate(_KEPT) for line in lines] or [""]
 

@@ -21,6 +21,7 @@ from debubble.diagnosis import costs_only
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.conditions import Baseline, Condition
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
+from debubble.diagnosis.next_command import next_command
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers.folder import read
 from debubble.diagnosis.report import report, what_if_text
@@ -69,6 +70,10 @@ def trace(
         Text,
         takes("FILE", "What a + in --fail-if is more than: a former --json; without it, the plan."),
     ] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Also the time of every rank by cause, and the sources."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Find out why a run is slower than planned.
@@ -112,15 +117,18 @@ def trace(
         # The page is drawn by matplotlib, which takes longer to load than most traces to read.
         from debubble.view.trace_view import trace_page
 
-        write_text(html, trace_page(found, answers))
+        write_text(html, trace_page(found, answers, path))
         wrote.append(f"wrote {html}")
     if as_json:
         more = {"what_if": [one.to_dict() for one in answers]} if answers else {}
         print_json(data | more)
     elif answers:
         print("\n".join(line for one in answers for line in what_if_text(one, line_width())))
+        if schedule is not None:
+            print(f"\nnext: {next_command(found, path, answers)}")
     else:
-        print(report(found, line_width(), styled if in_color() else None))
+        style = styled if in_color() else None
+        print(report(found, line_width(), style, path=path, details=details))
     _note(*wrote, *(f"failed: {text}" for text in failed))
     if failed:
         raise typer.Exit(FAILED)

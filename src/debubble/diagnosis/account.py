@@ -161,22 +161,26 @@ def _pieces(
             continue
         line: list[Piece] = []
         at = begin
-        columns = (run.start, run.end, run.produced, transfers.delay, transfers.behind, slow_link)
+        columns = (run.start, run.end, run.produced, transfers.left, transfers.in_flight,
+                   transfers.behind, slow_link, transfers.held)  # fmt: skip
         cells = zip(part.tolist(), *(values[row, part].tolist() for values in columns), strict=True)
-        for action, start, end, made, delay, behind, slow in cells:
+        for action, start, end, made, left, flight, behind, slow, held in cells:
             start = max(start, at)
             end = max(end, start)
             source = int(run.source[action])
             first = not line
+            if at < held and not (source >= 0 and made + flight > held):
+                line.append((at, min(held, start), "", int(transfers.held_by[action])))
+                at = min(held, start)
             if start > at and source >= 0:
                 if made != made:  # the other rank has no file
                     line.append((at, start, "peer", -1))
                 else:
-                    there = made + delay
+                    there = left + flight
                     line.append((at, min(max(made, at), start), "", int(run.rank[source])))
                     for upto, cause in (
-                        (there - behind - slow, "transfer"), (there - behind, "slow-link"),
-                        (there, "head-of-line"),
+                        (left, "head-of-line"), (there - behind - slow, "transfer"),
+                        (there - behind, "slow-link"), (there, "head-of-line"),
                     ):  # fmt: skip
                         line.append((line[-1][1], min(max(upto, line[-1][1]), start), cause, -1))
                     late = "launch-gap" if replay.sure[row, action] else "transfer"

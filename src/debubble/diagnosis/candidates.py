@@ -10,10 +10,10 @@ import numpy as np
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.causes import Fault, find_faults
 from debubble.diagnosis.observed import Times
-from debubble.diagnosis.replay import Replay, reordered
+from debubble.diagnosis.p2p_modes import OVERLAPPED, FittedMode
+from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.run import Run
 from debubble.diagnosis.slowdown import Slowdown
-from debubble.engine.modes import MODE, P2PMode
 
 SLOW_LINK = 2.0
 """Minimum ratio of a slow link's time to the median of the other links."""
@@ -38,7 +38,7 @@ class Cause:
     """Ratio as in `size`, by kind of action."""
     count: int = 0
     """Number of affected actions if they are few; else 0."""
-    mode: P2PMode | None = None
+    mode: FittedMode | None = None
     """P2p mode that causes the loss; None for any other cause."""
 
 
@@ -62,50 +62,50 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     `nearest` is the schedule that the run follows except for some actions, if there is one.
     """
     run, transfers = replay.run, replay.transfers
-    # A removed cause is a what-if, so times are those of what-ifs.
-    times, delays = replay.times + replay.gaps, replay.under_way
-    faults = find_faults(run, replay.times, replay.gaps)
+    times, messages = replay.times + replay.gaps, transfers.in_flight
+    faults = find_faults(run, replay.times, replay.gaps, replay.shares)
     slow = list(_slow_links(replay))
-    slow_link = np.sum([one[1] for one in slow], axis=0) if slow else np.zeros_like(delays)
+    slow_link = np.sum([one[1] for one in slow], axis=0) if slow else np.zeros_like(messages)
     # A slow link does not explain the time in the queue of another message.
-    slow_link = np.minimum(slow_link, np.maximum(delays - transfers.behind, 0.0))
     behind = transfers.behind
+    slow_link = np.minimum(slow_link, np.maximum(messages - behind, 0.0))
     inside = sum((fault.excess + fault.late for fault in faults), np.zeros_like(times))
-    clean_times, clean_delays = times - inside, delays - slow_link - behind
+    clean_times, clean_messages = times - inside, messages - slow_link - behind
 
-    def lengths(times: Times, delays: Times) -> Times:
-        late, delays = replay.split(np.maximum(delays, 0.0))
-        return replay.lengths(np.maximum(times, 0.0) + late, delays)
+    def lengths(times: Times, messages: Times) -> Times:
+        return replay.lengths(np.maximum(times, 0.0), np.maximum(messages, 0.0))
+
+    clean = lengths(clean_times, clean_messages)
 
     def of_fault(fault: Fault) -> Cause:
         added = fault.excess + fault.late
         return Cause(
-            fault.cause, dict(fault.where), lengths(times - added, delays),
-            lengths(clean_times + added, clean_delays), fault.size, fault.by_kind,
+            fault.cause, dict(fault.where), lengths(times - added, messages),
+            lengths(clean_times + added, clean_messages), fault.size, fault.by_kind,
             fault.count,
         )  # fmt: skip
 
-    def of_delays(cause: str, where: Where, added: Times, size: float) -> Cause:
+    def of_messages(cause: str, where: Where, added: Times, size: float) -> Cause:
         return Cause(
-            cause, where, lengths(times, delays - added),
-            lengths(clean_times, clean_delays + added), size,
+            cause, where, lengths(times, messages - added),
+            lengths(clean_times, clean_messages + added), size,
         )  # fmt: skip
 
     found = [of_fault(fault) for fault in faults]
-    found += [of_delays("slow-link", where, np.minimum(added, slow_link), size)
+    found += [of_messages("slow-link", where, np.minimum(added, slow_link), size)
               for where, added, size in slow]  # fmt: skip
-    if not transfers.reported.any():
-        found += _by_mode(replay, lengths(clean_times, clean_delays))
+    if replay.mode.holds_up:
+        cause = "head-of-line" if replay.mode.queued else "transfer"
+        free = replay.lengths(times, messages, mode=OVERLAPPED)
+        found.append(Cause(cause, {}, free, clean, np.nan, mode=replay.mode))
     if behind.any():
-        found.append(of_delays("head-of-line", _most_behind(run, behind), behind, np.nan))
-    rest = np.maximum(delays - slow_link - behind, 0.0)
+        found.append(of_messages("head-of-line", _most_behind(run, behind), behind, np.nan))
+    rest = np.maximum(messages - slow_link - behind, 0.0)
     if rest.any():
-        found.append(of_delays("transfer", {}, rest, np.nan))
-    clean = lengths(clean_times, clean_delays)
+        found.append(of_messages("transfer", {}, rest, np.nan))
     if nearest is not None:
-        late, since_made = replay.split(delays)
-        without = reordered(run, times + late, since_made, nearest)
-        found.append(Cause("order", {}, without, lengths(clean_times, clean_delays), np.nan))
+        without = replay.reordered(times, messages, nearest)
+        found.append(Cause("order", {}, without, clean, np.nan))
     excess: dict[str, Times] = {}
     for fault in faults:
         mine = excess.get(fault.cause, np.zeros_like(times))
@@ -113,27 +113,12 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     return Causes(tuple(found), clean, excess, slow_link)
 
 
-def _by_mode(replay: Replay, clean: Times) -> Iterator[Cause]:
-    """Yield the p2p mode as a cause if the trace has no messages and one mode clearly fits."""
-    mode, off = replay.mode
-    if mode == "overlapped" or off > FITS:
-        return
-    now, free = replay.lengths_in(mode), replay.lengths_in("overlapped")
-    if now is None or free is None:
-        return
-    base = replay.lengths()
-    cause = "head-of-line" if MODE[mode].queued else "transfer"
-    share = free / now
-    yield Cause(cause, {}, base * share, clean / share, np.nan, mode=mode)
-
-
-FITS = 0.005
-"""Maximum mean distance of starts, as a share of the step, of a p2p mode that fits."""
-
-
 def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
-    """Yield pairs of ranks with slower messages than other pairs or copies have."""
-    run, by_copy = replay.run, replay.transfers.by_copy
+    """Yield pairs of ranks with slower messages than other pairs or copies have.
+
+    A link is slow if even its quickest messages are: others may have waited for something else.
+    """
+    run, by_copy, messages = replay.run, replay.transfers.quickest, replay.transfers.in_flight
     ranks = run.schedule.ranks
     pairs: dict[tuple[int, int], list[int]] = {}
     for link in np.unique(run.link[run.link >= 0]).tolist():
@@ -154,13 +139,13 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
         everywhere = len(slow) == len(means)
         groups = [slow] if everywhere and slow else [[one] for one in slow]
         for group in groups:
-            added = np.zeros_like(replay.transfers.delay)
+            added = np.zeros_like(messages)
             for copy, usual in group:
                 rows = np.flatnonzero(run.copy == copy)
                 for link in links:
                     cells = np.ix_(rows, np.flatnonzero(run.link == link))
                     share = max(float(by_copy[copy, link]) - usual, 0.0)
-                    added[cells] = np.minimum(replay.transfers.delay[cells], share)
+                    added[cells] = np.minimum(messages[cells], share)
             where: Where = {"link": list(pair)}
             where |= {} if everywhere else {"copy": group[0][0]}
             size = means[group[0][0], place] / max(group[0][1], run.moment)

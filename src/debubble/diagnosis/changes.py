@@ -22,7 +22,10 @@ KINDS = (*(kind.name for kind in WORK_KINDS), "O")
 
 KIND_OF = {int(kind): kind.name for kind in WORK_KINDS}
 
-FORM = "write stage3.F*=0.9, rank2*=0.8, copy0.B=60, F+=1 (ms), gaps=0, p2p=0 or p2p.0-1*=0.5"
+FORM = (
+    "write stage3.F*=0.9, rank2*=0.8, copy0.B=60, copy0.rank2*=0.8, F+=1 (ms), gaps=0, p2p=0 or "
+    "p2p.0-1*=0.5"
+)
 
 OWNERS = ("stage", "rank", "copy")
 """Owners of actions in a change; a number follows, and optionally a kind."""
@@ -31,6 +34,7 @@ HOWS = ("*=", "+=", "=")
 """Operators of a change."""
 
 _CHANGE = re.compile(
+    r"(?:copy(?P<copy>\d{1,6})\.(?=stage|rank|gaps|p2p))?"
     rf"(?:(?P<of>{'|'.join(OWNERS)})(?P<number>\d{{1,6}})(?:\.(?P<kind>[A-Z]))?|(?P<bare>[A-Z])"
     r"|(?P<gaps>gaps)|(?P<p2p>p2p)(?:\.(?P<a>\d{1,6})-(?P<b>\d{1,6}))?)"
     rf"\s*(?P<how>{'|'.join(map(re.escape, HOWS))})\s*(?P<value>\S+)",
@@ -44,7 +48,7 @@ class Change:
 
     `what` is ``"stage"``, ``"rank"`` or ``"copy"`` with its `number`, ``"kind"``, ``"gaps"`` or
     ``"p2p"``. An empty `kind` or `link` (two ranks) stands for all. The operand `value` of the
-    operator `how` is a factor, else milliseconds.
+    operator `how` is a factor, else milliseconds. A `copy` limits it to one copy.
     """
 
     text: str
@@ -54,6 +58,7 @@ class Change:
     link: tuple[int, ...]
     how: str
     value: float
+    copy: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Change:
@@ -78,17 +83,18 @@ class Change:
         link = (int(match["a"]), int(match["b"])) if match["a"] else ()
         what = match["of"] or match["gaps"] or match["p2p"] or "kind"
         number = int(match["number"]) if match["number"] else None
-        return cls(text.strip(), what, number, kind, link, match["how"], value)
+        copy = int(match["copy"]) if match["copy"] else None
+        return cls(text.strip(), what, number, kind, link, match["how"], value, copy)
 
     def check(self, run: Run) -> None:
         """Raise ParameterError if the run does not have the numbers of the change."""
         limits = {"stage": run.schedule.stages, "rank": run.schedule.ranks,
                   "copy": int(run.copy.max()) + 1}  # fmt: skip
-        if self.number is not None and self.number >= limits[self.what]:
-            raise ParameterError(
-                f"--set '{self.text}': {self.what} {self.number}; the last is "
-                f"{limits[self.what] - 1}"
-            )
+        for what, number in ((self.what, self.number), ("copy", self.copy)):
+            if number is not None and number >= limits[what]:
+                raise ParameterError(
+                    f"--set '{self.text}': {what} {number}; the last is {limits[what] - 1}"
+                )
         if self.kind and not self._columns(run).any():
             classes = {*run.kind.tolist(), *run.cls.tolist()}
             ran = ", ".join(sorted(KIND_OF.get(cls, "O") for cls in classes))
@@ -138,7 +144,8 @@ class Change:
         A rank that becomes faster was slow with its own layers, which may run on another rank.
         """
         least = {"*=": 1.0, "+=": 0.0}
-        return self.what == "rank" and self.value > least.get(self.how, math.inf)
+        limit = least.get(self.how, math.inf)
+        return self.what == "rank" and self.copy is None and self.value > limit
 
     def of_rank(self, schedule: Schedule, times: Times) -> Times:
         """Return times of actions alone under another schedule, changed on the rank."""
@@ -152,7 +159,8 @@ class Change:
 
     def of(self, run: Run, values: Times) -> Times:
         """Return the times of actions after the change."""
-        rows = run.copy == self.number if self.what == "copy" else np.ones(run.rows, dtype=bool)
+        copy = self.number if self.what == "copy" else self.copy
+        rows = np.ones(run.rows, dtype=bool) if copy is None else run.copy == copy
         cells = rows[:, None] & self._columns(run)[None, :]
         value = self.value if self.how == "*=" else self.value / MILLISECONDS
         other = {"=": np.full_like(values, value), "*=": values * value, "+=": values + value}

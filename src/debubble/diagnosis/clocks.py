@@ -225,7 +225,7 @@ def _slopes(upper: Bounds, lower: Bounds, *, together: bool) -> tuple[float, flo
 def _slack(run: Run) -> tuple[Times, Times]:
     """Return the send time of each received message, and its time until arrival, or ∞."""
     left = np.fmax(run.produced, run.sent)
-    there = np.fmin(run.start, np.fmin(run.arrived, run.waited))
+    there = np.fmin(run.needed, np.fmin(run.arrived, run.waited))
     return left, np.where(np.isnan(there - left), np.inf, there - left)
 
 

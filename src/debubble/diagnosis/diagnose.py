@@ -17,7 +17,7 @@ from debubble.diagnosis.account import RankAccount, account
 from debubble.diagnosis.candidates import Causes, find_causes, saved_by_waits, worst_of_copies
 from debubble.diagnosis.clocks import Clocks, align
 from debubble.diagnosis.costs_only import has_only_costs
-from debubble.diagnosis.findings import Finding, find
+from debubble.diagnosis.findings import TRUSTED, Finding, find
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.order import Orders, reconstruct
 from debubble.diagnosis.readers.whole_steps import PARTS
@@ -27,9 +27,9 @@ from debubble.diagnosis.schedule_names import ScheduleName
 from debubble.diagnosis.slowdown import Slowdown, slowdown
 from debubble.diagnosis.times import ActionSpread, cost_file, costs_of, spreads_of
 from debubble.diagnosis.transfers import transfers_of
+from debubble.diagnosis.what_if import WhatIf, faster
 from debubble.engine.measured_timeline import measured_timeline
-from debubble.engine.modes import P2PMode
-from debubble.engine.timeline import Timeline, simulate
+from debubble.engine.timeline import Timeline
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,9 +114,20 @@ class Diagnosis:
         return self.replay.error
 
     @property
-    def mode(self) -> tuple[P2PMode, float]:
-        """P2p mode with the nearest replay, and its mean distance of starts."""
-        return self.replay.mode
+    def model_error(self) -> float:
+        """Error of a model of the run, as a share of a step.
+
+        In the model, actions and messages take their median times, and no host is late.
+        """
+        return self.replay.model_error
+
+    @property
+    def mode(self) -> tuple[str, float]:
+        """P2p mode that explains the starts of actions best, and their mean distance from it.
+
+        The distance is a share of a typical action.
+        """
+        return self.replay.mode.name, self.replay.transfers.off
 
     @cached_property
     def bubble_ratio(self) -> float:
@@ -146,8 +157,29 @@ class Diagnosis:
 
     @cached_property
     def predicted(self) -> Timeline:
-        """Simulated timeline of the observed schedule with median costs, in milliseconds."""
-        return simulate(self.schedule, self.costs)
+        """Timeline of a model of the run, in milliseconds: median times, in the p2p mode."""
+        times, _ = self.replay.model_times
+        end = self.replay.model_ends
+        return measured_timeline(
+            self.schedule, (end - times) * 1e3, end * 1e3, Costs(time_unit="ms")
+        )
+
+    @cached_property
+    def planned_bubble_ratio(self) -> float:
+        """Idle share of the rank-time in a model of the run."""
+        times, _ = self.replay.model_times
+        busy = times[self.run.counted].sum()
+        return float(1 - busy / (self.replay.plan * self.schedule.ranks))
+
+    @property
+    def plan(self) -> float:
+        """Predicted time of a step at median times, in seconds."""
+        return self.replay.plan
+
+    @cached_property
+    def faster(self) -> tuple[WhatIf, ...]:
+        """Other schedules with shorter steps at the run's times, the fastest first."""
+        return tuple(faster(self.replay)) if self.replay_error <= TRUSTED else ()
 
     def cost_file(self) -> dict[str, Any]:
         """Return the costs as data of a cost file."""
@@ -166,8 +198,8 @@ class Diagnosis:
             "step": float(self.run.step_times.mean()),
             "bubble_ratio": self.bubble_ratio,
             "plan": {
-                "step": self.predicted.makespan / 1e3,
-                "bubble_ratio": self.predicted.bubble_ratio,
+                "step": self.plan,
+                "bubble_ratio": self.planned_bubble_ratio,
             },
             "schedule": {"name": self.name.text, "differences": list(self.name.differences)},
             "costs": self.cost_file(),
@@ -187,6 +219,7 @@ class Diagnosis:
                 for one in self.clocks.intervals
             ],
             "replay_error": self.replay_error,
+            "model_error": self.model_error,
             "left_out": dict(self.left_out),
         }  # fmt: skip
 

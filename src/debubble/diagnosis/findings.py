@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from debubble.core.units import counted
+from debubble.diagnosis import wording
 from debubble.diagnosis.account import RankAccount
-from debubble.diagnosis.candidates import Cause, Causes, Where
+from debubble.diagnosis.candidates import Cause, Causes
+from debubble.diagnosis.machines import FACTS, Machines
 from debubble.diagnosis.replay import Replay
-from debubble.engine.modes import MODE
+from debubble.diagnosis.wording import CauseInRun
 
 LEAST_GAIN = 0.02
 """Minimum gain of a finding, as a share of a step."""
@@ -23,6 +24,9 @@ LEAST_TRANSFER = 0.05
 
 TRUSTED = 0.05
 """Maximum replay error of a report with gains."""
+
+PLACE = ("stage", "rank", "copy", "link")
+"""Keys of a cause's place in the pipeline."""
 
 THERE = 0.25
 """Minimum gain of a row that has a cause, as a share of the mean gain."""
@@ -37,40 +41,55 @@ class Finding:
     cause
         One of :data:`debubble.diagnosis.account.CAUSES`.
     where
-        Its ``"stage"``, ``"rank"``, ``"copy"`` and ``"link"``, if it is in one.
+        Its ``"stage"``, ``"rank"``, ``"copy"`` and ``"link"``, if it is in one, and the
+        ``"global_rank"``, ``"host"`` and ``"file"`` of its ranks, if the trace has them; lists for
+        several ranks.
     before
         Time of a mean step of the run, in seconds.
     seconds
         Reduction of that time with only this cause fixed, in seconds.
     gain
         Reduction as a share of the step; None if the replay is too far from the run.
+    error
+        Error of `gain`, as a share of the step.
     persistence
         Share of the steps and copies with the cause.
     alone
         Loss if all other causes were fixed, as a share of such a step.
+    subject
+        Description of the cause in a few words.
     text
         Description of the cause.
     advice
-        Advice on a fix.
+        Advice on a fix that fits the run.
+    change
+        Change of ``--set`` that removes the cause; empty if there is none.
+    inherent
+        True if it is the price of the run's links, and no fault.
     """
 
     cause: str
-    where: Where
+    where: dict[str, Any]
     before: float
     seconds: float
     gain: float | None
+    error: float
     persistence: float
     alone: float
+    subject: str
     text: str
     advice: str
+    change: str
+    inherent: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain data."""
         return {
             "cause": self.cause,
-            "where": {key: self.where.get(key) for key in ("stage", "rank", "copy", "link")},
+            "where": {key: self.where.get(key) for key in (*PLACE, *FACTS)},
             "seconds": self.seconds,
             "gain": self.gain,
+            "error": self.error,
             "persistence": self.persistence,
             "text": f"{self.text}. {self.advice}",
         }
@@ -88,6 +107,7 @@ def find(
     before = run.slowest(base)
     measured = float(run.step_times.mean())
     trusted = replay.error <= TRUSTED
+    machines = Machines.of(run)
     found: list[Finding] = []
     beyond = 0.0
     for one in causes.found:
@@ -103,11 +123,15 @@ def find(
             continue
         clean = float(run.slowest(causes.clean).sum())
         alone = float(run.slowest(one.alone).sum()) / clean - 1 if clean else 0.0
+        case = CauseInRun(one, run, machines)
         found.append(Finding(
-            one.cause, one.where, measured, gain * measured, gain if trusted else None,
-            _persistence(replay, one, base), alone, _text(one), _advice(one),
+            one.cause, one.where | machines.facts(one.where), measured, gain * measured,
+            gain if trusted else None, replay.uncertainty, _persistence(replay, one, base), alone,
+            wording.subject(case), wording.description(case), wording.advice(case),
+            wording.change(case), inherent,
         ))  # fmt: skip
-    found.sort(key=lambda finding: (-finding.seconds, finding.cause, str(finding.where)))
+    # What links take is no fault: it comes last.
+    found.sort(key=lambda one: (one.inherent, -one.seconds, one.cause, str(one.where)))
     return tuple(found), beyond
 
 
@@ -119,121 +143,6 @@ def _persistence(replay: Replay, one: Cause, base: np.ndarray) -> float:
         saved = saved[replay.run.copy == copy]
     mean = float(saved.mean())
     return float((saved > max(THERE * mean, 1e-3)).mean())
-
-
-def _text(one: Cause) -> str:
-    if one.mode:
-        return (
-            f"actions begin as if the p2p mode were {one.mode} ({MODE[one.mode].title}), and would "
-            "begin sooner with transfers that occupy nobody"
-        )
-    return _TEXTS[one.cause](one)
-
-
-def _times(size: float) -> str:
-    return f"{size:.3g} times" if math.isfinite(size) else "longer"
-
-
-def _kinds(one: Cause) -> str:
-    kinds = ", ".join(f"{kind} × {size:.2f}" for kind, size in one.by_kind.items())
-    return f" ({kinds})" if kinds else ""
-
-
-def _on_rank(one: Cause) -> str:
-    rank = one.where.get("rank")
-    return f"rank {rank}" if rank is not None else "several ranks"
-
-
-def _garbage(one: Cause) -> str:
-    if one.count:
-        return (
-            f"{counted(one.count, 'forward')} on {_on_rank(one)} took far longer than all others, "
-            "and no backward did: Python may have collected garbage"
-        )
-    return (
-        f"forwards on {_on_rank(one)} stand still now and then, backwards do not: Python collects "
-        "garbage"
-    )
-
-
-def _worker(one: Cause) -> str:
-    stage = one.where.get("stage")
-    return f"rank {one.where['rank']} of copy {one.where['copy']}" + (
-        f" (stage {stage})" if stage is not None else ""
-    )
-
-
-def _of_copy(one: Cause) -> str:
-    copy = one.where.get("copy")
-    return "" if copy is None else f" of copy {copy}"
-
-
-def _link(one: Cause) -> str:
-    link = one.where.get("link")
-    assert isinstance(link, list)
-    return f"{link[0]} and {link[1]}"
-
-
-_TEXTS: dict[str, Callable[[Cause], str]] = {
-    "slow-stage": lambda one: (
-        f"stage {one.where['stage']} on rank {one.where['rank']} takes {_times(one.size)} the mean "
-        f"of all stages{_kinds(one)}"
-    ),
-    "slow-worker": lambda one: (
-        f"{_worker(one)} takes {_times(one.size)} as long as its like with the same work"
-    ),
-    "slow-copy": lambda one: (
-        f"all ranks of copy {one.where['copy']} take {_times(one.size)} as long as the others"
-    ),
-    "slow-link": lambda one: (
-        f"messages between ranks {_link(one)}{_of_copy(one)} take {_times(one.size)} as long as "
-        "others"
-    ),
-    "head-of-line": lambda one: (
-        f"messages between ranks {_link(one)} are queued behind others whose data is not there yet"
-    ),
-    "transfer": lambda _: "ranks wait for transfers that take just what their links take",
-    "launch-gap": lambda one: (
-        f"{_on_rank(one)} had input and nothing to do, and began late: the host launches too late"
-    ),
-    "garbage-collection": _garbage,
-    "memory": lambda one: f"{_on_rank(one)} stands still to allocate memory",
-    "sequence-length": lambda one: (
-        "microbatches differ in length: their forwards and backwards are long together, the "
-        f"longest {_times(one.size)} the mean"
-    ),
-    "jitter": lambda one: (
-        f"the times of {_on_rank(one)} are unsteady: the same work takes now longer, now shorter"
-    ),
-    "order": lambda _: "actions run in another order than the schedule that is nearest",
-}  # fmt: skip
-
-
-def _advice(one: Cause) -> str:
-    if one.mode:
-        return "Overlap transfers with computing (Megatron: --overlap-p2p-communication)"
-    if one.cause == "slow-stage":
-        share = 100 * (1 - 1 / one.size)
-        return f"Give the stage about {share:.0f} % less work: another split of the layers"
-    return _ADVICE[one.cause]
-
-
-_ADVICE = {
-    "slow-worker": "Look at its device and host (clock, temperature, other load), or replace it",
-    "slow-copy": "Look at what its hosts and switches have in common, or replace them",
-    "slow-link": "Look at the route between their hosts, or place neighbouring ranks nearer",
-    "head-of-line": (
-        "Post receives when their data is due, not before sends: debubble check names the message, "
-        "debubble export --to torch-csv-comms writes an order of transfers to run"
-    ),
-    "transfer": "Use a faster link or smaller messages, or a p2p mode that overlaps transfers",
-    "launch-gap": "Use CUDA graphs or fewer, larger kernels, or free the host of other work",
-    "garbage-collection": "Collect at the same step on all ranks: gc.disable() and gc.collect()",
-    "memory": "Use expandable segments, or leave the allocator more room",
-    "sequence-length": "Balance the tokens of microbatches, within a batch and over copies",
-    "jitter": "Look for other load on the host, for clocks and power limits that change",
-    "order": "Run the order of that schedule: debubble trace --order-out order.csv writes it",
-}
 
 
 def nothing(beyond: float, steps: int) -> str:

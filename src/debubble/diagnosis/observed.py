@@ -14,6 +14,9 @@ from debubble.core.costs import Costs
 ClockSharing: TypeAlias = Literal["one", "hosts", "ranks"]
 """Sharing of clocks: one for all ranks, one for each host, or a separate zero for each rank."""
 
+Device: TypeAlias = Literal["", "cpu", "gpu"]
+"""Device of the computing; empty if unknown."""
+
 Times: TypeAlias = NDArray[np.float64]
 """Array of times, in seconds unless its field says another unit."""
 
@@ -89,7 +92,8 @@ class ObservedActions(Columns):
     pair
         Shared number of both halves of an overlapped pair, −1 for an action alone.
     start, end
-        Start and end of its computation.
+        Start and end of its computation. Halves of a pair have those of the pair; or their own, if
+        one ran after the other, and the second may have waited for its input.
     issued
         Start on the host: that of its range, or of its first launch.
     waited
@@ -159,6 +163,25 @@ class Pauses(Columns):
     end: NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Location:
+    """Location of a rank of one copy in the job; None for what the trace does not have.
+
+    Parameters
+    ----------
+    global_rank
+        Rank in the whole job, as ``torch.distributed`` numbers it.
+    host
+        Name of its host.
+    file
+        Its file, by the path from the opened folder; the first one if it has several.
+    """
+
+    global_rank: int | None = None
+    host: str | None = None
+    file: str | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Observed:
     """Content of the trace of a run.
@@ -173,8 +196,12 @@ class Observed:
         Numbers of the optimizer steps, as the run counted them.
     actions, messages, pauses
         Rows of the trace.
-    hosts
-        Host of every rank of every copy, ``hosts[copy * ranks + rank]``; empty if unknown.
+    locations
+        Location of every rank of every copy, ``locations[copy * ranks + rank]``; empty if unknown.
+    backend
+        Communication backend, for instance ``"gloo"`` or ``"nccl"``; empty if unknown.
+    device
+        Device of the computing: ``"cpu"``, ``"gpu"``, or empty if unknown.
     clocks
         Sharing of clocks between ranks.
     waits_inside
@@ -198,7 +225,9 @@ class Observed:
     actions: ObservedActions
     messages: Messages = field(default_factory=Messages.of)
     pauses: Pauses = field(default_factory=Pauses.of)
-    hosts: tuple[str, ...] = ()
+    locations: tuple[Location, ...] = ()
+    backend: str = ""
+    device: Device = ""
     clocks: ClockSharing = "one"
     waits_inside: bool = False
     order_assumed: str = ""
@@ -206,6 +235,12 @@ class Observed:
     taken_for: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
     costs: Costs | None = None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host of every rank of every copy, empty where unknown; empty if no host is known."""
+        names = tuple(each.host or "" for each in self.locations)
+        return names if any(names) else ()
 
     @property
     def stages(self) -> int:

@@ -1,4 +1,4 @@
-"""Replay of a run with the measured time of every action and delay of every message."""
+"""Replay of a run with the measured time of every action and message."""
 
 from __future__ import annotations
 
@@ -10,29 +10,19 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.costs import Costs
-from debubble.core.errors import ScheduleError
+from debubble.core.actions import group_bounds
 from debubble.core.layers import Layers
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import Indices, Times
+from debubble.diagnosis.p2p_modes import FittedMode
 from debubble.diagnosis.run import Run
 from debubble.diagnosis.times_under_schedule import shares_in_groups
 from debubble.diagnosis.transfers import MessageTimes
-from debubble.engine.action_times import shared_costs, with_action_times
-from debubble.engine.event_graph import EventGraph
-from debubble.engine.graph import compile_graph
-from debubble.engine.modes import MODES, P2PMode
+from debubble.diagnosis.walk import Walk, any_walk
 
 BLOCK = 1 << 24
 """Maximum number of elements in a matrix of cost vectors."""
-
-CLEARLY, ROUNDING = 0.7, 1e-3
-"""Maximum ratio of a clearly nearer p2p mode's distance of starts to that of an earlier mode, and
-minimum reduction of that distance as a share of the step."""
-
-MOST_ROWS = 8
-"""Maximum number of rows for the comparison of p2p modes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,42 +43,27 @@ class Replay:
 
     @cached_property
     def shares(self) -> Times:
-        """Share of every action in its overlapped group, 1 for actions alone."""
-        return shares_in_groups(self.run, self.times)
+        """Share of every action in its overlapped group, 1 for actions alone.
+
+        It is measured if the members of a group ran one after the other.
+        """
+        run = self.run
+        usual = shares_in_groups(run, self.times)
+        measured = run.in_groups(self.leads, np.maximum) > 0
+        if not measured.any():
+            return usual
+        behind = np.hstack([self.leads[:, 1:], np.zeros((run.rows, 1))])
+        behind = np.where(run.counted, 1.0, behind)
+        return np.where(measured, behind - self.leads, usual)
 
     @cached_property
     def sure(self) -> NDArray[np.bool_]:
         """Mask of actions with a known arrival of their input."""
         run, transfers = self.run, self.transfers
         with np.errstate(invalid="ignore"):
-            long_there = run.before > run.produced + transfers.delay + transfers.usual(run)
+            long_there = run.before > transfers.over + transfers.usual(run)
         reported = transfers.reported & ~np.isnan(run.produced)
         return (run.source < 0) | reported | long_there
-
-    @cached_property
-    def under_way(self) -> Times:
-        """Time of messages since both ends were ready, in seconds.
-
-        A message held up by a busy receiver counts from the time the receiver was free. Any other
-        counts from its production, as in the delays.
-        """
-        run, transfers = self.run, self.transfers
-        there = run.in_groups(np.where(run.source >= 0, run.produced + transfers.delay, -np.inf),
-                              np.fmax)  # fmt: skip
-        free = np.where(transfers.held_up, 0.0, transfers.delay)
-        ready = run.in_groups(np.where(run.source >= 0, run.produced + free, -np.inf), np.fmax)
-        with np.errstate(invalid="ignore"):
-            left = np.maximum(there - np.fmax(run.before, ready), 0.0)
-        return np.where(transfers.held_up, np.nan_to_num(left), transfers.delay)
-
-    def split(self, under_way: Times) -> tuple[Times, Times]:
-        """Return the times of messages from free receivers on, and from their production on.
-
-        Adding the first to the receiving actions makes both together equal :attr:`under_way`.
-        """
-        held_up = self.transfers.held_up
-        late = self.run.in_groups(np.where(held_up, under_way, 0.0), np.maximum)
-        return late, np.where(held_up, 0.0, under_way)
 
     @cached_property
     def gaps(self) -> Times:
@@ -96,36 +71,75 @@ class Replay:
 
         An overlapped group needs the input of all its members.
         """
-        run = self.run
-        there = np.where(run.source >= 0, run.produced + self.transfers.delay, -np.inf)
+        run, transfers = self.run, self.transfers
+        there = np.where(run.source >= 0, transfers.over - run.lead, -np.inf)
         there = run.in_groups(there, np.fmax)
         sure = run.in_groups(self.sure, np.logical_and)
-        ready = np.fmax(np.fmax(run.before, there), run.begin[:, None])
+        ready = np.fmax(np.fmax(run.before, transfers.held), there)
+        ready = np.fmax(ready, run.begin[:, None])
         late = np.where(sure & run.known, np.maximum(run.start - ready, 0.0), 0.0)
         return np.where(np.isnan(late), 0.0, late)
 
-    def lengths(self, times: Times | None = None, delays: Times | None = None) -> Times:
+    @cached_property
+    def leads(self) -> Times:
+        """Share of an overlapped group's time that it computes before it needs each input."""
+        duration = self.run.duration
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.nan_to_num(np.where(duration > 0, self.run.lead / duration, 0.0))
+
+    def lengths(
+        self, times: Times | None = None, messages: Times | None = None,
+        mode: FittedMode | None = None,
+    ) -> Times:  # fmt: skip
         """Return the time of every row, shape ``(rows,)``, with other times of actions or messages.
 
-        Times of actions include the host delay before them; by default all times are observed.
+        Times of actions include the host delay before them; by default all times are observed, and
+        the p2p mode is that of the run.
         """
         run = self.run
         times = self.times + self.gaps if times is None else times
-        delays = self.transfers.delay if delays is None else delays
+        messages = self.transfers.in_flight if messages is None else messages
         found = np.zeros(run.rows)
         for number, schedule in enumerate(run.orders):
             rows, column = np.flatnonzero(run.order == number), run.column(number)
-            for block in in_blocks(rows, 2 * len(column)):
+            for block in in_blocks(rows, 3 * len(column)):
                 cells = np.ix_(block, column)
                 # Indexing with whole rows is many times as fast.
                 usual = np.array_equal(column, np.arange(times.shape[1]))
-                mine = (values[block] if usual else values[cells] for values in (times, delays))
-                found[block] = lengths_of(run, block, schedule, *mine)
+                mine = (
+                    values[block] if usual else values[cells]
+                    for values in (times, messages, self.leads)
+                )  # fmt: skip
+                found[block] = self.walked(block, schedule, *mine, mode=mode)
         return found
 
-    def steps(self, times: Times | None = None, delays: Times | None = None) -> Times:
+    def walked(
+        self, rows: Indices, schedule: Schedule, times: Times, messages: Times, leads: Times, *,
+        mode: FittedMode | None = None,
+    ) -> Times:  # fmt: skip
+        """Return the time of some rows of the run under a schedule, shape ``(rows,)``.
+
+        `times` of the schedule's actions and of the messages they receive, and `leads`, shares as
+        in :attr:`leads`, have the shape ``(rows, actions)``.
+        """
+        run, walk = self.run, self.walk(schedule, mode)
+        vectors = times, messages, times * leads if leads.any() else None
+        found = walk.lengths(*vectors)
+        for place in np.flatnonzero(~run.traced[rows].all(axis=1)).tolist():
+            # A step lasts from the first start to the last end of ranks with a file.
+            mine = (None if each is None else each[[place]] for each in vectors)
+            end = walk.ends(*mine)[0]  # type: ignore[arg-type]
+            seen = run.traced[rows[place], schedule.ranks_of_actions]
+            found[place] = end[seen].max() - (end - times[place])[seen].min()
+        return found
+
+    def walk(self, schedule: Schedule, mode: FittedMode | None = None) -> Walk:
+        """Return the walk through a schedule in a p2p mode, by default the run's."""
+        return any_walk(schedule, self.transfers.mode if mode is None else mode)
+
+    def steps(self, times: Times | None = None, messages: Times | None = None) -> Times:
         """Return the time of every step: that of its slowest copy."""
-        return self.run.slowest(self.lengths(times, delays))
+        return self.run.slowest(self.lengths(times, messages))
 
     @cached_property
     def replayed(self) -> Times:
@@ -137,56 +151,56 @@ class Replay:
         """Median error of the replay over all steps, as a share of the step."""
         return float(np.median(np.abs(self.replayed / self.run.step_times - 1)))
 
+    def reordered(self, times: Times, messages: Times, schedule: Schedule) -> Times:
+        """Return the time of every row with its actions in another order, shape ``(rows,)``."""
+        run = self.run
+        column = run.columns_of(schedule)
+        mine = (values[:, column] for values in (times, messages, self.leads))
+        return self.walked(np.arange(run.rows), schedule, *mine)
+
+    @property
+    def mode(self) -> FittedMode:
+        """P2p mode that explains the starts of actions best."""
+        return self.transfers.mode
+
     @cached_property
-    def mode(self) -> tuple[P2PMode, float]:
-        """P2p mode with the nearest starts of actions, and their mean distance.
+    def model_times(self) -> tuple[Times, Times]:
+        """Times of actions and messages in a model of the run, shape ``(actions,)``.
 
-        In every mode, the rows are replayed with the time of the quickest messages of every link
-        and without host delays, which a mode may explain. The distance is the mean over all starts,
-        as a share of the step. Modes are tried in the sequence of
-        :data:`debubble.engine.modes.MODES`; a later one has to be clearly nearer.
+        Every action takes the median time of its kind and stage, every message that of its link.
         """
         run = self.run
-        best: P2PMode = "overlapped"
-        least = np.inf
-        rows = np.unique(np.linspace(0, run.rows - 1, MOST_ROWS).astype(int))
-        for spec in MODES:
-            starts = self.starts_in(spec.name, rows)
-            if starts is None:
-                continue
-            apart = np.abs(starts - (run.start[rows] - run.begin[rows, None]))
-            off = float(np.mean(np.nanmean(apart, axis=1) / run.length[rows]))
-            if off < least * CLEARLY and off < least - ROUNDING:
-                best, least = spec.name, off
-        return best, float(least)
+        first, behind = group_bounds(run.schedule.actions)
+        key = np.stack([run.cls, run.stage[first], run.stage[behind - 1], run.unit % run.parts])
+        _, group = np.unique(key, axis=1, return_inverse=True)
+        times = np.zeros(len(group))
+        for one in range(int(group.max()) + 1):
+            mine = group.ravel() == one
+            times[mine] = np.median(self.times[:, mine])
+        typical = np.nan_to_num(self.transfers.typical)
+        return times, np.where(run.link >= 0, typical[run.link], 0.0)
 
-    def starts_in(self, mode: P2PMode, rows: Indices) -> Times | None:
-        """Return start times of some rows in a p2p mode; None if the schedule cannot run in it.
+    @cached_property
+    def model_ends(self) -> Times:
+        """End of every action in a model of the run with no host late, shape ``(actions,)``."""
+        times, messages = (values[None, :] for values in self.model_times)
+        leads = times * np.median(self.leads, axis=0)
+        return self.walk(self.run.schedule).ends(times, messages, leads)[0]
 
-        Every message takes the time of the quickest ones of its link, and hosts are never late.
-        """
-        run = self.run
-        links = Costs(F=0, I=0, W=0, R=0, p2p=as_matrix(self.transfers.quickest))
-        found = np.zeros((len(rows), run.start.shape[1]))
-        for number in np.unique(run.order[rows]).tolist():
-            schedule = run.orders[number]
-            try:
-                graph = with_action_times(compile_graph(schedule, mode, explain=False))
-            except ScheduleError:
-                return None
-            shared = graph.cost_vector(links.table(schedule))
-            column = run.column(number)
-            for place in np.flatnonzero(run.order[rows] == number).tolist():
-                check_cancelled()
-                times = self.times[rows[place], column]
-                end = graph.evaluate(np.concatenate([shared, times]))[graph.node]
-                found[place, column] = end - times
-        return found
+    @cached_property
+    def plan(self) -> float:
+        """Time of a step in a model of the run, in seconds."""
+        return float(self.model_ends.max())
 
-    def lengths_in(self, mode: P2PMode) -> Times | None:
-        """Return the time of every row in a p2p mode, as in :meth:`starts_in`."""
-        starts = self.starts_in(mode, np.arange(self.run.rows))
-        return None if starts is None else np.asarray((starts + self.times).max(axis=1))
+    @cached_property
+    def model_error(self) -> float:
+        """Error of a model of the run, as a share of a step."""
+        return abs(self.plan / float(self.run.step_times.mean()) - 1)
+
+    @property
+    def uncertainty(self) -> float:
+        """Error of predictions, as a share of a step: that of the model, or of the replay."""
+        return max(self.model_error, self.error)
 
 
 def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:
@@ -195,34 +209,6 @@ def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:
     for first in range(0, len(rows), size):
         check_cancelled()
         yield rows[first : first + size]
-
-
-def walk(schedule: Schedule) -> tuple[EventGraph, Times]:
-    """Return the graph of a schedule with only times of actions and messages as costs."""
-    graph = with_action_times(compile_graph(schedule), delays=True)
-    return graph, np.zeros(shared_costs(graph))
-
-
-def lengths_of(run: Run, rows: Indices, schedule: Schedule, times: Times, delays: Times) -> Times:
-    """Return the time of some rows of a run under a schedule, shape ``(rows,)``.
-
-    `times` of the schedule's actions and `delays` of their inputs have shape ``(rows, actions)``.
-    """
-    graph, shared = walk(schedule)
-    vectors = np.hstack([np.broadcast_to(shared, (len(rows), len(shared))), times, delays])
-    found = graph.makespans(vectors)
-    for place in np.flatnonzero(~run.traced[rows].all(axis=1)).tolist():
-        # A step lasts from the first start to the last end of ranks with a file.
-        end = graph.evaluate(vectors[place])[graph.node]
-        seen = run.traced[rows[place], schedule.ranks_of_actions]
-        found[place] = end[seen].max() - (end - times[place])[seen].min()
-    return found
-
-
-def reordered(run: Run, times: Times, delays: Times, schedule: Schedule) -> Times:
-    """Return the time of every row under another schedule, shape ``(rows,)``."""
-    column = run.columns_of(schedule)
-    return lengths_of(run, np.arange(run.rows), schedule, times[:, column], delays[:, column])
 
 
 def as_matrix(links: Times) -> list[list[float]]:

@@ -7,22 +7,38 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from debubble.analysis.layout import Column, definitions, text_table, wrap
+from debubble.analysis.layout import GAP, Column, definitions, text_table, wrap
 from debubble.analysis.metrics import ranges
 from debubble.core.units import counted, number
 from debubble.diagnosis.account import CAUSES
 from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
-from debubble.diagnosis.what_if import APART, WhatIf, faster
+from debubble.diagnosis.next_command import RUN, next_command
+from debubble.diagnosis.what_if import WhatIf
+from debubble.interchange.text import plain
 
-NO_MODE = 0.05
-"""Maximum mean distance of starts, as a share of a step, for a p2p mode that fits."""
+NO_MODE = 0.3
+"""Maximum mean distance of starts, as a share of a typical action, for a p2p mode that fits."""
+
+APART = 0.05
+"""Maximum error of a prediction without a word about it, as a share of a step."""
 
 LISTED_RANKS = 12
 """Maximum number of ranks with a line each."""
 
-LISTED_FINDINGS = 5
+LISTED_FINDINGS, MOST_FINDINGS = 3, 20
+"""Maximum number of findings, and that with details."""
+
 LISTED_LINES = 3
+
+EVERYWHERE = 0.99
+"""Minimum share of steps and copies of a cause that is in all of them."""
+
+LEAST_ERROR = 5e-4
+"""Minimum error that is shown, as a share of a step."""
+
+LONGER = 0.02
+"""Minimum share by which a predicted step is longer than the observed one, with a warning."""
 
 LEAST_SHARE = 5e-4
 """Minimum share of a step of a cause with a column."""
@@ -33,14 +49,45 @@ ACCOUNT_TITLE = "Where the time of a mean step went, in ms"
 Style = Callable[[str, str], str]
 
 
-def report(found: Diagnosis, width: int, style: Style | None = None) -> str:
-    """Return a report of a run, its causes and gains, in lines of a given width."""
+def report(
+    found: Diagnosis, width: int, style: Style | None = None, *, path: str = RUN,
+    details: bool = False,
+) -> str:  # fmt: skip
+    """Return a report of a run in lines of a given width: the answer, findings, what to do next.
+
+    `path` is that of the trace, for the next command. With `details` there are also the account of
+    every rank, and the sources and accuracy of everything.
+    """
     paint: Style = style or (lambda text, _: text)
-    lines = [*_head(found, width, paint), ""]
-    lines += [*_findings(found, width, paint), ""]
-    lines += [*_account(found, width, paint), ""]
-    lines += definitions([(name, "", text) for name, text in facts(found)], width)
+    parts = [
+        [paint(line, "head") for line in wrap(headline(found).replace(" ms", "\u00a0ms"), width)],
+        [line for text in sentences(found) for line in wrap(text, width, 2)],
+        [*_findings(found, width, MOST_FINDINGS if details else LISTED_FINDINGS)],
+        [line for text in notes(found) for line in wrap(text, width, 2)],
+    ]
+    if details:
+        rows = [(name, "", text) for name, text in facts(found)]
+        parts += [[*_account(found, width)], definitions(rows, width)]
+    lines = [line for part in parts if part for line in (*part, "")]
+    lines.append(f"next: {next_command(found, path)}")
+    if not details:
+        more = "--details has the time of every rank by cause, and the sources"
+        lines += [paint(line, "faint") for line in wrap(more, width)]
     return "\n".join(lines)
+
+
+def headline(found: Diagnosis) -> str:
+    """Return the answer in a sentence: the largest loss, and the time of a step without it."""
+    if not found.findings:
+        text = _capital(nothing(found.beyond, len(found.run.step_times)))
+        return text + (f"; {_less(found.faster[0])}" if found.faster else "")
+    first = found.findings[0]
+    if first.gain is None:
+        return f"{first.subject}; what that costs is uncertain"
+    return (
+        f"{first.subject}: without that, a step takes {_milliseconds(first.before - first.seconds)}"
+        f" ms, not {_milliseconds(first.before)} ({share_text(first.gain, first.error)} less)"
+    )
 
 
 def sentences(found: Diagnosis) -> Iterator[str]:
@@ -60,70 +107,137 @@ def sentences(found: Diagnosis) -> Iterator[str]:
     span = f"; {number(float(times.min()), 4)} to {number(float(times.max()), 4)}"
     span = span if len(times) > 1 else ""
     text = (
-        f"a step takes {number(float(np.median(times)), 4)} ms (median{span}); ranks idle "
+        f"A step takes {number(float(np.median(times)), 4)} ms (median{span}); ranks idle "
         f"{100 * found.bubble_ratio:.1f} % of it"
     )
     if not np.isnan(run.start).any():
-        text += f", {100 * found.predicted.bubble_ratio:.1f} % by the schedule at median times"
+        text += f", {100 * found.planned_bubble_ratio:.1f} % by the schedule at median times"
     yield text
 
 
-def _head(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
-    name, *others = sentences(found)
-    first, *rest = wrap(name, width)
-    yield paint(first, "head")
-    yield from rest
-    for text in others:
-        yield from wrap(text, width, 2 if text.startswith(NOT_QUITE) else 0)
+def _findings(found: Diagnosis, width: int, most: int) -> Iterator[str]:
+    """Yield a table of the findings: gain, time of a step with and without it, and the cause."""
+    shown = found.findings[:most]
+    if not shown:
+        return
+    known = shown[0].gain is not None
+    cells = [[gain_cell(one), step_cell(one)][not known :] for one in shown]
+    heads = ["gain", "step, ms"] if known else ["lost, ms"]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+
+    def line(cells: Sequence[str], text: str) -> str:
+        padded = (f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
+        return GAP.join([*padded, text])
+
+    yield line(heads, "cause")
+    blank = [""] * len(widths)
+    for row, one in zip(cells, shown, strict=True):
+        first, *rest = wrap(f"{one.cause}: {finding_text(one)}", width - len(line(blank, "")))
+        yield line(row, first)
+        yield from (line(blank, text) for text in rest)
+    if more := len(found.findings) - len(shown):
+        yield f"and {more} more, see --details"
 
 
-def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
+def finding_text(one: Finding) -> str:
+    """Return description, frequency and advice of a finding."""
+    rare = one.persistence <= EVERYWHERE
+    some = f", in {100 * one.persistence:.0f} % of steps and copies" if rare else ""
+    return f"{one.text}{some}. {one.advice}."
+
+
+def share_text(share: float, error: float) -> str:
+    """Return a share in percent with its error, in the digits that the error leaves.
+
+    Examples
+    --------
+    >>> share_text(0.1234, 0.0), share_text(0.1234, 0.007), share_text(0.1234, 0.03)
+    ('12.3 %', '12.3 % ± 0.7', '12 % ± 3')
+    >>> share_text(0.1, 0.13)
+    'up to 23 %'
+    """
+    if error < LEAST_ERROR:
+        return f"{100 * share:.1f} %"
+    if error >= abs(share):
+        return f"up to {100 * (abs(share) + error):.0f} %"
+    digits = 1 if error < 0.0095 else 0
+    return f"{100 * share:.{digits}f} % ± {100 * error:.{digits}f}"
+
+
+def gain_cell(one: Finding) -> str:
+    """Return the gain of a finding; empty if it is unknown."""
+    return "" if one.gain is None else share_text(one.gain, one.error)
+
+
+def step_cell(one: Finding) -> str:
+    """Return the time of a step with and without a finding, or the time lost, in ms."""
+    if one.gain is None:
+        return f"about {number(one.seconds * 1e3, 2)}"
+    return f"{_milliseconds(one.before)} → {_milliseconds(one.before - one.seconds)}"
+
+
+def notes(found: Diagnosis) -> Iterator[str]:
+    """Yield sentences on limits of the findings, and on faster schedules."""
     if found.replay_error > TRUSTED:
-        yield from wrap(untrusted(found), width)
-    elif not found.findings:
-        yield paint(nothing(found.beyond, len(found.run.step_times)), "best")
-    for place, one in enumerate(found.findings[:LISTED_FINDINGS], 1):
-        for line in wrap(f"{place}  {one.cause}: {gain_text(one)}", width, 3):
-            yield paint(line, "head")
-        yield from (f"   {line}" for line in wrap(f"{one.text}. {one.advice}.", width - 3))
-    more = len(found.findings) - LISTED_FINDINGS
-    if more > 0:
-        yield f"and {more} more, see --json"
-    others = faster_schedules(found, hint=True)
-    if others:
-        yield from wrap(others, width, 2)
+        yield untrusted(found)
+    if others := faster_schedules(found):
+        yield others
+    yield from cautions(found)
 
 
-def faster_schedules(found: Diagnosis, hint: bool = False) -> str:
-    """Return lines on schedules that would be faster, with a hint; empty if there is none."""
-    others = faster(found.replay) if found.replay_error <= TRUSTED else []
-    if not others:
+def cautions(found: Diagnosis) -> Iterator[str]:
+    """Yield sentences on parts of a run that were assumed, missing, or not explained."""
+    if found.model_error > TRUSTED and found.replay_error <= TRUSTED:
+        yield (
+            f"Gains are uncertain: a model of the run, with median times in the p2p mode "
+            f"{found.mode[0]}, is {100 * found.model_error:.0f} % of a step off."
+        )
+    if found.observed.order_assumed:
+        yield f"The trace has no order of actions: {found.observed.order_assumed} is assumed."
+    if found.run.missing:
+        names = ranges(sorted({rank for _, rank in found.run.missing}))
+        yield f"Rank {names} was not traced, or not as a whole: its times are those of its like."
+    if text := longer_than_observed(found):
+        yield text
+
+
+def longer_than_observed(found: Diagnosis) -> str:
+    """Return a warning if the predicted step is longer than the observed one, or an empty text."""
+    plan, step = found.plan, float(found.run.step_times.mean())
+    if np.isnan(found.run.start).any() or plan <= step * (1 + LONGER):
         return ""
-    names = ", ".join(
-        f"{one.text} {_milliseconds(one.after)} ms (−{100 * one.gain:.0f} %)"
-        for one in others[:LISTED_LINES]
+    return (
+        f"Predicted is {100 * (plan / step - 1):.0f} % longer than observed "
+        f"({_milliseconds(plan)} ms at median times): idle time by the schedule is too large."
     )
-    more = f"; --schedule {others[0].text} says more" if hint else ""
-    before = _milliseconds(others[0].before)
-    return f"Other schedules at these times, not {before} ms: {names}{more}{_caution(others[0])}"
+
+
+def faster_schedules(found: Diagnosis) -> str:
+    """Return a sentence on schedules that would be faster; empty if there is none."""
+    names = ", ".join(
+        f"{one.text} {_milliseconds(one.after)} ms ({share_text(one.gain, one.error)} less)"
+        for one in found.faster[:LISTED_LINES]
+    )
+    return f"Other schedules at these times: {names}." if names else ""
+
+
+def _less(one: WhatIf) -> str:
+    return f"with {one.text}, a step takes {share_text(one.gain, one.error)} less"
 
 
 def untrusted(found: Diagnosis) -> str:
     """Return the reason for a report without gains."""
     return (
-        f"replayed steps are {100 * found.replay_error:.1f} % off: gains are not told above "
-        f"{100 * TRUSTED:.0f} %"
+        f"No gains are given: replayed steps are {100 * found.replay_error:.1f} % off, and the "
+        f"limit is {100 * TRUSTED:.0f} %."
     )
 
 
 def gain_text(one: Finding) -> str:
-    """Return the gain in words, with its share of the run."""
-    there = "everywhere" if one.persistence > 0.99 else f"in {100 * one.persistence:.0f} %"
-    there += "" if one.persistence > 0.99 else " of steps and copies"
+    """Return the gain in words."""
     if one.gain is None:
-        return f"about {number(one.seconds * 1e3, 3)} ms a step, {there}"
-    before, after = _milliseconds(one.before), _milliseconds(one.before - one.seconds)
-    return f"{100 * one.gain:.1f} % to gain, {before} → {after} ms a step, {there}"
+        return f"{step_cell(one)} ms of a step"
+    return f"{gain_cell(one)} to gain, {step_cell(one)} ms a step"
 
 
 def account_columns(found: Diagnosis, most: int) -> list[Column]:
@@ -149,10 +263,10 @@ def account_columns(found: Diagnosis, most: int) -> list[Column]:
     return columns
 
 
-def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
+def _account(found: Diagnosis, width: int) -> Iterator[str]:
     columns = account_columns(found, LISTED_RANKS)
     blocks, left_out = text_table(columns, width)
-    yield paint(ACCOUNT_TITLE, "head")
+    yield ACCOUNT_TITLE
     yield from (line for block in blocks for line in block)
     if left_out:
         yield from wrap(f"without {', '.join(left_out)}, for which there is no room", width, 2)
@@ -177,21 +291,23 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
         )
     rows = [("slowdown", f"{slow.total:.3f} of a run with equal stages, copies and links{share}")]
     mode, error = found.mode
-    fits = f"p2p mode {mode} fits best, with starts {100 * error:.2f} % of a step off"
+    fits = f"p2p mode {mode} fits best"
     if error > NO_MODE:
-        fits = f"no p2p mode explains when actions began (nearest {mode}, {100 * error:.0f} % off)"
-    rows.append(("replay", f"{100 * found.replay_error:.2f} % off; {fits}"))
+        fits = f"no p2p mode explains when actions began, {mode} is nearest"
+    rows.append((
+        "replay",
+        f"{100 * found.replay_error:.2f} % off, a model of median times "
+        f"{100 * found.model_error:.1f} % off; {fits}"
+    ))  # fmt: skip
     rows.append(("clocks", _clocks(found)))
     rows += [("", text) for text in _few(found.clocks.warnings)]
     taken = ", ".join(f"{key}: {value}" for key, value in found.observed.taken_for.items())
     rows.append(("read as", f"{found.observed.format}; {taken}"))
-    if found.observed.order_assumed:
-        rows.append(("order", f"assumed to be {found.observed.order_assumed}: the trace has none"))
-    if found.run.missing:
-        names = sorted({rank for _, rank in found.run.missing})
-        rows.append(
-            ("not traced", f"rank {ranges(names)}, or not whole: times are those of its like")
-        )
+    hosts = list(dict.fromkeys(name for name in found.observed.hosts if name))
+    if hosts:
+        shown = ", ".join(map(plain, hosts[:LISTED_RANKS]))
+        more = f" and {len(hosts) - LISTED_RANKS} more" if len(hosts) > LISTED_RANKS else ""
+        rows.append(("ran on", f"{counted(len(hosts), 'host')}: {shown}{more}"))
     left = [f"{count:,} × {reason}" for reason, count in found.left_out.items()]
     if left:
         rows.append(("left out", "; ".join(left)))
@@ -225,9 +341,10 @@ def _clocks(found: Diagnosis) -> str:
 def what_if_text(one: WhatIf, width: int) -> list[str]:
     """Return the time of a mean step in a what-if, in a line or two."""
     word = "shorter" if one.gain >= 0 else "longer"
+    share = share_text(abs(one.gain), one.error if abs(one.gain) > LEAST_ERROR else 0.0)
     text = (
         f"{one.text}: a mean step takes {_milliseconds(one.after)} ms, not "
-        f"{_milliseconds(one.before)}: {100 * abs(one.gain):.1f} % {word}"
+        f"{_milliseconds(one.before)}: {share} {word}"
     )
     if one.timeline is not None:
         peak = float(one.timeline.peak_activation.max())
@@ -235,20 +352,16 @@ def what_if_text(one: WhatIf, width: int) -> list[str]:
     return wrap(text + _caution(one), width)
 
 
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def _milliseconds(seconds: float) -> str:
     return number(seconds * 1e3, 4)
 
 
 def _caution(one: WhatIf) -> str:
-    """Return a warning if a run is far from its replay or its schedule at median times."""
-    if one.after == one.before:
+    """Return a warning if a model does not explain the run well."""
+    if one.after == one.before or one.error <= APART:
         return ""
-    if one.error > TRUSTED:
-        return f". Uncertain: replayed steps are {100 * one.error:.1f} % off"
-    if abs(one.apart) <= APART:
-        return ""
-    word = "more" if one.apart > 0 else "less"
-    return (
-        f". Uncertain: at median times the schedule that ran takes {_milliseconds(one.plan)} ms, "
-        f"{100 * abs(one.apart):.1f} % {word} than it did"
-    )
+    return f". Uncertain: a model of the run is {100 * one.error:.0f} % of a step off"

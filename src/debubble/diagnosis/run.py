@@ -22,7 +22,15 @@ from debubble.core.actions import (
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.waits import waits_for
-from debubble.diagnosis.observed import Indices, Messages, Observed, Pauses, Times
+from debubble.diagnosis.observed import (
+    Device,
+    Indices,
+    Location,
+    Messages,
+    Observed,
+    Pauses,
+    Times,
+)
 from debubble.diagnosis.order import Orders
 from debubble.diagnosis.schedule_names import NO_PAIR
 
@@ -56,7 +64,12 @@ class Run:
     busy: Times
     """Busy time of the device in seconds, like the four fields above of shape ``(rows, actions)``
     and defined in :class:`debubble.diagnosis.observed.ObservedActions`. Unknown values are NaN.
-    All members of an overlapped group have the group's values."""
+    All members of an overlapped group have the group's values. If members ran one after the other,
+    the group starts so long before its end as they computed together."""
+    lead: Times
+    """Computing of an overlapped group before it needs the input of this member, in seconds."""
+    inside: Times
+    """End of the members of an overlapped group that run before this one; NaN if none does."""
     sent: Times
     posted: Times
     began: Times
@@ -66,6 +79,11 @@ class Run:
     `began` is the time at which the target began to wait."""
     pauses: Pauses
     """Pauses of hosts."""
+    locations: tuple[Location, ...] = ()
+    """Location of every rank of every copy, as observed; empty if unknown."""
+    backend: str = ""
+    device: Device = ""
+    """Device of the computing, and above it the communication backend; empty if unknown."""
 
     @property
     def schedule(self) -> Schedule:
@@ -76,6 +94,11 @@ class Run:
     def rows(self) -> int:
         """Number of rows: complete steps of all copies."""
         return len(self.step)
+
+    def location(self, copy: int, rank: int) -> Location:
+        """Return the location of a rank of a copy."""
+        at = copy * self.schedule.ranks + rank
+        return self.locations[at] if at < len(self.locations) else Location()
 
     @cached_property
     def kind(self) -> Indices:
@@ -91,6 +114,11 @@ class Run:
     def unit(self) -> Indices:
         """Microbatch, or slice of one, of every action."""
         return microbatches_of(self.schedule.actions)
+
+    @property
+    def parts(self) -> int:
+        """Number of slices of a microbatch, at least one."""
+        return max(self.schedule.slices, 1)
 
     @cached_property
     def rank(self) -> Indices:
@@ -197,6 +225,11 @@ class Run:
         return np.where(self.source >= 0, self.end[:, self.source], np.nan)
 
     @cached_property
+    def needed(self) -> Times:
+        """Time at which each action needed its input."""
+        return self.start + self.lead
+
+    @cached_property
     def begin(self) -> Times:
         """First start of every row."""
         return np.asarray(np.nanmin(self.start, axis=1))
@@ -245,12 +278,12 @@ class Run:
         def right(times: Times, rank: Indices) -> Times:
             return times - offsets[:, rank] - rates[:, rank] * (times - begin)
 
-        mine: dict[str, Any] = {name: right(getattr(self, name), self.rank) for name in OWN}
+        mine: dict[str, Any] = {name: right(getattr(self, name), self.rank) for name in ON_CLOCK}
         return replace(self, **mine, sent=right(self.sent, there))
 
     def taken(self, rows: NDArray[np.bool_]) -> Run:
         """Return the run with some of its rows."""
-        cut: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*OWN, "busy", "sent")}
+        cut: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*ON_CLOCK, *OTHERS)}
         return replace(self, step=self.step[rows], copy=self.copy[rows], order=self.order[rows],
                        **cut)  # fmt: skip
 
@@ -271,8 +304,11 @@ class Run:
 FEW, WARM_UP = 4, 1.5
 """Minimum number of steps with a warm-up, and its minimum ratio to the others' median."""
 
-OWN = ("start", "end", "issued", "waited", "posted", "began", "arrived")
+ON_CLOCK = ("start", "end", "issued", "waited", "inside", "posted", "began", "arrived")
 """Fields with times on the clock of the action's rank."""
+
+OTHERS = ("busy", "lead", "sent")
+"""Fields with other times."""
 
 
 def sources_of(schedule: Schedule) -> Indices:
@@ -303,10 +339,12 @@ def run_of(observed: Observed, orders: Orders) -> Run:
     actions = observed.actions
     shape = (len(orders.step), len(schedule))
     at = np.stack(orders.rows)
-    unknown: dict[str, Any] = {name: np.full(shape, np.nan) for name in (*OWN, "busy", "sent")}
+    unknown: dict[str, Any] = {name: np.full(shape, np.nan) for name in (*ON_CLOCK, *OTHERS)}
+    unknown |= {"lead": np.zeros(shape), "inside": np.full(shape, np.nan)}
     run = Run(
         orders.schedules, orders.step, orders.copy, orders.order, observed.steps,
-        _hosts(observed), pauses=observed.pauses, **unknown,
+        _hosts(observed), pauses=observed.pauses, locations=observed.locations,
+        backend=observed.backend, device=observed.device, **unknown,
     )  # fmt: skip
     for number in range(len(orders.schedules)):
         here = np.flatnonzero(orders.order == number)
@@ -333,8 +371,22 @@ def _join_groups(run: Run) -> None:
     first, behind = group_bounds(run.schedule.actions)
     for begin in np.unique(first[behind - first > 1]).tolist():
         part = slice(begin, int(behind[begin]))
-        run.start[:, part] = run.start[:, part].min(axis=1, keepdims=True)
+        starts = run.start[:, part].copy()
+        upto = np.full(len(starts), -np.inf)
+        computed = np.zeros(len(starts))
+        for member in range(part.start, part.stop):
+            # What no member before it has computed is its own.
+            own = np.maximum(run.end[:, member] - np.fmax(run.start[:, member], upto), 0.0)
+            after = run.start[:, member] >= upto
+            run.lead[:, member] = np.where(after, computed, 0.0)
+            run.inside[:, member] = np.where(after & (computed > 0), upto, np.nan)
+            computed = computed + own
+            upto = np.fmax(upto, run.end[:, member])
         run.end[:, part] = run.end[:, part].max(axis=1, keepdims=True)
+        run.start[:, part] = run.end[:, part] - computed[:, None]
+        together = (starts == starts[:, :1]).all(axis=1)
+        run.start[together, part] = starts[together]
+        run.lead[together, part], run.inside[together, part] = 0.0, np.nan
         run.issued[:, part] = run.issued[:, part].min(axis=1, keepdims=True)
 
 

@@ -73,11 +73,11 @@ class Slowdown:
 def slowdown(replay: Replay) -> Slowdown:
     """Replay a run with ideal times, wholly and in part."""
     run = replay.run
-    times, delays = replay.times, replay.transfers.delay
+    times, messages = replay.times, replay.transfers.in_flight
     ideal = ideal_times(run, times)
-    quick = ideal_delays(replay)
+    quick = ideal_messages(replay)
     rows = replay.lengths(ideal, quick)
-    actual, best = replay.steps(times, delays), run.slowest(rows)
+    actual, best = replay.steps(times, messages), run.slowest(rows)
 
     def only(mask: Times | np.ndarray) -> Times:
         """Return every row with ideal times but for those in a mask of columns."""
@@ -105,8 +105,8 @@ def slowdown(replay: Replay) -> Slowdown:
     last = (run.stage == schedule.stages - 1)[None, :]
     return Slowdown(
         actual, best,
-        replay.steps(np.where(last, ideal, times), delays),
-        replay.steps(np.where(slow, ideal, times), delays),
+        replay.steps(np.where(last, ideal, times), messages),
+        replay.steps(np.where(slow, ideal, times), messages),
         tuple(map(ratio, by_stage)), tuple(of_rank), tuple(of_copy),
         {name: ratio(lengths) for name, lengths in kinds.items()},
     )  # fmt: skip
@@ -140,10 +140,10 @@ def ideal_times(run: Run, times: Times) -> Times:
     return ideal
 
 
-def ideal_delays(replay: Replay) -> Times:
+def ideal_messages(replay: Replay) -> Times:
     """Return the median of all messages, for every action that receives one."""
-    run, delay = replay.run, replay.transfers.delay
+    run, messages = replay.run, replay.transfers.in_flight
     receives = run.source >= 0
     if not receives.any():
-        return delay
-    return np.where(receives, np.full_like(delay, np.median(delay[:, receives])), 0.0)
+        return messages
+    return np.where(receives, np.median(messages[:, receives]), 0.0) * np.ones_like(messages)

@@ -1,55 +1,94 @@
-"""Times of messages: their delays, and their waits for other messages.
+"""Times of messages: how long each is in flight once both its ends are ready.
 
-A trace has the time at which the target received a message. If the target waited for it, that is
-its arrival. If the target was busy, the arrival is unknown. Then the message is assumed to take the
-typical time of its link, but to arrive before its action began.
+A message leaves when its sender has made it and its receiver has posted the receive, as the p2p
+mode of the run has it. What is before that is a wait of the schedule, and no time of the link. A
+trace tells the end of a message only if its receiver waited for it. If the receiver was busy, the
+message is taken to take as long as its link typically does, but to be over before its action
+began.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.diagnosis.cancellation import check_cancelled
+from debubble.diagnosis.head_of_line import behind_by_starts, behind_others
 from debubble.diagnosis.observed import Indices, Times
+from debubble.diagnosis.p2p_modes import (
+    FITTED_MODES,
+    OVERLAPPED,
+    FittedMode,
+    MessageRules,
+    rendezvous,
+    rules_of,
+)
 from debubble.diagnosis.run import Run
+from debubble.diagnosis.walk import walk_of
 
 QUICK = 0.1
-"""Quantile of the messages of a link that is the time of a message without a queue."""
-
-CLOSE, MOSTLY = 0.3, 0.7
-"""Maximum distance of equal times, as a share of a transfer, and minimum share of all delay that a
-systematic pattern explains."""
+"""Quantile of the messages of a link that is the time of its quickest ones."""
 
 LATE = 2.0
 """Minimum ratio of a held-up message's time to the typical one of its link."""
 
+CLEARLY, ROUNDING = 0.7, 1e-3
+"""Maximum ratio of a clearly better mode's distance to that of an earlier one, and minimum
+reduction of that distance as a share of a typical action."""
+
+MOST_ROWS = 8
+"""Maximum number of rows for the comparison of modes."""
+
+MOST_ROUNDS = 32
+"""Maximum number of messages of a queue that hold up each other one after the other."""
+
 
 @dataclass(frozen=True, eq=False)
 class MessageTimes:
-    """Delays of a run's messages, in seconds."""
+    """Times of a run's messages in seconds, by the action that receives each.
 
-    delay: Times
-    """Time from the production to the arrival of each action's input, shape ``(rows, actions)``; 0
-    without an input."""
+    Times of single messages have the shape ``(rows, actions)``.
+    """
+
+    mode: FittedMode
+    """P2p mode that explains the starts of actions best."""
+    off: float
+    """Mean distance of starts from that mode, as a share of a typical action."""
+    left: Times
+    """Time at which both ends were ready; NaN without an input."""
+    in_flight: Times
+    """Time from there until the message was over; 0 without an input."""
     seen: NDArray[np.bool_]
-    """Mask of measured delays, shape ``(rows, actions)``."""
+    """Mask of measured messages."""
     reported: NDArray[np.bool_]
-    """Mask of messages with a receive time in the trace, measured delay or not."""
-    typical: Times
-    """Median time of every directed link, ``typical[source * ranks + target]``; NaN for unused
-    links."""
+    """Mask of messages with a receive time in the trace, measured or not."""
+    held: Times
+    """Time until which an action waits for messages that its rank does not need yet; −∞ if for
+    none."""
+    held_by: Indices
+    """Other rank of the last of those messages, −1 for none."""
     by_copy: Times
     """Median time of every link of every copy, shape ``(copies, ranks * ranks)``."""
     quickest: Times
-    """Time of the quickest messages of every directed link, indexed like `typical`."""
+    """Time of the quickest messages of every link of every copy, of the same shape."""
     behind: Times
-    """Part of `delay` spent in the queue of another message."""
-    held_up: NDArray[np.bool_]
-    """Mask of messages that a busy receiver held up: their `delay` ends at the receive, and is not
-    the transfer time."""
+    """Part of `in_flight` spent in the queue of another message."""
+
+    @property
+    def over(self) -> Times:
+        """Time at which each message was over; NaN without an input."""
+        return self.left + self.in_flight
+
+    @cached_property
+    def typical(self) -> Times:
+        """Median time of every directed link, ``typical[source * ranks + target]``; NaN for unused
+        links.
+        """
+        return np.asarray(np.median(self.by_copy, axis=0))
 
     def usual(self, run: Run) -> Times:
         """Return the typical time of each action's input link, 0 without an input."""
@@ -58,100 +97,197 @@ class MessageTimes:
 
 def transfers_of(run: Run) -> MessageTimes:
     """Return the times of a run's messages; the run is on one clock."""
-    receives = run.source >= 0
-    made, busy_until = run.produced, np.fmax(run.before, run.began)
+    some = np.zeros(run.rows, dtype=bool)
+    some[np.unique(np.linspace(0, run.rows - 1, MOST_ROWS).astype(int))] = True
+    sample = run.taken(some) if run.rows > MOST_ROWS else run
+    modes = list(FITTED_MODES)
+    if _reported(run).any():
+        # Without messages in the trace, only a late host and not a mode explains such waits.
+        modes.insert(1, _meeting(sample))
+    best, least = OVERLAPPED, np.inf
+    for mode in modes:
+        check_cancelled()
+        fit = _fit(sample, mode)
+        if fit is not None and fit.off < min(least * CLEARLY, least - ROUNDING):
+            best, least = mode, fit.off
+    found = _fit(run, best)
+    assert found is not None, "every run fits without waits for receivers"
+    return found.times()
+
+
+def _meeting(run: Run) -> FittedMode:
+    """Return the mode in which messages need their receivers, on all links but those of buffers."""
+    free, meeting = _fit(run, OVERLAPPED), _fit(run, rendezvous())
+    assert free is not None and meeting is not None
+    buffered = [
+        link for link in np.unique(run.link[run.link >= 0]).tolist()
+        if free.off_on(run.link == link) < CLEARLY * meeting.off_on(run.link == link)
+    ]  # fmt: skip
+    return rendezvous(frozenset(buffered))
+
+
+def _reported(run: Run) -> NDArray[np.bool_]:
     there = np.fmin(run.arrived, run.waited)
-    reported = ~np.isnan(there) & receives
-    with np.errstate(invalid="ignore"):
-        in_wait = reported & (there > busy_until + run.moment) & (made >= busy_until - run.moment)
-    delay = np.where(in_wait, np.maximum(there - made, 0.0), np.nan)
-    sample = delay if reported.any() else _from_starts(run, busy_until)
-    quickest = _typical(run, sample, QUICK)
-    if reported.any():
-        # With queues, most of the messages that a rank waits for may be held up.
-        least = _of_links(run, quickest)
-        queued = _behind(run, np.nan_to_num(sample), in_wait, least, there) > 0
-        sample = np.where(queued, np.nan, sample)
-    typical = _typical(run, sample, 0.5)
-    usual = _of_links(run, typical)
-    with np.errstate(invalid="ignore"):
-        # A receive that is posted late begins its transfer late; one that is held up takes longer.
-        held_up = (
-            reported & ~in_wait & (there > busy_until + LATE * usual + run.moment) & (made < there)
-        )
-    delay = np.where(held_up, there - made, delay)
-    if not reported.any():
-        queued = _queued_by_starts(run, busy_until, _of_links(run, quickest))
-        sample = np.where(queued, np.nan, sample)
-        typical = _typical(run, sample, 0.5)
-        usual = _of_links(run, typical)
-        delay = np.where(queued, np.maximum(run.start - made, usual), np.nan)
-    seen = ~np.isnan(delay)
-    # A message arrives before its action begins, whatever the time of its link.
-    with np.errstate(invalid="ignore"):
-        latest = np.maximum(run.start - made, 0.0)
-    delay = np.where(seen, delay, np.fmin(usual, latest))
-    delay = np.where(receives, delay, 0.0)
-    if reported.any():
-        behind = _behind(run, delay, seen, usual, there)
-    else:
-        behind = np.where(seen, delay - usual, 0.0)
-    return MessageTimes(delay, seen, reported, np.median(typical, axis=0), typical,
-                        quickest.min(axis=0), behind, held_up)  # fmt: skip
+    reported: NDArray[np.bool_] = ~np.isnan(there) & (run.source >= 0)
+    return reported
 
 
-def _from_starts(run: Run, busy_until: Times) -> Times:
-    """Return delays inferred from late starts, for a trace without messages."""
-    with np.errstate(invalid="ignore"):
-        waits = (run.start > busy_until + run.moment) & (run.produced >= busy_until - run.moment)
-        late = run.issued > run.produced + run.moment
-    return np.where(waits & ~late, np.maximum(run.start - run.produced, 0.0), np.nan)
+@dataclass(eq=False)
+class _Fit:
+    """A run in a p2p mode; times as in :class:`MessageTimes`."""
+
+    run: Run
+    mode: FittedMode
+    parts: list[tuple[Indices, MessageRules]]
+    """Rows of every order, and the rules of its messages by columns of the run."""
+
+    def __post_init__(self) -> None:
+        run = self.run
+        self.receives = run.source >= 0
+        self.reported = _reported(run)
+        told = self.reported.any()
+        self.there = np.fmin(run.arrived, run.waited) if told else run.needed
+        self.base = run.produced.copy()
+        self.buffered = np.ones_like(self.receives)
+        self.free0 = np.fmax(np.fmax(run.before, run.inside), run.began)
+        for rows, rules in self.parts:
+            at = np.flatnonzero(rules.posted >= 0)
+            self.buffered[at] = False
+            cells = np.ix_(rows, at)
+            self.base[cells] = np.fmax(self.base[cells], run.end[np.ix_(rows, rules.posted[at])])
+        with np.errstate(invalid="ignore"):
+            late = run.issued > self.base + run.moment
+        self.told = self.reported if told else ~late & run.known & self.receives
+        self.exact = told
+        self._solve()
+
+    def _solve(self) -> None:
+        """Set when messages left and were over, and until when ranks wait for them."""
+        run = self.run
+        usual = np.zeros_like(run.start)
+        self.held = np.full_like(run.start, -np.inf)
+        self.left = self.base
+        for rounds in range(MOST_ROUNDS):
+            with np.errstate(invalid="ignore"):
+                self.seen = self.told & (self.there > self.free0 + run.moment)
+                if rounds:
+                    # It was there long before; the receiver was late to take it.
+                    waited = self.free0 > self.left + LATE * usual + run.moment
+                    self.seen &= ~(waited & self.buffered)
+                if not self.exact:
+                    # Else the host may have been late, or another message is over last.
+                    free = np.fmax(self.free0, self._waits(self.left)[1])
+                    self.seen &= self.left >= free - run.moment
+                self.in_flight = np.where(self.seen, self.there - self.left, np.nan)
+                self.in_flight = np.maximum(self.in_flight, 0.0)
+            if rounds < 3:
+                self.by_copy = typical_of(run, self.in_flight, 0.5)
+                usual = _of_links(run, self.by_copy)
+            over = np.fmin(self.left + usual, np.fmax(run.needed, self.left))
+            over = np.where(self.seen, np.fmax(self.there, self.left), over)
+            left, held = self._waits(over)
+            if rounds > 2 and np.array_equal(left, self.left, equal_nan=True):
+                break
+            self.left, self.held = left, held
+
+    def _waits(self, over: Times) -> tuple[Times, Times]:
+        """Return when messages left, and until when actions wait for others, from their ends."""
+        left, held = self.base.copy(), np.full_like(over, -np.inf)
+        for rows, rules in self.parts:
+            for ahead in rules.ahead:
+                at = np.flatnonzero(ahead >= 0)
+                cells = np.ix_(rows, at)
+                left[cells] = np.fmax(left[cells], over[np.ix_(rows, ahead[at])])
+            for waiting in (rules.held, rules.taken):
+                at = np.flatnonzero(waiting >= 0)
+                if not len(at):
+                    continue
+                at = at[np.argsort(waiting[at], kind="stable")]
+                begins = np.flatnonzero(np.diff(waiting[at], prepend=-1))
+                last = np.fmax.reduceat(over[np.ix_(rows, at)], begins, axis=1)
+                cells = np.ix_(rows, waiting[at[begins]])
+                held[cells] = np.fmax(held[cells], last)
+        return left, self.run.in_groups(held, np.fmax)
+
+    @property
+    def off(self) -> float:
+        """Mean distance of starts from the mode, as a share of a typical action."""
+        return self.off_on(self.run.counted)
+
+    def off_on(self, some: NDArray[np.bool_]) -> float:
+        """Return the mean distance of the starts of some actions, as a share of a typical one."""
+        run = self.run
+        apart = self.apart[:, some]
+        apart = apart[~np.isnan(apart)]
+        return float(apart.mean()) / run.typical if run.typical and apart.size else 0.0
+
+    @cached_property
+    def apart(self) -> Times:
+        """Distance of every start from the mode, in seconds."""
+        run = self.run
+        with np.errstate(invalid="ignore"):
+            there = self.left + _of_links(run, self.by_copy) - run.lead
+            there = run.in_groups(np.where(self.receives, there, -np.inf), np.fmax)
+            due = np.fmax(np.fmax(run.before, self.held), there)
+            return np.abs(run.start - np.fmax(due, run.begin[:, None]))
+
+    def times(self) -> MessageTimes:
+        """Return the times of messages."""
+        run = self.run
+        usual = _of_links(run, self.by_copy)
+        behind = np.zeros_like(usual)
+        if not self.mode.queued:
+            quickest = _of_links(run, typical_of(run, self.in_flight, QUICK))
+            behind = self._behind(np.nan_to_num(self.in_flight), quickest)
+            plain = np.where(behind > 0, np.nan, self.in_flight)
+            self.by_copy = typical_of(run, plain, 0.5)
+            usual = _of_links(run, self.by_copy)
+        with np.errstate(invalid="ignore"):
+            # A message is over before its action needs it, whatever the time of its link.
+            latest = np.maximum(run.needed - self.left, 0.0)
+        in_flight = np.where(self.seen, self.in_flight, np.fmin(usual, latest))
+        in_flight = np.where(self.receives, in_flight, 0.0)
+        if behind.any():
+            behind = self._behind(in_flight, usual)
+        # An action began when it had not to wait any more.
+        held = np.fmin(self.held, run.start)
+        return MessageTimes(
+            self.mode, self.off, np.where(self.receives, self.left, np.nan), in_flight, self.seen,
+            self.reported, held, self._held_by(), self.by_copy,
+            typical_of(run, np.where(self.seen, in_flight, np.nan), QUICK), behind,
+        )  # fmt: skip
+
+    def _behind(self, in_flight: Times, usual: Times) -> Times:
+        late = self.seen & (in_flight > LATE * usual + self.run.moment)
+        if not late.any():
+            return np.zeros_like(in_flight)
+        look = behind_others if self.exact else behind_by_starts
+        return look(self.run, late, self.left, self.there, in_flight, usual)
+
+    def _held_by(self) -> Indices:
+        """Return the other rank of the messages that hold up each action, −1 for none."""
+        run = self.run
+        found = np.full(len(run.rank), -1)
+        for _, rules in self.parts:
+            for waiting, other in ((rules.held, run.rank), (rules.taken, run.rank[run.source])):
+                at = np.flatnonzero(waiting >= 0)
+                found[waiting[at]] = other[at]
+        return np.maximum(found, run.in_groups(found[None, :], np.maximum)[0])
 
 
-def _queued_by_starts(run: Run, busy_until: Times, usual: Times) -> NDArray[np.bool_]:
-    """Return a mask of messages in the queue of others, for a trace without messages.
-
-    Such an action is late and begins one transfer after the arrival of another message at its
-    sender, or of the previous message on its link. If most of the lateness does not fit that
-    pattern, it has another reason and the mask is empty.
-    """
-    found = np.zeros(run.start.shape, dtype=bool)
-    receives = np.flatnonzero(run.source >= 0)
-    giver, taker = run.rank[run.source[receives]], run.rank[receives]
-    with np.errstate(invalid="ignore"):
-        due = np.fmax(busy_until, run.produced + usual)
-        late = np.where(run.issued > run.produced + run.moment, 0.0, run.start - due)
-        held = (late > LATE * usual + run.moment) & (run.source >= 0)
-        # Without a wait, a message is assumed to arrive after its usual time.
-        waited = run.start > busy_until + run.moment
-    there = np.where(waited, run.start, run.produced + usual)
-    for row in np.flatnonzero(held.any(axis=1)).tolist():
-        made = run.produced[row, receives]
-        came = _one_by_one(run.link[receives], made, there[row, receives], usual[row, receives])
-        for at in np.flatnonzero(held[row]).tolist():
-            source, target = run.rank[run.source[at]], run.rank[at]
-            ahead = (taker == source) & (made > run.produced[row, at])
-            ahead |= (giver == source) & (taker == target) & (made < run.produced[row, at])
-            apart = np.abs(run.start[row, at] - usual[row, at] - came[ahead])
-            found[row, at] = bool((apart < CLOSE * usual[row, at] + run.moment).any())
-    explained = float(late[found].sum())
-    if explained < MOSTLY * float(late[held].sum()):
-        found[:] = False
-    return found
+def _fit(run: Run, mode: FittedMode) -> _Fit | None:
+    """Return a run in a p2p mode; None if one of its orders cannot run in the mode."""
+    parts = []
+    for number in np.unique(run.order).tolist():
+        schedule = run.orders[number]
+        rules = rules_of(mode, schedule)
+        if rules is None or walk_of(schedule, mode) is None:
+            return None
+        parts.append((np.flatnonzero(run.order == number), rules.placed(run.column(number))))
+    return _Fit(run, mode, parts)
 
 
-def _one_by_one(links: Indices, made: Times, there: Times, usual: Times) -> Times:
-    """Return the earliest arrivals of messages if none overtakes another on its link."""
-    came = there.copy()
-    for link in np.unique(links).tolist():
-        mine = np.flatnonzero(links == link)
-        mine = mine[np.argsort(made[mine])]
-        each = np.arange(len(mine)) * usual[mine]
-        came[mine] = np.maximum.accumulate(there[mine] - each) + each
-    return came
-
-
-def _typical(run: Run, sample: Times, share: float) -> Times:
+def typical_of(run: Run, sample: Times, share: float) -> Times:
     """Return a quantile of every link of every copy, shape ``(copies, ranks * ranks)``.
 
     A link without messages in a copy has the quantile of all copies, or else of all links.
@@ -175,35 +311,3 @@ def _typical(run: Run, sample: Times, share: float) -> Times:
 def _of_links(run: Run, typical: Times) -> Times:
     """Return the time of each action's input link in every row, 0 without an input."""
     return np.where(run.link >= 0, typical[run.copy[:, None], run.link[None, :]], 0.0)
-
-
-def _behind(run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there: Times) -> Times:
-    """Return the time that held-up messages waited for earlier ones in a queue.
-
-    Each rank has one queue. A receive posted before the message is sent, or before its own receive,
-    holds it up until the data of that receive arrives. So does a message sent earlier.
-    """
-    behind = np.zeros_like(delay)
-    late = seen & (delay > LATE * usual + run.moment) & (run.source >= 0)
-    others = np.flatnonzero(run.source >= 0)
-    giver, taker = run.rank[run.source[others]], run.rank[others]
-    for row in np.flatnonzero(late.any(axis=1)).tolist():
-        made, posted, arrived = (
-            values[row, others] for values in (run.produced, run.posted, there)
-        )
-        left = np.fmax(run.sent[row, others], made)
-        for at in np.flatnonzero(late[row]).tolist():
-            source, target = run.rank[run.source[at]], run.rank[at]
-            ready, was_there = float(run.produced[row, at]), float(there[row, at])
-            sent = np.fmax(ready, run.sent[row, at])
-            with np.errstate(invalid="ignore"):
-                ahead = (taker == source) & (posted < sent)
-                ahead |= (taker == target) & (posted < run.posted[row, at])
-                ahead |= (giver == source) & (taker != target) & (left < sent)
-                # Its data was produced later, and may have arrived with this message.
-                ahead &= (made > ready) & (made + usual[row, others] <= was_there + run.moment)
-                ahead &= arrived > ready + usual[row, at]
-            if ahead.any():
-                until = min(float(arrived[ahead].max()), was_there)
-                behind[row, at] = min(max(until - ready, 0.0), delay[row, at] - usual[row, at])
-    return behind

@@ -20,25 +20,22 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.observed import Times
-from debubble.diagnosis.replay import Replay, in_blocks, lengths_of, walk
+from debubble.diagnosis.replay import Replay, in_blocks
 from debubble.diagnosis.run import work_of_ranks
 from debubble.diagnosis.times import MILLISECONDS, costs_of
 from debubble.diagnosis.times_under_schedule import shares_of_stages, under_schedule
-from debubble.engine.timeline import Timeline, simulate
+from debubble.engine.measured_timeline import MAX_CELLS, measured_timeline
+from debubble.engine.timeline import Timeline
 from debubble.schedules.registry import entries, find, make
-
-APART = 0.05
-"""Maximum difference of a run from its schedule at median times, as a share of a step, for
-predictions of other schedules without a warning."""
 
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
     """Prediction of a mean step, in seconds without (`before`) and with a change (`after`).
 
-    `plan` is the simulated time of a step of the run's schedule at its median times; its difference
-    from `before` is the part of the run that no model explains. `error` is that of replayed steps,
-    as a share of a step. `timeline` is the drawn step if the schedule is another.
+    `plan` is the time of a step in a model of the run, and `error` the larger one of the model's and
+    the replay's errors, as a share of a step. `timeline` is the drawn step if the schedule is
+    another.
     """
 
     text: str
@@ -53,15 +50,10 @@ class WhatIf:
         """Reduction of the step's time, as a share of the step."""
         return 1 - self.after / self.before
 
-    @property
-    def apart(self) -> float:
-        """Difference of the plan from the run, as a share of the run."""
-        return self.plan / self.before - 1
-
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as plain data."""
         return {"change": self.text, "before": self.before, "after": self.after,
-                "gain": self.gain, "plan": self.plan}  # fmt: skip
+                "gain": self.gain, "plan": self.plan, "error": self.error}  # fmt: skip
 
 
 def predict(replay: Replay, schedule: Schedule, changes: Sequence[Change] = ()) -> float:
@@ -79,22 +71,27 @@ def _predicted(
 ) -> tuple[Times, Times]:
     """Return the time of every row, and the work of its busiest rank; shape ``(rows,)``."""
     run = replay.run
-    slower, times, delays = _to_walk(replay, schedule, changes)
+    slower, times, messages = _to_walk(replay, schedule, changes)
     if schedule is run.schedule:
         # Some rows may have another schedule.
-        return replay.lengths(times, delays), work_of_ranks(schedule, times).max(axis=1)
+        return replay.lengths(times, messages), work_of_ranks(schedule, times).max(axis=1)
     lengths, work = np.zeros((2, run.rows))
     for rows in in_blocks(np.arange(run.rows), 8 * max(len(schedule), len(run.schedule))):
-        theirs = under_schedule(run, times[rows], delays[rows], schedule, slower, replay.layers)
-        lengths[rows] = lengths_of(run, rows, schedule, *theirs)
+        theirs = under_schedule(run, times[rows], messages[rows], schedule, slower, replay.layers)
+        lengths[rows] = replay.walked(rows, schedule, *theirs, _no_leads(schedule, len(rows)))
         work[rows] = work_of_ranks(schedule, theirs[0]).max(axis=1)
     return lengths, work
+
+
+def _no_leads(schedule: Schedule, rows: int) -> Times:
+    """Return leads of groups that need all their inputs from the start."""
+    return np.zeros((rows, len(schedule)))
 
 
 def _changed(
     replay: Replay, changes: Sequence[Change], messages: Times
 ) -> tuple[Times, Times, Times]:
-    """Return times of actions, host delays and message delays, with changes."""
+    """Return times of actions, host delays and messages, with changes."""
     run = replay.run
     times, gaps = replay.times, replay.gaps
     for change in changes:
@@ -111,7 +108,7 @@ def _changed(
 def _to_walk(
     replay: Replay, schedule: Schedule, changes: Sequence[Change]
 ) -> tuple[list[Change], Times, Times]:
-    """Return times of actions and delays of messages with changes, for a walk under a schedule.
+    """Return times of actions and of messages with changes, for a walk under a schedule.
 
     The first result are changes that stay with their ranks under another schedule than the run's.
     """
@@ -120,9 +117,8 @@ def _to_walk(
     own = schedule is replay.run.schedule
     slower = [one for one in changes if one.stays and not own]
     others = [one for one in changes if one not in slower]
-    times, gaps, messages = _changed(replay, others, replay.under_way)
-    late, delays = replay.split(messages)
-    return slower, times + gaps + late, delays
+    times, gaps, messages = _changed(replay, others, replay.transfers.in_flight)
+    return slower, times + gaps, messages
 
 
 def with_changes(replay: Replay, changes: Sequence[Change]) -> WhatIf:
@@ -227,25 +223,29 @@ def _asked(
     after = max(measured * (after / before), min(least, measured))
     return WhatIf(
         ", ".join([*names, *(one.text for one in changes)]), measured, after,
-        simulate(run.schedule, costs_of(replay)).makespan / MILLISECONDS, replay.error,
+        replay.plan, replay.uncertainty,
         _shown(replay, schedule, changes) if names else None,
     )  # fmt: skip
 
 
-def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Timeline:
-    """Return the drawn step under a schedule, in milliseconds."""
+def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Timeline | None:
+    """Return the drawn step under a schedule, in milliseconds; None if it is too large to draw."""
     run, row = replay.run, replay.run.shown
-    slower, times, delays = _to_walk(replay, schedule, changes)
+    if len(schedule) * schedule.ranks > MAX_CELLS:
+        return None
+    slower, times, messages = _to_walk(replay, schedule, changes)
+    leads = None
     if schedule is run.schedule:
         number = int(run.order[row])
         schedule, column = run.orders[number], run.column(number)
-        mine = times[[row]][:, column], delays[[row]][:, column]
+        mine = times[[row]][:, column], messages[[row]][:, column]
+        leads = mine[0] * replay.leads[[row]][:, column]
     else:
-        mine = under_schedule(run, times[[row]], delays[[row]], schedule, slower, replay.layers)
-    graph, shared = walk(schedule)
-    vector = MILLISECONDS * np.concatenate([shared, *(values[0] for values in mine)])
+        mine = under_schedule(run, times[[row]], messages[[row]], schedule, slower, replay.layers)
+    end = replay.walk(schedule).ends(*mine, leads)[0]
+    start = end - mine[0][0]
     costs = schedule.made_for or Costs(time_unit="ms")
-    return Timeline(graph, costs.table(schedule), vector, graph.evaluate(vector))
+    return measured_timeline(schedule, start * MILLISECONDS, end * MILLISECONDS, costs)
 
 
 SUGGESTED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v")

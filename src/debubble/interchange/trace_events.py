@@ -13,6 +13,8 @@ each, with ``args.transfer`` for their number and ``args.from`` and ``args.to`` 
   ``args.waited`` is the time when the rank began to wait for them, in microseconds as ``ts``.
 
 ``otherData.hosts`` has the host of every rank. Times of several hosts are on the clock of rank 0's.
+``otherData.global_ranks`` has the number of every rank in the whole job, ``otherData.backend`` that
+of messages (``gloo``, ``nccl``) and ``otherData.device`` is ``cpu`` or ``gpu``.
 """
 
 from __future__ import annotations
@@ -301,13 +303,15 @@ def run_trace(
     *,
     transfers: Iterable[Transfer] = (),
     hosts: Sequence[str] = (),
+    job: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:
     """Return the trace of a run as pieces of JSON text: computations, waits, and messages.
 
     `times` are start and end of every action in seconds, shape ``(n,)``, by name of the group;
-    `transfers` the messages of the last group, and `hosts` the host of every rank.
+    `transfers` the messages of the last group, and `hosts` the host of every rank. `job` has
+    ``global_ranks``, ``backend`` and ``device`` if known.
     """
-    about = {**described(schedule), "groups": list(times)}
+    about = {**described(schedule), "groups": list(times), **(job or {})}
     if hosts:
         about["hosts"] = list(hosts)
     return document(about, _run_events(schedule, times, transfers))

@@ -74,10 +74,12 @@ def trace(body: bytes, running: Search) -> dict[str, Any]:
         except OSError as error:
             raise RefusedError(f"the files cannot be kept: {error.strerror or error}") from None
         tops = {names[0] for names, _ in parts}
-        root = folder / tops.pop() if len(tops) == 1 else folder
+        opened = tops.pop() if len(tops) == 1 else None
+        root = folder / opened if opened else folder
         try:
             with cancelled_by(partial(_check_wanted, running)):
-                return _view(root, [folder.joinpath(*names) for names, _ in parts], running)
+                files = [folder.joinpath(*names) for names, _ in parts]
+                return _view(root, files, running, opened)
         except DebubbleError as error:
             # The server's folders are not for clients to see.
             text = str(error).replace(f"{folder}/", "").replace(str(folder), "these files")
@@ -95,9 +97,10 @@ def _check_wanted(running: Search) -> None:
         )
 
 
-def _view(root: Path, files: list[Path], running: Search) -> dict[str, Any]:
+def _view(root: Path, files: list[Path], running: Search, opened: str | None) -> dict[str, Any]:
     from debubble.diagnosis.costs_only import has_only_costs
     from debubble.diagnosis.diagnose import diagnose
+    from debubble.diagnosis.next_command import RUN
     from debubble.diagnosis.readers.folder import read as read_folder
     from debubble.view.trace_view import trace_view
 
@@ -118,7 +121,7 @@ def _view(root: Path, files: list[Path], running: Search) -> dict[str, Any]:
             "trace --html'"
         )
     running.progress = {"doing": f"replaying {size:,} actions"}
-    return trace_view(diagnose(observed))
+    return trace_view(diagnose(observed), path=opened or RUN)
 
 
 def _check_unpacked(files: list[Path]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -341,8 +340,8 @@ class Pipeline:
     def _recorded(self, call: str) -> RecordedSteps:
         self._enter(call)
         own = self._engine.recorder.on_clock(self._clock)
-        times, hosts = zip(*self._ranks.channel.gather((own, socket.gethostname())), strict=True)
-        return RecordedSteps.of(self._engine.plan, times, hosts)
+        times, places = zip(*self._ranks.channel.gather((own, self._ranks.place())), strict=True)
+        return RecordedSteps.of(self._engine.plan, times, places)
 
     _pace: Sequence[float] = ()
     """Shortest time of each action of the schedule in seconds, to imitate other hardware."""

@@ -120,7 +120,7 @@ def conventions(timelines: Sequence[Timeline]) -> list[str]:
     lines = [f"times: {times_text(timeline.table.costs, divisor)}" for timeline in simulated]
     if len(simulated) < len(timelines):
         traced = dict.fromkeys(name(timeline) for timeline in timelines if timeline.measured)
-        lines.append(f"times of {' and '.join(traced)}: as in the trace")
+        lines.append(f"times of {' and '.join(traced)}: from the trace")
     lines += [f"slices: {slices_text(cut)}" for cut in timelines if cut.schedule.slices > 1]
     sharded = [timeline.schedule.vocabulary for timeline in timelines]
     lines += [f"vocabulary: {VOCABULARY[number]}" for number in sharded if number]

@@ -20,15 +20,18 @@ from debubble.core.actions import kinds_of
 from debubble.core.units import counted
 from debubble.diagnosis.account import CAUSES, COMPUTE, causes_over_time, edges, plain_wait
 from debubble.diagnosis.diagnose import Diagnosis
-from debubble.diagnosis.findings import TRUSTED, Finding, nothing
+from debubble.diagnosis.findings import Finding
+from debubble.diagnosis.machines import Machines
+from debubble.diagnosis.next_command import RUN, next_command
 from debubble.diagnosis.report import (
     ACCOUNT_TITLE,
     account_columns,
     facts,
-    faster_schedules,
+    finding_text,
     gain_text,
+    headline,
+    notes,
     sentences,
-    untrusted,
     what_if_text,
 )
 from debubble.diagnosis.what_if import WhatIf
@@ -143,6 +146,11 @@ NOT_PLAIN = {P2P: "transfer", MEMORY: "memory"}
 MOST_RANKS = 512
 """Most ranks with a line in the account."""
 
+MACHINES_TITLE = "Ranks of the job"
+
+LEAST_APART = 5e-4
+"""Minimum difference of two shares of idle time that look different."""
+
 ONE_LINE = 1 << 20
 """Width at which nothing is wrapped."""
 
@@ -150,18 +158,19 @@ RankMarks = dict[int, list[Mark]]
 """Marks of every rank."""
 
 
-def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, Any]:
+def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = (), path: str = RUN) -> dict[str, Any]:
     """Return a diagnosis, with answers to further questions, as plain data for a page.
 
     The ``place`` of a finding is ``[timeline, rank, start, end]`` of where to see it, or None;
-    ``said`` and ``notes`` are sentences, ``facts`` a name and a text each, and ``timelines`` is for
-    the component.
+    ``said`` and ``notes`` are sentences, ``facts`` a name and a text each, ``machines`` a table of
+    the ranks, or None if nothing is known of them, and ``timelines`` is for the component. `path`
+    is that of the trace, for the ``next`` command.
     """
     timelines = trace_timelines(found, answers)
     payload = encode(timelines, time_unit="ms")
     lines: RankMarks = {}
     predicted = 0
-    if timelines[0].measured:
+    if _is_drawn(found):
         predicted = 1
         lines = _lines(found)
         add_marks(payload, 0, lines, LOOKS)
@@ -174,21 +183,22 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, An
     payload["timelines"][predicted]["setting"] = f"at the median times of {steps}"
     for place in range(predicted + 1, len(timelines)):
         payload["timelines"][place]["setting"] = f"at the times of {_which_step(found)}"
-    title, *said = sentences(found)
+    said = list(sentences(found))
     said += [line for one in answers for line in what_if_text(one, ONE_LINE)]
     return {
-        "title": title,
+        "title": headline(found),
         "said": said,
         "findings": [
             {
                 "cause": one.cause,
                 "gain": gain_text(one),
-                "text": f"{one.text}. {one.advice}.",
+                "text": finding_text(one),
                 "place": _place(found, lines, one),
             }
             for one in found.findings
         ],
         "notes": list(_notes(found)),
+        "next": next_command(found, path, answers),
         "account": {
             "title": ACCOUNT_TITLE,
             "columns": [
@@ -196,6 +206,7 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, An
                 for column in account_columns(found, MOST_RANKS)
             ],
         },
+        "machines": _machines(found),
         "facts": [list(row) for row in facts(found)],
         "timelines": payload,
     }
@@ -206,11 +217,16 @@ def trace_timelines(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> list[Ti
 
     The observed one is missing if the file of a rank is.
     """
-    seen = [found.timeline] if found.run.known[found.shown].all() else []
+    seen = [found.timeline] if _is_drawn(found) else []
     order = seen[0].schedule if seen else found.schedule
-    predicted = simulate(order, found.costs)
+    predicted = found.predicted if order is found.schedule else simulate(order, found.costs)
     named = [_called(timeline, OBSERVED) for timeline in seen] + [_called(predicted, PREDICTED)]
     return named + [one.timeline for one in answers if one.timeline is not None]
+
+
+def _is_drawn(found: Diagnosis) -> bool:
+    """Return True if the step to draw was traced on all ranks."""
+    return bool(found.run.known[found.shown].all())
 
 
 def _called(timeline: Timeline, name: str) -> Timeline:
@@ -280,14 +296,26 @@ def _place(found: Diagnosis, lines: RankMarks, one: Finding) -> list[float] | No
 
 def _notes(found: Diagnosis) -> Iterable[str]:
     """Yield the sentences below the findings."""
-    if found.replay_error > TRUSTED:
-        yield untrusted(found)
-    if not found.findings:
-        yield nothing(found.beyond, len(found.run.step_times))
-    if others := faster_schedules(found):
-        yield others
-    if not found.run.known[found.shown].all():
-        yield "nothing was traced of a rank: what was observed cannot be drawn"
+    yield from notes(found)
+    drawn = _is_drawn(found)
+    if drawn and abs(found.timeline.bubble_ratio - found.bubble_ratio) > LEAST_APART:
+        yield (
+            f"The drawn step is {_which_step(found)}: its ranks idle "
+            f"{100 * found.timeline.bubble_ratio:.1f} % of it, and "
+            f"{100 * found.bubble_ratio:.1f} % of all steps and copies."
+        )
+    if not drawn:
+        yield "Nothing was traced of a rank: the observed step cannot be drawn."
+
+
+def _machines(found: Diagnosis) -> dict[str, Any] | None:
+    """Return a table of the global rank, host and file of every rank; None if all are unknown."""
+    columns = Machines.of(found.run).columns(MOST_RANKS)
+    if not columns:
+        return None
+    return {"title": MACHINES_TITLE, "columns": [
+        {"title": title, "cells": cells} for title, cells in columns.items()
+    ]}  # fmt: skip
 
 
 STYLE = """<style>
@@ -298,6 +326,7 @@ STYLE = """<style>
   border: 1px solid var(--line); border-radius: 4px; padding: 0 0.5rem; margin-left: 0.5rem;
 }
 .said { max-width: 110ch; color: var(--faint); margin: 0 0 0.6rem; }
+.next code { overflow-wrap: anywhere; user-select: all; }
 :is(th, td):last-child { text-align: right; }
 .facts { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1.2rem; }
 .facts dt { color: var(--faint); }
@@ -305,17 +334,19 @@ STYLE = """<style>
 </style>"""
 
 
-def trace_page(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> str:
-    """Return a self-contained page: findings, timelines, the account, and more answers."""
-    view = trace_view(found, answers)
-    account = view["account"]
-    columns = [Column((one["title"],), tuple(one["cells"])) for one in account["columns"]]
+def trace_page(found: Diagnosis, answers: Sequence[WhatIf] = (), path: str = RUN) -> str:
+    """Return a self-contained page: findings, timelines, the account, and more answers.
+
+    `path` is that of the trace, for the next command.
+    """
+    view = trace_view(found, answers, path)
+    tables = "".join(map(_table, filter(None, (view["account"], view["machines"]))))
     facts = "".join(f"<dt>{_(name)}</dt><dd>{_(text)}</dd>" for name, text in view["facts"])
     return page(
         trace_timelines(found, answers),
         title=view["title"],
         above_html="\n".join([STYLE, *_above(view)]),
-        table_html=f"<p>{_(account['title'])}</p>{html_table(columns)}<dl class=facts>{facts}</dl>",
+        table_html=f"{tables}<dl class=facts>{facts}</dl>",
         payload=view["timelines"],
         memory=False,
         time_unit="ms",
@@ -328,6 +359,12 @@ def _above(view: Mapping[str, Any]) -> Iterable[str]:
     if view["findings"]:
         yield f'<ol class="findings">{"".join(map(_finding, view["findings"]))}</ol>'
     yield from (f'<p class="said">{_(text)}</p>' for text in view["notes"])
+    yield f'<p class="next">Next: <code>{_(view["next"])}</code></p>'
+
+
+def _table(data: Mapping[str, Any]) -> str:
+    columns = [Column((one["title"],), tuple(one["cells"])) for one in data["columns"]]
+    return f"<p>{_(data['title'])}</p>{html_table(columns)}"
 
 
 def _finding(one: Mapping[str, Any]) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import debubble as db
 from debubble.core.errors import ParameterError
+from debubble.diagnosis.readers.folder import read
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.measure.recorded import RecordedSteps
 from debubble.torch.run.report import RunReport
@@ -50,27 +53,34 @@ def test_measured_durations_of_a_kind_and_stage_count_by_their_median() -> None:
     assert predict_timeline(schedule, seconds, 0.5).makespan == pytest.approx(3 * 2.5 + 3 * 4.5)
 
 
-def test_times_of_ranks_become_times_of_the_schedule() -> None:
+def test_times_of_ranks_become_times_of_the_schedule(tmp_path: Path) -> None:
     schedule = db.make("1f1b", ranks=2, microbatches=2)
     plan = ExecutionPlan.of(schedule)
     begin = [np.arange(len(plan.programs[rank])) * 1_000_000 + 5_000 for rank in range(2)]
     times = [
         np.stack([[b, b + 500_000, b - 1_000], [b + 1, b + 700_001, b - 2_000]]) for b in begin
     ]  # fmt: skip
-    measured = RecordedSteps.of(plan, times, ["a", "b"])
+    places = [
+        {"host": host, "global_rank": number, "backend": "gloo", "device": "cpu"}
+        for host, number in (("a", 4), ("b", 6))
+    ]
+    measured = RecordedSteps.of(plan, times, places)
     assert measured.starts.shape == (2, len(schedule))
     assert measured.starts.min() == 0.0
     np.testing.assert_allclose(measured.ends - measured.starts, [[5e-4] * 8, [7e-4] * 8])
     last = max(int(plan.positions[3]), int(plan.positions[7]) - int(plan.lowered.offsets[1]))
     np.testing.assert_allclose(measured.makespans, [last * 1e-3 + 5e-4, last * 1e-3 + 7e-4])
     assert measured.typical == 0
-    assert measured.hosts == ["a", "b"]
     transfers = measured.transfers(0)
     first = transfers[0]
     assert (first.send, first.source, first.receive, first.target) == ("0SEND_F0", 0, "1RECV_F0", 1)
     assert first.send_end - first.send_start == pytest.approx(5e-4)
     assert first.waited - first.posted == pytest.approx(1e-6)
     assert len(transfers) == 4
+    measured.save_trace(tmp_path / "run.json", -1)
+    found = read(tmp_path)
+    assert [(one.global_rank, one.host) for one in found.locations] == [(4, "a"), (6, "b")]
+    assert (found.backend, found.device) == ("gloo", "cpu")
 
 
 def test_what_no_run_can_sleep() -> None:

@@ -1,4 +1,4 @@
-"""Stages with more work than the mean of all."""
+"""Stages that take longer than the others."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from dataclasses import replace
 import numpy as np
 
 from debubble.core.kinds import Kind
-from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow
+from debubble.diagnosis.causes.unexplained import Fault, Unexplained, is_slow, medians_of
+from debubble.diagnosis.observed import Indices, Times
+from debubble.diagnosis.run import PAIR, Run
 
 
 def slow_stages(left: Unexplained) -> Iterator[Fault]:
-    """Yield stages that take longer than the mean of all, or a rank if all its stages do."""
+    """Yield stages that take longer than the others, or a rank if all its stages do."""
     run = left.run
-    medians = left.medians()
-    ideal = np.zeros_like(left.times)
-    for cls in np.unique(run.cls).tolist():
-        columns = np.flatnonzero((run.cls == cls) & run.counted)
-        alike = np.flatnonzero(run.cls == cls)
-        ideal[:, alike] = medians[:, columns].mean(axis=1, keepdims=True)
+    # A member of an overlapped group counts for itself, and is of another class than alone.
+    times = left.times * left.shares
+    cls = run.kind + np.where(run.cls == PAIR, PAIR + 1, 0)
+    medians = medians_of(run, times, cls)
+    ideal = _of_others(run, medians, cls)
     faults = []
     for stage in range(run.schedule.stages):
-        mine = np.flatnonzero((run.stage == stage) & run.counted)
+        mine = np.flatnonzero(run.stage == stage)
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = medians[:, mine].sum(axis=1) / ideal[:, mine].sum(axis=1)
         if not is_slow(ratio):
             continue
-        all_mine = np.flatnonzero(run.stage == stage)
-        share = 1 - ideal[:, all_mine] / np.maximum(medians[:, all_mine], 1e-30)
+        share = 1 - ideal[:, mine] / np.maximum(medians[:, mine], 1e-30)
         excess = np.zeros_like(left.times)
-        excess[:, all_mine] = left.times[:, all_mine] * share
+        excess[:, mine] = times[:, mine] * share
+        # Members of a group have the time of the group.
+        excess = run.in_groups(excess, np.add)
         by_kind = {}
         for kind in np.unique(run.kind[mine]).tolist():
             at = mine[run.kind[mine] == kind]
@@ -39,6 +41,27 @@ def slow_stages(left: Unexplained) -> Iterator[Fault]:
         fault = left.fault("slow-stage", excess, where, ratio.mean())
         faults.append(replace(fault, by_kind=by_kind))
     yield from _whole_ranks(left, faults)
+
+
+def _of_others(run: Run, medians: Times, cls: Indices) -> Times:
+    """Return the median over the other stages for each action's stage and class.
+
+    An action of a class that no other stage has keeps its own.
+    """
+    found = medians.copy()
+    for one in np.unique(cls).tolist():
+        alike = cls == one
+        stages = np.unique(run.stage[alike])
+        each = np.stack(
+            [medians[:, alike & (run.stage == stage)].mean(axis=1) for stage in stages.tolist()],
+            axis=1,
+        )
+        for place, stage in enumerate(stages.tolist()):
+            others = np.delete(each, place, axis=1)
+            if others.size:
+                mine = np.flatnonzero(alike & (run.stage == stage))
+                found[:, mine] = np.median(others, axis=1)[:, None]
+    return found
 
 
 def _whole_ranks(left: Unexplained, faults: list[Fault]) -> list[Fault]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
-from debubble.diagnosis.observed import Times
+from debubble.diagnosis.observed import Indices, Times
 from debubble.diagnosis.run import Run
 
 LEAST = 1.03
@@ -62,10 +62,12 @@ class Unexplained:
     times: Times
     gaps: Times
     """Host delays before actions in seconds; like `times` of shape ``(rows, actions)``."""
+    shares: Times
+    """Share of every action in its overlapped group, 1 for actions alone; of the same shape."""
 
     def less(self, fault: Fault) -> Unexplained:
         """Return the times that remain after another fault."""
-        return Unexplained(self.run, self.times - fault.excess, self.gaps - fault.late)
+        return replace(self, times=self.times - fault.excess, gaps=self.gaps - fault.late)
 
     def fault(
         self, cause: str, excess: Times, where: dict[str, int], size: float = math.nan
@@ -85,35 +87,11 @@ class Unexplained:
 
     def cells(self) -> Iterator[NDArray[np.int64]]:
         """Yield the actions of every (stage, class)."""
-        run = self.run
-        keys = run.stage * 64 + run.cls
-        for key in np.unique(keys).tolist():
-            yield np.flatnonzero(keys == key)
+        return cells_of(self.run.stage, self.run.cls)
 
     def medians(self) -> Times:
-        """Return the median of each action's stage and class in each row.
-
-        If up to half of the forwards take far longer than the others and no backwards do, as during
-        garbage collection of the host, it is the median of the other forwards.
-        """
-        run = self.run
-        found = np.zeros_like(self.times)
-        spread = np.ones((run.rows, run.schedule.stages))
-        stands: list[tuple[int, NDArray[np.int64], Times]] = []
-        for columns in self.cells():
-            times = self.times[:, columns]
-            found[:, columns] = usual = np.median(times, axis=1, keepdims=True)
-            low = np.quantile(times, 0.25, axis=1, keepdims=True, method="lower")
-            stage = int(run.stage[columns[0]])
-            if run.cls[columns[0]] in FORWARD_KINDS:
-                stands.append((stage, columns, np.where(usual > OUTLIER * low, low, usual)))
-            else:
-                apart = (usual / np.maximum(low, 1e-30))[:, 0]
-                spread[:, stage] = np.maximum(spread[:, stage], apart)
-        for stage, columns, usual in stands:
-            steady = spread[:, stage] < FAR
-            found[np.ix_(steady, columns)] = usual[steady]
-        return found
+        """Return the median of each action's stage and class in each row."""
+        return medians_of(self.run, self.times, self.run.cls)
 
     def only_rank(self, excess: Times) -> dict[str, int]:
         """Return the rank with most of an excess, or an empty dict if there is none."""
@@ -130,3 +108,35 @@ def is_slow(ratio: Times) -> bool:
     mean = float(ratio.mean())
     error = float(ratio.std() / np.sqrt(len(ratio)))
     return mean > LEAST and (mean - 1 > SURE * error or float((ratio > FAR).mean()) > SOME)
+
+
+def cells_of(stage: Indices, cls: Indices) -> Iterator[NDArray[np.int64]]:
+    """Yield the actions of every (stage, class)."""
+    keys = stage * 64 + cls
+    for key in np.unique(keys).tolist():
+        yield np.flatnonzero(keys == key)
+
+
+def medians_of(run: Run, times: Times, cls: Indices) -> Times:
+    """Return the median of each action's stage and class in each row, for any classes.
+
+    If up to half of the forwards take far longer than the others and no backwards do, as during
+    garbage collection of the host, it is the median of the other forwards.
+    """
+    found = np.zeros_like(times)
+    spread = np.ones((run.rows, run.schedule.stages))
+    stands: list[tuple[int, NDArray[np.int64], Times]] = []
+    for columns in cells_of(run.stage, cls):
+        mine = times[:, columns]
+        found[:, columns] = usual = np.median(mine, axis=1, keepdims=True)
+        low = np.quantile(mine, 0.25, axis=1, keepdims=True, method="lower")
+        stage = int(run.stage[columns[0]])
+        if cls[columns[0]] in FORWARD_KINDS:
+            stands.append((stage, columns, np.where(usual > OUTLIER * low, low, usual)))
+        else:
+            apart = (usual / np.maximum(low, 1e-30))[:, 0]
+            spread[:, stage] = np.maximum(spread[:, stage], apart)
+    for stage, columns, usual in stands:
+        steady = spread[:, stage] < FAR
+        found[np.ix_(steady, columns)] = usual[steady]
+    return found

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -18,7 +19,14 @@ from numpy.typing import ArrayLike, NDArray
 from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
-from debubble.diagnosis.observed import ClockSharing, Columns, Observed, ObservedActions, Pauses
+from debubble.diagnosis.observed import (
+    ClockSharing,
+    Columns,
+    Location,
+    Observed,
+    ObservedActions,
+    Pauses,
+)
 from debubble.diagnosis.readers.messages import BLOCK, Receives, Sends, packed, paired
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.whole_steps import whole_steps
@@ -126,16 +134,16 @@ class Collected:
         ranks: int = 0,
         copies: int = 0,
         unit: float = NAN,
-        hosts: Mapping[tuple[int, int], str] | None = None,
+        locations: Mapping[tuple[int, int], Location] | None = None,
         clocks: ClockSharing = "one",
         **others: Any,
     ) -> Observed:
         """Return all rows as columns, with times from the earliest event on.
 
-        `hosts` are by copy and rank; `ranks` and `copies` are numbers of the format, 0 if it has
-        none. If all actions take exactly one `unit` of seconds, nothing was measured. `others` are
-        fields of :class:`Observed`. Raise FormatError when no step is complete, or nothing was
-        measured.
+        `locations` are by copy and rank, with paths as files; `ranks` and `copies` are numbers of
+        the format, 0 if it has none. If all actions take exactly one `unit` of seconds, nothing
+        was measured. `others` are fields of :class:`Observed`. Raise FormatError when no step is
+        complete, or nothing was measured.
         """
         actions = self._rows("actions", ObservedActions)
         self._check_numbers()
@@ -170,15 +178,25 @@ class Collected:
                 f"{self.where}: {copies:,} copies of {ranks:,} ranks; they are {MAX_PLACES:,} at "
                 "most in all"
             )
-        names = hosts or {}
-        known = [names.get(divmod(at, ranks), "") for at in range(copies * ranks)]
+        given = {place: self._seen_from_folder(one) for place, one in (locations or {}).items()}
+        nowhere = Location()
+        known = [given.get(divmod(at, ranks), nowhere) for at in range(copies * ranks)]
         present = np.bincount(actions.copy * ranks + actions.rank, minlength=copies * ranks)
         missing = [divmod(each, ranks) for each in np.flatnonzero(present == 0).tolist()]
         return Observed(
             format, ranks, copies, steps, since(zero, actions), since(zero, messages),
-            since(zero, pauses), tuple(known) if any(known) else (), clocks, missing=tuple(missing),
-            taken_for=dict(taken_for), left_out=dict(self.left_out), **others,
+            since(zero, pauses), tuple(known) if given else (), clocks=clocks,
+            missing=tuple(missing), taken_for=dict(taken_for), left_out=dict(self.left_out),
+            **others,
         )  # fmt: skip
+
+    def _seen_from_folder(self, one: Location) -> Location:
+        """Return a location with its file's path from the folder, and without empty texts."""
+        file = one.file
+        if file is not None:
+            path, folder = Path(file), Path(self.where)
+            file = str(path.relative_to(folder)) if folder in path.parents else path.name
+        return replace(one, host=one.host or None, file=file)
 
     def _check_numbers(self) -> None:
         """Raise FormatError if numbers of actions are outside of their limits."""

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ from debubble.core.kinds import (
     TRANSFER_KINDS,
     Kind,
 )
-from debubble.diagnosis.observed import ALONE, Observed, Times, Whole
+from debubble.diagnosis.observed import ALONE, Location, Observed, Times, Whole
 from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
@@ -35,6 +35,8 @@ from debubble.diagnosis.readers.messages import grouped
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.trace_events import GROUP, PAIRED
+
+T = TypeVar("T")
 
 NAME = "debubble"
 MARKS: tuple[bytes, ...] = ()
@@ -106,28 +108,33 @@ def recognizes(head: bytes) -> bool:
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read one file, or one for each step; raise FormatError when all times are simulated ones."""
     collected = Collected(where, left_out)
-    hosts: tuple[str, ...] = ()
+    described: Mapping[str, Any] = {}
+    first: Path | None = None
     ranks = 0
-    at, acted = 0.0, False
+    at = 0.0
     told = read_each(_read_file, files, left_out)
-    for number_of_step, (_, (events, about)) in enumerate(told):
+    for number_of_step, (path, (events, about)) in enumerate(told):
         if "time_unit" in about:
             left_out[SIMULATED] += 1
             continue
-        found = about.get("hosts")
-        if isinstance(found, list) and all(isinstance(name, str) for name in found[:GROUP]):
-            hosts = tuple(found[:GROUP])
+        described = about
         ranks = max(ranks, whole(about.get("ranks"), GROUP))
         if events is not None and (events.sort == ACTION).any():
             at = _add(collected, number_of_step, events, at)
-            acted = True
-    if not acted:
+            first = first or path
+    if first is None:
         if left_out[SIMULATED]:
             raise FormatError(
                 f"{where}: its times are simulated, not measured; 'debubble run' and "
                 "Pipeline.trace() write measured ones"
             )
         raise FormatError(f"{where}: no event is called like an action, for instance 3F7")
+    hosts = _each(described, "hosts", str)
+    numbers = _each(described, "global_ranks", int)
+    locations = {
+        (0, rank): Location(numbers.get(rank), hosts.get(rank), str(first)) for rank in range(ranks)
+    }
+    backend, device = described.get("backend"), described.get("device")
     return collected.observed(
         NAME,
         {
@@ -137,9 +144,18 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "step": "one a file",
             "clock": "that of rank 0's host, as the run has aligned them",
         },
-        ranks=ranks, unit=MICROSECONDS, hosts={(0, rank): name for rank, name in enumerate(hosts)},
-        clocks="hosts" if len(set(hosts)) > 1 else "one",
+        ranks=ranks, unit=MICROSECONDS, locations=locations,
+        clocks="hosts" if len(set(hosts.values())) > 1 else "one",
+        backend=backend if isinstance(backend, str) else "",
+        device=device if device in ("cpu", "gpu") else "",
     )  # fmt: skip
+
+
+def _each(described: Mapping[str, Any], key: str, type_: type[T]) -> dict[int, T]:
+    """Return the values of a list of ``otherData`` by rank; empty if it is no such list."""
+    found = described.get(key)
+    values = found[:GROUP] if isinstance(found, list) else []
+    return dict(enumerate(values)) if all(type(each) is type_ for each in values) else {}
 
 
 def _read_file(path: Path, left_out: LeftOut) -> tuple[_OwnEvents | None, Mapping[str, Any]]:

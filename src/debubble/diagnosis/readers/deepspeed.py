@@ -16,7 +16,7 @@ import numpy as np
 
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
-from debubble.diagnosis.observed import Observed, ObservedActions
+from debubble.diagnosis.observed import Location, Observed, ObservedActions
 from debubble.diagnosis.readers.stream import LeftOut, lines
 
 NAME = "deepspeed"
@@ -68,7 +68,11 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     costs = Costs(**{kind: mean / share for kind, mean in kinds.items()}, time_unit="ms")
     return Observed(
         NAME, stages, 1, (), ObservedActions.of(),
-        missing=tuple((0, rank) for rank in range(1, stages)),
+        missing=tuple((0, rank) for rank in range(1, stages)), device="gpu",
+        locations=tuple(
+            Location(file=files[0].name if len(files) == 1 and not rank else None)
+            for rank in range(stages)
+        ),
         taken_for={
             "rank": "rank 0 alone logs; its times stand for all stages",
             "stage": "rank",

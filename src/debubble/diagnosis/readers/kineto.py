@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, KINDS
 from debubble.core.units import counted
-from debubble.diagnosis.observed import ALONE, PAUSES, Observed
+from debubble.diagnosis.observed import ALONE, PAUSES, Location, Observed
 from debubble.diagnosis.readers.collected import MAX_RANKS, NAN, Collected
 from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recognizes
 from debubble.diagnosis.readers.kineto_places import Place, pipeline_of, places
@@ -155,8 +155,13 @@ def _observed(
     if last == UNKNOWN and not group:
         ranks = max(ranks, min(every[0].file.world, MAX_RANKS))
     copies = 1 + max(place.copy for place in found.values())
-    hosts = {(place.copy, place.rank): traces[rank][0].file.host for rank, place in found.items()}
-    known = any(hosts.values())
+    files = {rank: traces[rank][0].file for rank in found}
+    hosts = {file.host for file in files.values()}
+    known = any(hosts)
+    locations = {
+        tuple(place): Location(rank, files[rank].host, str(files[rank].path))
+        for rank, place in found.items()
+    }
     named = {trace.file.named_by for trace in every}
     numbered = all(trace.numbers for trace in every)
     stage = "order of ranks" + (" in the pipeline's group" if group else "; no group is called pp")
@@ -175,10 +180,18 @@ def _observed(
                 else "the host's ranges, without the wait for input"
             ),
         },
-        ranks=ranks, copies=copies, unit=UNITS, hosts=hosts,
-        clocks="one" if known and len(set(hosts.values())) == 1 else "hosts",
+        ranks=ranks, copies=copies, unit=UNITS, locations=locations,
+        clocks="one" if known and len(hosts) == 1 else "hosts",
+        backend=_backend(every[0]), device="gpu" if every[0].on_device else "cpu",
         waits_inside=any(trace.waits_inside for trace in every), order_assumed=assumed,
     )  # fmt: skip
+
+
+def _backend(trace: RankTrace) -> str:
+    """Return the backend of a trace's device: that of ``cpu:gloo,cuda:nccl`` may be either."""
+    parts = [part.rpartition(":") for part in trace.file.backend.split(",")]
+    fit = [name for device, _, name in parts if (device == "cpu") != trace.on_device]
+    return (fit or [parts[0][2]])[0]
 
 
 def _add(
@@ -196,11 +209,11 @@ def _add(
     for one in computed:
         together = len(one.parts) > 1
         pair += together
-        for part in one.parts:
+        for part, (start, end) in zip(one.parts, one.spans, strict=True):
             rows["actions"].append((
                 number, *place, part.kind, place.rank if part.stage == UNKNOWN else part.stage,
-                part.microbatch, part.slice, pair if together else ALONE, seconds(one.start),
-                seconds(one.end), seconds(one.issued), seconds(one.waited),
+                part.microbatch, part.slice, pair if together else ALONE, seconds(start),
+                seconds(end), seconds(one.issued), seconds(one.waited),
                 NAN if one.busy == UNKNOWN else one.busy * NANOSECONDS,
             ))  # fmt: skip
     for each in moved:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,6 +197,8 @@ class KinetoFile:
     # Correlation, start, end, stream, and sort: a collective (1) or a p2p (2).
     kernels: IntRows = field(default_factory=lambda: IntRows(5))
     pauses: IntRows = field(default_factory=lambda: IntRows(3))  # start, end, cause
+    # Start, end, and whether autograd runs it: operations of the host, if pairs need them.
+    operations: IntRows = field(default_factory=lambda: IntRows(3))
 
     def add_on_host(self, use: str, name: str, start: int, end: int) -> None:
         """Add an event of the host to the columns that :func:`use_of` names."""
@@ -216,7 +219,8 @@ class KinetoFile:
 
     def forget(self) -> None:
         """Drop all events to free memory; there may be millions."""
-        for name in ("ranges", "steps", "sends", "receives", "arrivals", "launches", "kernels"):
+        for name in ("ranges", "steps", "sends", "receives", "arrivals", "launches", "kernels",
+                     "operations"):  # fmt: skip
             setattr(self, name, IntRows(getattr(self, name).width))
 
 
@@ -252,8 +256,35 @@ def read_file(path: Path, left_out: LeftOut) -> KinetoFile:
             elif kind == GPU:
                 _add_kernel(found, event, left_out)
     _describe(found, events)
+    if len(found.arrivals.values) and not len(found.kernels.values) and _has_pairs(found):
+        _add_operations(found)
     return found
 
+
+def _has_pairs(file: KinetoFile) -> bool:
+    return any(len(actions_named(name)) > 1 for name in file.numbers)
+
+
+def _add_operations(found: KinetoFile) -> None:
+    """Add the operations of the host within pairs; a pair waits between its two actions."""
+    pairs = [at for name, at in found.numbers.items() if len(actions_named(name)) > 1]
+    ranges = found.ranges.sorted()
+    begins, ends = ranges[:2, np.isin(ranges[2], pairs)]
+    for block in EventFile(found.path, Event, Counter()).blocks():
+        some = [event for event in block if event.cat in OPERATIONS]
+        times = np.array([event.times for event in some], np.int64).reshape(-1, 2)
+        at = np.searchsorted(begins, times[:, 0], side="right") - 1
+        inside = (at >= 0) & (times[:, 1] <= ends[np.maximum(at, 0)])
+        for place in np.flatnonzero(inside).tolist():
+            if not found.operations.full:
+                backward = some[place].name.startswith(AUTOGRAD)
+                found.operations.add(*times[place].tolist(), backward)
+
+
+OPERATIONS = ("cpu_op", "Operator")
+"""Categories of operations of the host."""
+
+AUTOGRAD = "autograd::engine::evaluate_function"
 
 STEP = "ProfilerStep#"
 

@@ -46,6 +46,13 @@ class Computed(NamedTuple):
     issued: int = UNKNOWN
     waited: int = UNKNOWN
     busy: int = UNKNOWN
+    halves: tuple[tuple[int, int], ...] = ()
+    """Start and end of both actions of a pair if one runs after the other."""
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Start and end of every part."""
+        return self.halves or ((self.start, self.end),) * len(self.parts)
 
 
 class Moved(NamedTuple):
@@ -119,18 +126,21 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
     for at, (start, end, number) in enumerate(ranges.T.tolist()):
         parts = names[number]
         if all(part.kind in COMPUTE_KINDS for part in parts):
-            waited = max(host.arrivals_in(start, end), default=UNKNOWN)
-            for part in parts:
+            came = [UNKNOWN] * len(parts)
+            for number_of_part, part in enumerate(parts):
                 place = coming.pop(_key(part), None)
                 if place is not None:
                     one_end = moved[place][1]
                     if not found.on_device:
                         one_end = one_end._replace(waited=start)
                     moved[place] = len(computed), one_end
-                    waited = max(waited, one_end.arrived)
+                    came[number_of_part] = one_end.arrived
             if found.on_device:
                 one = _on_device(parts, kernels, at) if at not in torn else None
+            elif len(parts) == 2 and len(host.operations):
+                one = _pair_on_host(parts, start, end, came, host)
             else:
+                waited = max(*host.arrivals_in(start, end), *came, UNKNOWN)
                 one = _on_host(parts, start, end, waited, host)
             if one is None:
                 left_out[NO_KERNELS] += 1
@@ -196,6 +206,7 @@ class _Host:
     def __init__(self, file: KinetoFile) -> None:
         self.sends, self.receives = file.sends.sorted()[0], file.receives.sorted()[0]
         self.arrivals = file.arrivals.sorted()
+        self.operations = file.operations.sorted().T
 
     def arrivals_in(self, start: int, end: int) -> list[int]:
         """Return the arrivals of receives posted in a range."""
@@ -220,6 +231,24 @@ def _on_host(
         sent = host.first_in(host.sends, begin, end)
         end = end if sent == UNKNOWN else sent
     return Computed(parts, begin, end, start, waited)
+
+
+def _pair_on_host(
+    parts: tuple[Named, ...], start: int, end: int, came: Sequence[int], host: _Host
+) -> Computed:
+    """Return a pair whose forward runs before its backward, each after the wait for its input."""
+    first, last = np.searchsorted(host.operations[:, 0], [start, end])
+    inside = host.operations[first:last]
+    begin = min(max(start, came[0]), end)
+    backward = inside[inside[:, 2] == 1, 0]
+    cut = int(backward[0]) if len(backward) else end
+    forward = inside[inside[:, 0] < cut, 1]
+    # The wait for the second input lies between the operations of both.
+    over = min(max(int(forward.max(initial=begin)), begin), cut)
+    waits = came[1] > over
+    second = min(max(came[1], over), end) if waits else cut
+    halves = (begin, over if waits else cut), (second, end)
+    return Computed(parts, begin, end, start, halves=halves)
 
 
 def _on_device(parts: tuple[Named, ...], kernels: Kernels, at: int) -> Computed | None:

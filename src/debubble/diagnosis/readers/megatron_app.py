@@ -19,7 +19,7 @@ import numpy as np
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
-from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.observed import ALONE, Location, Observed
 from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.events import FINITE, EventFile, whole
@@ -70,7 +70,12 @@ def recognizes(head: bytes) -> bool:
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the file of all ranks, or one of each; raise FormatError without actions."""
-    rows = [row for _, each in read_each(_read_file, files, left_out) for row in each]
+    rows: list[Row] = []
+    locations: dict[tuple[int, int], Location] = {}
+    for path, each in read_each(_read_file, files, left_out):
+        rows += each
+        for rank in {row[1] for row in each}:
+            locations.setdefault((0, rank), Location(file=str(path)))
     if not rows:
         raise FormatError(
             f"{where}: no ends of forwards and backwards with pp_rank, model_chunk and microbatch; "
@@ -96,7 +101,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "copy": "one: the format has no data-parallel rank",
             "clock": "one for all ranks, as MegatronApp aligns them",
         },
-        ranks=ranks, unit=MICROSECONDS,
+        ranks=ranks, unit=MICROSECONDS, locations=locations, device="gpu",
     )  # fmt: skip
 
 

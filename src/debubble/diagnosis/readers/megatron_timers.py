@@ -23,7 +23,7 @@ import numpy as np
 
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
-from debubble.diagnosis.observed import Observed, ObservedActions, Times, Whole
+from debubble.diagnosis.observed import Location, Observed, ObservedActions, Times, Whole
 from debubble.diagnosis.readers.stream import LeftOut, lines
 
 NAME = "megatron-timers"
@@ -89,13 +89,14 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "--timing-log-level 2 --timing-log-option all"
         )
     return observed_sums(
-        NAME, where, log.arguments, log.sums(), left_out, iterations=len(log.iterations)
-    )
+        NAME, where, log.arguments, log.sums(), left_out, iterations=len(log.iterations),
+        files=files,
+    )  # fmt: skip
 
 
 def observed_sums(
     name: str, where: str, arguments: Mapping[str, int], sums: Mapping[str, Mapping[int, Times]],
-    left_out: LeftOut, *, iterations: int,
+    left_out: LeftOut, *, iterations: int, files: Sequence[Path],
     source: str = "the log; keep its beginning, where Megatron lists arguments",
 ) -> Observed:  # fmt: skip
     """Return the costs of actions by sums of times of iterations, in milliseconds.
@@ -120,8 +121,12 @@ def observed_sums(
         kind: _per_stage(each, ranks, chunks, peers, microbatches) for kind, each in sums.items()
     }
     reported = {min(rank // peers, ranks - 1) for rank in sums["F"]} if every else set(range(ranks))
+    file = files[0].name if len(files) == 1 else None
     return Observed(
-        name, ranks, 1, (), ObservedActions.of(),
+        name, ranks, 1, (), ObservedActions.of(), device="gpu",
+        locations=tuple(
+            Location(rank if every and peers == 1 else None, file=file) for rank in range(ranks)
+        ),
         missing=tuple((0, rank) for rank in range(ranks) if rank not in reported),
         taken_for={
             "rank": f"rank // {peers}, as Megatron places pipelines" if every

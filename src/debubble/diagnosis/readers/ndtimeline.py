@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from debubble.core.errors import FormatError
 from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import KINDS, Kind
-from debubble.diagnosis.observed import ALONE, PAUSES, Observed, Times, Whole
+from debubble.diagnosis.observed import ALONE, PAUSES, Location, Observed, Times, Whole
 from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, rank_of, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.events import EventFile, numbers, whole, wholes
@@ -115,7 +115,7 @@ def recognizes(head: bytes) -> bool:
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read one file, or several with some of the workers; raise FormatError without actions."""
-    named, events = _read_files(files, left_out)
+    named, paths, events = _read_files(files, left_out)
     events = _first_tensor_ranks(named, events, left_out)
     if not len(events.name):
         raise FormatError(f"{where}: no thread is called 'PP rank 0, TP rank 0, compute'")
@@ -128,6 +128,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     v_shaped = is_v_shaped(
         Calls(mine.step, rank[copy == 0], kind, mine.chunk, mine.unit, mine.start, mine.end), ranks
     )
+    places = map(tuple, named[:, :2].tolist())
+    locations = {place: Location(file=path) for place, path in zip(places, paths, strict=True)}
     collected = Collected(where, left_out)
     _add(collected, named, events, works, ranks, v_shaped)
     # The rows now contain all data.
@@ -142,24 +144,26 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "step": "step of the event",
             "clock": "of every worker, aligned by the writer",
         },
-        unit=MICROSECONDS, clocks="hosts",
+        unit=MICROSECONDS, locations=locations, clocks="hosts",
     )  # fmt: skip
 
 
-def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, _WorkerEvents]:
-    """Return copy, rank and tensor-parallel rank of all workers, and their events."""
+def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, list[str], _WorkerEvents]:
+    """Return copy, rank and tensor-parallel rank of all workers, their files, and their events."""
     named: list[Worker] = []
+    paths: list[str] = []
     found: list[_WorkerEvents] = []
-    for _, (workers, events) in read_each(_read_file, files, left_out):
+    for path, (workers, events) in read_each(_read_file, files, left_out):
         number = np.where(events.worker >= 0, events.worker + len(named), -1)
         found.append(events._replace(worker=number))
         named += workers
+        paths += [str(path)] * len(workers)
     events = _WorkerEvents.joined(found)
     known = events.worker >= 0
     if spare := len(known) - int(np.count_nonzero(known)):
         left_out[NO_WORKER] += spare
         events = events.taken(known)
-    return np.array(named, np.int64).reshape(-1, 3), events
+    return np.array(named, np.int64).reshape(-1, 3), paths, events
 
 
 def _read_file(path: Path, left_out: LeftOut) -> tuple[list[Worker], _WorkerEvents]:

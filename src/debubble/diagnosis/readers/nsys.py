@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
-from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.observed import ALONE, Location, Observed
 from debubble.diagnosis.readers.chunks import (
     Calls,
     is_v_shaped,
@@ -89,6 +89,7 @@ class _Rank(NamedTuple):
     staged: bool  # True if names of ranges have stages, not chunks
     base: int
     host: str
+    path: Path
     rows: NDArray[np.int64]
     """Step, kind, chunk, microbatch, slice, start, end, issued and busy of every action."""
 
@@ -103,8 +104,8 @@ class _Rank(NamedTuple):
             for one in computed for part in one.parts
         ]  # fmt: skip
         staged = any(name.startswith(STAGED) for name in trace.file.numbers)
-        rows = np.array(every, np.int64).T
-        return cls(trace.file.rank, staged, trace.file.base, trace.file.host, rows)
+        rows, file = np.array(every, np.int64).T, trace.file
+        return cls(file.rank, staged, file.base, file.host, file.path, rows)
 
 
 def _read_file(
@@ -150,7 +151,6 @@ def _name_unnamed(
     if order is None:
         return ""
     for rank, (file, runs) in enumerate(placed):
-        file.rank = rank
         add_staged_ranges(file, runs, order, rank, len(placed))
     return order.name
 
@@ -192,7 +192,13 @@ def _observed(
         "actions", step, copy, rank, with_split_backwards(calls, piece), stage, microbatch, piece,
         ALONE, start, end, issued, NAN, busy * NANOSECONDS,
     )  # fmt: skip
-    hosts = {tuple(at[rank]): each.host for rank, each in found.items()}
+    hosts = {each.host for each in found.values()}
+    locations = {
+        tuple(at[rank]): Location(
+            each.rank if each.rank >= 0 else None, each.host or None, str(each.path)
+        )
+        for rank, each in found.items() if rank in at
+    }  # fmt: skip
     return collected.observed(
         NAME,
         {
@@ -208,6 +214,6 @@ def _observed(
             "clock": "of every host, since 1970",
             "times": "kernels, by where they were launched",
         },
-        ranks=ranks, hosts=hosts, order_assumed=assumed,
-        clocks="one" if all(hosts.values()) and len(set(hosts.values())) == 1 else "hosts",
+        ranks=ranks, locations=locations, device="gpu", order_assumed=assumed,
+        clocks="one" if all(hosts) and len(hosts) == 1 else "hosts",
     )  # fmt: skip

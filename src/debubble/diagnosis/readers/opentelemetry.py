@@ -22,7 +22,7 @@ import numpy as np
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
-from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.observed import ALONE, Location, Observed
 from debubble.diagnosis.readers.collected import MAX_RANKS, MAX_ROWS, NAN, Collected
 from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut, chunks
@@ -91,8 +91,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the spans of all ranks that exported any; raise FormatError without microbatches."""
     spans: dict[int, list[_Span]] = defaultdict(list)
     processes: dict[int, _Process] = {}
-    for _, found in read_each(_read_file, files, left_out):
+    paths: dict[int, str] = {}
+    for path, found in read_each(_read_file, files, left_out):
         for process, each in found:
+            paths.setdefault(process.rank, str(path))
             processes.setdefault(process.rank, process)
             spans[process.rank] += each
     if not any(one.name in KINDS for each in spans.values() for one in each):
@@ -104,7 +106,11 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     for rank, (copy, place) in places.items():
         for number, each in steps[rank].items():
             _add(collected, number, copy, place, ranks, order, each)
-    hosts = {places[rank]: processes[rank].host for rank in places}
+    hosts = {processes[rank].host for rank in places}
+    locations = {
+        place: Location(rank, processes[rank].host or None, paths[rank])
+        for rank, place in places.items()
+    }
     numbered = any(one.iteration >= 0 for each in spans.values() for one in each)
     return collected.observed(
         NAME,
@@ -116,8 +122,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "clock": "of every host, since 1970",
             "times": "the host's spans: on a GPU they are launches, and no durations",
         },
-        ranks=ranks, copies=1 + max(copy for copy, _ in places.values()), hosts=hosts,
-        clocks="one" if all(hosts.values()) and len(set(hosts.values())) == 1 else "hosts",
+        ranks=ranks, copies=1 + max(copy for copy, _ in places.values()),
+        locations=locations, clocks="one" if all(hosts) and len(hosts) == 1 else "hosts",
         order_assumed=order.name,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, Kind
-from debubble.diagnosis.observed import ALONE, Observed, Whole
+from debubble.diagnosis.observed import ALONE, Location, Observed, Whole
 from debubble.diagnosis.readers.chunks import (
     Calls,
     is_v_shaped,
@@ -72,6 +72,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the files of all ranks; raise FormatError when none has a rank and iterations."""
     config: Mapping[str, Any] = {}
     runs: dict[int, _Run] = {}
+    locations: dict[tuple[int, int], Location] = {}
     for path, (run, data) in read_each(_read_file, files, left_out):
         name = _FILE.fullmatch(path.name)
         if path.name == CONFIG:
@@ -80,6 +81,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             left_out["files without a rank in their name, as pp_rank_0.json has it"] += 1
         elif run:
             runs[int(name[1])] = run
+            locations[0, int(name[1])] = Location(file=str(path))
     if not runs:
         raise FormatError(f"{where}: no file pp_rank_0.json …; give the folder that Primus wrote")
     if without := sum(run.without for run in runs.values()):
@@ -106,7 +108,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "copy": "only data-parallel rank 0 writes",
             "clock": "every rank's own zero, when it began the iteration",
         },
-        ranks=ranks, unit=MILLISECONDS, clocks="ranks",
+        ranks=ranks, unit=MILLISECONDS, locations=locations, clocks="ranks",
         order_assumed="interleaved-1f1b" if chunks > 1 and not named else "",
     )  # fmt: skip
 

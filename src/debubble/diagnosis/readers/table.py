@@ -13,6 +13,8 @@ Columns, in any order; the first line names them:
     take the same unit as ``start``.
 ``host``
     Where the rank ran: ranks of one host share a clock. Without it all ranks do.
+``global_rank``
+    The rank in the whole job.
 
 Other columns are left out. A line whose action is a transfer is one end of a message: ``0SEND_F1``
 starts when the send was posted; ``1RECV_F1`` starts when the receive was posted, has ``waited``
@@ -37,7 +39,7 @@ from numpy.typing import NDArray
 from debubble.core.errors import FormatError
 from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, KINDS, Kind
 from debubble.diagnosis.cancellation import check_cancelled
-from debubble.diagnosis.observed import ALONE, PAUSES, Observed
+from debubble.diagnosis.observed import ALONE, PAUSES, Location, Observed
 from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.collected import Collected
 from debubble.diagnosis.readers.decimals import (
@@ -57,7 +59,7 @@ UNITS = {"": 1.0, "_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
 PLACE = ("step", "copy", "rank")
 TIMES = ("start", "end", "waited", "issued", "busy")
 REQUIRED = ("rank", "action", "start", "end")
-OPTIONAL = ("step", "copy", "waited", "issued", "busy", "host")
+OPTIONAL = ("step", "copy", "waited", "issued", "busy", "host", "global_rank")
 
 _UNIT = re.compile(f"({'|'.join(TIMES)})(_m?s|_us|_ns)?")
 MOST = 10**9
@@ -99,10 +101,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         columns, scale = _columns(path, _header(path, header), left_out)
         for cells in _cells_of(chain([first] if first else [], pieces), columns):
             check_cancelled()
-            table.add(cells, scale)
+            table.add(cells, scale, path)
     if table.wrong:
         left_out[WRONG] += table.wrong
-    hosts = table.hosts
+    hosts = {one.host for one in table.locations.values()} - {None}
     return table.collected.observed(
         NAME,
         {
@@ -112,7 +114,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "copy": "column copy",
             "clock": "one for all ranks of a host" if hosts else "one for all ranks",
         },
-        unit=scale, hosts=hosts, clocks="hosts" if len(set(hosts.values())) > 1 else "one",
+        unit=scale, locations=table.locations,
+        clocks="hosts" if len(hosts) > 1 else "one",
     )  # fmt: skip
 
 
@@ -203,17 +206,17 @@ def _thing(kind: Kind, stage: int, microbatch: int, slice: int) -> _Thing:
 
 
 class _Table:
-    """Lines in the making: hosts by copy and rank, and the number of lines that are no action."""
+    """Lines in the making: locations by copy and rank, and the number of lines that are none."""
 
     def __init__(self, collected: Collected) -> None:
         self.collected = collected
-        self.hosts: dict[tuple[int, int], str] = {}
+        self.locations: dict[tuple[int, int], Location] = {}
         self.wrong = 0
         self._lines = 0
         self._zero: Decimal | None = None
 
-    def add(self, cells: Cells, scale: float) -> None:
-        """Add some lines; `scale` is the seconds of the file's unit."""
+    def add(self, cells: Cells, scale: float, path: Path) -> None:
+        """Add some lines of a file; `scale` is the seconds of its unit."""
         count = len(cells["rank"].starts)
         if self._zero is None:
             starts = (decimal(text.decode()) for text in cells["start"].texts())
@@ -229,7 +232,7 @@ class _Table:
             for name in TIMES
         ]  # fmt: skip
         placed = (np.minimum.reduce(place) >= 0) & ~np.isnan(times[0])
-        self._add_hosts(cells.get("host"), place[1], place[2], placed)
+        self._add_locations(cells, place[1], place[2], placed, path)
         code, names = _coded(cells["action"])
         of_names = [_things(name) for name in names]
         counts = np.array([len(each) for each in of_names], np.int64)
@@ -271,17 +274,25 @@ class _Table:
             else:
                 self.collected.many("receives", *carried, waited, end)
 
-    def _add_hosts(
-        self, hosts: ColumnTexts | None, copy: Whole, rank: Whole, placed: NDArray[np.bool_]
+    def _add_locations(
+        self, cells: Cells, copy: Whole, rank: Whole, placed: NDArray[np.bool_], path: Path
     ) -> None:
-        if hosts is None:
-            return
-        code, texts = _coded(hosts)
-        rows = np.flatnonzero(placed & (np.array(texts) != "")[code])
-        # The last line counts, as it would line by line.
-        last = np.sort(rows[some_of_each(packed([copy[rows], rank[rows], code[rows]]))])
-        for at in last.tolist():
-            self.hosts[int(copy[at]), int(rank[at])] = texts[code[at]]
+        """Set the location of every rank in some lines; the last line with a value counts."""
+        rows = np.flatnonzero(placed)
+        keys, texts = [copy[rows], rank[rows]], {}
+        for name in ("host", "global_rank"):
+            if name in cells:
+                code, texts[name] = _coded(cells[name])
+                keys.append(code[rows])
+        for at in np.sort(some_of_each(packed(keys))).tolist():
+            place = int(copy[rows[at]]), int(rank[rows[at]])
+            known = self.locations.get(place) or Location(file=str(path))
+            value = {name: each[keys[2 + n][at]] for n, (name, each) in enumerate(texts.items())}
+            number = value.get("global_rank", "")
+            self.locations[place] = Location(
+                int(number) if number.isdecimal() and len(number) < 10 else known.global_rank,
+                value.get("host") or known.host, known.file,
+            )  # fmt: skip
 
 
 def _coded(column: ColumnTexts) -> tuple[Whole, list[str]]:

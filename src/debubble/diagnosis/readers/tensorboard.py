@@ -71,7 +71,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     sums = {kind: {ALL: np.array([*each.values()])} for kind, each in times.items()}
     return observed_sums(
         NAME, where, arguments, sums, left_out, iterations=max(map(len, times.values())),
-        source="the texts; give the whole folder of event files",
+        files=files, source="the texts; give the whole folder of event files",
     )  # fmt: skip
 
 

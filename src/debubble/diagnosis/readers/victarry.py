@@ -18,7 +18,7 @@ import numpy as np
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
-from debubble.diagnosis.observed import ALONE, Observed, Whole
+from debubble.diagnosis.observed import ALONE, Location, Observed, Whole
 from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.events import numbers
@@ -34,6 +34,7 @@ KINDS = {"forward": Kind.F, "backward": Kind.B}
 _HEAD = re.compile(rb'"(?:forward|backward)-\d{1,6}(?:-\d{1,6})?-(?:start|end)"')
 _KEY = re.compile(r"(forward|backward)-(?:(\d{1,6})-)?(\d{1,6})-(start|end)", re.ASCII)
 _FILE = re.compile(r"(?:DP_rank_(?P<other>\d{1,7})_)?pp_rank_(?P<rank>\d{1,6})", re.ASCII)
+_GLOBAL = re.compile(r"_pp_rank_\d{1,6}_rank_(\d{1,7})", re.ASCII)
 _SIZE = re.compile(r"_PP(\d{1,5})_", re.ASCII)
 
 NO_RANK = "files without pp_rank_0 or so in their name"
@@ -72,6 +73,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         raise FormatError(f"{where}: no file event_times_…_pp_rank_0_….json has times of actions")
     calls = Calls(*map(np.concatenate, zip(*parts, strict=True)))
     del parts
+    locations = {(0, rank): _location(path) for _, rank, path in reversed(named)}
     v_shaped = is_v_shaped(calls, ranks)
     # Iterations are laid one after the other.
     longest = np.zeros(len(folders))
@@ -93,8 +95,14 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "copy": "only the first rank of every stage",
             "clock": "every rank's own, from a barrier on",
         },
-        ranks=ranks, unit=MILLISECONDS, clocks="ranks",
+        ranks=ranks, unit=MILLISECONDS, locations=locations, clocks="ranks",
     )  # fmt: skip
+
+
+def _location(path: Path) -> Location:
+    """Return the location of a rank from the name of its file."""
+    number = _GLOBAL.search(path.name)
+    return Location(int(number[1]) if number else None, file=str(path))
 
 
 _Task = tuple[int, int, Path]

@@ -58,15 +58,16 @@ class Trace {
     this.cancel.hidden = true;
   }
 
-  async show({ title, said, findings, notes, account, facts, timelines }) {
+  async show({ title, said, findings, notes, next, account, machines, facts, timelines }) {
     say(this.status, title, "");
     const timeline = make("debubble-timeline", { keys: true, layers: "bubbles", "data-theme": document.documentElement.dataset.theme });
     const items = findings.map(({ cause, gain, text, place }) => make("li", {}, make("b", {}, `${cause}: ${gain}`),
       ...(place ? [make("button", { type: "button", onclick: () => timeline.reveal(...place) }, "show")] : []), make("br"), text));
     this.result.replaceChildren(...said.map((text) => make("p", {}, text)),
-      ...(items.length ? [make("ol", {}, ...items)] : []), ...notes.map((text) => make("p", {}, text)), timeline,
-      make("h2", {}, account.title),
-      table(account.columns.map(({ title: head }) => head), rowsOf(account.columns)),
+      ...(items.length ? [make("ol", {}, ...items)] : []), ...notes.map((text) => make("p", {}, text)),
+      make("p", { class: "next" }, "Next: ", make("code", {}, next)), timeline,
+      ...[account, machines].filter(Boolean).flatMap(({ title: heading, columns }) => [make("h2", {}, heading),
+        table(columns.map(({ title: head }) => head), rowsOf(columns))]),
       make("dl", {}, ...facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)])));
     this.result.classList.remove("old");
     this.result.hidden = false;

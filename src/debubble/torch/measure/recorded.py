@@ -45,22 +45,22 @@ class RecordedSteps:
     times: NDArray[np.int64]
     """Start, end and post of every action with transfers, in nanoseconds on one clock; shape
     ``(steps, 3, actions)``."""
-    hosts: Sequence[str] = ()
-    """Host of each rank."""
+    places: Sequence[Mapping[str, Any]] = ()
+    """Host, global rank, backend and device of each rank."""
 
     @classmethod
     def of(
         cls,
         plan: ExecutionPlan,
         parts: Iterable[NDArray[np.int64]],
-        hosts: Sequence[str] = (),
+        places: Sequence[Mapping[str, Any]] = (),
     ) -> RecordedSteps:
         """Join the times that each rank recorded; raise RunError where there was no step."""
         parts = list(parts)
         steps = min(len(part) for part in parts)
         if not steps:
             raise RunError("nothing was measured yet; run a step first")
-        return cls(plan, np.concatenate([part[-steps:] for part in parts], axis=2), hosts)
+        return cls(plan, np.concatenate([part[-steps:] for part in parts], axis=2), places)
 
     @cached_property
     def _zero(self) -> NDArray[np.int64]:
@@ -121,10 +121,14 @@ class RecordedSteps:
         """Write a step as a trace file for Perfetto, with predicted times if given."""
         times = {} if predicted is None else {"predicted": (predicted.start, predicted.end)}
         times["measured"] = self.starts[step], self.ends[step]
+        hosts = [place["host"] for place in self.places]
+        job: dict[str, Any] = {}
+        if self.places:
+            job["global_ranks"] = [place["global_rank"] for place in self.places]
+            job |= {key: self.places[0][key] for key in ("backend", "device")}
         transfers = self.transfers(step)
-        write_trace(
-            run_trace(self.plan.schedule, times, transfers=transfers, hosts=self.hosts), path
-        )
+        pieces = run_trace(self.plan.schedule, times, transfers=transfers, hosts=hosts, job=job)
+        write_trace(pieces, path)
 
     def costs(self) -> Costs:
         """Return medians by kind and stage, in ms, without the first step, which is slower."""

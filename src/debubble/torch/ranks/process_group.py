@@ -153,6 +153,15 @@ class Ranks:
     store: Any
     """Store of these ranks alone."""
 
+    def place(self) -> dict[str, Any]:
+        """Return this rank's host, global rank, backend and device, as a trace has them."""
+        return {
+            "host": socket.gethostname(),
+            "global_rank": dist.get_rank(),
+            "backend": "nccl" if self.batched else "gloo",
+            "device": "cpu" if self.device.type == "cpu" else "gpu",
+        }
+
     @classmethod
     def of(cls, group: Any, device: Any, timeout: float) -> Ranks:
         """Return the ranks of a process group; None is the world's."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -198,7 +197,7 @@ class Job:
                 times.append(pipe.times())
         result: dict[str, Any] = {
             "times": np.array(times),
-            "host": socket.gethostname(),
+            "place": pipe.place(),
             "whole": sorted(pipe.whole.items()),
         }
         if self.verifies:
@@ -237,6 +236,10 @@ class Stepping(Pipeline):
             timeout=job.timeout,
             device=world.device,
         )
+
+    def place(self) -> dict[str, Any]:
+        """Return the host, global rank, backend and device of this rank."""
+        return self._ranks.place()
 
     def collect(self) -> None:
         """Note the gradients of a step that has no optimizer steps of its own."""

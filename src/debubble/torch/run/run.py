@@ -235,7 +235,7 @@ def _report(
     def measured(number: int) -> RecordedSteps:
         mine = [result[number] for result in results]
         return RecordedSteps.of(
-            jobs[number].plan, [one["times"] for one in mine], [one["host"] for one in mine]
+            jobs[number].plan, [one["times"] for one in mine], [one["place"] for one in mine]
         )
 
     verification = None
