@@ -103,7 +103,8 @@ def _outer(events: Nanoseconds) -> Nanoseconds:
 def add_ranges(file: KinetoFile, runs: Sequence[UnnamedAction], microbatches: int) -> None:
     """Add ranges named like GPipe's to a file: the k-th forward is that of microbatch k.
 
-    Such a range begins with the receive of its input and ends with the send of its result.
+    Such a range begins with the receive of its input and ends with the send of its result, but for
+    ranks that post the next receive before the send.
     """
     sends, receives = file.sends.sorted()[0], file.receives.sorted()[0]
     counts = [0, 0]
@@ -113,11 +114,13 @@ def add_ranges(file: KinetoFile, runs: Sequence[UnnamedAction], microbatches: in
         posted = receives[np.searchsorted(receives, before) :][:1]
         begin = int(posted[0]) if len(posted) and posted[0] < start else start
         sent = sends[np.searchsorted(sends, end) :][:1]
-        last = int(sent[0]) if len(sent) and sent[0] < after else end
+        following = receives[np.searchsorted(receives, end) :][:1]
+        until = min(after, int(following[0])) if len(following) else after
+        last = int(sent[0]) if len(sent) and sent[0] < until else end
         name = f"{NAMES[kind]} {counts[kind] % microbatches}"
         file.add_range(name, begin, last)
         counts[kind] += 1
-        before = last
+        before = end
 
 
 def add_staged_ranges(
