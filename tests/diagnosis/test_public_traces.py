@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from debubble.core.errors import FormatError
 from debubble.diagnosis.diagnose import read_trace
-from tests.diagnosis.readers.third_party import third_party
+from debubble.diagnosis.readers.folder import read
+from tests.diagnosis.readers.third_party import CASES, third_party
 
 
 def test_a_heavy_last_stage() -> None:
@@ -40,3 +42,38 @@ def test_unaligned_ranks() -> None:
     for one in found.accounts:
         closed = one.compute + sum(one.causes.values())
         assert closed == pytest.approx(float(np.mean(found.run.step_times)), abs=1e-9)
+
+
+def test_a_published_run_of_megatron_app() -> None:
+    """One iteration of Megatron with 4 ranks, 4 chunks and 8 microbatches."""
+    found = read_trace(third_party("megatronapp_pp4_v4_iter10.json.gz", CASES))
+    assert (found.name.text, found.schedule.stages) == ("interleaved-1f1b", 16)
+    assert 1e3 * float(np.mean(found.run.step_times)) == pytest.approx(676.7, abs=0.1)
+
+
+def test_metadata_before_events() -> None:
+    """PyTorch's profiler wrote 70 KB of a configuration before the events of a GPipe run."""
+    found = read_trace(third_party("kineto_70KB_metadata", CASES))
+    assert found.name.text == "gpipe"
+    assert 1e3 * float(np.mean(found.run.step_times)) == pytest.approx(378.8, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "name", ["torchrun_tee.log", "srun_label.log", "after_64KiB_of_nccl.log.gz"]
+)
+def test_logs_of_launchers(name: str) -> None:
+    costs = read(third_party(f"megatron_timers_{name}", CASES)).costs
+    assert costs is not None
+    assert pytest.approx((25.03, 25.01, 25.07, 38.79), abs=0.01) == costs.F
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("deepspeed.log", r"rank 0 alone logs.*forward_microstep 2,785\.85 ms"),
+        ("megatron_old.log", "sums of forward-compute and backward-compute, but no"),
+    ],
+)
+def test_logs_that_lack_their_beginning_are_recognized(name: str, said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        read(third_party(name, CASES))
