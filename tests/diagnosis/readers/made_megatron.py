@@ -30,10 +30,13 @@ def pipeline_groups(rank: int, ranks: int) -> list[dict[str, Any]]:
     ]
 
 
-def write_unnamed_kineto(run: MadeRun, folder: Path, *, calls: bool = False) -> None:
-    """A profile of every rank on gloo, with operators and no name of an action.
+def write_unnamed_kineto(
+    run: MadeRun, folder: Path, *, calls: bool = False, device: bool = False
+) -> None:
+    """A profile of every rank, with operators and no name of an action.
 
-    With `calls` it has Python's frames, too, and operators say nothing.
+    With `calls` it has Python's frames, and operators say nothing. With `device` the host runs
+    ahead, and a kernel of every action runs on a GPU when the action ran.
     """
     ranks = run.schedule.ranks
     zero = min(one.start for one in run.done) - 1
@@ -49,9 +52,13 @@ def write_unnamed_kineto(run: MadeRun, folder: Path, *, calls: bool = False) -> 
                 "args": args,
             })  # fmt: skip
 
-        for each, number in _numbered(run, rank):
+        for at, (each, number) in enumerate(_numbered(run, rank)):
             # A message is sent before the next action begins.
             one = each._replace(end=each.end - HOLD)
+            if device:
+                one = each._replace(start=zero + at * 3e-4, end=zero + at * 3e-4 + 1e-4)
+                add("cuda_runtime", "cudaLaunchKernel", one.start, one.end, correlation=at + 1)
+                add("kernel", "gemm", each.start, each.end, correlation=at + 1)
             if calls:
                 backward = "backward" if one.kind == Kind.B else "forward"
                 frame = f"megatron/core/pipeline_parallel/schedules.py(311): {backward}_step"
@@ -61,13 +68,13 @@ def write_unnamed_kineto(run: MadeRun, folder: Path, *, calls: bool = False) -> 
             else:
                 name = "autograd::engine::evaluate_function: AddmmBackward0"
                 half = (one.start + one.end) / 2
-                for at, begin, end in ((1, one.start, half), (0, half, one.end)):
-                    add("cpu_op", name, begin, end, **{"Sequence number": number - 1 + at})
+                for less, begin, end in ((0, one.start, half), (1, half, one.end)):
+                    add("cpu_op", name, begin, end, **{"Sequence number": number - less})
             add("cpu_op", "c10d::send", one.end + HOLD / 4, one.end + HOLD / 2)
         data = {
             "schemaVersion": 1, "baseTimeNanoseconds": BASE, "host_name": "node-0",
             "distributedInfo": {
-                "backend": "gloo", "rank": rank, "world_size": ranks,
+                "backend": "nccl" if device else "gloo", "rank": rank, "world_size": ranks,
                 "pg_config": pipeline_groups(rank, ranks),
             },
             "traceEvents": rows,

@@ -79,6 +79,18 @@ def test_a_profile_of_megatron_without_names_is_read(
     np.testing.assert_allclose(rows.end, times[:, 1], atol=made_megatron.HOLD)
 
 
+@pytest.mark.parametrize("calls", [False, True])
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2)])
+def test_kernels_belong_to_what_launched_them(
+    tmp_path: Path, name: str, chunks: int, calls: bool
+) -> None:
+    run = made.run(name, ranks=2, microbatches=4, chunks=chunks)
+    made_megatron.write_unnamed_kineto(run, tmp_path, calls=calls, device=True)
+    found = read(tmp_path)
+    assert (found.order_assumed, found.device) == (name, "gpu")
+    made.assert_recovered(found, run)
+
+
 def test_a_refused_profile_says_what_it_has(tmp_path: Path) -> None:
     run = made.run("gpipe", ranks=2, microbatches=4)
     made_megatron.write_unnamed_kineto(run, tmp_path)
