@@ -71,7 +71,7 @@ class _Span(NamedTuple):
 
 
 class _Process(NamedTuple):
-    """What a resource says of its process; 0 for unknown sizes."""
+    """Rank, sizes and host of the process of a resource; 0 for unknown sizes."""
 
     rank: int
     world: int
@@ -311,7 +311,7 @@ def _spans_of(value: Mapping[str, Any]) -> Iterator[_RawSpan]:
 
 
 def _process(resource: Mapping[str, Any]) -> _Process:
-    """Return what a resource says of its process."""
+    """Return the process of a resource."""
     rank = _whole(_any_of(resource, "nv.dl.rank", "dl.rank"))
     if rank < 0:
         match = _INSTANCE.search(str(resource.get("service.instance.id", "")))
