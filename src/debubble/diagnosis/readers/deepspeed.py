@@ -47,7 +47,7 @@ def recognizes(head: bytes) -> bool:
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the logs of one run; raise FormatError when they do not say the microbatches."""
-    log = _Log()
+    log = _Breakdown()
     for path in files:
         for text in lines(path, left_out):
             for line in text.decode("utf-8", "replace").splitlines():
@@ -84,7 +84,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-class _Log:
+class _Breakdown:
     """Numbers of a log: times by timer, steps, microbatches and stages."""
 
     def __init__(self) -> None:

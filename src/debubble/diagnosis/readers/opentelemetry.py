@@ -2,8 +2,8 @@
 
 Spans are read from the collector's file exporter (a JSON object ``resourceSpans`` a line), from the
 console exporter in a log, and from a download of Jaeger. Times are the host's: on a GPU a span is
-as long as its launches. Forwards have their microbatch and backwards have none, and no span tells
-of the transfers of the steady state, so that order and chunks are assumed by Megatron's schedules.
+as long as its launches. Forwards have their microbatch, backwards have none, and the transfers of
+the steady state have no span. So order and chunks are assumed by Megatron's schedules.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Span(NamedTuple):
     iteration: int  # −1 if unknown
 
 
-class _Process(NamedTuple):
+class _Exporter(NamedTuple):
     """Rank, sizes and host of the process of a resource; 0 for unknown sizes."""
 
     rank: int
@@ -90,7 +90,7 @@ def recognizes(head: bytes) -> bool:
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """Read the spans of all ranks that exported any; raise FormatError without microbatches."""
     spans: dict[int, list[_Span]] = defaultdict(list)
-    processes: dict[int, _Process] = {}
+    processes: dict[int, _Exporter] = {}
     paths: dict[int, str] = {}
     for path, found in read_each(_read_file, files, left_out):
         for process, each in found:
@@ -129,7 +129,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
 
 
 def _places(
-    processes: Mapping[int, _Process], left_out: LeftOut
+    processes: Mapping[int, _Exporter], left_out: LeftOut
 ) -> tuple[int, dict[int, tuple[int, int]]]:
     """Return the number of pipeline ranks, and copy and pipeline rank of each rank of the job.
 
@@ -230,9 +230,9 @@ def _start(span: _Span) -> int:
     return span.start
 
 
-def _read_file(path: Path, left_out: LeftOut) -> list[tuple[_Process, list[_Span]]]:
+def _read_file(path: Path, left_out: LeftOut) -> list[tuple[_Exporter, list[_Span]]]:
     """Return the spans of interest of a file, by their process."""
-    found: dict[int, tuple[_Process, list[_Span]]] = {}
+    found: dict[int, tuple[_Exporter, list[_Span]]] = {}
     count = 0
     for text in _texts(path, left_out):
         for resource, name, start, end, attributes in _spans_of(text):
@@ -310,7 +310,7 @@ def _spans_of(value: Mapping[str, Any]) -> Iterator[_RawSpan]:
         )  # fmt: skip
 
 
-def _process(resource: Mapping[str, Any]) -> _Process:
+def _process(resource: Mapping[str, Any]) -> _Exporter:
     """Return the process of a resource."""
     rank = _whole(_any_of(resource, "nv.dl.rank", "dl.rank"))
     if rank < 0:
@@ -323,7 +323,7 @@ def _process(resource: Mapping[str, Any]) -> _Process:
             ("dl.tensor_parallel.size",),
         )
     )  # fmt: skip
-    return _Process(min(rank, MAX_RANKS - 1), *sizes, str(resource.get("host.name", ""))[:200])
+    return _Exporter(min(rank, MAX_RANKS - 1), *sizes, str(resource.get("host.name", ""))[:200])
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
