@@ -248,6 +248,7 @@ def test_files_are_written_whatever_becomes_of_the_output(
         ),
         (["--set", "stage9*=1"], "--set 'stage9*=1': stage 9; the last is 3"),
         (["--schedule", "zb-w"], "unknown schedule 'zb-w'; did you mean"),
+        (["--set", "p2p=0", "--details"], "--details is for the report of the run; leave --set"),
         (["--set", ""], "--set '' is no change; write stage3.F*=0.9"),
         (["--schedule", "zb-v", "-v", "3"], "'zb-v' has chunks = 2; got 3; leave it out"),
         (["-v", "2"], "-v is for --schedule"),

@@ -83,8 +83,8 @@ def test_waits_have_the_cause_of_what_is_waited_for() -> None:
     """Rank 3 takes half as long again: others wait for what it takes on top."""
     slow = plain(time=lambda _, at: 1.5 if at.rank == 3 else 1.0, **EXACT)
     causes = [one.causes.get("slow-stage", 0.0) for one in slow.accounts]
-    # Its excess over the mean of the stages, 1.125: a quarter of 16 actions of 10 and 20 ms.
-    assert causes[3] == pytest.approx(8 * 30e-3 * 0.375, rel=1e-6)
+    # Its excess over the others: half of 16 actions of 10 and 20 ms.
+    assert causes[3] == pytest.approx(8 * 30e-3 * 0.5, rel=1e-6)
     assert causes[2] > 0.05
 
 

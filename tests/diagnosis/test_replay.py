@@ -135,3 +135,58 @@ def test_a_message_was_there_when_its_action_began() -> None:
     latest = np.maximum(replay.run.start - replay.run.produced, 0.0)
     unseen = ~replay.transfers.seen & ~np.isnan(latest)
     assert (replay.transfers.in_flight[unseen] <= latest[unseen] + 1e-12).all()
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b"])
+def test_messages_that_need_their_receivers(name: str) -> None:
+    """A receive that is posted late is no message that was long in flight."""
+    schedule = db.make(name, ranks=4, microbatches=8)
+    found = diagnose(Job(schedule, even(schedule), lambda *_: 2e-3, rendezvous=True).observed())
+    transfers = found.replay.transfers
+    assert found.mode == ("rendezvous", pytest.approx(0, abs=1e-9))
+    assert transfers.in_flight[transfers.seen] == pytest.approx(2e-3)
+    assert found.model_error < 1e-9
+
+
+def test_links_with_buffers() -> None:
+    """Messages of one link go whether or not their receiver is there, and take long."""
+    schedule = db.make("1f1b", ranks=4, microbatches=8)
+
+    def wire(source: int, target: int, *_: object) -> float:
+        return 25e-3 if {source, target} == {1, 2} else 1e-3
+
+    job = Job(schedule, even(schedule), wire, rendezvous=True, buffered=frozenset({(1, 2), (2, 1)}))
+    found = diagnose(job.observed())
+    mode = found.replay.mode
+    assert (mode.name, sorted(mode.buffered)) == ("rendezvous", [1 * 4 + 2, 2 * 4 + 1])
+    assert found.model_error < 1e-9
+    first = found.findings[0]
+    assert (first.cause, first.where) == ("slow-link", {"link": [1, 2]})
+    healthy = job.without(wire=lambda *_: 1e-3).step()
+    assert first.before - first.seconds == pytest.approx(healthy, rel=1e-2)
+
+
+def test_a_link_is_slow_only_if_its_quickest_messages_are() -> None:
+    """A third of the messages between two ranks waits for something else."""
+    rng = np.random.default_rng(0)
+
+    def latency(source: int, target: int) -> float:
+        return 30e-3 if {source, target} == {0, 1} and rng.random() < 0.35 else 1e-3
+
+    found = plain(latency=latency)
+    assert found.replay.transfers.quickest[:, [1, 4]] == pytest.approx(1e-3)
+    assert all(one.cause != "slow-link" for one in found.findings)
+
+
+def test_one_finding_for_each_cause_and_place() -> None:
+    """Few actions that take far longer, and all of them unsteady: both are jitter."""
+    drawn = np.random.default_rng(1)
+
+    def time(_: object, __: object) -> float:
+        far = 2.5 if drawn.random() < 0.05 else 1.0
+        return far * float(drawn.lognormal(0.0, 0.1))
+
+    found = plain(time=time)
+    places = [(one.cause, tuple(sorted(one.where.items()))) for one in found.causes.found]
+    assert ("jitter", ()) in places
+    assert len(places) == len(set(places))

@@ -57,6 +57,8 @@ class Job:
         Whether the trace tells of messages.
     rendezvous
         Whether a message is under way only from when its receiver is free to take it.
+    buffered
+        Links, of (source, target), on which it is under way in any case.
     """
 
     schedule: db.Schedule
@@ -68,6 +70,7 @@ class Job:
     late: Callable[[Piece, int, int], float] = lambda *_: 0.0
     told: bool = True
     rendezvous: bool = False
+    buffered: frozenset[tuple[int, int]] = frozenset()
 
     def step(self) -> float:
         """Seconds of a mean step."""
@@ -206,7 +209,7 @@ class _Run:
                 target = self.takers.get(result, rank)
                 if target == rank:
                     self.there[rank, result] = now
-                elif self.job.rendezvous:
+                elif self.job.rendezvous and (rank, target) not in self.job.buffered:
                     self.ready.add(result)
                     self._begin(now, target)
                 else:

@@ -14,6 +14,7 @@ import debubble as db
 from debubble.cli.app import app
 from debubble.core.units import number
 from debubble.diagnosis.diagnose import diagnose
+from debubble.diagnosis.report import LEAST_ERROR, share_text
 from debubble.diagnosis.what_if import with_schedule
 from debubble.view.trace_view import trace_timelines
 from tests.cli.test_trace import written
@@ -47,18 +48,22 @@ def shows(data: Any, text: str) -> None:
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
     for one in data.get("what_if", ()):
         word = "shorter" if one["gain"] >= 0 else "longer"
-        share = f"{100 * abs(one['gain']):.1f} % {word}"
+        error = one["error"] if abs(one["gain"]) > LEAST_ERROR else 0.0
+        share = f"{share_text(abs(one['gain']), error)} {word}"
         before, after = (number(1e3 * one[key], 4) for key in ("before", "after"))
         assert f"{one['change']}: a mean step takes {after} ms, not {before}: {share}" in text
         assert one["before"] == data["step"]
 
 
-def shows_findings(data: Any, text: str) -> None:
+def shows_findings(data: Any, text: str, *, page: bool) -> None:
+    """That a text has gain and time of all findings: in a table, or as sentences of a page."""
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
     for one in data["findings"]:
         after = data["step"] - one["seconds"]
-        times = f"{number(1e3 * data['step'], 4)} → {number(1e3 * after, 4)} ms a step"
-        assert f"{one['cause']}: {100 * one['gain']:.1f} % to gain, {times}" in text
+        times = f"{number(1e3 * data['step'], 4)} → {number(1e3 * after, 4)}"
+        gain, cause = share_text(one["gain"], one["error"]), one["cause"]
+        row, sentence = f"{gain} {times} {cause}: ", f"{cause}: {gain} to gain, {times} ms a step"
+        assert (sentence if page else row) in text
         assert one["gain"] == pytest.approx(one["seconds"] / data["step"], rel=1e-9)
 
 
@@ -76,10 +81,10 @@ def test_every_way_to_show_an_answer_has_the_same(asked: str, traces: Path, tmp_
     assert call(*question, *files) == plain
     shows(data, plain)
     if asked == "nothing":
-        shows_findings(data, plain)
+        shows_findings(data, plain, page=False)
     html = re.sub(r"<[^>]+>", "", page.read_text().partition("<debubble-timeline")[0])
     shows(data, html)
-    shows_findings(data, html)
+    shows_findings(data, html, page=True)
 
 
 @pytest.mark.parametrize("asked", ASKED)

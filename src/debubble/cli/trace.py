@@ -85,6 +85,8 @@ def trace(
     wanted = [Change.parse(part) for text in changes or [] for part in text.split() or [text]]
     if chunks is not None and schedule is None:
         raise ParameterError("-v is for --schedule; add it, or leave -v out")
+    if details and (wanted or schedule is not None):
+        raise ParameterError("--details is for the report of the run; leave --set, --schedule out")
     layers = None if costs is None else _layers(costs, schedule)
     if wanted and costs_out is not None:
         raise ParameterError(
@@ -96,7 +98,7 @@ def trace(
     observed = read(path, format=format)
     if costs_only.has_only_costs(observed):
         needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if,
-                 "--order-out": order_out}  # fmt: skip
+                 "--order-out": order_out, "--details": details or None}  # fmt: skip
         _costs_only(observed, needs, costs_out, as_json)
         return
     found = diagnose(observed)

@@ -169,7 +169,7 @@ def _pieces(
             end = max(end, start)
             source = int(run.source[action])
             first = not line
-            if at < held and not (source >= 0 and made + flight > held):
+            if at < held and not (source >= 0 and left + flight > held):
                 line.append((at, min(held, start), "", int(transfers.held_by[action])))
                 at = min(held, start)
             if start > at and source >= 0:

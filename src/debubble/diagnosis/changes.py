@@ -14,8 +14,8 @@ from debubble.core.kinds import WORK_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.units import read_number
 from debubble.diagnosis.observed import Times
+from debubble.diagnosis.replay import MILLISECONDS
 from debubble.diagnosis.run import PAIR, Run
-from debubble.diagnosis.times import MILLISECONDS
 
 KINDS = (*(kind.name for kind in WORK_KINDS), "O")
 """Kinds of actions that a change can name; O is an overlapped group."""

@@ -158,16 +158,12 @@ class Diagnosis:
     @cached_property
     def predicted(self) -> Timeline:
         """Timeline of a model of the run, in milliseconds: median times, in the p2p mode."""
-        times, _ = self.replay.model_times
-        end = self.replay.model_ends
-        return measured_timeline(
-            self.schedule, (end - times) * 1e3, end * 1e3, Costs(time_unit="ms")
-        )
+        return self.replay.modeled
 
     @cached_property
     def planned_bubble_ratio(self) -> float:
         """Idle share of the rank-time in a model of the run."""
-        times, _ = self.replay.model_times
+        times, _ = self.replay.model_times()
         busy = times[self.run.counted].sum()
         return float(1 - busy / (self.replay.plan * self.schedule.ranks))
 

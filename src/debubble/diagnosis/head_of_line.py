@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 from debubble.diagnosis.observed import Indices, Times
 from debubble.diagnosis.run import Run
 
+LATE = 2.0
+"""Minimum ratio of a held-up message's time to the typical one of its link."""
+
 CLOSE, MOSTLY = 0.3, 0.7
 """Maximum distance of equal times, as a share of a transfer, and minimum share of all lateness that
 a systematic pattern explains."""
@@ -49,32 +52,32 @@ def behind_others(
     return behind
 
 
-def behind_by_starts(
-    run: Run, late: NDArray[np.bool_], left: Times, there: Times, in_flight: Times, usual: Times
-) -> Times:
-    """Return the same as :func:`behind_others` for a trace without messages.
+def queued_by_starts(run: Run, due: Times, over: Times, usual: Times) -> NDArray[np.bool_]:
+    """Return a mask of messages in the queue of others, for a trace without messages.
 
-    The action of such a message begins one transfer after the arrival of another message at its
-    sender, or of the previous message on its link. If most of the lateness does not fit that
-    pattern, it has another reason and nothing is behind others.
+    The action of such a message begins late, and one transfer after the arrival of another message
+    at its sender, or of the previous message on its link. Actions are `due` and messages `over` at
+    these times; NaN for actions that have another reason. If most of the lateness does not fit that
+    pattern, the mask is empty.
     """
-    found = np.zeros(in_flight.shape, dtype=bool)
+    found = np.zeros(run.start.shape, dtype=bool)
     receives = np.flatnonzero(run.source >= 0)
     giver, taker = run.rank[run.source[receives]], run.rank[receives]
-    over = np.where(late, there, left + np.fmin(in_flight, usual))
-    for row in np.flatnonzero(late.any(axis=1)).tolist():
+    with np.errstate(invalid="ignore"):
+        late = np.where(run.source >= 0, run.start - due, 0.0)
+        held = late > LATE * usual + run.moment
+    for row in np.flatnonzero(held.any(axis=1)).tolist():
         made = run.produced[row, receives]
         came = _one_by_one(run.link[receives], made, over[row, receives], usual[row, receives])
-        for at in np.flatnonzero(late[row]).tolist():
+        for at in np.flatnonzero(held[row]).tolist():
             source, target = run.rank[run.source[at]], run.rank[at]
             ahead = (taker == source) & (made > run.produced[row, at])
             ahead |= (giver == source) & (taker == target) & (made < run.produced[row, at])
             apart = np.abs(run.start[row, at] - usual[row, at] - came[ahead])
             found[row, at] = bool((apart < CLOSE * usual[row, at] + run.moment).any())
-    excess = np.where(late, in_flight - usual, 0.0)
-    if excess[found].sum() < MOSTLY * excess.sum():
-        return np.zeros_like(in_flight)
-    return np.where(found, excess, 0.0)
+    if late[found].sum() < MOSTLY * late[held].sum():
+        found[:] = False
+    return found
 
 
 def _one_by_one(links: Indices, made: Times, over: Times, usual: Times) -> Times:

@@ -59,7 +59,7 @@ class Machines:
         return [(c, r) for c in copies for r in ranks]
 
     def facts(self, where: Where) -> dict[str, Any]:
-        """Return global rank, host and file of a place: one value, a list, or None if unknown.
+        """Return global rank, host and file of a place if known, as one value or a list.
 
         Lists have the workers by copy and rank.
         """
@@ -67,8 +67,8 @@ class Machines:
         found: dict[str, Any] = {}
         for fact in FACTS:
             values = [getattr(place, fact) for place in places]
-            known = any(value is not None for value in values)
-            found[fact] = (values[0] if len(values) == 1 else values) if known else None
+            if any(value is not None for value in values):
+                found[fact] = values[0] if len(values) == 1 else values
         return found
 
     def columns(self, most: int) -> dict[str, list[str]]:

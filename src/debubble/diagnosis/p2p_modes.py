@@ -56,9 +56,9 @@ class MessageRules:
             return found
 
         return MessageRules(
-            *(moved(getattr(self, name)) for name in ("source", "posted", "held", "taken")),
+            moved(self.source), moved(self.posted), moved(self.held), moved(self.taken),
             tuple(map(moved, self.ahead)),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _inserted(spec: ModeSpec) -> Callable[[Schedule], MessageRules]:
             first, _ = group_bounds(schedule.actions)
             taken[first[taken] == first] = -1  # it needs the message itself
             # Messages of one link go one by one if both their ends are posted together.
-            ahead = (none.copy(),)
+            before_it = none.copy()
             sent, link = message[sends], links_of(schedule)[message[sends]]
             for each in np.unique(link).tolist():
                 mine = sent[link == each]
@@ -160,13 +160,13 @@ def _inserted(spec: ModeSpec) -> Callable[[Schedule], MessageRules]:
                     posted[mine[1:]] == posted[mine[:-1]]
                 )
                 together &= taken[mine[1:]] == taken[mine[:-1]]
-                ahead[0][mine[1:][together]] = mine[:-1][together]
-            return MessageRules(source, posted, held, taken, ahead)
+                before_it[mine[1:][together]] = mine[:-1][together]
+            return MessageRules(source, posted, held, taken, (before_it,))
         peer = np.where(
             sends, schedule.ranks_of_actions[message], schedule.ranks_of_actions[source[message]]
         )
         queue = rank * (schedule.ranks * 2)
-        queue += (peer * 2 if spec.by_peer else 0) + (sends if spec.by_direction else 0)
+        queue = queue + peer * 2 * spec.by_peer + sends * spec.by_direction
         ahead = none.copy(), none.copy()
         for each in np.unique(queue).tolist():
             mine = np.flatnonzero(queue == each)

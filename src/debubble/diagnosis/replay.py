@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import group_bounds
+from debubble.core.costs import Costs
 from debubble.core.layers import Layers
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.cancellation import check_cancelled
@@ -20,6 +21,10 @@ from debubble.diagnosis.run import Run
 from debubble.diagnosis.times_under_schedule import shares_in_groups
 from debubble.diagnosis.transfers import MessageTimes
 from debubble.diagnosis.walk import Walk, any_walk
+from debubble.engine.measured_timeline import measured_timeline
+from debubble.engine.timeline import Timeline
+
+MILLISECONDS = 1e3
 
 BLOCK = 1 << 24
 """Maximum number of elements in a matrix of cost vectors."""
@@ -163,44 +168,66 @@ class Replay:
         """P2p mode that explains the starts of actions best."""
         return self.transfers.mode
 
-    @cached_property
-    def model_times(self) -> tuple[Times, Times]:
-        """Times of actions and messages in a model of the run, shape ``(actions,)``.
+    def model_times(self, copy: int | None = None) -> tuple[Times, Times]:
+        """Times of actions and messages in a model of the run, or of one copy of it.
 
         Every action takes the median time of its kind and stage, every message that of its link.
+        Both have shape ``(actions,)``.
         """
-        run = self.run
+        run, transfers = self.run, self.transfers
+        rows = np.ones(run.rows, dtype=bool) if copy is None else run.copy == copy
         first, behind = group_bounds(run.schedule.actions)
         key = np.stack([run.cls, run.stage[first], run.stage[behind - 1], run.unit % run.parts])
         _, group = np.unique(key, axis=1, return_inverse=True)
-        times = np.zeros(len(group))
+        times = np.zeros(len(run.cls))
         for one in range(int(group.max()) + 1):
             mine = group.ravel() == one
-            times[mine] = np.median(self.times[:, mine])
-        typical = np.nan_to_num(self.transfers.typical)
+            times[mine] = np.median(self.times[np.ix_(rows, mine)])
+        typical = np.nan_to_num(transfers.typical if copy is None else transfers.by_copy[copy])
         return times, np.where(run.link >= 0, typical[run.link], 0.0)
 
-    @cached_property
-    def model_ends(self) -> Times:
+    def model_ends(self, copy: int | None = None) -> Times:
         """End of every action in a model of the run with no host late, shape ``(actions,)``."""
-        times, messages = (values[None, :] for values in self.model_times)
+        times, messages = (values[None, :] for values in self.model_times(copy))
         leads = times * np.median(self.leads, axis=0)
-        return self.walk(self.run.schedule).ends(times, messages, leads)[0]
+        return np.asarray(self.walk(self.run.schedule).ends(times, messages, leads)[0])
+
+    @cached_property
+    def modeled(self) -> Timeline:
+        """Timeline of a model of the run, in milliseconds."""
+        times, _ = self.model_times()
+        end = self.model_ends()
+        return drawn(self.run.schedule, end - times, end)
 
     @cached_property
     def plan(self) -> float:
         """Time of a step in a model of the run, in seconds."""
-        return float(self.model_ends.max())
+        return float(self.model_ends().max())
 
     @cached_property
     def model_error(self) -> float:
-        """Error of a model of the run, as a share of a step."""
-        return abs(self.plan / float(self.run.step_times.mean()) - 1)
+        """Error of a model of the slowest copy, as a share of a step."""
+        copies = np.unique(self.run.copy).tolist()
+        longest = max(float(self.model_ends(copy).max()) for copy in copies)
+        return abs(longest / float(self.run.step_times.mean()) - 1)
 
-    @property
+    @cached_property
     def uncertainty(self) -> float:
-        """Error of predictions, as a share of a step: that of the model, or of the replay."""
-        return max(self.model_error, self.error)
+        """Error of predictions, as a share of a step.
+
+        It is that of the run if all messages of a link take one time, as times that are fitted to
+        single messages may be those of anything; and at least the error of the replay.
+        """
+        transfers = self.transfers
+        steps = self.steps(messages=transfers.usual(self.run) + transfers.behind)
+        return max(abs(float(steps.mean() / self.run.step_times.mean()) - 1), self.error)
+
+
+def drawn(schedule: Schedule, start: Times, end: Times) -> Timeline:
+    """Return a timeline in milliseconds of predicted times of actions in seconds."""
+    costs = schedule.made_for or Costs(time_unit="ms")
+    found = measured_timeline(schedule, start * MILLISECONDS, end * MILLISECONDS, costs)
+    return replace(found, measured=False)
 
 
 def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:

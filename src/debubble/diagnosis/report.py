@@ -23,6 +23,9 @@ NO_MODE = 0.3
 APART = 0.05
 """Maximum error of a prediction without a word about it, as a share of a step."""
 
+DOUBTFUL = 0.1
+"""Minimum error of a gain that is given as a range, as a share of a step."""
+
 LISTED_RANKS = 12
 """Maximum number of ranks with a line each."""
 
@@ -153,11 +156,14 @@ def share_text(share: float, error: float) -> str:
     --------
     >>> share_text(0.1234, 0.0), share_text(0.1234, 0.007), share_text(0.1234, 0.03)
     ('12.3 %', '12.3 % ± 0.7', '12 % ± 3')
-    >>> share_text(0.1, 0.13)
-    'up to 23 %'
+    >>> share_text(0.05, 0.07), share_text(0.2, 0.13)
+    ('up to 12 %', '7 to 33 %')
     """
     if error < LEAST_ERROR:
         return f"{100 * share:.1f} %"
+    if error > DOUBTFUL:
+        low, high = (100 * min(max(abs(share) + by, 0.0), 1.0) for by in (-error, error))
+        return f"{low:.0f} to {high:.0f} %"
     if error >= abs(share):
         return f"up to {100 * (abs(share) + error):.0f} %"
     digits = 1 if error < 0.0095 else 0
@@ -187,11 +193,8 @@ def notes(found: Diagnosis) -> Iterator[str]:
 
 def cautions(found: Diagnosis) -> Iterator[str]:
     """Yield sentences on parts of a run that were assumed, missing, or not explained."""
-    if found.model_error > TRUSTED and found.replay_error <= TRUSTED:
-        yield (
-            f"Gains are uncertain: a model of the run, with median times in the p2p mode "
-            f"{found.mode[0]}, is {100 * found.model_error:.0f} % of a step off."
-        )
+    if found.replay.uncertainty > APART and found.replay_error <= TRUSTED:
+        yield f"Gains are uncertain: {_off(found.replay.uncertainty)}."
     if found.observed.order_assumed:
         yield f"The trace has no order of actions: {found.observed.order_assumed} is assumed."
     if found.run.missing:
@@ -360,8 +363,12 @@ def _milliseconds(seconds: float) -> str:
     return number(seconds * 1e3, 4)
 
 
+def _off(error: float) -> str:
+    return f"with one time for every link, a step is {100 * error:.0f} % off"
+
+
 def _caution(one: WhatIf) -> str:
     """Return a warning if a model does not explain the run well."""
     if one.after == one.before or one.error <= APART:
         return ""
-    return f". Uncertain: a model of the run is {100 * one.error:.0f} % of a step off"
+    return f". Uncertain: {_off(one.error)}"

@@ -10,11 +10,10 @@ import numpy as np
 from debubble.core.costs import Costs
 from debubble.core.kinds import KINDS, Kind
 from debubble.diagnosis.observed import Times
-from debubble.diagnosis.replay import Replay, as_matrix
+from debubble.diagnosis.replay import MILLISECONDS, Replay, as_matrix
 from debubble.diagnosis.run import PAIR, Run
 from debubble.interchange.cost_files import costs_data
 
-MILLISECONDS = 1e3
 ALIKE = 1.2
 """Minimum ratio of link times with separate costs."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.diagnosis.cancellation import check_cancelled
-from debubble.diagnosis.head_of_line import behind_by_starts, behind_others
+from debubble.diagnosis.head_of_line import LATE, behind_others, queued_by_starts
 from debubble.diagnosis.observed import Indices, Times
 from debubble.diagnosis.p2p_modes import (
     FITTED_MODES,
@@ -32,9 +32,6 @@ from debubble.diagnosis.walk import walk_of
 
 QUICK = 0.1
 """Quantile of the messages of a link that is the time of its quickest ones."""
-
-LATE = 2.0
-"""Minimum ratio of a held-up message's time to the typical one of its link."""
 
 CLEARLY, ROUNDING = 0.7, 1e-3
 """Maximum ratio of a clearly better mode's distance to that of an earlier one, and minimum
@@ -85,9 +82,7 @@ class MessageTimes:
 
     @cached_property
     def typical(self) -> Times:
-        """Median time of every directed link, ``typical[source * ranks + target]``; NaN for unused
-        links.
-        """
+        """Median time of every directed link, ``[source * ranks + target]``; NaN if unused."""
         return np.asarray(np.median(self.by_copy, axis=0))
 
     def usual(self, run: Run) -> Times:
@@ -107,6 +102,8 @@ def transfers_of(run: Run) -> MessageTimes:
     best, least = OVERLAPPED, np.inf
     for mode in modes:
         check_cancelled()
+        if least <= ROUNDING:
+            break
         fit = _fit(sample, mode)
         if fit is not None and fit.off < min(least * CLEARLY, least - ROUNDING):
             best, least = mode, fit.off
@@ -118,7 +115,8 @@ def transfers_of(run: Run) -> MessageTimes:
 def _meeting(run: Run) -> FittedMode:
     """Return the mode in which messages need their receivers, on all links but those of buffers."""
     free, meeting = _fit(run, OVERLAPPED), _fit(run, rendezvous())
-    assert free is not None and meeting is not None
+    assert free is not None
+    assert meeting is not None
     buffered = [
         link for link in np.unique(run.link[run.link >= 0]).tolist()
         if free.off_on(run.link == link) < CLEARLY * meeting.off_on(run.link == link)
@@ -238,6 +236,12 @@ class _Fit:
         behind = np.zeros_like(usual)
         if not self.mode.queued:
             quickest = _of_links(run, typical_of(run, self.in_flight, QUICK))
+            if not self.exact:
+                self.seen |= self.queued
+                since = np.maximum(self.there - self.left, 0.0)
+                self.in_flight = np.where(self.queued, since, self.in_flight)
+                # Nobody knows why an action is far later than a message explains.
+                self.seen &= self.queued | (self.in_flight <= LATE * usual + run.moment)
             behind = self._behind(np.nan_to_num(self.in_flight), quickest)
             plain = np.where(behind > 0, np.nan, self.in_flight)
             self.by_copy = typical_of(run, plain, 0.5)
@@ -258,11 +262,21 @@ class _Fit:
         )  # fmt: skip
 
     def _behind(self, in_flight: Times, usual: Times) -> Times:
-        late = self.seen & (in_flight > LATE * usual + self.run.moment)
-        if not late.any():
-            return np.zeros_like(in_flight)
-        look = behind_others if self.exact else behind_by_starts
-        return look(self.run, late, self.left, self.there, in_flight, usual)
+        """Return the part of messages' times that they are behind others."""
+        run = self.run
+        if self.exact:
+            late = self.seen & (in_flight > LATE * usual + run.moment)
+            return behind_others(run, late, self.left, self.there, in_flight, usual)
+        return np.where(self.queued, np.maximum(in_flight - usual, 0.0), 0.0)
+
+    @cached_property
+    def queued(self) -> NDArray[np.bool_]:
+        """Mask of messages behind others in a trace without messages."""
+        run = self.run
+        usual = _of_links(run, typical_of(run, self.in_flight, QUICK))
+        due = np.where(self.told, np.fmax(self.free0, run.produced + usual), np.nan)
+        waited = run.start > self.free0 + run.moment
+        return queued_by_starts(run, due, np.where(waited, run.start, run.produced + usual), usual)
 
     def _held_by(self) -> Indices:
         """Return the other rank of the messages that hold up each action, −1 for none."""
@@ -272,7 +286,7 @@ class _Fit:
             for waiting, other in ((rules.held, run.rank), (rules.taken, run.rank[run.source])):
                 at = np.flatnonzero(waiting >= 0)
                 found[waiting[at]] = other[at]
-        return np.maximum(found, run.in_groups(found[None, :], np.maximum)[0])
+        return np.asarray(run.in_groups(found[None, :], np.maximum)[0])
 
 
 def _fit(run: Run, mode: FittedMode) -> _Fit | None:

@@ -57,9 +57,11 @@ def walk_of(schedule: Schedule, mode: FittedMode) -> Walk | None:
     parts = schedule.derived[key]
     if parts is None:
         return None
-    edges, node, message = parts
-    nothing = np.zeros(0, dtype=np.int32)
-    graph = EventGraph(schedule, "overlapped", *edges, node, nothing, nothing, nothing, nothing, 0)
+    (first, second, lag, cost), node, message = parts
+    none = np.zeros(0, dtype=np.int32)
+    graph = EventGraph(
+        schedule, "overlapped", first, second, lag, cost, node, none, none, none, none, 0
+    )
     return Walk(schedule, graph, message)
 
 
@@ -70,7 +72,9 @@ def any_walk(schedule: Schedule, mode: FittedMode) -> Walk:
     return found
 
 
-Parts = tuple[tuple[NDArray[np.unsignedinteger], ...], NDArray[np.int32], Indices]
+Edges = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]
+
+Parts = tuple[Edges, NDArray[np.int32], Indices]
 
 
 def _compiled(schedule: Schedule, rules: MessageRules) -> Parts | None:
@@ -89,14 +93,15 @@ def _compiled(schedule: Schedule, rules: MessageRules) -> Parts | None:
     lead = np.where(first[messages] < messages, 1 + 2 * count + messages, 0)
     edges = [(group, before[group], np.zeros(len(group), dtype=np.int64)),
              (last[messages], far[messages], lead)]  # fmt: skip
-    for waiting in (rules.held, rules.taken):
-        edges.append((np.where(waiting >= 0, last[waiting], -1)[messages], far[messages], no_lag))
+    for action in (rules.held, rules.taken):
+        place = np.where(action >= 0, last[action], -1)[messages]
+        edges += [(place, far[messages], no_lag)]
     for action in (rules.source, rules.posted):
         place = np.where(action >= 0, last[action], -1)[messages]
-        edges.append((far[messages], place, no_lag))
+        edges += [(far[messages], place, no_lag)]
     for ahead in rules.ahead:
         place = np.where(ahead >= 0, far[ahead], -1)[messages]
-        edges.append((far[messages], place, no_lag))
+        edges += [(far[messages], place, no_lag)]
     to, of, lag = (np.concatenate(parts) for parts in zip(*edges, strict=True))
     some = (to >= 0) & (of >= 0)
     to, of, lag = to[some], of[some], lag[some]
@@ -136,8 +141,7 @@ def _joined(
     node = np.cumsum(nodes)  # the last one of every thing
     begin = np.cumsum(number) - number
     rank = np.arange(len(to)) - begin[to]
-    arrays = [np.zeros(1 + int(nodes.sum()), dtype=np.uint32) for _ in range(4)]
-    first, second, lags, cost = arrays
+    first, second, lags, cost = np.zeros((4, 1 + int(nodes.sum())), dtype=np.uint32)
     inner = np.ones(len(first), dtype=bool)
     inner[0] = False
     inner[node - nodes + 1] = False

@@ -20,11 +20,11 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.observed import Times
-from debubble.diagnosis.replay import Replay, in_blocks
+from debubble.diagnosis.replay import Replay, drawn, in_blocks
 from debubble.diagnosis.run import work_of_ranks
-from debubble.diagnosis.times import MILLISECONDS, costs_of
+from debubble.diagnosis.times import costs_of
 from debubble.diagnosis.times_under_schedule import shares_of_stages, under_schedule
-from debubble.engine.measured_timeline import MAX_CELLS, measured_timeline
+from debubble.engine.measured_timeline import MAX_CELLS
 from debubble.engine.timeline import Timeline
 from debubble.schedules.registry import entries, find, make
 
@@ -33,9 +33,9 @@ from debubble.schedules.registry import entries, find, make
 class WhatIf:
     """Prediction of a mean step, in seconds without (`before`) and with a change (`after`).
 
-    `plan` is the time of a step in a model of the run, and `error` the larger one of the model's and
-    the replay's errors, as a share of a step. `timeline` is the drawn step if the schedule is
-    another.
+    `plan` is the time of a step in a model of the run at median times. `error` is that of the
+    prediction as a share of a step, see :attr:`.Replay.uncertainty`. `timeline` is the drawn step
+    if the schedule is another.
     """
 
     text: str
@@ -243,9 +243,7 @@ def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Tim
     else:
         mine = under_schedule(run, times[[row]], messages[[row]], schedule, slower, replay.layers)
     end = replay.walk(schedule).ends(*mine, leads)[0]
-    start = end - mine[0][0]
-    costs = schedule.made_for or Costs(time_unit="ms")
-    return measured_timeline(schedule, start * MILLISECONDS, end * MILLISECONDS, costs)
+    return drawn(schedule, end - mine[0][0], end)
 
 
 SUGGESTED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v")

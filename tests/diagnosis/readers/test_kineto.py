@@ -14,8 +14,9 @@ from debubble import Kind
 from debubble.core.errors import FormatError
 from debubble.diagnosis.readers.action_names import actions_named
 from debubble.diagnosis.readers.folder import read
+from debubble.diagnosis.readers.kineto_file import read_file
 from debubble.diagnosis.readers.kineto_places import Place, places
-from debubble.diagnosis.readers.kineto_rank import cuts_of
+from debubble.diagnosis.readers.kineto_rank import cuts_of, trace_of
 from tests.diagnosis.readers import made, made_kineto
 
 
@@ -272,3 +273,27 @@ def test_places() -> None:
     }  # fmt: skip
     assert places(unknown, {}, left)[3] == Place(0, 3)
     assert len(places(same, {}, left)) == 2
+
+
+def test_a_pair_that_waits_between_its_actions(tmp_path: Path) -> None:
+    """Its forward runs while the input of its backward is on the way: no wait is computing."""
+    pair = "PP:(0F1;3B0)OVERLAP_F_B"
+    rows = [
+        ("user_annotation", "PP:0RECV_F1", 0, 1), ("user_annotation", "PP:3RECV_B0", 1, 1),
+        ("user_annotation", "gloo:recv", 0, 12), ("user_annotation", "gloo:recv", 1, 29),
+        ("user_annotation", pair, 2, 50), ("cpu_op", "aten::linear", 13, 10),
+        ("cpu_op", "autograd::engine::evaluate_function: Backward", 31, 20),
+    ]  # fmt: skip
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "tid": 1, "pid": 1, "ts": 1000 + at, "dur": dur}
+        for cat, name, at, dur in rows
+    ]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    left_out: Counter[str] = Counter()
+    (computed, _), = trace_of(read_file(path, left_out), left_out).steps  # fmt: skip
+    ((forward, backward),) = (one.spans for one in computed)
+    microsecond = 1000
+    assert [at - 1000 * microsecond for at in (*forward, *backward)] == [
+        12 * microsecond, 23 * microsecond, 30 * microsecond, 52 * microsecond
+    ]  # fmt: skip

@@ -12,13 +12,11 @@ import pytest
 
 BESIDE = Path(__file__).parents[4] / "shared" / "reference" / "data"
 FOLDER = Path(os.environ.get("DEBUBBLE_THIRD_PARTY", BESIDE))
-CASES = FOLDER.parent / "cases"
-"""Files of runs and logs as people have them, with what is right for each."""
 
 
-def third_party(name: str, folder: Path = FOLDER) -> Path:
+def third_party(name: str) -> Path:
     """The path of a file; without it the test is skipped."""
-    path = folder / name
+    path = FOLDER / name
     if not path.exists():
         pytest.skip(f"needs {name}, a file of others; DEBUBBLE_THIRD_PARTY names its folder")
     return path

@@ -159,7 +159,7 @@ def _observed(
     hosts = {file.host for file in files.values()}
     known = any(hosts)
     locations = {
-        tuple(place): Location(rank, files[rank].host, str(files[rank].path))
+        (place.copy, place.rank): Location(rank, files[rank].host, str(files[rank].path))
         for rank, place in found.items()
     }
     named = {trace.file.named_by for trace in every}
