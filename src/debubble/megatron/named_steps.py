@@ -13,7 +13,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 from debubble.core.errors import DebubbleError
@@ -52,7 +51,7 @@ def name_steps(pp_group: Any = None) -> None:
     by round over the ranks, as Megatron places them.
     """
     try:
-        schedules = importlib.import_module(SCHEDULES)
+        schedules: Any = importlib.import_module(SCHEDULES)
     except ModuleNotFoundError as error:
         raise DebubbleError(
             f"debubble.megatron needs megatron-core, and '{error.name}' is missing; "
@@ -73,7 +72,7 @@ def name_steps(pp_group: Any = None) -> None:
         )
 
 
-def _module(name: str) -> ModuleType | None:
+def _module(name: str) -> Any:
     """Return a module, or None where this release of Megatron has none of that name."""
     try:
         return importlib.import_module(name)

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "all ranks with torch.profiler, or write a table"
         )
     share = steps * log.microbatches
-    costs = Costs(**{kind: mean / share for kind, mean in kinds.items()}, time_unit="ms")
+    costs: dict[str, Any] = {kind: mean / share for kind, mean in kinds.items()}
     return Observed(
         NAME, stages, 1, (), ObservedActions.of(),
         missing=tuple((0, rank) for rank in range(1, stages)), device="gpu",
@@ -80,7 +81,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "step": f"means of {len(next(iter(log.times.values())))} sums of {steps} steps",
             "clock": "none: the log has sums and no points in time",
         },
-        left_out=dict(left_out), costs=costs,
+        left_out=dict(left_out), costs=Costs(**costs, time_unit="ms"),
     )  # fmt: skip
 
 

@@ -64,7 +64,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     unnamed: list[tuple[KinetoFile, list[UnnamedAction]]] = []
     for _, each in read_each(_read_file, files, left_out):
         for one in each:
-            (found if isinstance(one, _Rank) else unnamed).append(one)  # type: ignore[arg-type]
+            if isinstance(one, _Rank):
+                found.append(one)
+            else:
+                unnamed.append(one)
     assumed = "" if found or not unnamed else _name_unnamed(unnamed, left_out)
     if assumed:
         found = [one for file, _ in unnamed if (one := _kept(file, left_out)) is not None]
@@ -194,7 +197,7 @@ def _observed(
     )  # fmt: skip
     hosts = {each.host for each in found.values()}
     locations = {
-        tuple(at[rank]): Location(
+        at[rank]: Location(
             each.rank if each.rank >= 0 else None, each.host or None, str(each.path)
         )
         for rank, each in found.items() if rank in at

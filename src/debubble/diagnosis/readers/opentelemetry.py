@@ -284,24 +284,21 @@ _RawSpan = tuple[Mapping[str, Any], str, int, int, Mapping[str, Any]]
 def _spans_of(value: Mapping[str, Any]) -> Iterator[_RawSpan]:
     """Yield the spans of an object of OTLP, of the console exporter or of Jaeger."""
     for resource in _dicts(value.get("resourceSpans")):
-        about = resource.get("resource")
-        known = _keyed(about.get("attributes") if isinstance(about, dict) else None)
+        process = _keyed(_inside(resource.get("resource"), "attributes"))
         for scope in _dicts(resource.get("scopeSpans")):
             for span in _dicts(scope.get("spans")):
-                times = (_whole(span.get(f"{edge}TimeUnixNano")) for edge in ("start", "end"))
-                yield known, str(span.get("name")), *times, _keyed(span.get("attributes"))
+                start, end = (_whole(span.get(f"{edge}TimeUnixNano")) for edge in ("start", "end"))
+                yield process, str(span.get("name")), start, end, _keyed(span.get("attributes"))
     for trace in _dicts(value.get("data")):
-        processes = trace.get("processes")
-        processes = processes if isinstance(processes, dict) else {}
         for span in _dicts(trace.get("spans")):
-            about = processes.get(str(span.get("processID")))
-            known = _keyed(about.get("tags") if isinstance(about, dict) else None)
+            about = _inside(trace.get("processes"), str(span.get("processID")))
             start, lasts = _whole(span.get("startTime")), _whole(span.get("duration"))
-            name = str(span.get("operationName"))
-            yield known, name, start * 1000, (start + lasts) * 1000, _keyed(span.get("tags"))
+            yield (
+                _keyed(_inside(about, "tags")), str(span.get("operationName")), start * 1000,
+                (start + lasts) * 1000, _keyed(span.get("tags")),
+            )  # fmt: skip
     if "start_time" in value and "end_time" in value:
-        about = value.get("resource")
-        known = about.get("attributes") if isinstance(about, dict) else None
+        known = _inside(value.get("resource"), "attributes")
         own = value.get("attributes")
         yield (
             known if isinstance(known, dict) else {}, str(value.get("name")),
@@ -310,20 +307,23 @@ def _spans_of(value: Mapping[str, Any]) -> Iterator[_RawSpan]:
         )  # fmt: skip
 
 
+def _inside(value: Any, key: str) -> Any:
+    """Return a value of an object, or None."""
+    return value.get(key) if isinstance(value, dict) else None
+
+
 def _process(resource: Mapping[str, Any]) -> _Exporter:
     """Return the process of a resource."""
     rank = _whole(_any_of(resource, "nv.dl.rank", "dl.rank"))
     if rank < 0:
         match = _INSTANCE.search(str(resource.get("service.instance.id", "")))
         rank = int(match[1]) if match else -1
-    sizes = (
-        max(_whole(_any_of(resource, *names)), 0)
-        for names in (
-            ("nv.dl.world_size", "dl.world_size"), ("dl.pipeline_parallel.size",),
-            ("dl.tensor_parallel.size",),
-        )
-    )  # fmt: skip
-    return _Exporter(min(rank, MAX_RANKS - 1), *sizes, str(resource.get("host.name", ""))[:200])
+    world = _whole(_any_of(resource, "nv.dl.world_size", "dl.world_size"))
+    pipeline = _whole(resource.get("dl.pipeline_parallel.size"))
+    tensor = _whole(resource.get("dl.tensor_parallel.size"))
+    host = str(resource.get("host.name", ""))[:200]
+    sizes = max(world, 0), max(pipeline, 0), max(tensor, 0)
+    return _Exporter(min(rank, MAX_RANKS - 1), *sizes, host)
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
