@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,11 +13,13 @@ import pytest
 
 from debubble.diagnosis.account import CAUSES, COMPUTE, causes_over_time
 from debubble.diagnosis.diagnose import diagnose
+from debubble.diagnosis.observed import Location
 from debubble.diagnosis.report import report
 from debubble.diagnosis.what_if import with_schedule
 from debubble.view.trace_view import LOOKS, trace_page, trace_timelines, trace_view
 from tests.diagnosis.diagnosed import of_planted, plain
 from tests.diagnosis.made import Made, one_f_one_b
+from tests.diagnosis.planted import PLANTED
 
 PLANTED_NAMES = ("slow stage", "slow worker", "slow link", "host gaps")
 
@@ -143,3 +146,25 @@ def test_without_a_rank_there_is_only_the_prediction():
     assert "marks" not in view["timelines"]
     assert any("Nothing was traced of a rank" in note for note in view["notes"])
     assert "predicted" in trace_page(found)
+
+
+def test_shares_of_idle_time_that_differ_are_explained():
+    """The legend has those of the drawn step of one copy, the sentences those of all."""
+    found = of_planted("slow copy", 0)
+    drawn, every = (f"{100 * share:.1f} %" for share in
+                    (found.timeline.bubble_ratio, found.bubble_ratio))  # fmt: skip
+    (note,) = (text for text in trace_view(found)["notes"] if text.startswith("The drawn step"))
+    assert drawn != every
+    assert f"its ranks idle {drawn} of it, and {every} of all steps and copies" in note
+
+
+def test_machines_are_a_table_of_the_facts_that_differ():
+    observed = PLANTED["slow worker"](0).made.observed()
+    assert trace_view(diagnose(observed))["machines"] is None
+    workers = range(observed.ranks * observed.copies)
+    places = tuple(Location(at, f"node{at % 2}", "run.json") for at in workers)
+    view = trace_view(diagnose(replace(observed, locations=places)))
+    titles = [column["title"] for column in view["machines"]["columns"]]
+    assert titles == ["copy", "rank", "global rank", "host"]
+    assert view["machines"]["columns"][2]["cells"] == [str(at) for at in workers]
+    assert ["ran on", "2 hosts: node0, node1"] in view["facts"]

@@ -144,8 +144,8 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
                 rows = np.flatnonzero(run.copy == copy)
                 for link in links:
                     cells = np.ix_(rows, np.flatnonzero(run.link == link))
-                    share = max(float(by_copy[copy, link]) - usual, 0.0)
-                    added[cells] = np.minimum(messages[cells], share)
+                    share = 1 - usual / max(float(by_copy[copy, link]), usual, 1e-30)
+                    added[cells] = messages[cells] * share
             where: Where = {"link": list(pair)}
             where |= {} if everywhere else {"copy": group[0][0]}
             size = means[group[0][0], place] / max(group[0][1], run.moment)

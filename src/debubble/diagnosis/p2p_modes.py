@@ -3,10 +3,12 @@
 In every mode a message begins when it is made and its receive is posted. The modes differ in the
 action after which the receive is posted, in the actions that wait until the message is over, and in
 the messages that have to be over before. Modes of the simulator have the sends and receives that
-it would insert; two more are those of runtimes:
+it would insert; the others are those of runtimes:
 
 * ``"rendezvous"``: a receive is posted when its rank is free for the action that needs it. Nothing
   else waits (gloo, and NCCL with a communicator for each message).
+* ``"joined"`` and ``"sends"``: a rank goes on when its send is over, if it posts a receive from the
+  target together with it, or always. It posts any other receive after that.
 * ``"turns"``: forwards and backwards take turns of their own. The receive of a forward is posted
   after the previous forward of its rank, and the next forward of the sender waits until the message
   is over; likewise for backwards (interleaved 1F1B of Megatron-LM with overlapped p2p).
@@ -109,6 +111,36 @@ def rendezvous(buffered: frozenset[int] = frozenset()) -> FittedMode:
     return FittedMode("rendezvous", title, rules, buffered)
 
 
+def _standing(always: bool) -> Callable[[Schedule], MessageRules]:
+    """Return the rules of sends that a rank waits for before it goes on.
+
+    A receive from the rank that a send goes to is posted together with it. Unless `always`, only
+    such sends hold up their rank.
+    """
+
+    def rules(schedule: Schedule) -> MessageRules:
+        meeting = rendezvous().rules(schedule)
+        source, rank = meeting.source, schedule.ranks_of_actions
+        far = source >= 0
+        _, behind = group_bounds(schedule.actions)
+        following = behind[source]
+        ends = schedule.offsets[rank[source] + 1]
+        after = np.where(far & (following < ends), following, -1)
+        giver = np.where(far, rank[source], -1)
+        first, last = after, behind[after] - 1
+        joined = (after >= 0) & ((giver[first] == rank) | (giver[last] == rank))
+        held = np.where(joined | always, after, -1)
+        taker = np.full(len(schedule), -1)
+        taker[source[far]] = np.flatnonzero(far)
+        # What the rank sent before it posts the receive has to be over, too.
+        sent = np.where(meeting.posted >= 0, taker[meeting.posted], -1)
+        apart = (sent >= 0) & (rank[sent] != giver)
+        ahead = (np.where(apart, sent, -1),) if always else ()
+        return MessageRules(source, meeting.posted, held, meeting.taken, ahead)
+
+    return rules
+
+
 def _turns(schedule: Schedule) -> MessageRules:
     source = sources_of(schedule)
     kinds = kinds_of(schedule.actions)
@@ -205,6 +237,14 @@ FITTED_MODES = (
     _of_simulator("pair"),
     _of_simulator("group"),
     _of_simulator("directed"),
+    FittedMode(
+        "joined", "a send that is posted together with a receive from its target holds up its rank "
+        "until it is over, as in PyTorch's 1F1B", _standing(always=False), holds_up=True,
+    ),
+    FittedMode(
+        "sends", "a rank goes on when its send is over, as in Megatron-LM without overlapped p2p",
+        _standing(always=True), holds_up=True,
+    ),
     FittedMode(
         "turns",
         "a send holds up the next action of its direction until the receiver is done with the one "

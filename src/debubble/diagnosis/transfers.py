@@ -2,7 +2,7 @@
 
 A message leaves when its sender has made it and its receiver has posted the receive, as the p2p
 mode of the run has it. What is before that is a wait of the schedule, and no time of the link. A
-trace tells the end of a message only if its receiver waited for it. If the receiver was busy, the
+trace shows the end of a message only if its receiver waited for it. If the receiver was busy, the
 message is taken to take as long as its link typically does, but to be over before its action
 began.
 """
@@ -221,13 +221,20 @@ class _Fit:
 
     @cached_property
     def apart(self) -> Times:
-        """Distance of every start from the mode, in seconds."""
+        """Distance of every start from the mode, or of the input's arrival, in seconds.
+
+        A host that is late after an arrival says nothing about the mode.
+        """
         run = self.run
         with np.errstate(invalid="ignore"):
-            there = self.left + _of_links(run, self.by_copy) - run.lead
-            there = run.in_groups(np.where(self.receives, there, -np.inf), np.fmax)
-            due = np.fmax(np.fmax(run.before, self.held), there)
-            return np.abs(run.start - np.fmax(due, run.begin[:, None]))
+            over = self.left + _of_links(run, self.by_copy)
+            there = np.where(self.receives, over - run.lead, -np.inf)
+            there = run.in_groups(there, np.fmax)
+            free = np.fmax(run.before, self.held)
+            starts = np.abs(run.start - np.fmax(np.fmax(free, there), run.begin[:, None]))
+            busy = np.fmax(run.before, run.inside)
+            arrivals = np.abs(np.fmax(self.there, busy) - np.fmax(np.fmax(free, run.inside), over))
+        return np.where(self.reported, arrivals, starts)
 
     def times(self) -> MessageTimes:
         """Return the times of messages."""

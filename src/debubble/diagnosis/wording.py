@@ -207,7 +207,7 @@ def _slow_stage(case: CauseInRun) -> str:
     text = f"Give the stage about {share:.0f} % less work: another split of the layers"
     if case.several:
         return text
-    other = "host" if case.on_cpu else "device"
+    other = {"cpu": "host", "gpu": "device"}.get(case.run.device, "device or host")
     return f"{text}. If it has no more work than others, look at its {other}"
 
 
