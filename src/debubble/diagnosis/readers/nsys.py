@@ -70,7 +70,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
                 unnamed.append(one)
     assumed = "" if found or not unnamed else _name_unnamed(unnamed, left_out)
     if assumed:
-        found = [one for file, _ in unnamed if (one := _kept(file, left_out)) is not None]
+        kept = (_kept(file, left_out) for file, _ in unnamed)
+        found = [one for one in kept if one is not None]
     ranks: dict[int, _Rank] = {}
     for one in found:
         # Where nothing says the rank, files and devices are in sequence.
@@ -196,7 +197,7 @@ def _observed(
         ALONE, start, end, issued, NAN, busy * NANOSECONDS,
     )  # fmt: skip
     hosts = {each.host for each in found.values()}
-    locations = {
+    locations: dict[tuple[int, int], Location] = {
         at[rank]: Location(
             each.rank if each.rank >= 0 else None, each.host or None, str(each.path)
         )

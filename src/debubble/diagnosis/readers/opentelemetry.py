@@ -104,8 +104,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     order = _order(where, steps, places, ranks)
     collected = Collected(where, left_out)
     for rank, (copy, place) in places.items():
-        for number, each in steps[rank].items():
-            _add(collected, number, copy, place, ranks, order, each)
+        for number, actions in steps[rank].items():
+            _add(collected, number, copy, place, ranks, order, actions)
     hosts = {processes[rank].host for rank in places}
     locations = {
         place: Location(rank, processes[rank].host or None, paths[rank])
