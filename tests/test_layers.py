@@ -15,8 +15,8 @@ pytestmark = together
 
 LAYERS = (
     {"_version", "core"}, {"engine"}, {"lowering"}, {"listing"}, {"schedules"}, {"analysis"},
-    {"optimize", "interchange"}, {"torch", "planner", "diagnosis"}, {"sweeps"}, {"view"},
-    {"playground"}, {"cli"},
+    {"optimize", "interchange"}, {"torch", "megatron", "planner", "diagnosis"}, {"sweeps"},
+    {"view"}, {"playground"}, {"cli"},
 )  # fmt: skip
 """Packages from the lowest layer up; those of one layer may know each other. The front door,
 ``debubble`` itself, is on the floor of the command line."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from debubble.core.errors import FormatError
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.diagnose import read_trace
+from debubble.diagnosis.readers.folder import read
 from debubble.diagnosis.run import PAIR
 from debubble.diagnosis.what_if import with_changes, with_schedule
 from tests.diagnosis.readers.third_party import third_party
@@ -86,3 +88,38 @@ def test_pairs_of_a_real_run() -> None:
         assert np.median(times) == pytest.approx(31.5e-3, rel=0.05)
     assert all(one.cause not in ("slow-worker", "slow-stage") for one in found.findings)
     assert with_schedule(found.replay, "dualpipe-v").gain == 0
+
+
+def test_a_published_run_of_megatron_app() -> None:
+    """One iteration of Megatron with 4 ranks, 4 chunks and 8 microbatches."""
+    found = read_trace(third_party("../cases/megatronapp_pp4_v4_iter10.json.gz"))
+    assert (found.name.text, found.schedule.stages) == ("interleaved-1f1b", 16)
+    assert 1e3 * float(np.mean(found.run.step_times)) == pytest.approx(676.7, abs=0.1)
+
+
+def test_metadata_before_events() -> None:
+    """PyTorch's profiler wrote 70 KB of a configuration before the events of a GPipe run."""
+    found = read_trace(third_party("../cases/kineto_70KB_metadata"))
+    assert found.name.text == "gpipe"
+    assert 1e3 * float(np.mean(found.run.step_times)) == pytest.approx(378.8, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "name", ["torchrun_tee.log", "srun_label.log", "after_64KiB_of_nccl.log.gz"]
+)
+def test_logs_of_launchers(name: str) -> None:
+    costs = read(third_party(f"../cases/megatron_timers_{name}")).costs
+    assert costs is not None
+    assert pytest.approx((25.03, 25.01, 25.07, 38.79), abs=0.01) == costs.F
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("deepspeed.log", r"rank 0 alone logs.*forward_microstep 2,785\.85 ms"),
+        ("megatron_old.log", "sums of forward-compute and backward-compute, but no"),
+    ],
+)
+def test_logs_that_lack_their_beginning_are_recognized(name: str, said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        read(third_party(f"../cases/{name}"))

@@ -481,7 +481,10 @@ READERS: Mapping[str, Reader] = {
             ("victarry", mutators.tree), ("kineto", mutators.tree), ("old-kineto", mutators.tree),
             ("packed-kineto", mutators.packed(mutators.tree)), ("nsys", mutators.database),
             ("own", mutators.tree), ("packed-own", mutators.packed(mutators.tree)),
-            ("megatron", mutators.mixed),
+            ("megatron", mutators.mixed), ("unnamed", mutators.packed(mutators.tree)),
+            ("operators", mutators.database), ("app", mutators.tree), ("otlp", mutators.mixed),
+            ("console", mutators.mixed), ("jaeger", mutators.tree), ("tensorboard", mutators.raw),
+            ("deepspeed", mutators.mixed),
         )
     },
     "diagnosis": Reader(

@@ -379,9 +379,10 @@ def packed_chrome_traces() -> list[bytes]:
 
 
 def _write(name: str, place: Path) -> None:
-    from tests.diagnosis.readers import made, made_kineto, made_nsys
+    from tests.diagnosis.readers import made, made_kineto, made_megatron, made_nsys
     from tests.diagnosis.readers.test_debubble_trace import save
     from tests.diagnosis.readers.test_megatron_timers import log
+    from tests.diagnosis.readers.test_sums import ARGUMENTS, DEEPSPEED, TIMES
 
     run = made.run("1f1b", microbatches=2)
     one = made.run("1f1b", microbatches=2, steps=1)
@@ -397,6 +398,16 @@ def _write(name: str, place: Path) -> None:
         "own": lambda: save(one, place / "run.json"),
         "packed-own": lambda: save(one, place / "run.json.gz"),
         "megatron": lambda: made.write(place / "run.log", log()),
+        "unnamed": lambda: made_megatron.write_unnamed_kineto(run, place),
+        "operators": lambda: made_nsys.write(
+            run, place / "run.sqlite", [0, 1], base=10**18, names="operators"
+        ),
+        "app": lambda: made_megatron.write_megatron_app(run, place / "run.json"),
+        "otlp": lambda: made_megatron.write_spans(run, place, "otlp"),
+        "console": lambda: made_megatron.write_spans(run, place, "console"),
+        "jaeger": lambda: made_megatron.write_spans(run, place, "jaeger"),
+        "tensorboard": lambda: made_megatron.write_tensorboard(place / "events", TIMES, ARGUMENTS),
+        "deepspeed": lambda: made.write(place / "run.log", DEEPSPEED),
     }
     writers[name]()
 

@@ -15,9 +15,12 @@ PUSH_POP, MARK, DOMAIN = 59, 34, 75
 
 def write(
     run: MadeRun, path: Path, ranks: list[int], *, base: int, texts: bool = False, pid: bool = True,
-    stride: int = 1,
+    stride: int = 1, names: str = "chunks",
 ) -> None:  # fmt: skip
     """A report of some ranks as Nsight Systems exports it, with sail-sg's ranges.
+
+    With `names` of "stages" it has those of ``debubble.megatron``, and with "operators" those of
+    PyTorch's ``emit_nvtx`` around Megatron's own.
 
     Kernels run 2 ms behind their launches; `texts` writes names beside the ranges and not as
     numbers of strings, `pid` tells the process of kernels; of the job every `stride`-th rank is one
@@ -77,11 +80,27 @@ def write(
             thread = process | (500 + rank)
             mine = run.of(rank)
             stages = sorted({one.stage for one in mine})
+            seen: dict[tuple[int, int, int], int] = {}
             for number, one in enumerate(sorted(mine, key=lambda one: one.start)):
                 start, end = (round((time - zero) * 1e9) for time in (one.start, one.end))
                 letter = "B" if one.kind == Kind.I else one.kind.name
                 name = f"{letter}{one.microbatch}.{stages.index(one.stage)}.0"
-                nvtx(name, start - lead, start - lead + 50_000, thread)
+                if names == "stages":
+                    name = f"PP:{one.name}"
+                begin, last = start - lead, start - lead + 50_000
+                if names != "operators":
+                    nvtx(name, begin, last, thread)
+                elif letter == "F":
+                    seen[one.step, one.stage, one.microbatch] = 2 * len(seen) + 1
+                    nvtx(f"aten::linear, seq = {2 * len(seen) - 1}, op_id = 4", begin, last, thread)
+                else:
+                    at = seen[one.step, one.stage, one.microbatch]
+                    for part in (0, 1):
+                        title = f"autograd::engine::evaluate_function: MmBackward0, seq = {at}"
+                        half = begin + 25_000 * part
+                        nvtx(f"{title}, op_id = 9", half, half + 25_000, thread + 1)
+                        at -= 1
+                nvtx("c10d::send, op_id = 12", last + 100, last + 200, thread)
                 launched = start - lead + 10_000
                 gemm = strings.setdefault("gemm", len(strings) + 1)
                 call = strings.setdefault("cudaLaunchKernel_v7000", len(strings) + 1)
@@ -110,7 +129,7 @@ def write(
                 )  # fmt: skip
             nvtx("NCCL", 0, None, thread, DOMAIN)
             nvtx("F0.0.0", 1, None, thread, MARK)
-            for step in sorted({one.step for one in mine}):
+            for step in [] if names != "chunks" else sorted({one.step for one in mine}):
                 begin, end = (
                     round(
                         (edge(getattr(one, name) for one in mine if one.step == step) - zero) * 1e9

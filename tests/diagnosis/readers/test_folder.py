@@ -36,7 +36,36 @@ def test_unrelated_files(tmp_path: Path) -> None:
     assert "no trace in 4 files (2 × files of no format that is known here, 2 × empty files" in str(
         error.value
     )
-    assert "known formats: debubble" in str(error.value)
+    assert "a CSV with the columns rank, action, start, end" in str(error.value)
+    assert "--format names the format of a file that is not recognized: debubble" in str(
+        error.value
+    )
+
+
+REFUSED = {
+    "traces.tar": (bytes(257) + b"ustar\x0000" + bytes(300), "tar archives; unpack them first"),
+    "traces.zip": (b"PK\x03\x04" + bytes(40), "zip archives; unpack them first: unzip"),
+    "trace.json.zst": (b"\x28\xb5\x2f\xfd" + bytes(40), "files packed by zstd; unpack them"),
+    "report.nsys-rep": (b"anything", "'nsys export --type sqlite' makes readable files of them"),
+    "snapshot.pickle": (b"\x80\x04\x95" + bytes(40), "pickles, which are not read here"),
+    "fr.json": (b'{"pg_config": {}, "entries": []}', "dumps of NCCL's Flight Recorder"),
+    "x.json": (
+        b'[{"ph": "X", "name": "fwd_mb0", "ts": 1, "dur": 1}]',
+        "Chrome traces with ranges of other names than ours, such as fwd_mb0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_says_what_the_file_is(tmp_path: Path, name: str) -> None:
+    content, reason = REFUSED[name]
+    for packed in (content, gzip.compress(content)):
+        (tmp_path / name).write_bytes(packed)
+        with pytest.raises(FormatError) as error:
+            read(tmp_path)
+        assert reason in str(error.value)
+        assert "rank, action, start, end" in str(error.value)
+        assert "--format" in str(error.value)
 
 
 def test_a_run_among_other_files(tmp_path: Path) -> None:
@@ -82,7 +111,7 @@ def test_files_that_tell_of_no_run_do_not_hide_one(tmp_path: Path) -> None:
     assert found.format == "table"
     assert found.left_out == {"files of the format kineto beside those of table": 1}
     (tmp_path / "run.csv").write_text("rank,action,start,end\n")
-    with pytest.raises(FormatError, match="no range of 1 files is called like an action"):
+    with pytest.raises(FormatError, match="no pipeline in 1 file: no range is called like"):
         read(tmp_path)
 
 

@@ -11,9 +11,11 @@ import pytest
 
 from debubble.core.errors import FormatError
 from debubble.diagnosis.readers.folder import read
-from tests.diagnosis.readers import made, made_kineto, made_nsys
+from tests.diagnosis.readers import made, made_kineto, made_megatron, made_nsys
 from tests.diagnosis.readers.test_debubble_trace import save
 from tests.diagnosis.readers.test_megatron_timers import log
+from tests.diagnosis.readers.test_sums import ARGUMENTS as SIZES
+from tests.diagnosis.readers.test_sums import DEEPSPEED, TIMES
 
 CASES = 25
 VALUES = [
@@ -32,6 +34,16 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "nsys": lambda folder: made_nsys.write(RUN, folder / "run.sqlite", [0, 1], base=10**18),
     "debubble": lambda folder: save(made.run("1f1b", steps=1), folder / "run.json"),
     "megatron": lambda folder: made.write(folder / "run.log", log()),
+    "unnamed kineto": lambda folder: made_megatron.write_unnamed_kineto(RUN, folder),
+    "unnamed nsys": lambda folder: made_nsys.write(
+        RUN, folder / "run.sqlite", [0, 1], base=10**18, names="operators"
+    ),
+    "megatron-app": lambda folder: made_megatron.write_megatron_app(RUN, folder / "run.json"),
+    "otlp": lambda folder: made_megatron.write_spans(RUN, folder, "otlp"),
+    "console spans": lambda folder: made_megatron.write_spans(RUN, folder, "console"),
+    "jaeger": lambda folder: made_megatron.write_spans(RUN, folder, "jaeger"),
+    "tensorboard": lambda folder: made_megatron.write_tensorboard(folder / "events", TIMES, SIZES),
+    "deepspeed": lambda folder: made.write(folder / "run.log", DEEPSPEED),
 }
 
 

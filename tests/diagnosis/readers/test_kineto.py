@@ -172,6 +172,21 @@ def test_a_launch_without_kernels_is_no_duration(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+@pytest.mark.parametrize("size", [70_000, 3 << 20])
+def test_metadata_before_the_events(tmp_path: Path, size: int) -> None:
+    """``prof.add_metadata_json`` writes a training configuration there, of any length."""
+    run = made.run("1f1b")
+    made_kineto.write(run, tmp_path, suffix=".json")
+    more = json.dumps({"layers": [{"name": f"layer {at}"} for at in range(size // 22)]})
+    for path in tmp_path.iterdir():
+        text = path.read_text()
+        path.write_text(text.replace('"traceEvents"', f'"config": {more}, "traceEvents"', 1))
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert (found.taken_for["rank"], found.hosts[0]) == ("distributedInfo.rank", "node-0")
+    assert found.left_out == {}
+
+
 def test_training_without_a_pipeline(tmp_path: Path) -> None:
     evaluates = "autograd::engine::evaluate_function: MmBackward0"
     rows = [
@@ -182,7 +197,7 @@ def test_training_without_a_pipeline(tmp_path: Path) -> None:
         )
     ]  # fmt: skip
     made.write(tmp_path / "rank0.json", {"schemaVersion": 1, "traceEvents": rows})
-    with pytest.raises(FormatError, match="no range of 1 files is called like an action"):
+    with pytest.raises(FormatError, match="no pipeline in 1 file: no range is called like"):
         read(tmp_path)
 
 
@@ -241,6 +256,15 @@ def test_places() -> None:
     found = places({r: one[r // 2] for r in range(4)}, groups, left)
     assert found == {0: Place(0, 0), 2: Place(0, 1)}
     assert sum(left.values()) == 2
+    # Megatron's groups of several kinds of parallelism are neither.
+    groups = {r: [group("expert_tensor_model_pipeline_parallel_group", 0, 1, 2, 3),
+                  group("tensor_and_data_parallel_group", 0, 1, 2, 3),
+                  group("tensor_model_parallel_group", r),
+                  group("pipeline_model_parallel_group", r % 2, r % 2 + 2)]
+              for r in range(4)}  # fmt: skip
+    assert places({r: one[r // 2] for r in range(4)}, groups, left) == {
+        0: Place(0, 0), 1: Place(1, 0), 2: Place(0, 1), 3: Place(1, 1),
+    }  # fmt: skip
     # Ranges that say no stage: their ranks in the group.
     unknown = {r: frozenset({-1}) for r in range(4)}
     groups = {r: [group("pipeline_parallel", r % 2, r % 2 + 2)] for r in range(4)}

@@ -145,5 +145,5 @@ def test_files_without_a_rank(tmp_path: Path) -> None:
         text = gzip.decompress(path.read_bytes()).replace(b'"rank"', b'"tier"')
         path.unlink()
         (tmp_path / f"host_{rank}.pt.trace.json").write_bytes(text)
-    with pytest.raises(FormatError, match="no file says its rank, in distributedInfo or as rank0"):
+    with pytest.raises(FormatError, match="none of 2 files say their rank, in distributed"):
         read(tmp_path)

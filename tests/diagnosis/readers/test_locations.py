@@ -10,7 +10,7 @@ import pytest
 from debubble.diagnosis.diagnose import diagnose
 from debubble.diagnosis.observed import Location, Observed
 from debubble.diagnosis.readers.folder import read
-from tests.diagnosis.readers import made, made_kineto, made_nsys
+from tests.diagnosis.readers import made, made_kineto, made_megatron, made_nsys
 from tests.diagnosis.readers.test_debubble_trace import save
 
 
@@ -77,3 +77,17 @@ def test_the_run_has_them(tmp_path: Path, missing: bool) -> None:
     assert found.location(1, 1) == Location(3, "node-a", "rank3_trace.json.gz")
     assert found.location(1, 0).global_rank == (None if missing else 2)
     assert replace(found, locations=()).location(1, 1) == Location()
+
+
+def test_files_of_megatron(tmp_path: Path) -> None:
+    run = made.run("1f1b", ranks=2)
+    made_megatron.write_spans(run, tmp_path / "spans", "otlp")
+    made_megatron.write_unnamed_kineto(run, tmp_path / "kineto")
+    made_megatron.write_megatron_app(run, tmp_path / "app" / "run.json")
+    made_nsys.write(run, tmp_path / "ops" / "rank3.sqlite", [0, 1], base=10**18, names="operators")
+    assert located(read(tmp_path / "spans")) == [
+        (0, "node-0", "rank0.log"), (1, "node-0", "rank1.log"),
+    ]  # fmt: skip
+    assert located(read(tmp_path / "kineto"))[1] == (1, "node-0", "rank-1.json.gz")
+    assert located(read(tmp_path / "app")) == [(None, None, "run.json")] * 2
+    assert located(read(tmp_path / "ops")) == [(None, "node-1", "rank3.sqlite")] * 2

@@ -82,3 +82,48 @@ def test_what_is_refused(tmp_path: Path) -> None:
     path.write_text(log().replace("............................... 32", ".......... 3"))
     with pytest.raises(FormatError, match="0 microbatches by the list of arguments"):
         read(path)
+
+
+PREFIXES = [
+    "[default3]:", "[rank3]: ", "3: ", " 12: ", "[1,3]<stdout>:", "[pod/train-0/main] ",
+    "(Worker pid=17, ip=10.0.0.1) ", "2026-03-28T14:14:10.123456789Z ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_lines_have_the_prefix_of_a_launcher(tmp_path: Path, prefix: str) -> None:
+    """Lines of other ranks stand between those of the one that logs."""
+    lines = [prefix + line for line in log().splitlines()]
+    other = "[default0]:NCCL INFO Channel 00/0" if "default" in prefix else f"{prefix}NCCL INFO"
+    if "default" in prefix:
+        lines = [text for line in lines for text in (line, other)]
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    costs = read(tmp_path).costs
+    assert costs is not None
+    assert (costs.F, costs.B) == ((11.0, 20.0), (20.0, 30.0))
+
+
+def test_a_log_behind_megabytes_of_other_lines(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("node-1: NCCL INFO Channel 00/0\n" * 70_000 + log())
+    found = read(tmp_path)
+    assert found.format == "megatron-timers"
+    assert found.costs is not None
+    assert found.costs.F == (11.0, 20.0)
+
+
+def test_old_releases_write_one_line(tmp_path: Path) -> None:
+    line = "time (ms) | forward-compute: 80.00 | backward-compute: 160.00 | optimizer: 5.00\n"
+    (tmp_path / "train.log").write_text(ARGUMENTS.format(chunks="None") + line * 2)
+    costs = read(tmp_path).costs
+    assert costs is not None
+    assert (costs.F, costs.B) == (10.0, 20.0)
+    (tmp_path / "train.log").write_text(line)
+    with pytest.raises(FormatError, match="sums of forward-compute and backward-compute, but no"):
+        read(tmp_path)
+
+
+def test_other_timers_are_named(tmp_path: Path) -> None:
+    text = log().replace("forward-compute", "optimizer").replace("backward-compute", "all-grads")
+    (tmp_path / "train.log").write_text(text)
+    with pytest.raises(FormatError, match="backward-compute, but of all-grads, forward-backward"):
+        read(tmp_path)

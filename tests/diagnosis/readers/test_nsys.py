@@ -85,6 +85,29 @@ def test_passes_of_a_sharded_vocabulary_are_counted(tmp_path: Path) -> None:
     assert "ranges S and T of a sharded output layer" in found.left_out
 
 
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-v"])
+def test_ranges_named_by_debubble_megatron(tmp_path: Path, name: str) -> None:
+    """Their names have stages, and the stages tell the ranks."""
+    run = made.run(name, ranks=4, microbatches=8)
+    made_nsys.write(run, tmp_path / "a.sqlite", [2, 3], base=BASE, names="stages")
+    made_nsys.write(run, tmp_path / "b.sqlite", [0, 1], base=BASE, names="stages")
+    found = read(tmp_path)
+    assert (found.format, found.ranks, found.order_assumed) == ("nsys", 4, "")
+    made.assert_recovered(found, run)
+    assert found.taken_for["rank"] == "stages of ranges"
+    assert found.left_out == {}
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b"])
+def test_operators_of_megatron_show_forwards_and_backwards(tmp_path: Path, name: str) -> None:
+    run = made.run(name, ranks=2, microbatches=4)
+    made_nsys.write(run, tmp_path / "report.sqlite", [1, 0], base=BASE, names="operators")
+    found = read(tmp_path)
+    assert (found.ranks, found.order_assumed) == (2, name)
+    made.assert_recovered(found, run)
+    assert found.taken_for["rank"] == "forwards before the first backward"
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     run = made.run("1f1b")
     path = tmp_path / "report.sqlite"

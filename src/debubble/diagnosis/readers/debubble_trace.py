@@ -39,6 +39,7 @@ from debubble.interchange.trace_events import GROUP, PAIRED
 T = TypeVar("T")
 
 NAME = "debubble"
+MARKS: tuple[bytes, ...] = ()
 MICROSECONDS = 1e-6
 
 _NAMED = re.compile(rb'"name"\s*:\s*"\d+[A-Z]')

@@ -3,7 +3,7 @@
 A file is cut into blocks of whole events at the text between two events: a closing brace, an
 opening brace and a quote, which a string would have to escape. So a file may be larger than the
 memory, and a truncated file is read up to its end. Text around the list of events is kept for
-:meth:`EventFile.about`.
+:meth:`EventFile.about`: its beginning, and the last of it on both sides of the list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.diagnosis.readers.stream import CUT, DAMAGED, LeftOut, chunks
+from debubble.diagnosis.readers.stream import CUT, DAMAGED, LeftOut, chunks, found_later
 
 E = TypeVar("E", bound=msgspec.Struct)
 
@@ -40,7 +40,10 @@ ENDS_EARLY = "files that end within an event (read as far as they go)"
 NO_JSON = "events that are no JSON"
 
 _BETWEEN = re.compile(rb'\}\s*,\s*\{\s*(?=")')
-_BEGIN = re.compile(rb'(?:\A\s*|"traceEvents"\s*:\s*)\[\s*(?:\{\s*(?=")|\])')
+_LIST = rb'\[\s*(?:\{\s*(?=")|\])'
+_KEY = b'"traceEvents"'
+_BEGIN = re.compile(rb"(?:\A\s*|%b\s*:\s*)%b" % (_KEY, _LIST))
+_BEGINS_LATER = re.compile(rb"%b\s*:\s*%b" % (_KEY, _LIST))
 _DECODER = json.JSONDecoder(strict=False)
 """Python's decoder, which accepts NaN, Infinity and control characters, unlike msgspec."""
 
@@ -59,7 +62,7 @@ class EventFile(Generic[E]):
         self._path, self._type, self.left_out = path, type, left_out
         self._by_pattern, self._wanted = by_pattern, wanted
         self._block = msgspec.json.Decoder(list[type])  # type: ignore[valid-type]
-        self._head = self._tail = b""
+        self._head = self._before = self._tail = b""
 
     def blocks(self) -> Iterator[list[E]]:
         """Yield the events of the file in blocks."""
@@ -72,7 +75,7 @@ class EventFile(Generic[E]):
     def about(self, key: str) -> Any:
         """Return the value of a key next to the list of events, or None; call after all blocks."""
         pattern = re.compile(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*')
-        for text in (self._head, self._tail):
+        for text in (self._head, self._before, self._tail):
             for match in pattern.finditer(text):
                 value = _first_value(text[match.end() :])
                 if value is not None:
@@ -88,11 +91,16 @@ class EventFile(Generic[E]):
             self._tail = chunk[-KEPT:] if len(chunk) >= KEPT else (self._tail + chunk)[-KEPT:]
             rest += chunk
             if not begun:
-                begin = _BEGIN.search(rest)
+                begin = (_BEGINS_LATER if self._head else _BEGIN).search(rest)
                 if begin is None and len(rest) < KEPT:
                     continue
+                if begin is None and (self._head or found_later(self._path, [_KEY])):
+                    # Before the events stands metadata of any length.
+                    self._head = self._head or rest[:KEPT]
+                    rest = rest[-KEPT // 2 :]
+                    continue
                 begun = True
-                self._head = rest[: begin.start() if begin else KEPT]
+                self._before = rest[: begin.start() if begin else KEPT]
                 rest = rest[begin.end() if begin else KEPT :]
             last = _last_gap(rest)
             if last is not None:
@@ -107,7 +115,7 @@ class EventFile(Generic[E]):
         if begun and rest:
             yield rest
         elif not begun:
-            self._head = rest[:KEPT]
+            self._before = rest[:KEPT]
 
     def _leniently(self, text: bytes) -> Iterator[E]:
         """Yield the events of a text that msgspec rejects.

@@ -15,15 +15,20 @@ from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers import (
     debubble_trace,
+    deepspeed,
     kineto,
+    megatron_app,
     megatron_timers,
     ndtimeline,
     nsys,
+    opentelemetry,
     primus,
     table,
+    tensorboard,
     victarry,
 )
-from debubble.diagnosis.readers.stream import LeftOut, head
+from debubble.diagnosis.readers.refusals import TABLE, reason_unknown, reason_unreadable
+from debubble.diagnosis.readers.stream import HEAD, LeftOut, found_later, head
 from debubble.interchange.text import plain, shown
 
 MAX_FILES = 20_000
@@ -35,12 +40,8 @@ MAX_DEPTH = 6
 NAMED = 3
 """Maximum number of reasons in an error message."""
 
-UNKNOWN = "files of no format that is known here"
 EMPTY = "empty files"
 NO_ACCESS = "files that cannot be read"
-REPORTS = (".nsys-rep", ".qdrep")
-NOT_EXPORTED = "reports of Nsight Systems; 'nsys export --type sqlite' makes readable files of them"
-
 
 _NUMBERS = re.compile(r"(\d{1,18})", re.ASCII)
 
@@ -51,6 +52,10 @@ class Reader(Protocol):
     @property
     def NAME(self) -> str:
         """Name of the format."""
+
+    @property
+    def MARKS(self) -> Sequence[bytes]:
+        """Texts that show the format where they stand behind other text."""
 
     def recognizes(self, head: bytes) -> bool:
         """Return True if a file has this format, judged by its first unpacked bytes."""
@@ -65,9 +70,13 @@ READERS: tuple[Reader, ...] = (
     ndtimeline,
     primus,
     victarry,
+    megatron_app,
+    opentelemetry,
     nsys,
     table,
     megatron_timers,
+    tensorboard,
+    deepspeed,
 )
 """Readers by priority. In a folder with several formats, only files of the first reader that
 finds a run are read."""
@@ -127,14 +136,22 @@ def _format(path: Path, left_out: LeftOut) -> str:
     if not begin:
         left_out[EMPTY] += 1
         return ""
-    if path.suffix in REPORTS:
-        left_out[NOT_EXPORTED] += 1
+    if reason := reason_unreadable(path, begin):
+        left_out[reason] += 1
         return ""
-    for reader in READERS:
-        if reader.recognizes(begin):
-            return reader.NAME
-    left_out[UNKNOWN] += 1
-    return ""
+    name = _recognized(begin)
+    if not name and b"\0" not in begin and len(begin) == HEAD:
+        marks = [mark for reader in READERS for mark in reader.MARKS]
+        later = found_later(path, marks)
+        name = _recognized(begin + later) if later else ""
+    if not name:
+        left_out[reason_unknown(path, begin)] += 1
+    return name
+
+
+def _recognized(begin: bytes) -> str:
+    """Return the name of the format that a text shows, or an empty name."""
+    return next((reader.NAME for reader in READERS if reader.recognizes(begin)), "")
 
 
 def _files(path: Path, where: str, left_out: LeftOut) -> list[Path]:
@@ -181,4 +198,7 @@ def _nothing(where: str, files: Sequence[Path], left_out: LeftOut, known: Sequen
     reasons = ", ".join(f"{count:,} × {reason}" for reason, count in left_out.items())
     first = f"; the first is {plain(files[0].name)}" if files else ""
     number = counted(left_out.total(), "file")
-    return f"{where}: no trace in {number} ({reasons}{first}); known formats: {', '.join(known)}"
+    return (
+        f"{where}: no trace in {number} ({reasons}{first}); {TABLE}; --format names the format of "
+        f"a file that is not recognized: {', '.join(known)}"
+    )

@@ -18,23 +18,26 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, KINDS
+from debubble.core.units import counted
 from debubble.diagnosis.observed import ALONE, PAUSES, Location, Observed
 from debubble.diagnosis.readers.collected import MAX_RANKS, NAN, Collected
 from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recognizes
 from debubble.diagnosis.readers.kineto_places import Place, pipeline_of, places
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, Step, trace_of
 from debubble.diagnosis.readers.kineto_unnamed import (
-    UnnamedAction,
     add_ranges,
-    microbatches_of,
+    add_staged_ranges,
     unnamed_actions,
 )
 from debubble.diagnosis.readers.pool import read_each
+from debubble.diagnosis.readers.refusals import TABLE, seen_in
 from debubble.diagnosis.readers.stream import LeftOut
+from debubble.diagnosis.readers.unnamed_order import UnnamedAction, assumed_order
 
-__all__ = ["NAME", "read", "recognizes"]
+__all__ = ["MARKS", "NAME", "read", "recognizes"]
 
 NAME = "kineto"
+MARKS = (b'"traceEvents"',)
 ALLOCATES = PAUSES.index("memory")
 
 BRIEF = 0.03
@@ -65,13 +68,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             traces[content.file.rank].append(content)
         elif content is not None:
             unnamed.append(content)
-    microbatches = 0 if traces else microbatches_of(runs for _, runs in unnamed)
-    for file, runs in unnamed:
-        if microbatches:
-            add_ranges(file, runs, microbatches)
+    assumed = "" if traces else _name_unnamed(unnamed)
+    for file, _ in unnamed:
         if (trace := _kept(file, left_out)) is not None:
             traces[trace.file.rank].append(trace)
-    assumed = "1f1b" if microbatches else ""
     if not traces:
         raise FormatError(_nothing(where, files, left_out))
     traces = {rank: _apart(each, left_out) for rank, each in traces.items()}
@@ -102,15 +102,33 @@ def _read_file(
 ) -> RankTrace | tuple[KinetoFile, list[UnnamedAction]] | None:
     """Read a file: its trace, or events and forwards and backwards if no range is an action."""
     file = read_file(path, left_out)
+    moves = len(file.sends.values) or len(file.receives.values)
+    if not file.numbers and not moves:
+        left_out[NO_ACTIONS] += 1
     if file.rank < 0:
         left_out[NO_RANK] += 1
     elif file.numbers:
         return _kept(file, left_out)
-    elif len(file.sends.values) or len(file.receives.values):
-        return file, unnamed_actions(path)
-    else:
-        left_out[NO_ACTIONS] += 1
+    elif moves:
+        return file, unnamed_actions(path, file)
     return None
+
+
+def _name_unnamed(unnamed: Sequence[tuple[KinetoFile, list[UnnamedAction]]]) -> str:
+    """Add ranges to files without named actions; return the assumed schedule, empty for none."""
+    every = sorted(file.rank for file, _ in unnamed)
+    pipelines = {file.rank: pipeline_of(file.rank, file.groups) or every for file, _ in unnamed}
+    ranks = max(map(len, pipelines.values()), default=0)
+    at = {rank: list(pipeline).index(rank) for rank, pipeline in pipelines.items()}
+    order = assumed_order({at[file.rank]: runs for file, runs in unnamed}, ranks)
+    if order is None:
+        return ""
+    for file, runs in unnamed:
+        if order.chunks == 1:
+            add_ranges(file, runs, order.microbatches)
+        else:
+            add_staged_ranges(file, runs, order, at[file.rank], ranks)
+    return order.name
 
 
 def _kept(file: KinetoFile, left_out: LeftOut) -> RankTrace | None:
@@ -278,12 +296,18 @@ def _nothing(where: str, files: Sequence[Path], left_out: LeftOut) -> str:
             f"{where}: an NCCL run without kernels, in which the host's ranges are no durations; "
             "profile with ProfilerActivity.CUDA"
         )
-    if left_out[NO_RANK] == len(files):
-        return (
-            f"{where}: no file says its rank, in distributedInfo or as rank0 in its name; rename "
-            "the files rank0.json, rank1.json and so on"
-        )
+    of = counted(len(files), "file")
+    nameless = left_out[NO_RANK]
+    rename = (
+        "say their rank, in distributedInfo or as rank0 in the name; rename them rank0.json, "
+        "rank1.json and so on"
+    )
+    if nameless == len(files) and left_out[NO_ACTIONS] < nameless:
+        return f"{where}: none of {of} {rename}"
+    rank = f"; {nameless} of {of} do not {rename}" if nameless else ""
     return (
-        f"{where}: no range of {len(files)} files is called like an action (PP:0F3, Forward 3), "
-        "and autograd tells of no pipeline; profile steps of torch.distributed.pipelining"
+        f"{where}: no pipeline in {of}: no range is called like an action (PP:0F3, Forward 3), and "
+        "autograd's events fit neither 1F1B nor Megatron's interleaved 1F1B; seen: "
+        f"{seen_in(files[0])}{rank}; profile steps of torch.distributed.pipelining on all ranks, "
+        f"or name Megatron's with debubble.megatron.name_steps(); {TABLE}"
     )

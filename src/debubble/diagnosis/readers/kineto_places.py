@@ -77,16 +77,26 @@ def _by_group(pipelines: Mapping[int, tuple[int, ...]]) -> dict[int, Place]:
 
 def pipeline_of(rank: int, groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
     """Return the ranks of a rank's pipeline; empty without a pipeline group."""
-    for words, ranks in groups:
-        tokens = re.split(r"[^a-z]+", words)
-        if rank in ranks and any(t == "pp" or t.startswith("pipe") for t in tokens):
-            return ranks
-    return ()
+    return _group_of(rank, groups, "pp", "pipe")
 
 
 def _is_tensor_peer(rank: int, groups: Sequence[ProcessGroup]) -> bool:
+    return rank in _group_of(rank, groups, "tp", "tensor")[1:]
+
+
+_OTHER_AXES = frozenset(
+    ["and", "expert", "data", "dp", "context", "cp", "tp", "tensor", "ep", "pp"]
+)
+"""Words of groups of several kinds of parallelism, such as ``tensor_and_data_parallel_group``."""
+
+
+def _group_of(
+    rank: int, groups: Sequence[ProcessGroup], short: str, begin: str
+) -> tuple[int, ...]:  # fmt: skip
+    """Return the group of a rank that one kind of parallelism has alone; empty without one."""
     for words, ranks in groups:
         tokens = re.split(r"[^a-z]+", words)
-        if rank in ranks[1:] and any(t == "tp" or t.startswith("tensor") for t in tokens):
-            return True
-    return False
+        mine = {token for token in tokens if token == short or token.startswith(begin)}
+        if rank in ranks and mine and not (_OTHER_AXES - mine).intersection(tokens):
+            return ranks
+    return ()

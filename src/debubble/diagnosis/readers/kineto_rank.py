@@ -22,7 +22,7 @@ from debubble.core.kinds import (
     Kind,
 )
 from debubble.diagnosis.readers.action_names import Named, actions_named
-from debubble.diagnosis.readers.kineto_device import Kernels, launched_in, transfer_spans
+from debubble.diagnosis.readers.kineto_device import P2P, Kernels, launched_in, transfer_spans
 from debubble.diagnosis.readers.kineto_file import KinetoFile, Nanoseconds
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -161,6 +161,8 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
                 coming[_key(parts[0])] = len(moved)
                 moved.append((UNKNOWN, one_end))
     found.waits_inside = not found.on_device and received > 0 and not waits
+    if not moved:
+        computed = _waited_between(computed, _ends_of_transfers(file, found.on_device))
     _split(found, computed, moved)
     return found
 
@@ -171,6 +173,31 @@ _Key = tuple[bool, int, int, int]
 def _key(part: Named) -> _Key:
     """Return the key of an activation or gradient that an action produces or consumes."""
     return part.kind in FORWARD_KINDS, part.stage, part.microbatch, part.slice
+
+
+def _ends_of_transfers(file: KinetoFile, on_device: bool) -> Nanoseconds:
+    """Return the sorted ends of transfers, whatever they carry."""
+    if on_device:
+        _, _, end, _, sort = file.kernels.sorted()
+        return np.sort(end[sort == P2P])
+    return np.sort(file.arrivals.sorted()[1])
+
+
+def _waited_between(computed: list[Computed], ends: Nanoseconds) -> list[Computed]:
+    """Return actions with the ends of their waits, where no range names a transfer.
+
+    Megatron transfers between its actions, and waits there: an action's input was complete when
+    the last transfer before it ended.
+    """
+    found = []
+    before = -1
+    for one in computed:
+        at = int(np.searchsorted(ends, one.start, side="right")) - 1
+        if at >= 0 and ends[at] > before and one.waited == UNKNOWN:
+            one = one._replace(waited=int(ends[at]))
+        before = one.end
+        found.append(one)
+    return found
 
 
 class _Host:

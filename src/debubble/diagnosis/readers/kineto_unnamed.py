@@ -1,41 +1,48 @@
-"""Ranges of PyTorch's 1F1B, which has no named actions, from autograd's events.
+"""Ranges of forwards and backwards without names: PyTorch's 1F1B, and Megatron-LM's schedules.
 
-A backward is a series of autograd's evaluations. Its first has the greatest sequence number, so a
-greater number begins the next backward. A forward is the interval that recorded the numbers that a
-backward evaluates. The sequence of microbatches is assumed to be that of 1F1B.
+Where the profile has Python's calls (``with_stack``), Megatron's ``forward_step`` and
+``backward_step`` are the ranges. Else autograd's events show them. A backward is a series of
+autograd's evaluations. Its first has the greatest sequence number, so a greater number begins the
+next backward, and so does a message. A forward is the interval that recorded the numbers that a
+backward evaluates. The sequence of microbatches is assumed to be that of 1F1B, or of interleaved
+1F1B.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from debubble.diagnosis.readers.kineto_file import IntRows, KinetoFile, Nanoseconds, events_of
 from debubble.diagnosis.readers.stream import LeftOut
+from debubble.diagnosis.readers.unnamed_order import (
+    BACKWARD,
+    FORWARD,
+    AssumedOrder,
+    UnnamedAction,
+)
 
 EVALUATION = "autograd::engine::evaluate_function: "
 OPERATORS = ("cpu_op", "Operator")
-
-FORWARD, BACKWARD = range(2)
 NAMES = ("Forward", "Backward")
 
-
-class UnnamedAction(NamedTuple):
-    """Forward or backward without a name; times in nanoseconds."""
-
-    start: int
-    end: int
-    kind: int
+_CALL = re.compile(r".{0,300}pipeline_parallel/schedules\.py\(\d+\): (forward|backward)_step")
 
 
-def unnamed_actions(path: Path) -> list[UnnamedAction]:
+def unnamed_actions(path: Path, file: KinetoFile) -> list[UnnamedAction]:
     """Return the forwards and backwards of a file that is already read, sorted by time."""
     recorded, evaluated = IntRows(3), IntRows(3)
+    called: list[UnnamedAction] = []
     for block in events_of(path, LeftOut()).blocks():
         for event in block:
+            if event.cat == "python_function":
+                if (call := _CALL.fullmatch(event.name)) is not None:
+                    kind = FORWARD if call[1] == "forward" else BACKWARD
+                    called.append(UnnamedAction(*event.times, kind))
+                continue
             if event.cat not in OPERATORS:
                 continue
             number = event.sequence
@@ -44,15 +51,25 @@ def unnamed_actions(path: Path) -> list[UnnamedAction]:
                 (evaluated if evaluates else recorded).add(*event.times, number)
         if recorded.full or evaluated.full:
             break
-    return _runs(evaluated.sorted(), recorded.sorted())
+    moved = np.sort(np.concatenate([file.sends.sorted()[0], file.receives.sorted()[0]]))
+    return sorted(called) or actions_recorded(evaluated.sorted(), recorded.sorted(), moved)
 
 
-def _runs(evaluated: Nanoseconds, recorded: Nanoseconds) -> list[UnnamedAction]:
+def actions_recorded(
+    evaluated: Nanoseconds, recorded: Nanoseconds, moved: Nanoseconds
+) -> list[UnnamedAction]:
+    """Return the forwards and backwards that autograd's events show, sorted by time.
+
+    Events are columns of start, end and sequence number (−1 for none), sorted by start; `moved` are
+    the sorted starts of sends and receives, which divide backwards.
+    """
     evaluated = evaluated[:, _outer(evaluated) == np.arange(evaluated.shape[1])]
     if not evaluated.shape[1]:
         return []
     start, end, number = evaluated
     begins = number > np.concatenate([[-1], np.maximum.accumulate(number)[:-1]])
+    covered = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
+    begins |= np.searchsorted(moved, start) > np.searchsorted(moved, covered)
     begins[0] = True
     run = np.cumsum(begins) - 1
     backwards = zip(start[begins], np.maximum.reduceat(end, np.flatnonzero(begins)), strict=True)
@@ -83,26 +100,11 @@ def _outer(events: Nanoseconds) -> Nanoseconds:
     return np.maximum.accumulate(np.where(start >= before, here, 0)) if len(start) else here
 
 
-def microbatches_of(orders: Iterable[Sequence[UnnamedAction]]) -> int:
-    """Return the microbatches of a step: backwards until nothing is in flight; 0 for none."""
-    most, found = 0, 0
-    for runs in orders:
-        flying, highest, done, first = 0, 0, 0, 0
-        for run in runs:
-            flying += 1 if run.kind == FORWARD else -1
-            highest = max(highest, flying)
-            done += run.kind == BACKWARD
-            if flying == 0 and not first:
-                first = done
-        if highest > most:
-            most, found = highest, first
-    return found
-
-
 def add_ranges(file: KinetoFile, runs: Sequence[UnnamedAction], microbatches: int) -> None:
     """Add ranges named like GPipe's to a file: the k-th forward is that of microbatch k.
 
-    Such a range begins with the receive of its input and ends with the send of its result.
+    Such a range begins with the receive of its input and ends with the send of its result, but for
+    ranks that post the next receive before the send.
     """
     sends, receives = file.sends.sorted()[0], file.receives.sorted()[0]
     counts = [0, 0]
@@ -112,8 +114,22 @@ def add_ranges(file: KinetoFile, runs: Sequence[UnnamedAction], microbatches: in
         posted = receives[np.searchsorted(receives, before) :][:1]
         begin = int(posted[0]) if len(posted) and posted[0] < start else start
         sent = sends[np.searchsorted(sends, end) :][:1]
-        last = int(sent[0]) if len(sent) and sent[0] < after else end
+        following = receives[np.searchsorted(receives, end) :][:1]
+        until = min(after, int(following[0])) if len(following) else after
+        last = int(sent[0]) if len(sent) and sent[0] < until else end
         name = f"{NAMES[kind]} {counts[kind] % microbatches}"
         file.add_range(name, begin, last)
         counts[kind] += 1
-        before = last
+        before = end
+
+
+def add_staged_ranges(
+    file: KinetoFile, runs: Sequence[UnnamedAction], order: AssumedOrder, rank: int, ranks: int
+) -> None:
+    """Add ranges named with stages to a file of a rank of the pipeline, in an assumed order."""
+    numbered = [order.numbered(kind, ranks) for kind in (FORWARD, BACKWARD)]
+    counts = [0, 0]
+    for start, end, kind in runs:
+        chunk, microbatch = numbered[kind][counts[kind] % len(numbered[kind])]
+        file.add_range(f"PP:{chunk * ranks + rank}{'FB'[kind]}{microbatch}", start, end)
+        counts[kind] += 1

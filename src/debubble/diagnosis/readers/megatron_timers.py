@@ -1,9 +1,13 @@
 """Megatron-LM's timer log (``--timing-log-level 2``): sums per rank and iteration, costs only.
 
 The log has the total time of all forwards and of all backwards of an iteration on every rank
-(``--timing-log-option all``), or the minimum and maximum over ranks (``minmax``, ``max``). Divided
-by microbatches and chunks, that is the cost of an action. The log has no times of single actions.
-The numbers of microbatches and chunks are in the list of arguments at its beginning.
+(``--timing-log-option all``), or the minimum and maximum over ranks (``minmax``, ``max``); old
+releases write those of the last rank in one line. Divided by microbatches and chunks, that is the
+cost of an action. The log has no times of single actions. The numbers of microbatches and chunks
+are in the list of arguments at its beginning.
+
+Launchers write a prefix before every line, and mix the lines of ranks: lines with the same prefix
+are read as one log.
 """
 
 from __future__ import annotations
@@ -23,9 +27,15 @@ from debubble.diagnosis.observed import Location, Observed, ObservedActions, Tim
 from debubble.diagnosis.readers.stream import LeftOut, lines
 
 NAME = "megatron-timers"
+MARKS = (b"times across ranks (ms)", b"time across ranks (ms)", b"| forward-compute: ")
 TIMERS = {"forward-compute": "F", "backward-compute": "B"}
 MAX_ITERATIONS = 100_000
 MAX_RANKS = 1 << 16
+SHOWN = 1 << 14
+"""Length of the text that shows whether lines have prefixes."""
+
+NAMED = 3
+"""Maximum number of other timers in a message."""
 
 _HEADS = ("times across ranks (ms)", "time across ranks (ms)")
 _ARGUMENT = re.compile(r"\s*([a-z_]{3,60}) \.+ (\d{1,9})\s*", re.ASCII)
@@ -34,8 +44,22 @@ _TIMER = re.compile(
 )
 _RANK = re.compile(r"rank\s+(\d{1,6}): (\d{1,12}\.\d+)", re.ASCII)
 _RANKS = re.compile(r"(?:[ \t]*rank +\d{1,6}: \d{1,12}\.\d++[ \t\r]*(?:\n|\Z))++", re.ASCII)
+_ONE_LINE = re.compile(r"time \(ms\) \|(.* forward-compute: .*)")
+_IN_LINE = re.compile(r"([a-z-]{3,60}): (\d{1,12}\.\d+)", re.ASCII)
+_PREFIX = re.compile(
+    r"(?:"
+    r"\[(?:default|rank)?\d{1,6}\]:[ ]?"  # torchrun --tee, PyTorch's logs
+    r"|[ ]{0,5}\d{1,6}:[ ]"  # srun --label
+    r"|\[\d{1,6},\d{1,6}\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
+    r"|\[pod/[^\]\n]{1,200}\][ ]"  # kubectl logs --prefix
+    r"|\([^()\n]{0,100}pid=\d{1,9}[^()\n]{0,100}\)[ ]"  # Ray
+    r"|\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d)[ ]"  # kubectl logs --timestamps
+    r")+", re.ASCII,
+)  # fmt: skip
+_PREFIXED = re.compile(rf"^{_PREFIX.pattern}", re.ASCII | re.MULTILINE)
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\S+ ", re.ASCII)
 ALL = -1
-"""Rank of a time that belongs to the slowest rank."""
+"""Rank of a time that belongs to the slowest rank, or to the one that logs."""
 
 _ITERATION = re.compile(r"iteration\s+(\d{1,9})/")
 
@@ -46,7 +70,8 @@ TOO_MANY = f"iterations beyond the first {MAX_ITERATIONS:,}"
 def recognizes(head: bytes) -> bool:
     """Return True if a log begins like Megatron's, with times or its list of arguments."""
     text = head.decode("utf-8", "replace")
-    return any(words in text for words in _HEADS) or "pipeline_model_parallel_size ..." in text
+    words = (*_HEADS, "| forward-compute: ", "pipeline_model_parallel_size ...")
+    return any(each in text for each in words)
 
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
@@ -57,16 +82,33 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     log = _Log(left_out)
     for path in files:
         log.read(path)
-    arguments, iterations, sums = log.arguments, log.iterations, log.sums()
-    if not all(sums.values()):
+    if not all(log.sums().values()):
+        seen = f", but of {', '.join(sorted(log.others)[:NAMED])}" if log.others else ""
         raise FormatError(
-            f"{where}: no sums of forward-compute and backward-compute; log with "
+            f"{where}: no sums of forward-compute and backward-compute{seen}; log with "
             "--timing-log-level 2 --timing-log-option all"
         )
-    ranks = _size(where, arguments, "pipeline_model_parallel_size")
+    return observed_sums(
+        NAME, where, log.arguments, log.sums(), left_out, iterations=len(log.iterations),
+        files=files,
+    )  # fmt: skip
+
+
+def observed_sums(
+    name: str, where: str, arguments: Mapping[str, int], sums: Mapping[str, Mapping[int, Times]],
+    left_out: LeftOut, *, iterations: int, files: Sequence[Path],
+    source: str = "the log; keep its beginning, where Megatron lists arguments",
+) -> Observed:  # fmt: skip
+    """Return the costs of actions by sums of times of iterations, in milliseconds.
+
+    `arguments` are Megatron's, from `source`; `sums` are by kind and rank. Raise FormatError when
+    arguments that say the number of microbatches are missing.
+    """
+    ranks = _size(where, arguments, "pipeline_model_parallel_size", source)
     chunks = arguments.get("virtual_pipeline_model_parallel_size", 1) or 1
-    batch = _size(where, arguments, "micro_batch_size") * arguments.get("data_parallel_size", 1)
-    microbatches = _size(where, arguments, "global_batch_size") // max(batch, 1)
+    batch = _size(where, arguments, "micro_batch_size", source)
+    batch *= arguments.get("data_parallel_size", 1)
+    microbatches = _size(where, arguments, "global_batch_size", source) // max(batch, 1)
     if not microbatches or ranks > MAX_RANKS or chunks > MAX_RANKS:
         raise FormatError(
             f"{where}: {ranks} ranks, {chunks} chunks and {microbatches} microbatches by the "
@@ -81,7 +123,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     reported = {min(rank // peers, ranks - 1) for rank in sums["F"]} if every else set(range(ranks))
     file = files[0].name if len(files) == 1 else None
     return Observed(
-        NAME, ranks, 1, (), ObservedActions.of(), device="gpu",
+        name, ranks, 1, (), ObservedActions.of(), device="gpu",
         locations=tuple(
             Location(rank if every and peers == 1 else None, file=file) for rank in range(ranks)
         ),
@@ -91,7 +133,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             else "not told: the slowest rank's sums stand for all",
             "stage": "rank, the same for all of its chunks",
             "microbatch": f"not told; sums are divided by {microbatches} microbatches",
-            "step": f"medians of {max(len(iterations), 1)} iterations",
+            "step": f"medians of {max(iterations, 1)} iterations",
             "clock": "none: the log has sums and no points in time",
         },
         left_out=dict(left_out), costs=Costs(**costs, time_unit="ms"),
@@ -105,20 +147,21 @@ class _Log:
         self._left_out = left_out
         self.arguments: dict[str, int] = {}
         self.iterations: set[int] = set()
+        self.others: set[str] = set()
         self._found: dict[str, list[tuple[Whole, Times]]] = defaultdict(list)
         self._inside, self._timer = False, ""
+        self._states: dict[str, tuple[bool, str]] = {}
 
     def read(self, path: Path) -> None:
-        """Read the logs of one run.
-
-        Raise FormatError when they lack sums of forwards and backwards, or the number of
-        microbatches.
-        """
-        self._inside, self._timer = False, ""
+        """Read a log."""
+        self._states = {}
         for text in lines(path, self._left_out):
-            if not self._lines(text.decode("utf-8", "replace")):
-                self._left_out[TOO_MANY] += 1
-                return
+            for prefix, each in _by_prefix(text.decode("utf-8", "replace")).items():
+                self._inside, self._timer = self._states.get(prefix, (False, ""))
+                if not self._lines(each):
+                    self._left_out[TOO_MANY] += 1
+                    return
+                self._states[prefix] = self._inside, self._timer
 
     @property
     def _kind(self) -> str:
@@ -151,6 +194,9 @@ class _Log:
             if len(self.iterations) >= MAX_ITERATIONS:
                 return False
             self.iterations.add(parsed.iteration)
+        for timer, time in parsed.one_line:
+            if timer in TIMERS:
+                self._found[TIMERS[timer]].append((np.array([ALL]), np.array([time])))
         if parsed.begins:
             self._inside, self._timer = True, ""
             return True
@@ -160,6 +206,7 @@ class _Log:
         self._timer = parsed.timer
         if self._timer not in TIMERS:
             self._left_out[OTHER_TIMERS] += 1
+            self.others.add(self._timer)
         elif parsed.time is not None:
             self._found[TIMERS[self._timer]].append((np.array([ALL]), np.array([parsed.time])))
         return True
@@ -186,20 +233,37 @@ class _Line(NamedTuple):
     """True if sums of timers follow."""
     timer: str | None
     time: float | None
+    one_line: tuple[tuple[str, float], ...]
+    """Timers and times of a line with all of them."""
 
 
 @functools.lru_cache(maxsize=1 << 10)
 def _parsed(line: str) -> _Line:
     """Parse a line; most are names of timers, which repeat."""
     argument, timer = _ARGUMENT.fullmatch(line), _TIMER.fullmatch(line)
-    iteration = _ITERATION.search(line)
+    iteration, one_line = _ITERATION.search(line), _ONE_LINE.search(line)
     return _Line(
         None if argument is None else (argument[1], int(argument[2])),
         None if iteration is None else int(iteration[1]),
         any(words in line for words in _HEADS),
         None if timer is None else timer[1],
         float(timer[3] or timer[2]) if timer is not None and timer[2] else None,
-    )
+        () if one_line is None
+        else tuple((name, float(time)) for name, time in _IN_LINE.findall(one_line[1])),
+    )  # fmt: skip
+
+
+def _by_prefix(text: str) -> dict[str, str]:
+    """Return the lines of every prefix, without it; times of day in a prefix do not count."""
+    # A launcher writes its prefix before nearly all lines.
+    if _PREFIXED.search(text, 0, SHOWN) is None:
+        return {"": text}
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in text.splitlines(keepends=True):
+        match = _PREFIX.match(line)
+        prefix = _TIMESTAMP.sub("", match[0]).strip() if match else ""
+        found[prefix].append(line[match.end() if match else 0 :])
+    return {prefix: "".join(each) for prefix, each in found.items()}
 
 
 def _per_stage(
@@ -218,9 +282,10 @@ def _per_stage(
     return [found.get(rank, mean) for rank in range(ranks)] * chunks
 
 
-def _size(where: str, arguments: Mapping[str, int], key: str) -> int:
+def _size(where: str, arguments: Mapping[str, int], key: str, source: str) -> int:
     if not arguments.get(key):
         raise FormatError(
-            f"{where}: no '{key}' in the log; keep its beginning, where Megatron lists arguments"
+            f"{where}: sums of forward-compute and backward-compute, but no '{key}' in {source}; "
+            "for causes, record all ranks with torch.profiler"
         )
     return arguments[key]

@@ -29,6 +29,7 @@ from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "ndtimeline"
+MARKS: tuple[bytes, ...] = ()
 MICROSECONDS = 1e-6
 
 _WORDS = (

@@ -33,6 +33,7 @@ from debubble.diagnosis.readers.stream import LeftOut, as_object, whole
 from debubble.interchange.text import shown
 
 NAME = "primus"
+MARKS: tuple[bytes, ...] = ()
 MAX_BYTES = 1 << 28
 MILLISECONDS = 1e-3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +19,9 @@ CHUNK = 1 << 20
 
 HEAD = 1 << 16
 """Size of the beginning by which a format is recognized, in bytes."""
+
+SEARCHED = 1 << 28
+"""Size of the beginning in which a format is looked for behind other text, in bytes."""
 
 MAX_UNPACKED = 1 << 36
 """Maximum size of one unpacked file, in bytes; the size in a gzip file may be wrong."""
@@ -105,6 +108,22 @@ def head(path: Path) -> bytes:
     except OSError as error:
         raise _unreadable(path, error) from None
     return next(chunks(path, LeftOut(), HEAD), b"")[:HEAD] if begin[:2] == GZIP else begin
+
+
+def found_later(path: Path, marks: Sequence[bytes]) -> bytes:
+    """Return the text from the first of some marks on, of up to HEAD bytes; empty for none."""
+    longest = max(map(len, marks), default=1)
+    rest, searched = b"", 0
+    for piece in chunks(path, LeftOut()):
+        text = rest + piece
+        places = [at for mark in marks if (at := text.find(mark)) >= 0]
+        if places:
+            return text[min(places) :][:HEAD]
+        searched += len(piece)
+        if searched > SEARCHED:
+            break
+        rest = text[-longest:]
+    return b""
 
 
 def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:

@@ -54,6 +54,7 @@ from debubble.diagnosis.readers.stream import LeftOut, lines
 from debubble.interchange.text import shown
 
 NAME = "table"
+MARKS: tuple[bytes, ...] = ()
 UNITS = {"": 1.0, "_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
 PLACE = ("step", "copy", "rank")
 TIMES = ("start", "end", "waited", "issued", "busy")

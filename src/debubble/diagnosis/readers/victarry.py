@@ -26,6 +26,7 @@ from debubble.diagnosis.readers.pool import read_each
 from debubble.diagnosis.readers.stream import LeftOut, as_object, whole
 
 NAME = "victarry"
+MARKS: tuple[bytes, ...] = ()
 MAX_BYTES = 1 << 26
 MILLISECONDS = 1e-3
 KINDS = {"forward": Kind.F, "backward": Kind.B}
