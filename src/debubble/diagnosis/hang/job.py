@@ -122,7 +122,7 @@ def waiting_text(job: HangJob, waiting: Sequence[Stand]) -> str:
 
 def where_text(job: HangJob, stand: Stand) -> str:
     """Return a line about where a rank stands, with its host and file."""
-    parts = [stands_text(stand, *_ends(job, stand))]
+    parts = [stands_text(job, stand)]
     if stand.last:
         parts.append(f"the last result it sent is of {stand.last}")
     dump = stand.dump
@@ -133,30 +133,24 @@ def where_text(job: HangJob, stand: Stand) -> str:
     return f"{name_of(job, stand)}{step} {'; '.join(parts)} ({file})"
 
 
-def _ends(job: HangJob, stand: Stand) -> tuple[str, str]:
-    """Return the message that a rank needs: its send, with what came of it, and its receive."""
-    if stand.message is None:
-        return "", ""
-    pair, number = stand.message
-    sent = f"{job.message(pair, number)} of rank {pair[0]}"
-    if number < job.links[stand.copy][pair].sent:
-        sent += ", which is posted"
-    return sent, job.message(pair, number, received=True)
-
-
-def stands_text(stand: Stand, sent: str = "", receive: str = "") -> str:
-    """Return what a rank does, in a few words; with the two ends of the message it needs."""
+def stands_text(job: HangJob, stand: Stand) -> str:
+    """Return what a rank does, in a few words."""
     if stand.call is not None and stand.kind is StandKind.CALLING:
         before = f" before {stand.action}" if stand.action else ""
         return f"is in {stand.call.name} of ranks {numbers_text(stand.call.group[1])}{before}"
     silent = f" (after {', '.join(stand.maybe[:3])}, which send nothing)" if stand.maybe else ""
-    return {
-        StandKind.WAITING: f"waits for {sent}, to begin {stand.action}",
-        StandKind.COMPUTING: f"has the inputs of {stand.action} and sent no result{silent}",
-        StandKind.ABSENT: f"has not posted {receive} for {stand.action}{silent}; it is of {sent}",
-        StandKind.DONE: f"has not begun {stand.action}{silent}",
-        StandKind.CALLING: "is in a collective",
-    }[stand.kind]
+    if stand.message is None:
+        if stand.kind is StandKind.COMPUTING:
+            return f"has the inputs of {stand.action} and sent no result{silent}"
+        return f"has not begun {stand.action}{silent}"
+    pair, number = stand.message
+    posted = number < job.links[stand.copy][pair].sent
+    if stand.kind is StandKind.WAITING:
+        more = ", which is posted" if posted else ""
+        return f"waits for {job.message(pair, number)} of rank {pair[0]}{more}, for {stand.action}"
+    more = f", which rank {pair[0]} has sent" if posted else ""
+    receive = job.message(pair, number, received=True)
+    return f"has not posted {receive} for {stand.action}{silent}{more}"
 
 
 def nth(number: int) -> str:

@@ -182,10 +182,9 @@ def circle(job: HangJob) -> Hang:
     ring = [job.stands[rank] for rank in seen[seen.index(here) :]]
     # A collective in the middle of a step is what the others do not have there.
     odd = next((one for one in ring if one.kind is StandKind.CALLING), ring[0])
-    where = stands_text(odd)
     ranks = numbers_text([one.global_rank for one in ring])
     text = (
-        f"{name_of(job, odd)} {where}, and ranks {ranks} wait for each other, as they never do in "
-        f"{title(job)}"
+        f"ranks {ranks} wait for each other, as they never do in {title(job)}, and "
+        f"{name_of(job, odd)} {stands_text(job, odd)}"
     )
     return orders(job, odd, text, tuple(where_text(job, one) for one in ring[:SHOWN]))
