@@ -28,6 +28,7 @@ class Evil:
         return os.system, ("true",)
 
 
+@pytest.mark.slow
 def test_a_dump_of_pytorch_itself_is_read(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     c10d = torch._C._distributed_c10d
@@ -61,8 +62,8 @@ def test_states_and_peers_are_those_of_the_calls(tmp_path: Path) -> None:
 
 
 def test_packed_dumps_are_read(tmp_path: Path) -> None:
-    (tmp_path / "rank_3.json.gz").write_bytes(gzip.compress(json.dumps(dump(JOB, 0)).encode()))
-    assert read_dumps(str(tmp_path))[0].rank == 3
+    (tmp_path / "rank_0.json.gz").write_bytes(gzip.compress(json.dumps(dump(JOB, 0)).encode()))
+    assert read_dumps(str(tmp_path))[0].rank == 0
 
 
 @pytest.mark.parametrize(
@@ -95,8 +96,12 @@ def test_what_is_wrong_with_a_dump_is_said(tmp_path: Path, change: Any, words: s
         read_dump(file)
 
 
-def test_ranks_are_in_the_names_of_files(tmp_path: Path) -> None:
-    (tmp_path / "dump").write_bytes(pickle.dumps(dump(JOB, 0), protocol=2))
+def test_ranks_are_in_messages_or_else_in_the_names_of_files(tmp_path: Path) -> None:
+    (tmp_path / "host7_20261126").write_bytes(pickle.dumps(dump(JOB, 1), protocol=2))
+    assert [found.rank for found in read_dumps(str(tmp_path))] == [1]
+    data = {**dump(JOB, 0), "entries": []}
+    (tmp_path / "host7_20261126").unlink()
+    (tmp_path / "dump").write_bytes(pickle.dumps(data, protocol=2))
     with pytest.raises(FormatError, match="no rank in its name; call it nccl_trace_rank_0"):
         read_dumps(str(tmp_path))
 
@@ -111,7 +116,7 @@ def test_two_dumps_of_one_rank_are_refused(tmp_path: Path) -> None:
 def test_traces_are_no_dumps(tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_text('{"traceEvents": []}')
     assert not are_dumps(str(tmp_path))
-    with pytest.raises(FormatError, match="TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+    with pytest.raises(FormatError, match="TORCH_FR_DUMP_TEMP_FILE"):
         read_dumps(str(tmp_path))
     with pytest.raises(FormatError, match="there is no file or folder"):
         read_dumps(str(tmp_path / "none"))

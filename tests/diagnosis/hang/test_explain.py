@@ -167,6 +167,7 @@ NAMES = {"1f1b": {}, "gpipe": {}, "interleaved-1f1b": {"chunks": 2}, "zb-h1": {}
          "dualpipe-v": {}}  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_any_rank_that_stops_anywhere_is_found(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(NAMES)))

@@ -1,7 +1,8 @@
 """Read dumps of PyTorch's Flight Recorder, and those of our own runtime in the same shape.
 
 Fields are those of version 2.10 of the format (PyTorch 2.13, ``FlightRecorder.hpp``); earlier ones
-lack some. A dump does not say whose it is: the rank is the last number in the name of its file.
+lack some. A dump does not say whose it is: its sends and receives do, in the ranks of their group,
+and where it has none, the last number in the name of its file does.
 
 Point-to-point calls in one ``batch_isend_irecv`` are entries without a state of their own, before
 an entry ``coalesced`` with the state of all. Other libraries write no such entry, or no peers.
@@ -66,6 +67,10 @@ class MessageState(IntEnum):
 
 Group = tuple[str, tuple[int, ...]]
 """Name and global ranks of a process group."""
+
+
+TensorForms = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
+"""Sizes and types of tensors."""
 
 
 class Call(NamedTuple):
@@ -163,7 +168,8 @@ def read_dumps(path: str) -> list[Dump]:
     if not files:
         raise FormatError(
             f"{path}: no dump of PyTorch's Flight Recorder; they are the files that "
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE names, pickled or as JSON, one a rank"
+            "TORCH_FR_DUMP_TEMP_FILE names (TORCH_NCCL_DEBUG_INFO_TEMP_FILE in older versions), "
+            "pickled or as JSON, one a rank"
         )
     found: dict[int, Dump] = {}
     for file, dump in read_each(read_dump, files, LeftOut()):
@@ -198,9 +204,7 @@ def read_dump(file: Path, _: LeftOut | None = None) -> Dump:
     rank = data.get("rank")
     if rank is None:
         numbers = re.findall(r"\d+", re.sub(r"\.\w+$", "", name))
-        if not numbers:
-            raise FormatError(f"{file}: no rank in its name; call it nccl_trace_rank_0 for rank 0")
-        rank = int(numbers[-1])
+        rank = int(numbers[-1]) if numbers else UNKNOWN
     groups = _groups(data.get("pg_config", {}), str(file))
     try:
         reading = _Reading(rank, groups)
@@ -210,6 +214,8 @@ def read_dump(file: Path, _: LeftOut | None = None) -> Dump:
         raise FormatError(
             f"{file}: an entry has no such field as a dump of 2.1 or later: {error}"
         ) from None
+    if reading.rank < 0:
+        raise FormatError(f"{file}: no rank in its name; call it nccl_trace_rank_0 for rank 0")
     at = data.get("debubble") or {}
     return reading.dump(name, data.get("host"), at.get("action", ""), bool(at.get("busy")))
 
@@ -307,7 +313,8 @@ class _Reading:
     groups: Mapping[str, tuple[int, ...]]
     rows: list[tuple[bool, int, int, int, int]] = field(default_factory=list)
     """(sends, peer, state, form, batch) of every message."""
-    forms: dict[str, int] = field(default_factory=dict)
+    forms: dict[TensorForms, int] = field(default_factory=dict)
+    """Number of the sizes and types of tensors."""
     aside: set[int] = field(default_factory=set)
     """Forms of what no stage returns: shapes, votes."""
     open: dict[tuple[str, int], list[int]] = field(default_factory=dict)
@@ -337,10 +344,13 @@ class _Reading:
             if ends:
                 known = (ends[1], int(ends[2] or UNKNOWN), int(ends[3] or UNKNOWN))
             self.names[title] = known
-        operation, _, other = known
+        operation, own, other = known
         group = str(entry["process_group"][0])
         state = entry["state"]
         if operation in ("send", "recv"):
+            members = self.groups.get(group, ())
+            if not self.rows and own < len(members):
+                self.rank = members[own] if own >= 0 else self.rank
             self._message(entry, group, operation == "send", other, state)
         elif operation == "coalesced" and (
             entry.get("is_p2p") or (group, int(entry["p2p_seq_id"])) in self.open
@@ -366,10 +376,11 @@ class _Reading:
         peer = members[other] if 0 <= other < len(members) else UNKNOWN
         if other >= len(members) > 0:
             raise ValueError(f"'{entry['profiling_name']}' in a group of {len(members)} ranks")
-        text = _form(entry["input_sizes"], entry.get("input_dtypes", ()))
-        form = self.forms.get(text)
+        sizes, types = entry["input_sizes"], entry.get("input_dtypes", ())
+        named = (tuple(map(tuple, sizes)), tuple(types))
+        form = self.forms.get(named)
         if form is None:
-            form = self.forms[text] = len(self.forms)
+            form = self.forms[named] = len(self.forms)
             if _is_aside(entry):
                 self.aside.add(form)
         if group not in self.missed:
@@ -412,7 +423,7 @@ class _Reading:
         return Dump(
             rank=self.rank, file=file, host=host, groups=dict(self.groups),
             sends=table[:, 0].astype(bool), peer=table[:, 1], state=table[:, 2].astype(np.int8),
-            form=table[:, 3], batch=table[:, 4], forms=tuple(self.forms),
+            form=table[:, 3], batch=table[:, 4], forms=tuple(_form(*named) for named in self.forms),
             aside=frozenset(self.aside),
             pipeline=self._members(group) if group else (),
             missed=self.missed.get(group, 0), first=max(self.first, 0), entries=self.entries,

@@ -151,8 +151,14 @@ class OrderMessages:
 
     def under(self, policy: TransferPolicy) -> OrderMessages:
         """Return the messages where receives stand elsewhere."""
-        bare = without(self.lowered, among(kinds_of(self.lowered.actions), TRANSFER_KINDS))
-        return OrderMessages.of(add_transfers(bare, policy=policy))
+        if policy not in self._under:
+            bare = without(self.lowered, among(kinds_of(self.lowered.actions), TRANSFER_KINDS))
+            self._under[policy] = OrderMessages.of(add_transfers(bare, policy=policy))
+        return self._under[policy]
+
+    @cached_property
+    def _under(self) -> dict[TransferPolicy, OrderMessages]:
+        return {}
 
     def text(self, position: int) -> str:
         """Return the action at a position."""

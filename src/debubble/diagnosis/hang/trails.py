@@ -26,6 +26,9 @@ from debubble.lowering.transfers import RECEIVE_POLICIES, TransferPolicy
 POLICIES: tuple[TransferPolicy, ...] = (*RECEIVE_POLICIES, "pytorch", "pytorch-deferred")
 """Ways to place receives."""
 
+MOST_EXTRA = 1000
+"""Maximum number of messages, before the first that is left, that were of no step."""
+
 MOST_TENSORS = 8
 """Maximum number of tensors that one action sends."""
 
@@ -252,8 +255,12 @@ def align(trails: Sequence[Trail], order: OrderMessages) -> list[Trail]:
     """Return the trails of one pipeline, counted from one first step."""
     if not any(trail.missed for trail in trails):
         return list(trails)
-    ways = {trail.rank: _candidates(trail, order) for trail in trails}
+    # Nearly always all earlier messages were of steps; to search for others takes far longer.
+    ways = {trail.rank: _candidates(trail, order, 1) for trail in trails}
     _agree(ways, order)
+    if not all(ways.values()):
+        ways = {trail.rank: _candidates(trail, order, MOST_EXTRA) for trail in trails}
+        _agree(ways, order)
     found = {}
     for trail in trails:
         fitting = ways[trail.rank]
@@ -262,13 +269,16 @@ def align(trails: Sequence[Trail], order: OrderMessages) -> list[Trail]:
     return list(_in_one_step(found, order).values())
 
 
-def _candidates(trail: Trail, order: OrderMessages) -> list[Trail]:
-    """Return a trail with every base that fits the schedule, most likely first."""
+def _candidates(trail: Trail, order: OrderMessages, most: int) -> list[Trail]:
+    """Return a trail with every base that fits the schedule, most likely first.
+
+    Less than `most` earlier messages were of no step.
+    """
     if not trail.missed:
         return [trail]
     length = len(order.transfers[trail.rank])
     found = []
-    for extra in range(min(length, trail.missed + 1)):
+    for extra in range(min(most, length, trail.missed + 1)):
         step, begin = divmod(trail.missed - extra, length)
         for base in _bases(trail, order, begin):
             whole = {pair: step * order.count(pair) + count for pair, count in base.items()}
