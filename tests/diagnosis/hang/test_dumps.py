@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -94,6 +95,18 @@ def test_what_is_wrong_with_a_dump_is_said(tmp_path: Path, change: Any, words: s
     file.write_bytes(change(pickle.dumps(dump(JOB, 0), protocol=2)))
     with pytest.raises(FormatError, match=words):
         read_dump(file)
+
+
+@pytest.mark.parametrize("value", [10**30, None, "x", [1], {}])
+@pytest.mark.parametrize(
+    "key", ["record_id", "p2p_seq_id", "input_sizes", "process_group", "state"]
+)
+def test_odd_values_are_refused_or_read(tmp_path: Path, key: str, value: Any) -> None:
+    data = dump(JOB, 0)
+    data["entries"][0][key] = value
+    (tmp_path / "rank_0.json").write_text(json.dumps(data))
+    with contextlib.suppress(FormatError):
+        read_dump(tmp_path / "rank_0.json")
 
 
 def test_ranks_are_in_messages_or_else_in_the_names_of_files(tmp_path: Path) -> None:

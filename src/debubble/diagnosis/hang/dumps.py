@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import os
 import pickle
 import re
 import zlib
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +44,9 @@ HEAD = 1 << 16
 
 MARKS = ((b"pg_config", b"pg_status"), (b"record_id", b"profiling_name"))
 """Keys of a dump, of which its beginning has the first two or the last two."""
+
+MAX_FILES = 20_000
+"""Maximum number of files in a folder and its subfolders."""
 
 LOOKED_AT = 8
 """Files of a folder that are looked at to tell dumps from traces."""
@@ -128,7 +133,7 @@ class Dump:
 
 def are_dumps(path: str) -> bool:
     """Return whether a file is a dump, or one of the first of a folder."""
-    return any(map(_is_dump, _files(path)[:LOOKED_AT]))
+    return any(map(_is_dump, islice(_walk(path), LOOKED_AT)))
 
 
 def recognizes(head: bytes) -> bool:
@@ -144,18 +149,15 @@ def _is_dump(file: Path) -> bool:
         return False
 
 
-def _files(path: str) -> list[Path]:
-    """Return a file, or those in a folder and its subfolders."""
-    where = Path(path)
-    try:
-        if where.is_file():
-            return [where]
-        if not where.exists():
-            raise FormatError(f"there is no file or folder '{path}'")
-        found = sorted(where.rglob("*"))
-    except OSError as error:
-        raise FormatError(f"cannot read '{path}': {error.strerror or error}") from None
-    return [file for file in found if file.is_file() and not file.name.startswith(".")]
+def _walk(path: str) -> Iterator[Path]:
+    """Yield a file, or the files of a folder and its subfolders."""
+    if os.path.isfile(path):
+        yield Path(path)
+    elif not os.path.isdir(path):
+        raise FormatError(f"there is no file or folder '{path}'")
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
 def read_dumps(path: str) -> list[Dump]:
@@ -164,7 +166,10 @@ def read_dumps(path: str) -> list[Dump]:
     Raises FormatError where there is none, a file needs anything but plain data, or two are of one
     rank.
     """
-    files = list(filter(_is_dump, _files(path)))
+    some = list(islice(_walk(path), MAX_FILES + 1))
+    if len(some) > MAX_FILES:
+        raise FormatError(f"{path}: more than {MAX_FILES:,} files; give the folder of one job")
+    files = list(filter(_is_dump, some))
     if not files:
         raise FormatError(
             f"{path}: no dump of PyTorch's Flight Recorder; they are the files that "
@@ -206,18 +211,19 @@ def read_dump(file: Path, _: LeftOut | None = None) -> Dump:
         numbers = re.findall(r"\d+", re.sub(r"\.\w+$", "", name))
         rank = int(numbers[-1]) if numbers else UNKNOWN
     groups = _groups(data.get("pg_config", {}), str(file))
+    at = data.get("debubble") or {}
     try:
-        reading = _Reading(rank, groups)
+        reading = _Reading(int(rank), groups)
         for entry in data.get("entries", ()):
             reading.add(entry)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        found = reading.dump(name, data.get("host"), at.get("action", ""), bool(at.get("busy")))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise FormatError(
-            f"{file}: an entry has no such field as a dump of 2.1 or later: {error}"
+            f"{file}: an entry has no such field as a dump of 2.1 or later: {plain(str(error))}"
         ) from None
-    if reading.rank < 0:
+    if found.rank < 0:
         raise FormatError(f"{file}: no rank in its name; call it nccl_trace_rank_0 for rank 0")
-    at = data.get("debubble") or {}
-    return reading.dump(name, data.get("host"), at.get("action", ""), bool(at.get("busy")))
+    return found
 
 
 class _PlainUnpickler(pickle.Unpickler):
