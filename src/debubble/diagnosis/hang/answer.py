@@ -43,7 +43,7 @@ class Hang:
     evidence: tuple[str, ...] = ()
     advice: str = ""
     stand: Stand | None = None
-    """Where the rank stands that the others wait for, if it is one."""
+    """The rank that the others wait for, if it is one."""
     waiting: tuple[Stand, ...] = ()
     """Ranks that wait for it, directly first."""
     mode: str = ""

@@ -62,7 +62,7 @@ PACKAGES = frozenset(["build_intlist", "build_doublelist", "build_boollist", "bu
 
 
 class MessageState(IntEnum):
-    """How far a send or receive came."""
+    """Progress of a send or receive."""
 
     UNKNOWN = 0
     """Nothing recorded when it ended."""
@@ -90,7 +90,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Dump:
-    """What one rank recorded: its messages in the order of posting, and unfinished collectives."""
+    """Record of one rank: its messages in the order of posting, and unfinished collectives."""
 
     rank: int
     """Global rank."""
@@ -332,7 +332,7 @@ class _Reading:
     missed: dict[str, int] = field(default_factory=dict)
     """Messages before the first that is left, by group."""
     names: dict[str, tuple[str, int, int]] = field(default_factory=dict)
-    """What the name of an operation says: what it is, first and second rank."""
+    """Operation, first and second rank in every name."""
     first: int = -1
     entries: int = 0
 

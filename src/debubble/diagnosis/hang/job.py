@@ -12,7 +12,7 @@ from debubble.diagnosis.hang.dumps import Call, Dump
 from debubble.diagnosis.hang.order_messages import OrderMessages, Pair
 from debubble.diagnosis.hang.pipelines import JobPlaces, place_ranks
 from debubble.diagnosis.hang.progress import (
-    Link,
+    PairMessages,
     Stand,
     StandKind,
     calls_waited_in,
@@ -32,7 +32,7 @@ class HangJob:
     dumps: Mapping[int, Dump]
     trails: Sequence[Mapping[int, Trail]]
     """By copy and rank."""
-    links: Sequence[Mapping[Pair, Link]]
+    links: Sequence[Mapping[Pair, PairMessages]]
     stands: Mapping[int, Stand]
     """By global rank."""
     mode: P2PMode | None

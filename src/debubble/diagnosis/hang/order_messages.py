@@ -25,7 +25,7 @@ _SENDS = tuple(spec.kind for spec in KINDS if spec.sends)
 _RECEIVES = tuple(spec.kind for spec in KINDS if spec.receives)
 
 
-class Need(NamedTuple):
+class TaskMessage(NamedTuple):
     """A message that a task waits for, or makes."""
 
     task: int
@@ -111,25 +111,27 @@ class OrderMessages:
         return pairs + [pair for pair in self.send if pair[1] == rank]
 
     @cached_property
-    def takes(self) -> list[dict[int, list[Need]]]:
+    def takes(self) -> list[dict[int, list[TaskMessage]]]:
         """Messages that each task waits for, by rank and task."""
         return self._by_task(self.user, 1)
 
     @cached_property
-    def gives(self) -> list[dict[int, list[Need]]]:
+    def gives(self) -> list[dict[int, list[TaskMessage]]]:
         """Messages that each task makes, by rank and task."""
         return self._by_task(self.maker, 0)
 
-    def _by_task(self, ends: Mapping[Pair, Numbers], side: int) -> list[dict[int, list[Need]]]:
-        found: list[dict[int, list[Need]]] = [{} for _ in range(self.lowered.ranks)]
+    def _by_task(
+        self, ends: Mapping[Pair, Numbers], side: int
+    ) -> list[dict[int, list[TaskMessage]]]:
+        found: list[dict[int, list[TaskMessage]]] = [{} for _ in range(self.lowered.ranks)]
         for pair, positions in ends.items():
             for number, task in enumerate(self.task[positions].tolist()):
-                found[pair[side]].setdefault(task, []).append(Need(task, pair, number))
+                found[pair[side]].setdefault(task, []).append(TaskMessage(task, pair, number))
         return found
 
     @cached_property
     def transfers(self) -> list[list[tuple[bool, Pair]]]:
-        """Whether each transfer of a rank's program is a send, and its pair, in order; by rank."""
+        """Return (is a send, pair) of the transfers of every rank's program, in order."""
         found: dict[int, tuple[bool, Pair]] = {}
         for pair in self.send:
             found |= dict.fromkeys(self.send[pair].tolist(), (True, pair))

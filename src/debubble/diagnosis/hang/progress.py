@@ -1,4 +1,4 @@
-"""How far every rank came in its program, and what it waits for."""
+"""Progress of every rank in its program, and the messages it waits for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from debubble.diagnosis.hang.pipelines import JobPlaces
 from debubble.diagnosis.hang.trails import Trail
 
 
-class Link(NamedTuple):
+class PairMessages(NamedTuple):
     """Messages of a pair, counted over all steps."""
 
     sent: int
@@ -25,7 +25,7 @@ class Link(NamedTuple):
 
 
 class StandKind(Enum):
-    """What a rank does at the end of its dump."""
+    """State of a rank at the end of its dump."""
 
     WAITING = "waiting"
     """It has posted a receive, and nothing came."""
@@ -41,7 +41,7 @@ class StandKind(Enum):
 
 @dataclass(frozen=True)
 class Stand:
-    """Where a rank stands."""
+    """Place of a rank in its program, and the ranks it waits for."""
 
     rank: int
     """Rank of the schedule."""
@@ -70,7 +70,7 @@ class Stand:
     sends block."""
 
 
-def links_of(trails: Mapping[int, Trail], order: OrderMessages) -> dict[Pair, Link]:
+def links_of(trails: Mapping[int, Trail], order: OrderMessages) -> dict[Pair, PairMessages]:
     """Return the messages of every pair of one pipeline.
 
     What a rank without a dump posted is what its peers got of it. Where neither end recorded when
@@ -87,7 +87,7 @@ def links_of(trails: Mapping[int, Trail], order: OrderMessages) -> dict[Pair, Li
         posted = [done if count is None else count[0] for count in counts]
         if all(trail is None or trail.stateless for trail in ends) and None not in ends:
             done = max(done, min(posted))
-        found[pair] = Link(posted[0], posted[1], done)
+        found[pair] = PairMessages(posted[0], posted[1], done)
     return found
 
 
@@ -96,7 +96,7 @@ class Walk:
     """The walk of one rank through its program, over all steps."""
 
     order: OrderMessages
-    links: Mapping[Pair, Link]
+    links: Mapping[Pair, PairMessages]
     rank: int
 
     def frontier(self) -> int:
@@ -154,7 +154,7 @@ class Walk:
 def stands_of(
     trails: Mapping[int, Trail], order: OrderMessages, places: JobPlaces, copy: int,
     dumps: Mapping[int, Dump],
-) -> tuple[list[Stand], dict[Pair, Link]]:  # fmt: skip
+) -> tuple[list[Stand], dict[Pair, PairMessages]]:  # fmt: skip
     """Return where every rank of one pipeline stands, and the messages of its pairs."""
     links = links_of(trails, order)
     ranks = places.ranks[copy]

@@ -22,10 +22,10 @@ from debubble.lowering.transfers import TransferPolicy
 
 
 def roots_of(job: HangJob) -> list[tuple[Stand, tuple[Stand, ...]]]:
-    """Return the ranks that wait for nobody and are not done, with those that wait for them.
+    """Return the ranks that wait for none and are not done, with those that wait for them.
 
     Those that most ranks wait for come first. A rank whose last send is not received may stand in
-    that: it does where the ranks that it then waits for lead to one that waits for nobody.
+    that: it does where the ranks that it then waits for lead to one that waits for none.
     """
     free = [stand for stand in job.stands.values() if _is_free(stand)]
     ends = {stand.global_rank for stand in free if not stand.may_wait}
@@ -106,7 +106,7 @@ def stuck_rank(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]) -
     ahead = _posted_ahead(job, stand)
     if ahead:
         evidence.insert(1, ahead)
-    more = [f"{name_of(job, one)} waits for nobody either" for one, _ in roots[1:3]
+    more = [f"{name_of(job, one)} waits for none either" for one, _ in roots[1:3]
             if one.kind is not StandKind.DONE and one.dump is not None]  # fmt: skip
     host = f" on {stand.dump.host}" if stand.dump is not None and stand.dump.host else ""
     advice = (

@@ -14,16 +14,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.diagnosis.hang.dumps import OPAQUE, UNKNOWN, Dump, MessageState
 from debubble.diagnosis.hang.order_messages import Numbers, OrderMessages, Pair
-from debubble.lowering.transfers import RECEIVE_POLICIES, TransferPolicy
+from debubble.lowering.transfers import TransferPolicy
 
-POLICIES: tuple[TransferPolicy, ...] = (*RECEIVE_POLICIES, "pytorch", "pytorch-deferred")
+POLICIES: tuple[TransferPolicy, ...] = get_args(TransferPolicy)
 """Ways to place receives."""
 
 MOST_EXTRA = 1000
@@ -44,7 +44,7 @@ class Early(NamedTuple):
 
 
 class Posted(NamedTuple):
-    """How many messages of a pair one of its ends has posted, and how many of these are over."""
+    """Numbers of messages of a pair that one of its ends has posted, and that are over."""
 
     posted: int
     done: int
@@ -52,7 +52,7 @@ class Posted(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trail:
-    """What a rank posted, message by message."""
+    """Messages of a rank, in the order of posting."""
 
     dump: Dump
     rank: int
@@ -88,7 +88,7 @@ class Trail:
 
     @property
     def stateless(self) -> bool:
-        """Whether no message has a state."""
+        """Return whether no message has a state."""
         return bool(len(self.state)) and not self.state.any()
 
     def form_of(self, pair: Pair, number: int) -> str:

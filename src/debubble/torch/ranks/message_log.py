@@ -1,4 +1,4 @@
-"""What a rank sent and received in the running step, and dumps of it where nothing moves.
+"""Log of a rank's messages in the running step, and dumps of it where nothing moves.
 
 Dumps have the shape of PyTorch's Flight Recorder, version 2.10, which itself records point-to-point
 calls of NCCL alone. 'debubble hang' reads both.
@@ -67,7 +67,7 @@ class MessageLog:
 
 
 class Whereabouts(NamedTuple):
-    """Where a rank is in its program."""
+    """Place of a rank in its program."""
 
     action: str
     """Empty outside of steps, and where all ranks meet."""
