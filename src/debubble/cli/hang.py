@@ -85,7 +85,7 @@ app = command(
     with_rows(hang, "setup", ROWS, Setup),
     [
         "hang dumps --schedule 1f1b -p 4 -m 8",
-        "hang dumps --schedule order.csv",
-        "hang dumps --schedule zb-v -m 16 --p2p-mode pair --json",
+        "hang dumps --schedule schedule.csv",
+        "hang dumps --schedule 1f1b -m 8 --p2p-mode pair --json",
     ],
 )
