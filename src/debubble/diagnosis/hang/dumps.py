@@ -106,8 +106,6 @@ class Dump:
     """A :class:`MessageState` each; shape ``(n,)``."""
     form: NDArray[np.int64]
     """Index of its sizes and types in `forms`; shape ``(n,)``."""
-    batch: NDArray[np.int64]
-    """Number of its batch, −1 for a call by itself; shape ``(n,)``."""
     forms: tuple[str, ...]
     """Sizes and types of tensors, such as ``Float[2, 128]``."""
     aside: frozenset[int]
@@ -194,7 +192,7 @@ def _of_stages(dumps: list[Dump]) -> list[Dump]:
     found = []
     for dump in dumps:
         kept = ~np.isin(dump.form, list(dump.aside))
-        names = ("sends", "peer", "state", "form", "batch")
+        names = ("sends", "peer", "state", "form")
         found.append(replace(dump, **{name: getattr(dump, name)[kept] for name in names}))
     return found
 
@@ -317,8 +315,8 @@ class _Reading:
 
     rank: int
     groups: Mapping[str, tuple[int, ...]]
-    rows: list[tuple[bool, int, int, int, int]] = field(default_factory=list)
-    """(sends, peer, state, form, batch) of every message."""
+    rows: list[tuple[bool, int, int, int]] = field(default_factory=list)
+    """(sends, peer, state, form) of every message."""
     forms: dict[TensorForms, int] = field(default_factory=dict)
     """Number of the sizes and types of tensors."""
     aside: set[int] = field(default_factory=set)
@@ -393,24 +391,23 @@ class _Reading:
             before = int(entry.get("op_id", 1)) - 1 - int(entry["collective_seq_id"])
             self.missed[group] = max(before, 0) if self.first > 0 else 0
         self.used[group] = self.used.get(group, 0) + 1
-        batch = -1
         found = MessageState.DONE if state == "completed" else MessageState.POSTED
         if found is MessageState.POSTED and state == "scheduled":
             # Alone it has a state of its own; in a batch that comes with the batch.
-            batch = int(entry["p2p_seq_id"])
-            self.open.setdefault((group, batch), []).append(len(self.rows))
-        self.rows.append((sends, peer, int(found), form, batch))
+            number = int(entry["p2p_seq_id"])
+            self.open.setdefault((group, number), []).append(len(self.rows))
+        self.rows.append((sends, peer, int(found), form))
 
     def _end_batch(self, group: str, number: int, state: str) -> None:
         """Give the messages of a batch its state."""
         rows = self.open.pop((group, number), [])
         found = int(MessageState.DONE if state == "completed" else MessageState.POSTED)
         for row in rows:
-            sends, peer, _, form, _ = self.rows[row]
-            self.rows[row] = (sends, peer, found, form, number)
+            sends, peer, _, form = self.rows[row]
+            self.rows[row] = (sends, peer, found, form)
         if not rows:
             self.used[group] = self.used.get(group, 0) + 1
-            self.rows.append((False, UNKNOWN, found, OPAQUE, number))
+            self.rows.append((False, UNKNOWN, found, OPAQUE))
 
     def _members(self, group: str) -> tuple[int, ...]:
         """Return the global ranks of a group; that of the world has no name in some dumps."""
@@ -421,7 +418,7 @@ class _Reading:
 
     def dump(self, file: str, host: str | None, action: str, busy: bool) -> Dump:
         """Return the dump."""
-        table = np.array(self.rows, dtype=np.int64).reshape(-1, 5)
+        table = np.array(self.rows, dtype=np.int64).reshape(-1, 4)
         silent = not any(map(_STATES.match, self.names)) and not (table[:, 2] == DONE).any()
         if silent:
             table[:, 2] = MessageState.UNKNOWN
@@ -429,7 +426,7 @@ class _Reading:
         return Dump(
             rank=self.rank, file=file, host=host, groups=dict(self.groups),
             sends=table[:, 0].astype(bool), peer=table[:, 1], state=table[:, 2].astype(np.int8),
-            form=table[:, 3], batch=table[:, 4], forms=tuple(_form(*named) for named in self.forms),
+            form=table[:, 3], forms=tuple(_form(*named) for named in self.forms),
             aside=frozenset(self.aside),
             pipeline=self._members(group) if group else (),
             missed=self.missed.get(group, 0), first=max(self.first, 0), entries=self.entries,
