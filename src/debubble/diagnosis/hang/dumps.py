@@ -10,15 +10,8 @@ an entry ``coalesced`` with the state of all. Other libraries write no such entr
 
 from __future__ import annotations
 
-import gc
-import io
-import json
-import os
-import pickle
 import re
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import islice
@@ -29,8 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
+from debubble.diagnosis.hang.plain_files import (
+    first_bytes,
+    plain_data,
+    walk_files,
+    without_collector,
+)
 from debubble.diagnosis.readers.pool import read_each
-from debubble.diagnosis.readers.stream import GZIP, LeftOut
+from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.text import plain, shown
 
 MAX_DUMP = 1 << 30
@@ -56,9 +55,6 @@ UNKNOWN = -1
 
 OPAQUE = -1
 """Form of an entry that stands for a whole batch of unknown messages."""
-
-PACKAGES = frozenset(["build_intlist", "build_doublelist", "build_boollist", "build_tensorlist"])
-"""Functions of ``torch.jit._pickle`` that return the list they are given."""
 
 
 class MessageState(IntEnum):
@@ -131,7 +127,7 @@ class Dump:
 
 def are_dumps(path: str) -> bool:
     """Return whether a file is a dump, or one of the first of a folder."""
-    return any(map(_is_dump, islice(_walk(path), LOOKED_AT)))
+    return any(map(_is_dump, islice(walk_files(path), LOOKED_AT)))
 
 
 def recognizes(head: bytes) -> bool:
@@ -142,20 +138,9 @@ def recognizes(head: bytes) -> bool:
 
 def _is_dump(file: Path) -> bool:
     try:
-        return recognizes(_bytes(file, HEAD))
+        return recognizes(first_bytes(file, HEAD))
     except FormatError:
         return False
-
-
-def _walk(path: str) -> Iterator[Path]:
-    """Yield a file, or the files of a folder and its subfolders."""
-    if os.path.isfile(path):
-        yield Path(path)
-    elif not os.path.isdir(path):
-        raise FormatError(f"there is no file or folder '{path}'")
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
 def read_dumps(path: str) -> list[Dump]:
@@ -164,7 +149,7 @@ def read_dumps(path: str) -> list[Dump]:
     Raises FormatError where there is none, a file needs anything but plain data, or two are of one
     rank.
     """
-    some = list(islice(_walk(path), MAX_FILES + 1))
+    some = list(islice(walk_files(path), MAX_FILES + 1))
     if len(some) > MAX_FILES:
         raise FormatError(f"{path}: more than {MAX_FILES:,} files; give the folder of one job")
     files = list(filter(_is_dump, some))
@@ -200,8 +185,8 @@ def _of_stages(dumps: list[Dump]) -> list[Dump]:
 def read_dump(file: Path, _: LeftOut | None = None) -> Dump:
     """Read the dump of a rank."""
     name = file.name
-    with _without_collector():
-        data = _plain_data(_bytes(file, MAX_DUMP), str(file))
+    with without_collector():
+        data = plain_data(first_bytes(file, MAX_DUMP), str(file))
     if not isinstance(data, dict) or not isinstance(data.get("entries", []), list):
         raise FormatError(f"{file}: {shown(data)} is no dump; it has a list 'entries'")
     rank = data.get("rank")
@@ -222,68 +207,6 @@ def read_dump(file: Path, _: LeftOut | None = None) -> Dump:
     if found.rank < 0:
         raise FormatError(f"{file}: no rank in its name; call it nccl_trace_rank_0 for rank 0")
     return found
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads containers, texts and numbers, and refuses everything that runs code."""
-
-    where = ""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a function that is harmless; refuse any other by its name."""
-        if module == "torch.jit._pickle" and name in PACKAGES:
-            return list
-        raise FormatError(
-            f"{self.where}: asks for {plain(f'{module}.{name}')}, and a dump has plain data alone; "
-            "it is not read"
-        )
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Refuse objects from elsewhere."""
-        raise FormatError(f"{self.where}: refers to {plain(str(pid))}; a dump has plain data alone")
-
-
-def _plain_data(data: bytes, where: str) -> Any:
-    if data[:1] == b"\x80":
-        reader = _PlainUnpickler(io.BytesIO(data))
-        reader.where = where
-        try:
-            return reader.load()
-        except FormatError:
-            raise
-        except Exception as error:
-            raise FormatError(f"{where}: a damaged pickle: {plain(str(error))}") from None
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where}: damaged JSON: {plain(str(error))}") from None
-
-
-def _bytes(file: Path, most: int) -> bytes:
-    """Return the unpacked beginning of a file."""
-    try:
-        with open(file, "rb") as stream:
-            data = stream.read(most)
-    except OSError as error:
-        raise FormatError(f"cannot read '{file}': {error.strerror or error}") from None
-    if data[:2] != GZIP:
-        return data
-    try:
-        return zlib.decompressobj(31).decompress(data, most)
-    except zlib.error as error:
-        raise FormatError(f"{file}: damaged gzip: {error}") from None
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Keep the garbage collector from walking millions of objects that all stay."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _groups(config: Any, where: str) -> dict[str, tuple[int, ...]]:
