@@ -133,6 +133,14 @@ def give_trace(folder: Path) -> None:
     (folder / "RUN_FOLDER" / "run.csv").write_text("\n".join(rows), encoding="utf-8")
 
 
+def give_dumps(folder: Path) -> None:
+    """What the ranks of a job left that hangs."""
+    from tests.diagnosis.hang.recorded import of_schedule, run, write
+
+    schedule = db.make("1f1b", ranks=4, microbatches=8)
+    write(run(of_schedule(schedule, stop=(0, 2, 0, "2F3"))), folder / "DUMPS")
+
+
 def give_model(folder: Path) -> None:
     """A model's configuration."""
     shutil.copy(ROOT / "examples/train/llama.json", folder / "config.json")
@@ -147,6 +155,7 @@ def give_schedule(folder: Path) -> None:
 GIVEN = {
     "README.md": give_trace,
     "docs/trace.md": give_trace,
+    "docs/hangs.md": give_dumps,
     "docs/plan.md": give_model,
     "docs/own-schedule.md": give_schedule,
 }

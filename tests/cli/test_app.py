@@ -13,6 +13,8 @@ import pytest
 import debubble
 from debubble.cli import app as application
 from debubble.cli import errors
+from tests.diagnosis.hang.recorded import of_schedule, write
+from tests.diagnosis.hang.recorded import run as execute
 
 Run = Callable[..., Any]
 COMMANDS = application.COMMANDS
@@ -65,6 +67,8 @@ def test_the_examples_of_the_help_run(
     run_of_it = debubble.simulate(debubble.load("schedule.json"))
     times = {"measured": (run_of_it.start, run_of_it.end)}
     write_trace(run_trace(run_of_it.schedule, times), "run.json.gz")
+    hung = of_schedule(debubble.load("schedule.json"), stop=(0, 2, 0, "2F3"))
+    write(execute(hung), tmp_path / "dumps")
     Path("last.json").write_text(run("trace", "run.json.gz", "--json").out)
     found = examples(run)
     assert len(found) >= 3 * len(COMMANDS) - 1

@@ -43,19 +43,33 @@ class ByValue:
         return pickle.loads, (cloudpickle.dumps(self._function),)
 
 
+def _in_folder(work: Callable[[int], Any], folder: str) -> Callable[[int], Any]:
+    """The same work, in a folder."""
+
+    def run(rank: int) -> Any:
+        os.chdir(folder)
+        return work(rank)
+
+    return run
+
+
 def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> list[Any]:
     """Call `work` with its rank in every process; what they return.
 
-    With `fails` an error is returned as text, and a process that is gone as its exit code.
+    With `fails` an error is returned as text, and a process that is gone as its exit code; what
+    ranks that hang write goes away.
     """
     results: list[Any] = [None] * ranks
     limit = patience(LIMIT)
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
+        there = _in_folder(work, folder) if fails else work
         for rank in range(ranks):
             receiver, sender = forked.Pipe(duplex=False)
             process = forked.Process(
-                target=_child, args=(rank, ranks, ByValue(work), folder, limit, sender), daemon=True
+                target=_child,
+                args=(rank, ranks, ByValue(there), folder, limit, sender),
+                daemon=True,
             )
             process.start()
             sender.close()

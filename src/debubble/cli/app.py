@@ -27,6 +27,7 @@ COMMANDS = {
     "run": "Run a schedule on PyTorch: gradients and time.",
     "profile": "Measure the stages of a model: time and memory.",
     "trace": "Find out why a run is slower than planned.",
+    "hang": "Find out which rank a job that hangs waits for.",
     "serve": "Try schedules in a browser.",
     "costs": "Check a cost file, start a new one, or list its keys.",
     "plan": "Plan the training of a model on a number of GPUs.",

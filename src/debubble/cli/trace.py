@@ -10,7 +10,8 @@ import typer
 
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Text, takes
+from debubble.cli.hang import answer_hang
+from debubble.cli.options import AsJson, Setup, Text, takes
 from debubble.cli.output import COST_FILES, check_output, in_color, note, print_json, styled
 from debubble.core.errors import ParameterError
 from debubble.core.given_layers import make_layers
@@ -21,6 +22,7 @@ from debubble.diagnosis import costs_only
 from debubble.diagnosis.changes import Change
 from debubble.diagnosis.conditions import Baseline, Condition
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
+from debubble.diagnosis.hang.dumps import are_dumps
 from debubble.diagnosis.next_command import next_command
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers.folder import read
@@ -95,6 +97,9 @@ def trace(
     check_output("--order-out", order_out, (".csv", ".json"), "a schedule ends in .csv or .json")
     check_output("--costs-out", costs_out, *COST_FILES)
     check_output("--html", html, (".html",), "a page ends in .html")
+    if format is None and are_dumps(path):
+        answer_hang(path, schedule, Setup({"chunks": chunks}), as_json)
+        return
     observed = read(path, format=format)
     if costs_only.has_only_costs(observed):
         needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if,

@@ -30,6 +30,7 @@ from debubble.torch.engine.wire import Wire
 from debubble.torch.measure.recorded import RecordedSteps
 from debubble.torch.models.find_stages import find_fused, find_stages, split_warner
 from debubble.torch.models.modules import evaluating, load_state, named_parameters, state_of
+from debubble.torch.ranks.message_log import HangDumps
 from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.progress_table import Watch
 from debubble.torch.ranks.watch import StoreWatch, on_all_ranks, rendezvous
@@ -382,6 +383,7 @@ class Pipeline:
             from debubble.torch.pytorch.engine import PyTorchEngine
 
             return PyTorchEngine(setup, self._watch, self._pace)
+        self._watch.keep_messages(HangDumps.of(self._ranks, self._wire.log, self.schedule))
         parts = (self._gradients, self._watch, self._wire, self._shard)
         return OwnEngine(setup, *parts, self._pace, self._steps)
 

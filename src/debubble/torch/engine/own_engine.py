@@ -155,6 +155,7 @@ class OwnEngine:
 
     def _start(self, batch: StepData, training: bool) -> None:
         self._batch, self._training = batch, training
+        self.wire.log.begin(whole=training)
         if batch.anew:
             self.wire.forget()
         self._ready.clear()

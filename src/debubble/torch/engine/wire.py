@@ -20,6 +20,7 @@ from torch import Tensor
 from debubble.torch.data.tree import Leaf, TreeForm
 from debubble.torch.engine.plan import ProgramStep
 from debubble.torch.errors import RunError
+from debubble.torch.ranks.message_log import LoggedMessage, MessageLog
 from debubble.torch.ranks.process_group import Ranks, Tag
 
 
@@ -55,6 +56,7 @@ class Arrival:
     """None while it comes with the tensors."""
     tensors: list[Tensor] = field(default_factory=list)
     works: list[Any] = field(default_factory=list)
+    logged: LoggedMessage | None = None
 
 
 class Wire:
@@ -65,11 +67,12 @@ class Wire:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
+        self.log = MessageLog()
         self._forms: dict[Boundary, TreeForm] = {}
         """Forms of earlier steps, which both ends know."""
         self._new: dict[Boundary, TreeForm] = {}
         """Forms of this step."""
-        self._sending: dict[int, deque[tuple[list[Any], list[Tensor]]]] = {}
+        self._sending: dict[int, deque[tuple[list[Any], list[Tensor], LoggedMessage]]] = {}
         """By peer: works and tensors that are under way, oldest first."""
         self._gone: dict[int, int] = {}
         """By peer: number of messages of this step that have arrived."""
@@ -99,22 +102,25 @@ class Wire:
         for step, boundary, tensors, back in sends:
             parts = [tensor.detach().to(self.ranks.wire).contiguous() for tensor in tensors]
             works: list[Any] = []
+            logged = self.log.post(True, step.peer, parts)
             if back or boundary in self._forms:
                 begun.append((works, len(operations), len(operations) + len(parts)))
                 operations += [(True, part, step.peer) for part in parts]
             else:
                 works, parts = self._send_with_form(step, self._new[boundary], parts)
-            self._sending.setdefault(step.peer, deque()).append((works, parts))
+            self._sending.setdefault(step.peer, deque()).append((works, parts, logged))
         for arrival in arrivals:
             peer, boundary, back = arrival.step.peer, arrival.boundary, arrival.back
             arrival.form = self._forms.get(boundary) or (self._new[boundary] if back else None)
             if arrival.form is None:
+                arrival.logged = self.log.post(False, peer, ())
                 self._coming.setdefault(peer, deque()).append(arrival)
                 continue
             arrival.tensors = [
                 torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ranks.wire)
                 for leaf in arrival.form.tensors if leaf.carries or not back
             ]  # fmt: skip
+            arrival.logged = self.log.post(False, peer, arrival.tensors)
             end = len(operations) + len(arrival.tensors)
             begun.append((arrival.works, len(operations), end))
             operations += [(False, part, peer) for part in arrival.tensors]
@@ -131,10 +137,11 @@ class Wire:
         gone = self._gone.get(peer, 0)
         sending = self._sending.get(peer)
         while sending and gone < count:
-            works, _ = sending[0]
+            works, _, logged = sending[0]
             # Batches run in turn, and that of the answer, which is over, was not posted before that
             # of the send: on a GPU this adds no wait to the stream.
             self.ranks.wait(works)
+            logged.done = True
             sending.popleft()
             gone += 1
         self._gone[peer] = gone
@@ -144,6 +151,8 @@ class Wire:
         if arrival.form is None:
             self._receive_with_forms(arrival)
         self.ranks.wait(arrival.works)
+        if arrival.logged is not None:
+            arrival.logged.done = True
         if self.ranks.wire == self.ranks.device:
             return arrival.tensors
         return [tensor.to(self.ranks.device) for tensor in arrival.tensors]
@@ -160,8 +169,9 @@ class Wire:
                 work.wait(self.ranks.timeout)
         self._batches.clear()
         for sending in self._sending.values():
-            for works, _ in sending:
+            for works, _, logged in sending:
                 self.ranks.wait(works)
+                logged.done = True
         self._sending.clear()
         self._gone.clear()
         self._forms |= self._new

@@ -140,6 +140,9 @@ class Watch:
     def enter(self, channel: Any, call: str) -> None:
         """Begin a call that all ranks make together; those of a run make the same calls."""
 
+    def keep_messages(self, dumps: Any) -> None:
+        """Take the writer of dumps for a hang; a run's supervisor needs none."""
+
     def stop(self) -> None:
         """Stop watching."""
 

@@ -23,6 +23,7 @@ from torch import distributed as dist
 
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.torch.errors import RunError
+from debubble.torch.ranks.message_log import HangDumps, Whereabouts
 from debubble.torch.ranks.process_group import Channel, Ranks
 from debubble.torch.ranks.progress_table import WAITS, PlaceText, ProgressTable, RankState, Watch
 
@@ -43,6 +44,8 @@ START = -1
 """Position before a program's first action."""
 
 FAILED = "failed"
+DUMPS = "dumps"
+"""Keys of the first error, and of the folder of dumps."""
 
 
 class StoreWatch(Watch):
@@ -57,7 +60,9 @@ class StoreWatch(Watch):
         self.rank, self.timeout, self.text = rank, timeout, text
         self.position = START
         self._store, self._lock = store, threading.Lock()
-        self._written = b""
+        self.dumps: HangDumps | None = None
+        """Writer of what this rank sent and received; None where the engine does not log that."""
+        self._written, self._dumped = b"", False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="debubble-watch", daemon=True)
         self._thread.start()
@@ -78,6 +83,10 @@ class StoreWatch(Watch):
         self._over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(GRACE)
+
+    def keep_messages(self, dumps: HangDumps) -> None:
+        """Take the writer of what this rank sent and received."""
+        self.dumps = dumps
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -120,7 +129,11 @@ class StoreWatch(Watch):
             # The rank that is waited for may be the one in trouble: its message comes first.
             time.sleep(3 * PERIOD)
             self._raise_failure()
-            raise RunError(self._claim(self._stall(late))) from None
+            message = self._claim(f"{self._stall(late)}{self._offer_dumps()}")
+            if self._dump():
+                # The rank that hangs writes its dump, too, before a launcher ends it.
+                time.sleep(2 * PERIOD)
+            raise RunError(message) from None
         place = self.text(self.rank, self.position)
         self._claim(f"rank {self.rank} failed: {describe_error(error)}; it was at {place}")
         error.add_note(f"debubble: rank {self.rank} was at {place}")
@@ -128,7 +141,38 @@ class StoreWatch(Watch):
     def _raise_failure(self) -> None:
         message = self._failure()
         if message:
+            self._dump()
             raise RunError(message) from None
+
+    def _offer_dumps(self) -> str:
+        """Choose the folder of all ranks' dumps; return the end of the message about it."""
+        if self.dumps is None or not self.dumps.log.whole:
+            return ""
+        with self._lock, suppress(Exception):
+            folder = self._store.compare_set(DUMPS, "", self.dumps.folder()).decode()
+            return f"\nwhat every rank sent and received: debubble hang {folder}"
+        return ""
+
+    def _dump(self) -> bool:
+        """Write this rank's dump once, if there is a folder for it; return whether there is."""
+        if self.dumps is None:
+            return False
+        with self._lock:
+            try:
+                if not self._store.check([DUMPS]):
+                    return False
+                folder = self._store.get(DUMPS).decode()
+            except Exception:
+                return False
+            if not self._dumped:
+                self._dumped = True
+                in_step = self.state in (RankState.RUNNING, RankState.WAITING)
+                place = self.text(self.rank, self.position) if in_step else ""
+                action = place.partition(": ")[2].partition(" from ")[0]
+                busy = self.state is RankState.RUNNING and bool(action)
+                meets = self.state is RankState.MEETING
+                self.dumps.write(folder, Whereabouts(action, busy, meets))
+        return True
 
     def _stall(self, late: bool) -> str:
         """Return a message about ranks that wait, or a rank that is lost."""
@@ -190,6 +234,8 @@ class StoreWatch(Watch):
                 failed = self.state != RankState.OUTSIDE
                 if not failed:
                     return
+            if failed:
+                self._dump()
             if not failed or self.state == RankState.OUTSIDE:
                 since = 0.0
             elif not since:

@@ -1,0 +1,159 @@
+"""All that is known of a job that hangs, and words for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from debubble.core.schedule import Schedule
+from debubble.diagnosis.hang.answer import numbers_text
+from debubble.diagnosis.hang.dumps import Call, Dump
+from debubble.diagnosis.hang.order_messages import OrderMessages, Pair
+from debubble.diagnosis.hang.pipelines import JobPlaces, place_ranks
+from debubble.diagnosis.hang.progress import (
+    PairMessages,
+    Stand,
+    StandKind,
+    calls_waited_in,
+    stands_of,
+)
+from debubble.diagnosis.hang.trails import Trail, align, tensors_of, trail_of
+from debubble.engine.modes import P2PMode
+
+
+@dataclass(frozen=True, eq=False)
+class HangJob:
+    """All that is known of a job."""
+
+    schedule: Schedule
+    order: OrderMessages
+    places: JobPlaces
+    dumps: Mapping[int, Dump]
+    trails: Sequence[Mapping[int, Trail]]
+    """By copy and rank."""
+    links: Sequence[Mapping[Pair, PairMessages]]
+    stands: Mapping[int, Stand]
+    """By global rank."""
+    mode: P2PMode | None
+
+    @cached_property
+    def followers(self) -> dict[int, list[int]]:
+        """Global ranks that wait for each, or may do so if their sends block."""
+        found: dict[int, list[int]] = {}
+        for rank, stand in self.stands.items():
+            for other in stand.waits or stand.may_wait:
+                found.setdefault(other, []).append(rank)
+        return found
+
+    def message(self, pair: Pair, number: int, received: bool = False) -> str:
+        """Return a message as the action that sends it, or receives it."""
+        ends = self.order.receive if received else self.order.send
+        return self.order.text(int(ends[pair][number % self.order.count(pair)]))
+
+
+def make_job(
+    dumps: Sequence[Dump], schedule: Schedule, order: OrderMessages, mode: P2PMode | None
+) -> HangJob:
+    """Return what the dumps say of every rank."""
+    places = place_ranks(dumps, order)
+    by_rank = {dump.rank: dump for dump in dumps}
+    calls = calls_waited_in(dumps)
+    all_trails, all_links, stands = [], [], {}
+    tensors = tensors_of(dumps)
+    for copy, ranks in enumerate(places.ranks):
+        found = [
+            trail_of(by_rank[here], rank, ranks, order, tensors)
+            for rank, here in enumerate(ranks) if here in by_rank
+        ]  # fmt: skip
+        trails = {trail.rank: trail for trail in align(found, order)}
+        known, links = stands_of(trails, order, places, copy, by_rank)
+        for stand in known:
+            stands[stand.global_rank] = in_calls(stand, calls.get(stand.global_rank, []))
+        all_trails.append(trails)
+        all_links.append(links)
+    return HangJob(schedule, order, places, by_rank, all_trails, all_links, stands, mode)
+
+
+def in_calls(stand: Stand, calls: Sequence[tuple[Call, tuple[int, ...]]]) -> Stand:
+    """Return where a rank stands, in view of the collectives that it waits in."""
+    if not calls:
+        return stand
+    call, absent = next(((call, absent) for call, absent in calls if absent), calls[0])
+    waits = tuple(dict.fromkeys((*stand.waits, *absent)))
+    if stand.kind is StandKind.WAITING:
+        return replace(stand, waits=waits)
+    return replace(stand, kind=StandKind.CALLING, call=call, waits=waits)
+
+
+def waiters(job: HangJob, global_rank: int) -> tuple[Stand, ...]:
+    """Return the ranks that wait for one, those that do directly first."""
+    found = {global_rank: None}
+    todo = [global_rank]
+    for here in todo:
+        new = [rank for rank in job.followers.get(here, ()) if rank not in found]
+        found |= dict.fromkeys(new)
+        todo += new
+    return tuple(job.stands[rank] for rank in found if rank != global_rank)
+
+
+def title(job: HangJob) -> str:
+    """Return the name of the schedule."""
+    return job.schedule.name
+
+
+def name_of(job: HangJob, stand: Stand) -> str:
+    """Return the name of a rank: with its global one where that is another."""
+    copy = f" of copy {stand.copy}" if len(job.places.ranks) > 1 else ""
+    other = f" (global {stand.global_rank})" if stand.global_rank != stand.rank else ""
+    return f"rank {stand.rank}{copy}{other}"
+
+
+def waiting_text(job: HangJob, waiting: Sequence[Stand]) -> str:
+    """Return who waits, directly first."""
+    if not waiting:
+        return "no other rank waits for it yet"
+    several = len(job.places.ranks) > 1
+    numbers = [stand.global_rank if several else stand.rank for stand in waiting]
+    one = len(numbers) == 1
+    label = ("global " if several else "") + ("rank" if one else "ranks")
+    return f"{label} {numbers_text(numbers)} {'waits' if one else 'wait'} for it"
+
+
+def where_text(job: HangJob, stand: Stand) -> str:
+    """Return a line about where a rank stands, with its host and file."""
+    parts = [stands_text(job, stand)]
+    if stand.last:
+        parts.append(f"the last result it sent is of {stand.last}")
+    dump = stand.dump
+    if dump is not None and dump.action:
+        parts.append(f"it {'computed' if dump.busy else 'was'} at {dump.action}")
+    file = "no dump" if dump is None else ", ".join(filter(None, (dump.host, dump.file)))
+    step = f" in step {stand.step + 1}" if stand.step else ""
+    return f"{name_of(job, stand)}{step} {'; '.join(parts)} ({file})"
+
+
+def stands_text(job: HangJob, stand: Stand) -> str:
+    """Return what a rank does, in a few words."""
+    if stand.call is not None and stand.kind is StandKind.CALLING:
+        before = f" before {stand.action}" if stand.action else ""
+        return f"is in {stand.call.name} of ranks {numbers_text(stand.call.group[1])}{before}"
+    silent = f" (after {', '.join(stand.maybe[:3])}, which send nothing)" if stand.maybe else ""
+    if stand.message is None:
+        if stand.kind is StandKind.COMPUTING:
+            return f"has the inputs of {stand.action} and sent no result{silent}"
+        return f"has not begun {stand.action}{silent}"
+    pair, number = stand.message
+    posted = number < job.links[stand.copy][pair].sent
+    if stand.kind is StandKind.WAITING:
+        more = ", which is posted" if posted else ""
+        return f"waits for {job.message(pair, number)} of rank {pair[0]}{more}, for {stand.action}"
+    more = f", which rank {pair[0]} has sent" if posted else ""
+    receive = job.message(pair, number, received=True)
+    return f"has not posted {receive} for {stand.action}{silent}{more}"
+
+
+def nth(number: int) -> str:
+    """Return an ordinal."""
+    last = number % 10 if number % 100 not in (11, 12, 13) else 0
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"

@@ -1,0 +1,190 @@
+"""The rank that a job waits for: it waits for none itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from debubble.diagnosis.hang.answer import SHOWN, Hang, HangKind, numbers_text
+from debubble.diagnosis.hang.job import (
+    HangJob,
+    name_of,
+    stands_text,
+    title,
+    waiters,
+    waiting_text,
+    where_text,
+)
+from debubble.diagnosis.hang.order_messages import Pair
+from debubble.diagnosis.hang.progress import Stand, StandKind
+from debubble.diagnosis.hang.reasons import orders
+from debubble.diagnosis.hang.trails import POLICIES
+from debubble.lowering.transfers import TransferPolicy
+
+
+def roots_of(job: HangJob) -> list[tuple[Stand, tuple[Stand, ...]]]:
+    """Return the ranks that wait for none and are not done, with those that wait for them.
+
+    Those that most ranks wait for come first. A rank whose last send is not received may stand in
+    that: it does where the ranks that it then waits for lead to one that waits for none.
+    """
+    free = [stand for stand in job.stands.values() if _is_free(stand)]
+    ends = {stand.global_rank for stand in free if not stand.may_wait}
+    found = []
+    for stand in free:
+        waiting = waiters(job, stand.global_rank)
+        if stand.may_wait and _leads_to(job, stand, ends):
+            continue
+        if stand.kind is not StandKind.DONE or waiting or stand.dump is None:
+            found.append((stand, waiting))
+    return sorted(found, key=lambda root: -len(root[1]))
+
+
+def _is_free(stand: Stand) -> bool:
+    """Return whether a rank waits for nothing that it has posted a receive for, or a collective."""
+    return not stand.waits and stand.kind not in (StandKind.WAITING, StandKind.CALLING)
+
+
+def _leads_to(job: HangJob, stand: Stand, ends: Collection[int]) -> bool:
+    """Return whether what a rank waits for, if its sends block, leads to one of some ranks."""
+    seen, todo = {stand.global_rank}, list(stand.may_wait)
+    while todo:
+        here = todo.pop()
+        if here in ends:
+            return True
+        if here not in seen:
+            seen.add(here)
+            todo += job.stands[here].waits or job.stands[here].may_wait
+    return False
+
+
+def blocked_sends(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]) -> Hang | None:
+    """Find ranks that each send to the other, and neither receives: their sends block."""
+    free = {stand.global_rank: stand for stand, _ in roots if stand.may_wait}
+    for here, stand in free.items():
+        for there in stand.may_wait:
+            other = free.get(there)
+            if other is None or here not in other.may_wait:
+                continue
+            sent = [_unreceived(job, one, far) for one, far in ((stand, other), (other, stand))]
+            text = (
+                f"{name_of(job, stand)} sends {sent[0]} to {name_of(job, other)}, which sends "
+                f"{sent[1]} to it, and neither receives: their sends wait for each other."
+            )
+            waiting = tuple(one for one in waiters(job, here) if one is not other)
+            return Hang(
+                HangKind.DEADLOCK, text, (where_text(job, stand), where_text(job, other)),
+                "Post sends together with the receives of the next action (batch_isend_irecv), or "
+                "let every second rank receive first.", stand, (other, *waiting), "blocking",
+            )  # fmt: skip
+    return None
+
+
+def _unreceived(job: HangJob, stand: Stand, other: Stand) -> str:
+    """Return the first message of a rank that another has not posted a receive for."""
+    pair = (stand.rank, other.rank)
+    return job.message(pair, job.links[stand.copy][pair].received)
+
+
+def stuck_rank(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]) -> Hang:
+    """Return the answer that a rank does not go on."""
+    stand, waiting = roots[0]
+    other = waits_early(job, stand)
+    if other is not None:
+        return other
+    name = name_of(job, stand)
+    if stand.kind is StandKind.COMPUTING:
+        what = f"never finished {stand.action}"
+        what += ", whose inputs it has" if stand.dump is not None else ""
+    else:
+        what = f"never began {stand.action}"
+        if stand.maybe:
+            what += f" after {stand.maybe[-1]}, which sends nothing"
+    if stand.dump is None:
+        what = f"wrote no dump and {what}"
+    text = f"{name} {what}; {waiting_text(job, waiting)}."
+    evidence = [where_text(job, one) for one in (stand, *waiting[: SHOWN - 1])]
+    ahead = _posted_ahead(job, stand)
+    if ahead:
+        evidence.insert(1, ahead)
+    more = [f"{name_of(job, one)} waits for none either" for one, _ in roots[1:3]
+            if one.kind is not StandKind.DONE and one.dump is not None]  # fmt: skip
+    host = f" on {stand.dump.host}" if stand.dump is not None and stand.dump.host else ""
+    advice = (
+        f"Look whether process {stand.global_rank} died: its log, and dmesg of its host."
+        if stand.dump is None
+        else f"Look at process {stand.global_rank}{host}: py-spy dump --pid shows where it is."
+    )
+    return Hang(HangKind.RANK, text, tuple(evidence + more), advice, stand, waiting)
+
+
+def waits_early(job: HangJob, stand: Stand) -> Hang | None:
+    """Find that a rank waits for a message which the schedule has later, and so runs another.
+
+    It has posted that receive and not one for its next action, as no way to place receives does.
+    """
+    trail = job.trails[stand.copy].get(stand.rank)
+    if trail is None or stand.message is None or stand.kind is not StandKind.ABSENT:
+        return None
+    links, ranks = job.links[stand.copy], job.places.ranks[stand.copy]
+    pair, number = stand.message
+    for sends, early, later in trail.incomplete():
+        if sends or links[early].sent > later:
+            continue
+        if ranks[early[0]] not in {one.global_rank for one in waiters(job, stand.global_rank)}:
+            continue
+        if any(_posts_first(job, policy, (early, later), (pair, number))
+               for policy in POLICIES):  # fmt: skip
+            continue
+        wanted = job.message(early, later, received=True)
+        text = (
+            f"{name_of(job, stand)} waits at {wanted}, which {title(job)} has after {stand.action}"
+        )
+        evidence = tuple(where_text(job, one) for one in (stand, *waiters(job, stand.global_rank)))
+        return orders(job, stand, text, evidence[:SHOWN])
+    return None
+
+
+def _posted_ahead(job: HangJob, stand: Stand) -> str:
+    """Return a line about a receive that a rank which computes has posted for a later action."""
+    trail = job.trails[stand.copy].get(stand.rank)
+    if trail is None or stand.kind is not StandKind.COMPUTING:
+        return ""
+    for sends, pair, number in trail.incomplete():
+        if not sends and job.order.count(pair) and job.links[stand.copy][pair].sent <= number:
+            later = job.message(pair, number, received=True)
+            return (
+                f"it has posted {later}, too, which the schedule has later: if it waits there, it "
+                "runs another schedule"
+            )
+    return ""
+
+
+def _posts_first(
+    job: HangJob, policy: TransferPolicy, early: tuple[Pair, int], late: tuple[Pair, int]
+) -> bool:
+    """Return whether a policy posts one receive before another."""
+    order = job.order.under(policy)
+    places = []
+    for pair, number in (early, late):
+        step, place = divmod(number, order.count(pair))
+        places.append((step, int(order.receive[pair][place])))
+    return places[0] < places[1]
+
+
+def circle(job: HangJob) -> Hang:
+    """Return the answer for ranks that wait for each other although the schedule does not."""
+    first = next(stand for stand in job.stands.values() if stand.waits)
+    seen: list[int] = []
+    here = first.global_rank
+    while here not in seen:
+        seen.append(here)
+        here = job.stands[here].waits[0] if job.stands[here].waits else here
+    ring = [job.stands[rank] for rank in seen[seen.index(here) :]]
+    # A collective in the middle of a step is what the others do not have there.
+    odd = next((one for one in ring if one.kind is StandKind.CALLING), ring[0])
+    ranks = numbers_text([one.global_rank for one in ring])
+    text = (
+        f"ranks {ranks} wait for each other, as they never do in {title(job)}, and "
+        f"{name_of(job, odd)} {stands_text(job, odd)}"
+    )
+    return orders(job, odd, text, tuple(where_text(job, one) for one in ring[:SHOWN]))
