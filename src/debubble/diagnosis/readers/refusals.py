@@ -67,7 +67,7 @@ def reason_unknown(path: Path, begin: bytes) -> str:
     if begin.startswith(b"SQLite"):
         return UNKNOWN
     if b'"pg_config"' in begin and b'"entries"' in begin:
-        return "dumps of NCCL's Flight Recorder, which have no times of actions"
+        return "dumps of NCCL's Flight Recorder, for 'debubble hang'"
     if _RANGE.search(begin) is not None:
         names = Counter(_NAME.findall(begin)).most_common(NAMED)
         texts = (plain(json.loads(name, strict=False)) for name, _ in names if _is_json(name))
