@@ -92,7 +92,7 @@ def links_of(trails: Mapping[int, Trail], order: OrderMessages) -> dict[Pair, Pa
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
+class RankWalk:
     """The walk of one rank through its program, over all steps."""
 
     order: OrderMessages
@@ -161,7 +161,7 @@ def stands_of(
     found = []
     for rank, global_rank in enumerate(ranks):
         dump = dumps.get(global_rank)
-        walk = Walk(order, links, rank)
+        walk = RankWalk(order, links, rank)
         task, message, posted, between = walk.stop()
         step, here = divmod(task, max(int(order.tasks[rank]), 1))
         names = order.first_of_task[rank]
