@@ -95,6 +95,14 @@ def test_the_next_command_is_one_to_type(run: Run, slow: Path) -> None:
     assert result.out.endswith(
         f"next: debubble trace {slow} --schedule zb-v --order-out zb-v.csv\n"
     )
+    result = run("trace", slow, "--schedule", "interleaved-1f1b", "-v", "4")
+    assert "--schedule interleaved-1f1b -v 4 --order-out" in result.out
+
+
+def test_a_run_is_predicted_under_names_of_schedules(run: Run, slow: Path) -> None:
+    result = run("trace", slow, "--schedule", "best.csv")
+    assert result.code == 2
+    assert "give the name of a schedule, such as 1f1b" in result.err
 
 
 def test_a_clean_run(run: Run, clean: Path) -> None:

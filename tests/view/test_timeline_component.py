@@ -300,7 +300,7 @@ def test_layers_change_the_picture(visit, pages):
         seen.add(picture())
     assert len(seen) == 6
     assert not page.get_by_label("Bubbles").is_checked()
-    assert page.get_by_label("Normalise").is_checked()
+    assert page.get_by_label("Normalize").is_checked()
 
 
 def test_causes_of_idle_time_are_in_the_legend(visit, pages):

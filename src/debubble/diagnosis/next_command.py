@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.what_if import WhatIf
+from debubble.schedules.registry import entries, find
 
 RUN = "RUN"
 """Stands for the path of a trace if it is unknown."""
@@ -23,8 +24,11 @@ def next_command(found: Diagnosis, path: str = RUN, answers: Sequence[WhatIf] = 
     schedules = [one for one in answers if one.timeline is not None]
     if schedules:
         assert schedules[0].timeline is not None
-        name = schedules[0].timeline.schedule.name
-        words += ["--schedule", name, "--order-out", f"{name}.csv"]
+        schedule = schedules[0].timeline.schedule
+        words += ["--schedule", schedule.name]
+        if schedule.name in entries() and find(schedule.name).chunks is None:
+            words += ["-v", str(schedule.chunks)]
+        words += ["--order-out", f"{schedule.name}.csv"]
     elif first is not None and first.cause == "order":
         words += ["--order-out", "order.csv"]
     elif first is not None and first.change:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from debubble.core.costs import COST_FIELDS, Costs
-from debubble.core.errors import DebubbleError
+from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.kind_relations import ACTIVATION_KINDS, FUSED_KIND
 from debubble.core.layers import Layers
 from debubble.core.placement import Placement
@@ -153,6 +153,10 @@ def _named(
     own = replay.run.schedule
     if name == own.name and name not in entries():
         return name, own
+    if name.endswith((".csv", ".json")):
+        raise ParameterError(
+            f"schedule '{name}' is a file; give the name of a schedule, such as {SUGGESTED[0]}"
+        )
     entry = find(name)
     sizes: dict[str, Any] = {"ranks": own.ranks, "microbatches": own.microbatches}
     sizes |= own.options if entry.name == own.name else {}

@@ -5,7 +5,7 @@ const LAYERS = {
   memory: ["Memory", "activation memory under every rank, with the limit", "KeyM"],
   p2p: ["Transfers", "results on their way to another rank", "KeyP"],
   critical: ["Critical path", "a line over the actions that decide the makespan", "KeyC"],
-  normalise: ["Normalise", "every schedule as wide as its own makespan", "KeyN"],
+  normalise: ["Normalize", "every schedule as wide as its own makespan", "KeyN"],
 };
 const HEADER = 42, GAP_Y = 12, LEFT = 40, RIGHT = 96;
 
