@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,8 @@ def test_pairs_take_the_share_of_their_parts() -> None:
     other = recut(costs, made(2), made(1))
     assert (other.F, other.B, other.O) == ((2.0, 4.0), (4.0, 4.0), None)
     assert other.overlap_factor == pytest.approx(0.8)
+    links = replace(costs, p2p=((0.0, 0.5), (0.5, 0.0)))
+    assert recut(links, made(2), made(1)).overlap_factor == other.overlap_factor
 
 
 def test_pieces_of_a_cut_add_up() -> None:

@@ -206,7 +206,7 @@ def recut(costs: Costs, schedule: Schedule, other: Schedule, layers: Layers | No
             changes[name] = (shares @ np.broadcast_to(value, stages)).tolist()
     pairs: Any = costs.O
     if pairs is not None:
-        alone = replace(costs, O=None).resolve(Placement.loop(stages, 1)).duration
+        alone = replace(costs, O=None, p2p=0.0).resolve(Placement.loop(stages, 1)).duration
         parts = {(a, b): alone[ACTIVATION_KINDS[0], a] + alone[FUSED_KIND, b] for a, b in pairs}
         found = [time / parts[pair] for pair, time in pairs.items() if parts[pair] > 0]
         factor = float(np.median(found)) if found else costs.overlap_factor
