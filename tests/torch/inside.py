@@ -17,7 +17,7 @@ def messages(pipe: dt.Pipeline) -> list[Tensor]:
     On the first stage a gradient waits from I, which has nothing to do there, to W.
     """
     engine, wire = pipe._engine, pipe._wire
-    found = [part for queue in wire._sending.values() for _, parts in queue for part in parts]
+    found = [part for queue in wire._sending.values() for _, parts, _ in queue for part in parts]
     for ready in engine._ready.values():
         found += ready if isinstance(ready, list) else ready.tensors
     for left in engine.stages[0]._left.values() if 0 in engine.stages else ():
