@@ -150,7 +150,7 @@ def _name_unnamed(
         if first.setdefault(forwards_ahead(runs), (file, runs))[0] is not file:
             left_out[PEERS] += 1
     placed = [first[ahead] for ahead in sorted(first, reverse=True)]
-    order = assumed_order({rank: runs for rank, (_, runs) in enumerate(placed)}, len(placed))
+    order = assumed_order(enumerate(runs for _, runs in placed), len(placed))
     unnamed[:] = placed
     if order is None:
         return ""
