@@ -114,7 +114,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     made_nsys.write(run, path, [0, 1], base=BASE)
     content = path.read_bytes()
     path.write_bytes(content[:5000])
-    with pytest.raises(FormatError, match="1 × files that are no SQLite database, or a damaged one"):
+    with pytest.raises(
+        FormatError, match="1 × files that are no SQLite database, or a damaged one"
+    ):
         read(path)
     path.write_bytes(content)
     with contextlib.closing(sqlite3.connect(path)) as base:
