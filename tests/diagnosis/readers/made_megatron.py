@@ -31,15 +31,17 @@ def pipeline_groups(rank: int, ranks: int) -> list[dict[str, Any]]:
 
 
 def write_unnamed_kineto(
-    run: MadeRun, folder: Path, *, calls: bool = False, device: bool = False
-) -> None:
+    run: MadeRun, folder: Path, *, calls: bool = False, device: bool = False, plain: bool = False,
+    zero: float | None = None,
+) -> None:  # fmt: skip
     """A profile of every rank, with operators and no name of an action.
 
     With `calls` it has Python's frames, and operators say nothing. With `device` the host runs
-    ahead, and a kernel of every action runs on a GPU when the action ran.
+    ahead, and a kernel of every action runs on a GPU when the action ran. A `plain` job names no
+    group of the pipeline, as PyTorch's own 1F1B without a mesh; the profiler marks its steps.
     """
     ranks = run.schedule.ranks
-    zero = min(one.start for one in run.done) - 1
+    zero = min(one.start for one in run.done) - 1 if zero is None else zero
     for rank in range(ranks):
         rows: list[dict[str, Any]] = []
 
@@ -71,11 +73,16 @@ def write_unnamed_kineto(
                 for less, begin, end in ((0, one.start, half), (1, half, one.end)):
                     add("cpu_op", name, begin, end, **{"Sequence number": number - less})
             add("cpu_op", "c10d::send", one.end + HOLD / 4, one.end + HOLD / 2)
+        for step in {one.step for one in run.of(rank)} if plain else ():
+            mine = [one for one in run.of(rank) if one.step == step]
+            begin, end = min(one.start for one in mine), max(one.end for one in mine)
+            add("user_annotation", f"ProfilerStep#{step}", begin, end)
+        groups = pipeline_groups(rank, ranks)
         data = {
             "schemaVersion": 1, "baseTimeNanoseconds": BASE, "host_name": "node-0",
             "distributedInfo": {
                 "backend": "nccl" if device else "gloo", "rank": rank, "world_size": ranks,
-                "pg_config": pipeline_groups(rank, ranks),
+                "pg_config": groups[:1] if plain else groups,
             },
             "traceEvents": rows,
         }  # fmt: skip

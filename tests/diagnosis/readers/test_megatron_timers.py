@@ -86,21 +86,53 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 PREFIXES = [
     "[default3]:", "[rank3]: ", "3: ", " 12: ", "[1,3]<stdout>:", "[pod/train-0/main] ",
-    "(Worker pid=17, ip=10.0.0.1) ", "2026-03-28T14:14:10.123456789Z ",
+    "(Worker pid=17, ip=10.0.0.1) ", "2026-03-28T14:14:10.123456789Z ", "[host3][rank7]: ",
+    "\x1b[36m(pid=12)\x1b[0m ", "2026-11-26T23:15:01.123456Z stdout F ", "worker-0 | ",
+    "2026-11-26 23:15:01,123 INFO train.py:12 | ",
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("option", ["all", "minmax"])
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_lines_have_the_prefix_of_a_launcher(tmp_path: Path, prefix: str) -> None:
+def test_lines_have_the_prefix_of_a_launcher(tmp_path: Path, prefix: str, option: str) -> None:
     """Lines of other ranks stand between those of the one that logs."""
-    lines = [prefix + line for line in log().splitlines()]
+    lines = [prefix + line for line in log(option=option).splitlines()]
     other = "[default0]:NCCL INFO Channel 00/0" if "default" in prefix else f"{prefix}NCCL INFO"
     if "default" in prefix:
         lines = [text for line in lines for text in (line, other)]
     (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
     costs = read(tmp_path).costs
     assert costs is not None
+    wanted = {"all": ((11.0, 20.0), (20.0, 30.0)), "minmax": (20.0, 30.0)}
+    found = costs.F, costs.B
+    assert found == wanted[option]
+
+
+def test_times_in_a_prefix_may_change_from_line_to_line(tmp_path: Path) -> None:
+    """Ranks that log at once have the same prefix but for their number."""
+    lines = [
+        text for at, line in enumerate(log().splitlines()) for text in (
+            f"2026-11-26 23:15:{at // 9:02d},{at:03d} [rank3] INFO train.py:12 | {line}",
+            f"2026-11-26 23:15:{at // 9:02d},{at:03d} [rank0] INFO train.py:12 | loaded",
+        )
+    ]  # fmt: skip
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    costs = read(tmp_path).costs
+    assert costs is not None
     assert (costs.F, costs.B) == ((11.0, 20.0), (20.0, 30.0))
+
+
+@pytest.mark.parametrize("option", ["all", "minmax"])
+def test_a_logger_may_write_its_prefix_once_a_message(tmp_path: Path, option: str) -> None:
+    """Sums are one message of many lines, of which the first has the prefix."""
+    text = log(option=option)
+    for begin in (" [2026", "times across", "(min, max)"):
+        text = text.replace(f"\n{begin}", f"\n2026-11-26 23:15:01,123 INFO: {begin}")
+    (tmp_path / "train.log").write_text(text)
+    costs = read(tmp_path).costs
+    assert costs is not None
+    backward = costs.B
+    assert backward == (30.0 if option == "minmax" else (20.0, 30.0))
 
 
 def test_a_log_behind_megabytes_of_other_lines(tmp_path: Path) -> None:

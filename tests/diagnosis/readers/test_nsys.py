@@ -114,18 +114,20 @@ def test_what_is_refused(tmp_path: Path) -> None:
     made_nsys.write(run, path, [0, 1], base=BASE)
     content = path.read_bytes()
     path.write_bytes(content[:5000])
-    with pytest.raises(FormatError, match="1 files that are no SQLite database, or a damaged one"):
+    with pytest.raises(
+        FormatError, match="1 × files that are no SQLite database, or a damaged one"
+    ):
         read(path)
     path.write_bytes(content)
     with contextlib.closing(sqlite3.connect(path)) as base:
         base.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
         base.commit()
-    with pytest.raises(FormatError, match="2 processes whose ranges launched no kernel"):
+    with pytest.raises(FormatError, match="2 × processes whose ranges launched no kernel"):
         read(path)
     with contextlib.closing(sqlite3.connect(path)) as base:
         base.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
         base.commit()
-    with pytest.raises(FormatError, match="1 files without the tables NVTX_EVENTS and"):
+    with pytest.raises(FormatError, match="1 × files without the tables NVTX_EVENTS and"):
         read(path)
     (tmp_path / "run.nsys-rep").write_bytes(b"x")
     with pytest.raises(FormatError, match="'nsys export --type sqlite' makes readable files"):

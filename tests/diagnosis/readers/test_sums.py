@@ -76,3 +76,10 @@ def test_breakdown_of_deepspeed_without_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(DEEPSPEED[DEEPSPEED.index("steps: 10") :])
     with pytest.raises(FormatError, match=r"rank 0 alone logs.*forward_microstep 800\.00 ms.*keep"):
         read(tmp_path)
+
+
+def test_a_log_that_is_none_of_deepspeed(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("epoch 1: loss 2.5\n")
+    with pytest.raises(FormatError, match="no line of DeepSpeed's timers") as error:
+        read(tmp_path, format="deepspeed")
+    assert "()" not in str(error.value)

@@ -101,6 +101,25 @@ def test_lines_that_tell_nothing_are_counted(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("line", "cell"),
+    [
+        ("0,0F0,1.2,x", "end is 'x'"), ("0,0F0,1.2", "end is empty"),
+        ("0,0F0,,2", "start is empty"), ("x,0F0,1,2", "rank is 'x'"),
+        ("0,aten::mm,1,2", "action is 'aten::mm'"),
+    ],
+)  # fmt: skip
+def test_a_table_of_nothing_names_its_first_wrong_cell(
+    tmp_path: Path, line: str, cell: str
+) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text("rank,action,start,end\n" + f"{line}\n" * 2)
+    with pytest.raises(FormatError, match=rf"row 1 below the header: {cell}; a line is like"):
+        read(path)
+    path.write_text("rank,action,start,end\n0,0F0,0,1\n0,0B0,1,3\n" + line)
+    assert read(path).left_out == {"lines that are no action with a rank and times": 1}
+
+
 def test_a_column_of_any_numbers_is_read(tmp_path: Path) -> None:
     """Plain ones at once, those with exponents and quotes one by one: the same comes of both."""
     run = made.run("1f1b", ranks=4, microbatches=8)

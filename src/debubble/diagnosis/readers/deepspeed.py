@@ -55,6 +55,11 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
                 log.add(line, left_out)
     means = {name: float(np.mean(each)) for name, each in log.times.items()}
     kinds = {kind: means[name] for name, kind in TIMERS.items() if name in means}
+    if not means:
+        raise FormatError(
+            f"{where}: no line of DeepSpeed's timers (time (ms) | forward_microstep: 800.00 | …); "
+            "log with wall_clock_breakdown"
+        )
     seen = ", ".join(f"{name} {mean:,.2f} ms" for name, mean in [*means.items()][:NAMED])
     steps = log.steps_of_a_line
     stages = 1 + max(log.stages, default=-1)

@@ -27,6 +27,7 @@ from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, Step, tra
 from debubble.diagnosis.readers.kineto_unnamed import (
     add_ranges,
     add_staged_ranges,
+    backwards_of_profiled_step,
     unnamed_actions,
 )
 from debubble.diagnosis.readers.pool import read_each
@@ -116,11 +117,16 @@ def _read_file(
 
 def _name_unnamed(unnamed: Sequence[tuple[KinetoFile, list[UnnamedAction]]]) -> str:
     """Add ranges to files without named actions; return the assumed schedule, empty for none."""
-    every = sorted(file.rank for file, _ in unnamed)
+    present = sorted({file.rank for file, _ in unnamed})
+    # Ranks may be missing, so the size of the job counts, not the ranks with files.
+    world = max((file.world for file, _ in unnamed), default=0)
+    every = range(world) if present and present[-1] < world else present
     pipelines = {file.rank: pipeline_of(file.rank, file.groups) or every for file, _ in unnamed}
     ranks = max(map(len, pipelines.values()), default=0)
-    at = {rank: list(pipeline).index(rank) for rank, pipeline in pipelines.items()}
-    order = assumed_order({at[file.rank]: runs for file, runs in unnamed}, ranks)
+    at = {rank: pipeline.index(rank) for rank, pipeline in pipelines.items()}
+    only_last = ranks > 1 and set(at.values()) == {ranks - 1}
+    calls = max(backwards_of_profiled_step(*each) for each in unnamed) if only_last else 0
+    order = assumed_order(((at[file.rank], runs) for file, runs in unnamed), ranks, calls)
     if order is None:
         return ""
     for file, runs in unnamed:

@@ -100,6 +100,17 @@ def _outer(events: Nanoseconds) -> Nanoseconds:
     return np.maximum.accumulate(np.where(start >= before, here, 0)) if len(start) else here
 
 
+def backwards_of_profiled_step(file: KinetoFile, runs: Sequence[UnnamedAction]) -> int:
+    """Return the most backwards in one of the profiler's steps; 0 without such steps.
+
+    On the last rank alone nothing else divides steps: one microbatch is in flight at most.
+    """
+    starts = [run.start for run in runs if run.kind == BACKWARD]
+    begin, end, _ = file.steps.sorted()
+    inside = np.searchsorted(starts, end) - np.searchsorted(starts, begin)
+    return int(inside.max(initial=0))
+
+
 def add_ranges(file: KinetoFile, runs: Sequence[UnnamedAction], microbatches: int) -> None:
     """Add ranges named like GPipe's to a file: the k-th forward is that of microbatch k.
 

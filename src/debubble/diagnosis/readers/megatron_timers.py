@@ -6,8 +6,9 @@ releases write those of the last rank in one line. Divided by microbatches and c
 cost of an action. The log has no times of single actions. The numbers of microbatches and chunks
 are in the list of arguments at its beginning.
 
-Launchers write a prefix before every line, and mix the lines of ranks: lines with the same prefix
-are read as one log.
+Launchers and loggers write a prefix before every line, and mix the lines of ranks: lines with the
+same prefix are read as one log. What is before the title of sums (``times across ranks (ms)``) and
+before a following line is a prefix; its numbers may differ between lines.
 """
 
 from __future__ import annotations
@@ -31,14 +32,21 @@ MARKS = (b"times across ranks (ms)", b"time across ranks (ms)", b"| forward-comp
 TIMERS = {"forward-compute": "F", "backward-compute": "B"}
 MAX_ITERATIONS = 100_000
 MAX_RANKS = 1 << 16
-SHOWN = 1 << 14
-"""Length of the text that shows whether lines have prefixes."""
+FOLLOWING = 16
+"""Lines after the title of sums that show whether lines have its prefix."""
+
+MAX_PREFIX = 300
+"""Maximum length of a prefix."""
+
+MAX_PREFIXES = 64
+"""Maximum number of forms of prefixes in a log."""
 
 NAMED = 3
 """Maximum number of other timers in a message."""
 
+_TITLE = "across ranks (ms)"
 _HEADS = ("times across ranks (ms)", "time across ranks (ms)")
-_ARGUMENT = re.compile(r"\s*([a-z_]{3,60}) \.+ (\d{1,9})\s*", re.ASCII)
+_ARGUMENT = re.compile(r"(?<![a-z_])([a-z_]{3,60}) \.+ (\d{1,9})\s*$", re.ASCII)
 _TIMER = re.compile(
     r"\s*([a-z-]{3,60})[ .]*:\s*(?:\(?(\d{1,12}\.\d+)(?:, (\d{1,12}\.\d+)\))?)?\s*", re.ASCII
 )
@@ -46,18 +54,9 @@ _RANK = re.compile(r"rank\s+(\d{1,6}): (\d{1,12}\.\d+)", re.ASCII)
 _RANKS = re.compile(r"(?:[ \t]*rank +\d{1,6}: \d{1,12}\.\d++[ \t\r]*(?:\n|\Z))++", re.ASCII)
 _ONE_LINE = re.compile(r"time \(ms\) \|(.* forward-compute: .*)")
 _IN_LINE = re.compile(r"([a-z-]{3,60}): (\d{1,12}\.\d+)", re.ASCII)
-_PREFIX = re.compile(
-    r"(?:"
-    r"\[(?:default|rank)?\d{1,6}\]:[ ]?"  # torchrun --tee, PyTorch's logs
-    r"|[ ]{0,5}\d{1,6}:[ ]"  # srun --label
-    r"|\[\d{1,6},\d{1,6}\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
-    r"|\[pod/[^\]\n]{1,200}\][ ]"  # kubectl logs --prefix
-    r"|\([^()\n]{0,100}pid=\d{1,9}[^()\n]{0,100}\)[ ]"  # Ray
-    r"|\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d)[ ]"  # kubectl logs --timestamps
-    r")+", re.ASCII,
-)  # fmt: skip
-_PREFIXED = re.compile(rf"^{_PREFIX.pattern}", re.ASCII | re.MULTILINE)
-_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\S+ ", re.ASCII)
+_HEAD = re.compile(r"(?:\(min, max\) |max )?times?$")
+_COLORS = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]", re.ASCII)
+_CLOCK = re.compile(r"\d{4}-\d\d-\d\d[T ]?|\d\d:\d\d:\d\d\S*|\d{9,}(?:\.\d+)?", re.ASCII)
 ALL = -1
 """Rank of a time that belongs to the slowest rank, or to the one that logs."""
 
@@ -155,8 +154,10 @@ class _Log:
     def read(self, path: Path) -> None:
         """Read a log."""
         self._states = {}
-        for text in lines(path, self._left_out):
-            for prefix, each in _by_prefix(text.decode("utf-8", "replace")).items():
+        prefixes = _Prefixes()
+        for piece in lines(path, self._left_out):
+            text = _COLORS.sub("", piece.decode("utf-8", "replace"))
+            for prefix, each in prefixes.split(text).items():
                 self._inside, self._timer = self._states.get(prefix, (False, ""))
                 if not self._lines(each):
                     self._left_out[TOO_MANY] += 1
@@ -240,7 +241,8 @@ class _Line(NamedTuple):
 @functools.lru_cache(maxsize=1 << 10)
 def _parsed(line: str) -> _Line:
     """Parse a line; most are names of timers, which repeat."""
-    argument, timer = _ARGUMENT.fullmatch(line), _TIMER.fullmatch(line)
+    argument = _ARGUMENT.search(line) if ".. " in line else None
+    timer = _TIMER.fullmatch(line)
     iteration, one_line = _ITERATION.search(line), _ONE_LINE.search(line)
     return _Line(
         None if argument is None else (argument[1], int(argument[2])),
@@ -253,17 +255,55 @@ def _parsed(line: str) -> _Line:
     )  # fmt: skip
 
 
-def _by_prefix(text: str) -> dict[str, str]:
-    """Return the lines of every prefix, without it; times of day in a prefix do not count."""
-    # A launcher writes its prefix before nearly all lines.
-    if _PREFIXED.search(text, 0, SHOWN) is None:
-        return {"": text}
-    found: dict[str, list[str]] = defaultdict(list)
-    for line in text.splitlines(keepends=True):
-        match = _PREFIX.match(line)
-        prefix = _TIMESTAMP.sub("", match[0]).strip() if match else ""
-        found[prefix].append(line[match.end() if match else 0 :])
-    return {prefix: "".join(each) for prefix, each in found.items()}
+class _Prefixes:
+    """Forms of prefixes of a log, found at the titles of sums."""
+
+    def __init__(self) -> None:
+        self._forms: dict[str, re.Pattern[str]] = {}
+
+    def split(self, text: str) -> dict[str, str]:
+        """Return the lines of every prefix, without it; times of day in a prefix do not count."""
+        self._find(text)
+        if not self._forms:
+            return {"": text}
+        found: dict[str, list[str]] = defaultdict(list)
+        for line in text.splitlines(keepends=True):
+            matches = (form.match(line) for form in self._forms.values())
+            end = max((match.end() for match in matches if match), default=0)
+            found[_CLOCK.sub("", line[:end]).strip()].append(line[end:])
+        return {prefix: "".join(each) for prefix, each in found.items()}
+
+    def _find(self, text: str) -> None:
+        """Add the forms of prefixes before titles of sums."""
+        at = text.find(_TITLE)
+        while at >= 0 and len(self._forms) < MAX_PREFIXES:
+            begin = text.rfind("\n", 0, at) + 1
+            prefix = _HEAD.sub("", text[begin:at].rstrip()).strip()
+            if 0 < len(prefix) <= MAX_PREFIX:
+                form = re.sub(r"\d+", r"\\d+", re.escape(prefix)).replace("\\ ", " +")
+                if form not in self._forms and self._goes_on(text, at, pattern := re.compile(
+                    rf" *{form} ?", re.ASCII
+                )):  # fmt: skip
+                    self._forms[form] = pattern
+            at = text.find(_TITLE, at + 1)
+
+    @staticmethod
+    def _goes_on(text: str, at: int, form: re.Pattern[str]) -> bool:
+        """Return True if a timer follows a title with the same prefix.
+
+        Loggers may write one prefix before the title and all its lines.
+        """
+        for _ in range(FOLLOWING):
+            begin = text.find("\n", at) + 1
+            if not begin:
+                return False
+            at = begin
+            match = form.match(text, begin)
+            end = text.find("\n", begin)
+            end = len(text) if end < 0 else end
+            if match is not None and _TIMER.fullmatch(text, match.end(), end) is not None:
+                return True
+        return False
 
 
 def _per_stage(

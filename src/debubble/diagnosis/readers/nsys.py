@@ -77,7 +77,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         # Where nothing says the rank, files and devices are in sequence.
         ranks.setdefault(one.rank if one.rank >= 0 else len(ranks), one)
     if not ranks:
-        counted = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        counted = ", ".join(f"{count:,} × {reason}" for reason, count in left_out.items())
         raise FormatError(
             f"{where}: no rank's actions ({counted}); profile with nsys -t nvtx,cuda and export "
             "with --type sqlite; in Megatron and NeMo, 'import debubble.megatron; "
@@ -150,7 +150,7 @@ def _name_unnamed(
         if first.setdefault(forwards_ahead(runs), (file, runs))[0] is not file:
             left_out[PEERS] += 1
     placed = [first[ahead] for ahead in sorted(first, reverse=True)]
-    order = assumed_order({rank: runs for rank, (_, runs) in enumerate(placed)}, len(placed))
+    order = assumed_order(enumerate(runs for _, runs in placed), len(placed))
     unnamed[:] = placed
     if order is None:
         return ""

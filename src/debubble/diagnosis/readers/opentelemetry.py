@@ -192,7 +192,7 @@ def _order(
         first.setdefault(places[rank][1], each[min(each)][0])
         counts.update(sum(run.kind == BACKWARD for run in runs) for runs, _ in each.values())
     calls = counts.most_common(1)[0][0] if counts else 0
-    order = assumed_order(first, ranks, calls)
+    order = assumed_order(first.items(), ranks, calls)
     if order is None or ranks > MAX_RANKS:
         raise FormatError(
             f"{where}: {ranks} pipeline ranks of which {sorted(first)} have spans, and {calls} "

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, KINDS, Kind
+from debubble.core.units import counted
 from debubble.diagnosis.cancellation import check_cancelled
 from debubble.diagnosis.observed import ALONE, PAUSES, Location, Observed
 from debubble.diagnosis.readers.action_names import actions_named
@@ -103,6 +104,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             check_cancelled()
             table.add(cells, scale, path)
     if table.wrong:
+        if not table.right:
+            raise FormatError(f"{where}: {table.refusal}")
         left_out[WRONG] += table.wrong
     hosts = {one.host for one in table.locations.values()} - {None}
     return table.collected.observed(
@@ -211,9 +214,18 @@ class _Table:
     def __init__(self, collected: Collected) -> None:
         self.collected = collected
         self.locations: dict[tuple[int, int], Location] = {}
-        self.wrong = 0
+        self.wrong = self.right = 0
+        self._first_wrong = ""
         self._lines = 0
         self._zero: Decimal | None = None
+
+    @property
+    def refusal(self) -> str:
+        """Reason why a table has nothing: the first line and cell that is wrong."""
+        return (
+            f"none of {counted(self._lines, 'line')} is an action with a rank and times; "
+            f"{self._first_wrong}; a line is like 0,0F3,1.25,1.31 (rank, action, start, end)"
+        )
 
     def add(self, cells: Cells, scale: float, path: Path) -> None:
         """Add some lines of a file; `scale` is the seconds of its unit."""
@@ -238,8 +250,23 @@ class _Table:
         counts = np.array([len(each) for each in of_names], np.int64)
         things = np.array(list(chain.from_iterable(of_names)), np.int64).reshape(-1, 5)
         first, things_of = (np.cumsum(counts) - counts)[code], counts[code]
-        sound = placed & (things_of > 0)
-        self.wrong += count - int(np.count_nonzero(sound))
+        computes = np.array([any(one[0] == ACTION for one in each) for each in of_names], bool)[
+            code
+        ]
+        sound = placed & (things_of > 0) & ~(computes & np.isnan(times[1]))
+        right = int(np.count_nonzero(sound))
+        self.right += right
+        self.wrong += count - right
+        if right < count and not self._first_wrong:
+            at = int(np.flatnonzero(~sound)[0])
+            bad = [
+                *(name for name, each in zip(PLACE, place, strict=True) if each[at] < 0),
+                *(["action"] if not things_of[at] else []),
+                *(name for name, each in zip(TIMES, times, strict=True) if np.isnan(each[at])),
+            ]
+            cell = cells[bad[0]].texts(slice(at, at + 1))[0].decode()
+            said = shown(cell) if cell else "empty"
+            self._first_wrong = f"row {self._lines + at + 1} below the header: {bad[0]} is {said}"
         # All parts of a pair have the number of their line.
         pair = np.where(things_of > 1, np.arange(self._lines, self._lines + count), ALONE)
         self._lines += count

@@ -6,7 +6,7 @@ interleaved 1F1B it runs two for each rank that follows, and a round for each fu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 FORWARD, BACKWARD = range(2)
@@ -49,25 +49,26 @@ class AssumedOrder(NamedTuple):
 
 
 def assumed_order(
-    runs: Mapping[int, Sequence[UnnamedAction]], ranks: int, calls: int = 0
+    traces: Iterable[tuple[int, Sequence[UnnamedAction]]], ranks: int, calls: int = 0
 ) -> AssumedOrder | None:
-    """Return the order that the actions of all ranks fit, by rank of the pipeline; None for none.
+    """Return the order that all traces fit, given with their rank in the pipeline; None for none.
 
-    A trace begins at the beginning of a step. `calls` is the number of backwards of a rank in a
-    step; 0 if it is not known.
+    A trace begins at the beginning of a step; a rank may have several. `calls` is the number of
+    backwards of a rank in a step; 0 if it is not known.
     """
-    calls = calls or backwards_of_step(runs.values())
-    if not calls or not any(runs.values()):
+    filled = [(rank, runs) for rank, runs in traces if runs]
+    calls = calls or backwards_of_step(runs for _, runs in filled)
+    if not calls or not filled:
         return None
-    ahead = {rank: forwards_ahead(each) for rank, each in runs.items() if each}
+    ahead = {(rank, forwards_ahead(runs)) for rank, runs in filled}
     for chunks in range(1, calls + 1):
         wanted = {
             rank: ranks - rank if chunks == 1 else 2 * (ranks - rank) + (chunks - 1) * ranks - 1
-            for rank in ahead
+            for rank, _ in ahead
         }  # fmt: skip
-        if calls % chunks == 0 and ahead == {r: min(each, calls) for r, each in wanted.items()}:
+        if calls % chunks == 0 and ahead == {(r, min(each, calls)) for r, each in wanted.items()}:
             # Where the last rank runs all of its forwards first, nothing shows the chunks.
-            last = ahead.get(ranks - 1, 0)
+            last = dict(ahead).get(ranks - 1, 0)
             return AssumedOrder(calls // chunks, chunks) if last < calls or calls == 1 else None
     return None
 
