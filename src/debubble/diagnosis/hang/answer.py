@@ -60,7 +60,7 @@ class HangReport:
     missing: tuple[int, ...]
     """Global ranks without a dump."""
     empty: tuple[str, ...] = ()
-    """Names of empty files beside the dumps: dumps that cannot be read."""
+    """Names of empty files next to the dumps: dumps that cannot be read."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain data."""

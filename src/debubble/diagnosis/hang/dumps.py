@@ -136,7 +136,7 @@ def are_dumps(path: str, is_trace: Callable[[Path], bool]) -> bool:
 
 
 def empty_dumps(path: str, dumps: Sequence[Dump]) -> tuple[str, ...]:
-    """Return the names of empty files that are named like dumps beside them, but for numbers."""
+    """Return the names of empty files that are named like dumps next to them, but for numbers."""
     alike = {_NUMBER.sub("#", dump.file) for dump in dumps}
     return tuple(
         file.name for file in islice(walk_files(path), MAX_FILES)

@@ -54,8 +54,8 @@ def place_ranks(dumps: Sequence[Dump], order: OrderMessages) -> JobPlaces:
         if fits > most:
             best, most = places, fits
     for pair in sorted(talks):
-        places = [best.where.get(rank) for rank in pair]
-        if None in places or places[0][0] == places[1][0] or places[0][1] == places[1][1]:
+        here, there = (best.where.get(rank) for rank in pair)
+        if here is None or there is None or here[0] == there[0] or here[1] == there[1]:
             continue
         count = ranks_that_talk(dumps)
         raise ParameterError(
