@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,12 @@ def test_data_names_rank_action_and_file(run: Run, dumps: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "which schedule ran? give --schedule 1f1b -m 8"),
-        (["--schedule", "1f1b"], "how many microbatches had '1f1b'? give -m"),
+        ([], "dumps0 --schedule 1f1b -m 8, or the .csv or .json file of it"),
+        (["--schedule", "gpipe"], "dumps0 --schedule gpipe -m 8"),
+        (
+            ["--schedule", "1f1b", "-m", "8", "-p", "2"],
+            "ranks 2 and 4 exchange messages: a pipeline has 4 ranks, and the schedule has 2",
+        ),
         (["--schedule", "1f1b", "-m", "8", "-p", "3"], "job of 8 ranks, and the schedule has 3"),
     ],
 )
@@ -65,3 +70,30 @@ def test_what_is_missing_is_asked_for(
     result = run("hang", dumps, *words)
     assert result.code == 2
     assert message in result.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--set", "p2p=0"), ("--fail-if", "bubble>3%"), ("--costs-out", "costs.yaml"),
+     ("--html", "run.html"), ("--order-out", "order.csv"), ("--details", None)],
+)  # fmt: skip
+def test_trace_refuses_what_dumps_have_no_times_for(
+    run: Run, dumps: Path, flag: str, value: str | None
+) -> None:
+    result = run("trace", dumps, flag, *filter(None, [value]))
+    assert result.code == 2
+    assert f"{flag} needs times; {dumps} has dumps of a job that hangs" in result.err
+
+
+def test_trace_names_a_command_that_works(run: Run, dumps: Path) -> None:
+    told = run("trace", dumps).err
+    words = told[told.index("debubble hang") : told.index(", or the")]
+    assert run(*shlex.split(words)[1:]).out.startswith("Rank 2 of copy 0 (global 4) never began")
+
+
+def test_an_empty_dump_is_named(run: Run, tmp_path: Path) -> None:
+    write(execute(of_schedule(SCHEDULE, stop=(0, 2, 0, "2F3"))), tmp_path, without=[1])
+    (tmp_path / "nccl_trace_rank_1").touch()
+    words = ["hang", tmp_path, "--schedule", "1f1b", "-m", 8]
+    assert "unreadable, as it is empty: nccl_trace_rank_1" in run(*words).out
+    assert run(*words, "--json").data["empty_files"] == ["nccl_trace_rank_1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +15,7 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson, Setup, Text, takes, with_rows
 from debubble.cli.output import print_json
 from debubble.core.errors import ParameterError
-from debubble.diagnosis.hang.dumps import Dump, read_dumps
+from debubble.diagnosis.hang.dumps import Dump, empty_dumps, read_dumps
 from debubble.diagnosis.hang.explain import explain_hang
 from debubble.diagnosis.hang.pipelines import ranks_that_talk
 from debubble.interchange.files import is_foreign
@@ -53,6 +55,7 @@ def answer_hang(path: str, schedule: str | None, setup: Setup, as_json: bool) ->
     mode = setup["p2p_mode"]
     inputs = made[0].read()
     report = explain_hang(dumps, inputs.of(made[1]).made, inputs.mode if mode else None)
+    report = replace(report, empty=empty_dumps(path, dumps))
     if as_json:
         print_json(report.to_dict())
     else:
@@ -67,14 +70,16 @@ def _inputs(
         beside = Path(path) / BESIDE
         if not beside.is_file():
             raise ParameterError(
-                "which schedule ran? give --schedule 1f1b -m 8, or the .csv or .json file of it"
+                f"which schedule ran? debubble hang {shlex.quote(path)} --schedule 1f1b -m 8, or "
+                "the .csv or .json file of it"
             )
         return setup, str(beside)
     if is_foreign(schedule):
         return setup, schedule
     if setup["microbatches"] is None:
         raise ParameterError(
-            f"how many microbatches had '{schedule}'? give -m: messages are counted by it"
+            f"how many microbatches had '{schedule}'? messages are counted by them: debubble hang "
+            f"{shlex.quote(path)} --schedule {shlex.quote(schedule)} -m 8"
         )
     if setup["ranks"] is None:
         setup = setup.but(ranks=str(ranks_that_talk(dumps)))

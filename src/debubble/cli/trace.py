@@ -25,7 +25,7 @@ from debubble.diagnosis.diagnose import Diagnosis, diagnose
 from debubble.diagnosis.hang.dumps import are_dumps
 from debubble.diagnosis.next_command import next_command
 from debubble.diagnosis.observed import Observed
-from debubble.diagnosis.readers.folder import read
+from debubble.diagnosis.readers.folder import is_trace, read
 from debubble.diagnosis.report import report, what_if_text
 from debubble.diagnosis.what_if import WhatIf, with_changes, with_schedule
 from debubble.interchange.cost_files import load_costs, save_costs
@@ -97,14 +97,18 @@ def trace(
     check_output("--order-out", order_out, (".csv", ".json"), "a schedule ends in .csv or .json")
     check_output("--costs-out", costs_out, *COST_FILES)
     check_output("--html", html, (".html",), "a page ends in .html")
-    if format is None and are_dumps(path):
+    needs = {"--set": changes, "--html": html, "--fail-if": fail_if, "--order-out": order_out,
+             "--details": details or None}  # fmt: skip
+    if format is None and are_dumps(path, is_trace):
+        needs |= {"--costs": costs, "--costs-out": costs_out}
+        _refuse(needs, "times", f"{path} has dumps of a job that hangs")
         answer_hang(path, schedule, Setup({"chunks": chunks}), as_json)
         return
     observed = read(path, format=format)
     if costs_only.has_only_costs(observed):
-        needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if,
-                 "--order-out": order_out, "--details": details or None}  # fmt: skip
-        _costs_only(observed, needs, costs_out, as_json)
+        needs |= {"--schedule": schedule}
+        _refuse(needs, "points in time", f"{observed.format} has sums alone")
+        _costs_only(observed, costs_out, as_json)
         return
     found = diagnose(observed)
     answers: list[WhatIf] = []
@@ -159,13 +163,15 @@ def _note(*texts: str) -> None:
         note(text)
 
 
-def _costs_only(
-    observed: Observed, needs: dict[str, Any], costs_out: str | None, as_json: bool
-) -> None:
-    """Report a trace of a format with sums of times alone."""
-    for flag, value in needs.items():
+def _refuse(given: dict[str, Any], needs: str, reason: str) -> None:
+    """Refuse options that need what the files do not have."""
+    for flag, value in given.items():
         if value is not None:
-            raise ParameterError(f"{flag} needs points in time; {observed.format} has sums alone")
+            raise ParameterError(f"{flag} needs {needs}; {reason}")
+
+
+def _costs_only(observed: Observed, costs_out: str | None, as_json: bool) -> None:
+    """Report a trace of a format with sums of times alone."""
     wrote = _write_costs(costs_only.cost_file(observed), costs_out)
     if as_json:
         print_json(costs_only.to_dict(observed))

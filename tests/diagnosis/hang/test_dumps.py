@@ -15,7 +15,14 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import FormatError
-from debubble.diagnosis.hang.dumps import MessageState, are_dumps, read_dump, read_dumps
+from debubble.diagnosis.hang.dumps import (
+    MessageState,
+    are_dumps,
+    empty_dumps,
+    read_dump,
+    read_dumps,
+)
+from debubble.diagnosis.readers.folder import is_trace
 from tests.diagnosis.hang.recorded import dump, of_schedule, run, write
 
 JOB = run(of_schedule(db.make("1f1b", ranks=2, microbatches=2), stop=(0, 1, 0, "1B0")))
@@ -130,8 +137,25 @@ def test_two_dumps_of_one_rank_are_refused(tmp_path: Path) -> None:
 
 def test_traces_are_no_dumps(tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_text('{"traceEvents": []}')
-    assert not are_dumps(str(tmp_path))
+    assert not are_dumps(str(tmp_path), is_trace)
     with pytest.raises(FormatError, match="TORCH_FR_DUMP_TEMP_FILE"):
         read_dumps(str(tmp_path))
     with pytest.raises(FormatError, match="there is no file or folder"):
         read_dumps(str(tmp_path / "none"))
+
+
+def test_a_run_with_dumps_beside_its_traces_is_a_run(tmp_path: Path) -> None:
+    write(JOB, tmp_path / "comm_traces")
+    assert are_dumps(str(tmp_path), is_trace)
+    (tmp_path / "rank0.json").write_text('{"traceEvents": [], "distributedInfo": {"rank": 0}}')
+    assert not are_dumps(str(tmp_path), is_trace)
+
+
+def test_an_empty_file_is_a_dump_that_cannot_be_read(tmp_path: Path) -> None:
+    write(JOB, tmp_path, without=[1])
+    for name in ("nccl_trace_rank_1", "stdout.log"):
+        (tmp_path / name).touch()
+    assert empty_dumps(str(tmp_path), read_dumps(str(tmp_path))) == ("nccl_trace_rank_1",)
+    (tmp_path / "nccl_trace_rank_0").write_bytes(b"")
+    with pytest.raises(FormatError, match="unreadable dump: nccl_trace_rank_0 is empty"):
+        read_dumps(str(tmp_path))

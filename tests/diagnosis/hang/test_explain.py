@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.core.errors import ParameterError
+from debubble.core.errors import FormatError, ParameterError
 from debubble.diagnosis.hang.answer import HangReport
 from debubble.diagnosis.hang.dumps import read_dumps
 from debubble.diagnosis.hang.explain import explain_hang
@@ -59,6 +59,66 @@ def test_a_rank_without_a_dump_is_named_by_what_others_wait_for() -> None:
     assert found.hang.stand.rank == 2
     assert "wrote no dump" in found.hang.text
     assert found.missing == (2,)
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("cell", ["F3", "B4"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_dump_that_proves_its_rank_stuck_comes_before_missing_dumps(
+    rank: int, cell: str, alone: bool
+) -> None:
+    hung = of_schedule(ONE_F_ONE_B, stop=(0, rank, 1, f"{rank}{cell}"), steps=2)
+    others = [other for other in range(4) if other != rank]
+    for without in [others] if alone else [[other] for other in others]:
+        found = told(hung, ONE_F_ONE_B, without=without)
+        stand = found.hang.stand
+        assert stand.rank == rank, (without, found.text(100))
+        assert f"{rank}{cell}" in (stand.action, *stand.maybe)
+
+
+def test_without_proof_the_rank_without_a_dump_is_one_of_several() -> None:
+    hung = of_schedule(ONE_F_ONE_B, stop=(0, 2, 0, "2F3"))
+    found = told(hung, ONE_F_ONE_B, without=[1, 2, 3])
+    assert found.hang.text == (
+        "the job waits for rank 1, or for one that it waits for: no dump of it; "
+        "rank 0 waits for it."
+    )
+
+
+def test_a_rank_without_a_dump_has_done_what_others_got() -> None:
+    hung = of_schedule(ONE_F_ONE_B, stop=(0, 2, 0, "2F3"))
+    found = told(hung, ONE_F_ONE_B, without=[0, 1, 3])
+    states = {row["rank"]: row["last_sent"] for row in found.to_dict()["ranks"]}
+    assert (states[0], states[1]) == ("0F2", "1F2")
+
+
+def test_a_rank_between_steps_did_not_join_a_collective() -> None:
+    job = run(of_schedule(ONE_F_ONE_B, copies=2, dp=True))
+    job.entries[5] = [entry for entry in job.entries[5] if entry.is_p2p]
+    for entry in job.entries[4]:
+        if not entry.is_p2p:
+            entry.works = [({4}, {4, 5})]
+    with TemporaryDirectory() as folder:
+        write(job, Path(folder))
+        hang = explain_hang(read_dumps(folder), ONE_F_ONE_B).hang
+    assert (hang.kind, hang.stand.global_rank, hang.stand.action) == ("rank", 5, "")
+    assert "did not join allreduce_coalesced (mesh_dp) of ranks 4, 5 after step 1" in hang.text
+
+
+def test_several_actions_that_send_nothing_are_named_all() -> None:
+    found = told(of_schedule(ONE_F_ONE_B, stop=(0, 3, 0, "3F3"), batched=True), ONE_F_ONE_B)
+    assert found.hang.text.startswith("rank 3 stands in 3F3 or 3B3; ")
+    assert "sent no result of 3B3 (after 3F3, which sends nothing)" in found.hang.evidence[0]
+    assert found.to_dict()["hang"]["maybe"] == ["3F3"]
+
+
+def test_dumps_without_a_message_are_refused() -> None:
+    job = run(of_schedule(ONE_F_ONE_B, dp=True))
+    job.entries = [[entry for entry in entries if not entry.is_p2p] for entries in job.entries]
+    with TemporaryDirectory() as folder:
+        dumps = read_dumps(str(write(job, Path(folder))))
+    with pytest.raises(FormatError, match="no sends or receives in these dumps"):
+        explain_hang(dumps, ONE_F_ONE_B)
 
 
 @pytest.mark.parametrize("drop", ["", "peers", "calls", "batches"])

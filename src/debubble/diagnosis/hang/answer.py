@@ -18,7 +18,7 @@ class HangKind(StrEnum):
     DEADLOCK = "deadlock"
     """Actions of the schedule wait for each other."""
     RANK = "rank"
-    """A rank computes forever, or is dead."""
+    """A rank does not go on: its computation does not end, or its process is dead."""
     SHAPES = "shapes"
     """The two ends of a message have different sizes or types."""
     ORDERS = "orders"
@@ -59,6 +59,8 @@ class HangReport:
     stands: tuple[Stand, ...]
     missing: tuple[int, ...]
     """Global ranks without a dump."""
+    empty: tuple[str, ...] = ()
+    """Names of empty files next to the dumps: dumps that cannot be read."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain data."""
@@ -68,6 +70,7 @@ class HangReport:
                 "kind": str(hang.kind),
                 "rank": None if stand is None else stand.rank,
                 "action": (None if stand is None else stand.action) or None,
+                "maybe": [] if stand is None else list(stand.maybe),
                 "waiting": [
                     one.rank for one in hang.waiting if stand is None or one.copy == stand.copy
                 ],
@@ -83,6 +86,7 @@ class HangReport:
             "schedule": self.schedule.name,
             "ranks": [_row(one) for one in self.stands],
             "missing_global_ranks": list(self.missing),
+            "empty_files": list(self.empty),
         }
 
     def text(self, width: int) -> str:
@@ -93,6 +97,10 @@ class HangReport:
             lines += wrap(f"  {line}", width, 4)
         if self.missing:
             lines += wrap(f"  no dump of global {_ranks(self.missing)}", width, 4)
+        if self.empty:
+            more = f" and {len(self.empty) - SHOWN} more" if len(self.empty) > SHOWN else ""
+            names = ", ".join(self.empty[:SHOWN]) + more
+            lines += wrap(f"  unreadable, as it is empty: {names}", width, 4)
         if self.hang.advice:
             lines += ["", *wrap(self.hang.advice, width, 0)]
         return "\n".join(lines)

@@ -11,7 +11,7 @@ an entry ``coalesced`` with the state of all. Other libraries write no such entr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import islice
@@ -47,8 +47,7 @@ MARKS = ((b"pg_config", b"pg_status"), (b"record_id", b"profiling_name"))
 MAX_FILES = 20_000
 """Maximum number of files in a folder and its subfolders."""
 
-LOOKED_AT = 8
-"""Files of a folder that are looked at to tell dumps from traces."""
+_NUMBER = re.compile(r"\d+")
 
 UNKNOWN = -1
 """Peer of an entry that names none."""
@@ -125,9 +124,24 @@ class Dump:
     """Whether it was computing there."""
 
 
-def are_dumps(path: str) -> bool:
-    """Return whether a file is a dump, or one of the first of a folder."""
-    return any(map(_is_dump, islice(walk_files(path), LOOKED_AT)))
+def are_dumps(path: str, is_trace: Callable[[Path], bool]) -> bool:
+    """Return whether a file is a dump, or a folder has dumps and no trace of a run."""
+    found = False
+    for file in islice(walk_files(path), MAX_FILES):
+        if _is_dump(file):
+            found = True
+        elif is_trace(file):
+            return False
+    return found
+
+
+def empty_dumps(path: str, dumps: Sequence[Dump]) -> tuple[str, ...]:
+    """Return the names of empty files that are named like dumps next to them, but for numbers."""
+    alike = {_NUMBER.sub("#", dump.file) for dump in dumps}
+    return tuple(
+        file.name for file in islice(walk_files(path), MAX_FILES)
+        if _NUMBER.sub("#", file.name) in alike and not first_bytes(file, 1)
+    )  # fmt: skip
 
 
 def recognizes(head: bytes) -> bool:
@@ -153,6 +167,11 @@ def read_dumps(path: str) -> list[Dump]:
     if len(some) > MAX_FILES:
         raise FormatError(f"{path}: more than {MAX_FILES:,} files; give the folder of one job")
     files = list(filter(_is_dump, some))
+    if not files and some and not any(first_bytes(file, 1) for file in some):
+        raise FormatError(
+            f"{path}: an unreadable dump: {plain(some[0].name)} is empty; its process may have "
+            "died while it wrote"
+        )
     if not files:
         raise FormatError(
             f"{path}: no dump of PyTorch's Flight Recorder; they are the files that "

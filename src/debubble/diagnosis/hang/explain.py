@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from debubble.analysis.check import check
-from debubble.core.errors import ParameterError
+from debubble.core.errors import FormatError, ParameterError
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.hang.answer import Hang, HangKind, HangReport
 from debubble.diagnosis.hang.dumps import Dump
@@ -42,6 +42,8 @@ def explain_hang(
 
     Raises
     ------
+    FormatError
+        When there is no message in the dumps.
     ParameterError
         When the schedule is incomplete, or is not for as many ranks as the dumps are of.
     """
@@ -55,6 +57,8 @@ def explain_hang(
         text = f"the schedule deadlocks, in every p2p mode: {stuck[0].message}"
         hang = Hang(HangKind.DEADLOCK, text, advice=stuck[0].fix, mode="overlapped")
         return HangReport(schedule, hang, (), ())
+    if not any(len(dump.sends) or dump.action for dump in dumps):
+        raise FormatError("no sends or receives in these dumps: they say nothing of a pipeline")
     order = OrderMessages.of(schedule)
     job = make_job(dumps, schedule, order, mode)
     missing = tuple(rank for rank in sorted(job.places.where) if rank not in job.dumps)

@@ -21,6 +21,9 @@ from debubble.diagnosis.hang.progress import (
 from debubble.diagnosis.hang.trails import Trail, align, tensors_of, trail_of
 from debubble.engine.modes import P2PMode
 
+FEW = 3
+"""Maximum number of actions that are listed one by one."""
+
 
 @dataclass(frozen=True, eq=False)
 class HangJob:
@@ -112,7 +115,8 @@ def name_of(job: HangJob, stand: Stand) -> str:
 def waiting_text(job: HangJob, waiting: Sequence[Stand]) -> str:
     """Return who waits, directly first."""
     if not waiting:
-        return "no other rank waits for it yet"
+        whole = len(job.dumps) == len(job.places.where)
+        return "no other rank waits for it yet" if whole else "no other dump is of one that waits"
     several = len(job.places.ranks) > 1
     numbers = [stand.global_rank if several else stand.rank for stand in waiting]
     one = len(numbers) == 1
@@ -138,10 +142,15 @@ def stands_text(job: HangJob, stand: Stand) -> str:
     if stand.call is not None and stand.kind is StandKind.CALLING:
         before = f" before {stand.action}" if stand.action else ""
         return f"is in {stand.call.name} of ranks {numbers_text(stand.call.group[1])}{before}"
-    silent = f" (after {', '.join(stand.maybe[:3])}, which send nothing)" if stand.maybe else ""
+    silent = ""
+    if stand.maybe:
+        verb = "sends" if len(stand.maybe) == 1 else "send"
+        silent = f" (after {series(stand.maybe, 'and')}, which {verb} nothing)"
     if stand.message is None:
         if stand.kind is StandKind.COMPUTING:
-            return f"has the inputs of {stand.action} and sent no result{silent}"
+            if stand.maybe:
+                return f"sent no result of {stand.action}{silent}"
+            return f"has the inputs of {stand.action} and sent no result"
         return f"has not begun {stand.action}{silent}"
     pair, number = stand.message
     posted = number < job.links[stand.copy][pair].sent
@@ -151,6 +160,19 @@ def stands_text(job: HangJob, stand: Stand) -> str:
     more = f", which rank {pair[0]} has sent" if posted else ""
     receive = job.message(pair, number, received=True)
     return f"has not posted {receive} for {stand.action}{silent}{more}"
+
+
+def one_of(actions: Sequence[str]) -> str:
+    """Return some actions as a choice: ``3F3 or 3B3``."""
+    return ("one of " if len(actions) > FEW else "") + series(actions, "or")
+
+
+def series(actions: Sequence[str], word: str) -> str:
+    """Return some actions as text, joined by a word; of many the first and the last."""
+    if len(actions) > FEW:
+        return f"{actions[0]} to {actions[-1]}"
+    *first, last = actions
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def nth(number: int) -> str:

@@ -28,7 +28,8 @@ def place_ranks(dumps: Sequence[Dump], order: OrderMessages) -> JobPlaces:
     A process group of as many ranks as the schedule is a pipeline, in its own order. In a larger
     one the ranks of a pipeline stand at one distance, at which all messages are between ranks that
     exchange some in the schedule; the largest such distance counts, as pipelines are usually
-    outermost. Raises ParameterError where there is none.
+    outermost. Raises ParameterError where there is none, or where ranks of two pipelines exchange
+    messages, but for those of one place in both.
     """
     ranks = order.lowered.ranks
     groups = {dump.pipeline for dump in dumps if len(dump.sends)}
@@ -52,6 +53,16 @@ def place_ranks(dumps: Sequence[Dump], order: OrderMessages) -> JobPlaces:
         fits = sum(_fits(places, pair, order) for pair in talks)
         if fits > most:
             best, most = places, fits
+    for pair in sorted(talks):
+        here, there = (best.where.get(rank) for rank in pair)
+        if here is None or there is None or here[0] == there[0] or here[1] == there[1]:
+            continue
+        count = ranks_that_talk(dumps)
+        raise ParameterError(
+            f"ranks {pair[0]} and {pair[1]} exchange messages: a pipeline has "
+            f"{counted(count, 'rank')}, and the schedule has {ranks}; give the one that ran, with "
+            f"-p {count}"
+        )
     return best
 
 

@@ -73,10 +73,10 @@ class Stand:
 def links_of(trails: Mapping[int, Trail], order: OrderMessages) -> dict[Pair, PairMessages]:
     """Return the messages of every pair of one pipeline.
 
-    What a rank without a dump posted is what its peers got of it. Where neither end recorded when
-    messages were over, those are that both have posted.
+    What a rank without a dump posted is what its peers got of it, and what it needed for that.
+    Where neither end recorded when messages were over, those are that both have posted.
     """
-    found = {}
+    found: dict[Pair, PairMessages] = {}
     for pair in order.send:
         ends = [trails.get(rank) for rank in pair]
         counts = [
@@ -88,7 +88,30 @@ def links_of(trails: Mapping[int, Trail], order: OrderMessages) -> dict[Pair, Pa
         if all(trail is None or trail.stateless for trail in ends) and None not in ends:
             done = max(done, min(posted))
         found[pair] = PairMessages(posted[0], posted[1], done)
+    _add_needed(found, trails, order)
     return found
+
+
+def _add_needed(
+    links: dict[Pair, PairMessages], trails: Mapping[int, Trail], order: OrderMessages
+) -> None:
+    """Add what ranks without a dump received and sent up to the last result that a peer got."""
+    todo = [rank for rank in range(order.lowered.ranks) if rank not in trails]
+    for rank in todo:
+        task = RankWalk(order, links, rank).frontier()
+        if task < 0:
+            continue
+        step, here = divmod(task, int(order.tasks[rank]))
+        for pair in order.pairs_of(rank):
+            ends = order.maker[pair] if pair[0] == rank else order.user[pair]
+            least = step * order.count(pair) + int((order.task[ends] <= here).sum())
+            link = links[pair]
+            if pair[0] == rank:
+                links[pair] = link._replace(sent=max(link.sent, least))
+            elif least > link.done:
+                sent, received = max(link.sent, least), max(link.received, least)
+                links[pair] = PairMessages(sent, received, least)
+                todo += [pair[0]] if pair[0] not in trails else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +203,7 @@ def stands_of(
                 waits = (ranks[pair[0]],)
         may_wait = tuple(
             ranks[pair[1]] for pair, link in links.items()
-            if pair[0] == rank and link.sent > max(link.received, link.done)
+            if dump is not None and pair[0] == rank and link.sent > max(link.received, link.done)
         )  # fmt: skip
         frontier = walk.frontier()
         last = ""

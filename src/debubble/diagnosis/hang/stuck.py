@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from debubble.diagnosis.hang.answer import SHOWN, Hang, HangKind, numbers_text
+from debubble.diagnosis.hang.dumps import Call
 from debubble.diagnosis.hang.job import (
     HangJob,
     name_of,
+    one_of,
     stands_text,
     title,
     waiters,
@@ -24,8 +27,9 @@ from debubble.lowering.transfers import TransferPolicy
 def roots_of(job: HangJob) -> list[tuple[Stand, tuple[Stand, ...]]]:
     """Return the ranks that wait for none and are not done, with those that wait for them.
 
-    Those that most ranks wait for come first. A rank whose last send is not received may stand in
-    that: it does where the ranks that it then waits for lead to one that waits for none.
+    Those whose own dump proves it come first, then those that most ranks wait for. A rank whose
+    last send is not received may stand in that: it does where the ranks that it then waits for lead
+    to one that waits for none.
     """
     free = [stand for stand in job.stands.values() if _is_free(stand)]
     ends = {stand.global_rank for stand in free if not stand.may_wait}
@@ -36,12 +40,52 @@ def roots_of(job: HangJob) -> list[tuple[Stand, tuple[Stand, ...]]]:
             continue
         if stand.kind is not StandKind.DONE or waiting or stand.dump is None:
             found.append((stand, waiting))
-    return sorted(found, key=lambda root: -len(root[1]))
+    return sorted(found, key=lambda root: (not _is_proven(root[0]), -len(root[1])))
 
 
 def _is_free(stand: Stand) -> bool:
     """Return whether a rank waits for nothing that it has posted a receive for, or a collective."""
     return not stand.waits and stand.kind not in (StandKind.WAITING, StandKind.CALLING)
+
+
+def _is_proven(stand: Stand) -> bool:
+    """Return whether a rank's own dump shows that it waits for none, whatever its sends do."""
+    return stand.dump is not None and not stand.may_wait
+
+
+def _is_in_doubt(job: HangJob, stand: Stand) -> bool:
+    """Return whether a rank without a dump may itself wait for another that does not go on."""
+    if stand.dump is not None:
+        return False
+    seen, todo = {stand.global_rank}, _unseen_waits(job, stand)
+    for here in todo:
+        if here in seen:
+            continue
+        seen.add(here)
+        one = job.stands[here]
+        if _is_free(one):
+            return True
+        # In a batch a receive that is over stands with a send that is not.
+        todo += (*one.waits, *one.may_wait)
+    return False
+
+
+def _unseen_waits(job: HangJob, stand: Stand) -> list[int]:
+    """Return the ranks that one without a dump may wait for, by what the others recorded."""
+    ranks, links = job.places.ranks[stand.copy], job.links[stand.copy]
+    if stand.message is not None:
+        pair, number = stand.message
+        sender = ranks[pair[0]]
+        came = links[pair].sent > number and job.stands[sender].dump is not None
+        return [] if came else [sender]
+    mine = {pair: link for pair, link in links.items() if stand.rank in pair}
+    if stand.kind is StandKind.COMPUTING:
+        # It may stand in the send of what it computed, if sends block.
+        return [
+            ranks[pair[1]] for pair, link in mine.items() if pair[0] == stand.rank
+            and (link.received <= link.sent or job.stands[ranks[pair[1]]].may_wait)
+        ]  # fmt: skip
+    return [ranks[rank] for pair in mine for rank in pair if rank != stand.rank]
 
 
 def _leads_to(job: HangJob, stand: Stand, ends: Collection[int]) -> bool:
@@ -91,30 +135,54 @@ def stuck_rank(job: HangJob, roots: Sequence[tuple[Stand, tuple[Stand, ...]]]) -
     other = waits_early(job, stand)
     if other is not None:
         return other
-    name = name_of(job, stand)
-    if stand.kind is StandKind.COMPUTING:
-        what = f"never finished {stand.action}"
-        what += ", whose inputs it has" if stand.dump is not None else ""
-    else:
-        what = f"never began {stand.action}"
-        if stand.maybe:
-            what += f" after {stand.maybe[-1]}, which sends nothing"
-    if stand.dump is None:
-        what = f"wrote no dump and {what}"
-    text = f"{name} {what}; {waiting_text(job, waiting)}."
+    call = _not_joined(job, stand)
+    text = f"{name_of(job, stand)} {_what(stand, call)}; {waiting_text(job, waiting)}."
+    if _is_in_doubt(job, stand):
+        text = (
+            f"the job waits for {name_of(job, stand)}, or for one that it waits for: no dump of "
+            f"it; {waiting_text(job, waiting)}."
+        )
     evidence = [where_text(job, one) for one in (stand, *waiting[: SHOWN - 1])]
     ahead = _posted_ahead(job, stand)
     if ahead:
         evidence.insert(1, ahead)
     more = [f"{name_of(job, one)} waits for none either" for one, _ in roots[1:3]
-            if one.kind is not StandKind.DONE and one.dump is not None]  # fmt: skip
+            if one.kind is not StandKind.DONE and _is_proven(one)]  # fmt: skip
     host = f" on {stand.dump.host}" if stand.dump is not None and stand.dump.host else ""
     advice = (
         f"Look whether process {stand.global_rank} died: its log, and dmesg of its host."
         if stand.dump is None
         else f"Look at process {stand.global_rank}{host}: py-spy dump --pid shows where it is."
     )
+    if call is not None:
+        stand = replace(stand, action="", step=max(stand.step - 1, 0))
     return Hang(HangKind.RANK, text, tuple(evidence + more), advice, stand, waiting)
+
+
+def _what(stand: Stand, call: Call | None) -> str:
+    """Return what a rank did not do."""
+    if call is not None:
+        before = f"stands in {one_of(stand.maybe)}, or " if stand.maybe else ""
+        what = f"{before}did not join {call.name} of ranks {numbers_text(call.group[1])}"
+        return f"{what} after step {stand.step}" if stand.step else what
+    if stand.dump is None:
+        verb = "finished" if stand.kind is StandKind.COMPUTING else "began"
+        return f"wrote no dump and never {verb} {stand.action}"
+    if stand.kind is StandKind.COMPUTING:
+        if stand.maybe:
+            return f"stands in {one_of((*stand.maybe, stand.action))}"
+        return f"never finished {stand.action}, whose inputs it has"
+    if stand.maybe:
+        return f"stands in {one_of(stand.maybe)}, or before {stand.action}"
+    return f"never began {stand.action}"
+
+
+def _not_joined(job: HangJob, stand: Stand) -> Call | None:
+    """Return the collective in which others wait for a rank between two steps, if there is one."""
+    direct = [job.stands[rank] for rank in job.followers.get(stand.global_rank, ())]
+    calls = [one.call for one in direct if one.call and stand.global_rank in one.waits]
+    idle = stand.kind is StandKind.DONE or (not stand.last and len(calls) == len(direct))
+    return calls[0] if calls and idle and stand.dump is not None else None
 
 
 def waits_early(job: HangJob, stand: Stand) -> Hang | None:

@@ -117,6 +117,11 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     raise FormatError(refusals[0])
 
 
+def is_trace(path: Path) -> bool:
+    """Return whether a file is of a format of traces, judged by its content."""
+    return bool(_format(path, Counter()))
+
+
 def _with_reasons(text: str, left_out: LeftOut) -> str:
     """Return an error message with the reasons of unused things that it does not contain yet."""
     more = [f"{count:,} × {reason}" for reason, count in left_out.items() if reason not in text]
