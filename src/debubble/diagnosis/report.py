@@ -87,9 +87,10 @@ def headline(found: Diagnosis) -> str:
     first = found.findings[0]
     if first.gain is None:
         return f"{first.subject}; what that costs is uncertain"
+    before, after = _milliseconds(first.before), _milliseconds(first.before - first.seconds)
     return (
-        f"{first.subject}: without that, a {_step(found)} takes "
-        f"{_milliseconds(first.before - first.seconds)} ms, not {_milliseconds(first.before)} ({share_text(first.gain, first.error)} less)"
+        f"{first.subject}: without that, a {_step(found)} takes {after} ms, not {before} "
+        f"({share_text(first.gain, first.error)} less)"
     )
 
 
