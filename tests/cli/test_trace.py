@@ -68,7 +68,7 @@ def test_the_report(run: Run, slow: Path) -> None:
     stage = PLANTED["slow stage"](0).where["stage"]
     result = run("trace", slow)
     assert (result.code, result.err) == (0, "")
-    assert result.out.startswith(f"Stage {stage} on rank {stage} is slow: without that, a step")
+    assert result.out.startswith(f"Stage {stage} on rank {stage} is slow: without that, a mean ")
     assert "\n1f1b: 4 ranks, 2 copies, 4 stages, 8 microbatches, 6 steps\n" in result.out
     assert re.search(r"^gain +step, ms +cause\n\d.* % .*→.* slow-stage: ", result.out, re.MULTILINE)
     words = " ".join(result.out.split())
