@@ -68,7 +68,7 @@ def test_the_report(run: Run, slow: Path) -> None:
     stage = PLANTED["slow stage"](0).where["stage"]
     result = run("trace", slow)
     assert (result.code, result.err) == (0, "")
-    assert result.out.startswith(f"Stage {stage} on rank {stage} is slow: without that, a step")
+    assert result.out.startswith(f"Stage {stage} on rank {stage} is slow: without that, a mean ")
     assert "\n1f1b: 4 ranks, 2 copies, 4 stages, 8 microbatches, 6 steps\n" in result.out
     assert re.search(r"^gain +step, ms +cause\n\d.* % .*→.* slow-stage: ", result.out, re.MULTILINE)
     words = " ".join(result.out.split())
@@ -182,7 +182,7 @@ def test_the_page_of_a_run_that_lacks_a_rank(run: Run, tmp_path: Path) -> None:
     folder = written(made, tmp_path / "traces")
     result = run("trace", folder, "--html", tmp_path / "run.html")
     assert result.code == 0
-    assert "Rank 2 was not traced, or not as a whole: its times are those of its like" in result.out
+    assert result.out.splitlines()[2].startswith("Rank 2 was not traced, or not as a whole: its ")
     result = run("trace", folder, "--details")
     assert "1 × ranks of which nothing was traced" in result.out
 

@@ -18,12 +18,14 @@ from debubble.diagnosis.observed import Location, Observed
 from debubble.diagnosis.report import (
     headline,
     longer_than_observed,
+    not_traced,
     report,
     share_text,
 )
 from debubble.diagnosis.run import Run
 from debubble.diagnosis.what_if import with_changes
 from tests.diagnosis.diagnosed import of_planted, plain
+from tests.diagnosis.made import Made, one_f_one_b
 from tests.diagnosis.planted import PLANTED
 
 INHERENT = {"fill", "drain", "peer"}
@@ -168,3 +170,28 @@ def test_a_prediction_longer_than_the_run_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Diagnosis, "plan", 1.5 * float(found.run.step_times.mean()))
     assert longer_than_observed(found).startswith("Predicted is 50 % longer than observed (")
     assert "Predicted is 50 % longer than observed" in report(found, 200)
+
+
+@pytest.mark.parametrize(
+    ("copies", "missing", "text"),
+    [
+        (1, [(0, 1)], "Rank 1 was not traced, or not as a whole: its times are those of other"),
+        (1, [(0, 0), (0, 1), (0, 3)], "Ranks 0, 1 and 3 were not traced, or not as a whole: their"),
+        (2, [(1, 2)], "Rank 2 of copy 1 was not traced, or not as a whole: its times are those of"),
+        (2, [(0, 1), (1, 0), (1, 3)], "Rank 1 of copy 0 and ranks 0 and 3 of copy 1 were not"),
+    ],
+)
+def test_ranks_without_a_trace_come_second(
+    copies: int, missing: list[tuple[int, int]], text: str
+) -> None:
+    made = Made(one_f_one_b(4, 8), copies=copies, steps=1, missing=tuple(missing))
+    found = diagnose(made.observed())
+    assert not_traced(found).startswith(text)
+    assert report(found, 100).split("\n\n")[1].startswith(text)
+
+
+def test_a_mean_that_is_not_the_median_is_called_mean() -> None:
+    steps = Made(one_f_one_b(4, 8), copies=1, steps=3, noise=0.0,
+                 time=lambda _, at: 1 + (at.step == 0 and at.stage == 1))  # fmt: skip
+    assert " without that, a mean step takes " in headline(diagnose(steps.observed()))
+    assert " without that, a step takes " in headline(diagnose(replace(steps, steps=1).observed()))

@@ -87,15 +87,18 @@ def headline(found: Diagnosis) -> str:
     first = found.findings[0]
     if first.gain is None:
         return f"{first.subject}; what that costs is uncertain"
+    before, after = _milliseconds(first.before), _milliseconds(first.before - first.seconds)
     return (
-        f"{first.subject}: without that, a step takes {_milliseconds(first.before - first.seconds)}"
-        f" ms, not {_milliseconds(first.before)} ({share_text(first.gain, first.error)} less)"
+        f"{first.subject}: without that, a {_step(found)} takes {after} ms, not {before} "
+        f"({share_text(first.gain, first.error)} less)"
     )
 
 
 def sentences(found: Diagnosis) -> Iterator[str]:
-    """Return sentences on the schedule and the time of a step."""
+    """Return sentences on ranks without a trace, the schedule, and the time of a step."""
     schedule, run = found.schedule, found.run
+    if run.missing:
+        yield not_traced(found)
     copies = found.observed.copies
     sizes = [counted(schedule.ranks, "rank")]
     sizes += [f"{copies} copies"] if copies > 1 else []
@@ -197,11 +200,32 @@ def cautions(found: Diagnosis) -> Iterator[str]:
         yield f"Gains are uncertain: {_off(found.replay.uncertainty)}."
     if found.observed.order_assumed:
         yield f"The trace has no order of actions: {found.observed.order_assumed} is assumed."
-    if found.run.missing:
-        names = ranges(sorted({rank for _, rank in found.run.missing}))
-        yield f"Rank {names} was not traced, or not as a whole: its times are those of its like."
     if text := longer_than_observed(found):
         yield text
+
+
+def not_traced(found: Diagnosis) -> str:
+    """Return a sentence on the ranks without a trace."""
+    missing, copies = found.run.missing, found.observed.copies
+    parts = []
+    for copy in sorted({copy for copy, _ in missing}):
+        ranks = [rank for of, rank in missing if of == copy]
+        word = "rank" if len(ranks) == 1 else "ranks"
+        of_copy = f" of copy {copy}" if copies > 1 else ""
+        few = len(ranks) <= LISTED_LINES
+        names = list(map(str, ranks)) if few else ranges(ranks).split(", ")
+        parts.append(f"{word} {_listed(names)}{of_copy}")
+    was, its = ("was", "its") if len(missing) == 1 else ("were", "their")
+    others = "other copies, or other stages" if copies > 1 else "other stages"
+    return (
+        f"{_capital(_listed(parts))} {was} not traced, or not as a whole: {its} times are "
+        f"those of {others}."
+    )
+
+
+def _listed(parts: Sequence[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def longer_than_observed(found: Diagnosis) -> str:
@@ -222,6 +246,13 @@ def faster_schedules(found: Diagnosis) -> str:
         for one in found.faster[:LISTED_LINES]
     )
     return f"Other schedules at these times: {names}." if names else ""
+
+
+def _step(found: Diagnosis) -> str:
+    """Return what gains are of: a step, or a mean one where that is not the median one."""
+    times = found.run.step_times
+    mean, median = float(times.mean()), float(np.median(times))
+    return "step" if _milliseconds(mean) == _milliseconds(median) else "mean step"
 
 
 def _less(one: WhatIf) -> str:

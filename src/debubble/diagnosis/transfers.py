@@ -95,21 +95,29 @@ def transfers_of(run: Run) -> MessageTimes:
     some = np.zeros(run.rows, dtype=bool)
     some[np.unique(np.linspace(0, run.rows - 1, MOST_ROWS).astype(int))] = True
     sample = run.taken(some) if run.rows > MOST_ROWS else run
-    modes = list(FITTED_MODES)
+    modes = list(FITTED_MODES[1:])
     if _reported(run).any():
         # Without messages in the trace, only a late host and not a mode explains such waits.
-        modes.insert(1, _meeting(sample))
-    best, least = OVERLAPPED, np.inf
+        modes.insert(0, _meeting(sample))
+    best = _fit(sample, OVERLAPPED)
+    assert best is not None, "every run fits without waits for receivers"
     for mode in modes:
         check_cancelled()
-        if least <= ROUNDING:
+        if best.off <= ROUNDING:
             break
         fit = _fit(sample, mode)
-        if fit is not None and fit.off < min(least * CLEARLY, least - ROUNDING):
-            best, least = mode, fit.off
-    found = _fit(run, best)
+        if fit is not None and _clearly_better(fit, best):
+            best = fit
+    found = best if sample is run else _fit(run, best.mode)
     assert found is not None, "every run fits without waits for receivers"
     return found.times()
+
+
+def _clearly_better(fit: _Fit, best: _Fit) -> bool:
+    """Return whether a mode explains the starts better that both modes say something about."""
+    some = ~np.isnan(fit.apart) & ~np.isnan(best.apart) & fit.run.counted
+    least = best.off_on(some)
+    return fit.off_on(some) < min(least * CLEARLY, least - ROUNDING)
 
 
 def _meeting(run: Run) -> FittedMode:
@@ -145,17 +153,25 @@ class _Fit:
         self.reported = _reported(run)
         told = self.reported.any()
         self.there = np.fmin(run.arrived, run.waited) if told else run.needed
+        # Without both ends, nobody knows when a message left.
+        self.unknown = self.receives & (np.isnan(run.produced) | ~run.known)
         self.base = run.produced.copy()
         self.buffered = np.ones_like(self.receives)
+        self.behind_unknown = np.zeros_like(self.unknown)
         self.free0 = np.fmax(np.fmax(run.before, run.inside), run.began)
         for rows, rules in self.parts:
             at = np.flatnonzero(rules.posted >= 0)
             self.buffered[at] = False
             cells = np.ix_(rows, at)
             self.base[cells] = np.fmax(self.base[cells], run.end[np.ix_(rows, rules.posted[at])])
+            for ahead in rules.ahead:
+                at = np.flatnonzero(ahead >= 0)
+                self.behind_unknown[np.ix_(rows, at)] |= self.unknown[np.ix_(rows, ahead[at])]
+        self.base = np.where(self.unknown, np.nan, self.base)
         with np.errstate(invalid="ignore"):
             late = run.issued > self.base + run.moment
-        self.told = self.reported if told else ~late & run.known & self.receives
+        self.told = self.reported if told else ~late & self.receives
+        self.told = self.told & ~self.unknown & ~self.behind_unknown
         self.exact = told
         self._solve()
 
@@ -183,6 +199,7 @@ class _Fit:
                 usual = _of_links(run, self.by_copy)
             over = np.fmin(self.left + usual, np.fmax(run.needed, self.left))
             over = np.where(self.seen, np.fmax(self.there, self.left), over)
+            over = np.where(self.unknown, np.nan, over)
             left, held = self._waits(over)
             if rounds > 2 and np.array_equal(left, self.left, equal_nan=True):
                 break
@@ -205,6 +222,7 @@ class _Fit:
                 last = np.fmax.reduceat(over[np.ix_(rows, at)], begins, axis=1)
                 cells = np.ix_(rows, waiting[at[begins]])
                 held[cells] = np.fmax(held[cells], last)
+        left = np.where(self.unknown, np.nan, left)
         return left, self.run.in_groups(held, np.fmax)
 
     @property
@@ -215,7 +233,7 @@ class _Fit:
     def off_on(self, some: NDArray[np.bool_]) -> float:
         """Return the mean distance of the starts of some actions, as a share of a typical one."""
         run = self.run
-        apart = self.apart[:, some]
+        apart = self.apart[:, some] if some.ndim == 1 else self.apart[some]
         apart = apart[~np.isnan(apart)]
         return float(apart.mean()) / run.typical if run.typical and apart.size else 0.0
 
@@ -223,7 +241,8 @@ class _Fit:
     def apart(self) -> Times:
         """Distance of every start from the mode, or of the input's arrival, in seconds.
 
-        A host that is late after an arrival says nothing about the mode.
+        A host that is late after an arrival says nothing about the mode, nor does an action that
+        waits for a message of a rank without a file: NaN.
         """
         run = self.run
         with np.errstate(invalid="ignore"):
@@ -234,7 +253,19 @@ class _Fit:
             starts = np.abs(run.start - np.fmax(np.fmax(free, there), run.begin[:, None]))
             busy = np.fmax(run.before, run.inside)
             arrivals = np.abs(np.fmax(self.there, busy) - np.fmax(np.fmax(free, run.inside), over))
-        return np.where(self.reported, arrivals, starts)
+        return np.where(self.vague, np.nan, np.where(self.reported, arrivals, starts))
+
+    @property
+    def vague(self) -> NDArray[np.bool_]:
+        """Mask of actions that wait for messages of ranks without a file."""
+        found = self.unknown | self.behind_unknown
+        for rows, rules in self.parts:
+            for waiting in (rules.held, rules.taken):
+                at = np.flatnonzero(waiting >= 0)
+                lost = self.unknown[np.ix_(rows, at)]
+                for action in np.unique(waiting[at[lost.any(axis=0)]]).tolist():
+                    found[rows, action] |= lost[:, waiting[at] == action].any(axis=1)
+        return self.run.in_groups(found, np.logical_or)
 
     def times(self) -> MessageTimes:
         """Return the times of messages."""
