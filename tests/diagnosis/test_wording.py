@@ -195,3 +195,11 @@ def test_a_mean_that_is_not_the_median_is_called_mean() -> None:
                  time=lambda _, at: 1 + (at.step == 0 and at.stage == 1))  # fmt: skip
     assert " without that, a mean step takes " in headline(diagnose(steps.observed()))
     assert " without that, a step takes " in headline(diagnose(replace(steps, steps=1).observed()))
+
+
+def test_a_replay_that_is_far_off_knows_of_no_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = replace(of_planted("slow stage", 0))
+    found.__dict__["_found"] = ((), 0.0)
+    assert headline(found).startswith("Nothing to gain")
+    monkeypatch.setattr(Diagnosis, "replay_error", 0.21)
+    assert headline(found) == "No gains are known: the replay of 6 steps is 21 % off"

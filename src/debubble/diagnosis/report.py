@@ -81,6 +81,11 @@ def report(
 
 def headline(found: Diagnosis) -> str:
     """Return the answer in a sentence: the largest loss, and the time of a step without it."""
+    if not found.findings and found.replay_error > TRUSTED:
+        return (
+            f"No gains are known: the replay of {counted(len(found.run.step_times), 'step')} is "
+            f"{found.replay_error:.0%} off".replace("%", " %")
+        )
     if not found.findings:
         text = _capital(nothing(found.beyond, len(found.run.step_times)))
         return text + (f"; {_less(found.faster[0])}" if found.faster else "")
