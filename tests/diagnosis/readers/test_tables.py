@@ -76,7 +76,7 @@ def test_transfers_hosts_pauses_and_pairs(tmp_path: Path) -> None:
         ("rank,action,start,end\n0,0F0,0,1\n0,0B0,1,2\n", "a drawing of a schedule"),
         ("rank,action,start,end\n99999,0F0,0,1\n", "rank 99,999; they go to 65,535"),
         ("rank,action,start,end\n0,0F0,1,1\n0,0B0,2,2\n", "all 2 actions take 0, so it is a"),
-        ("rank,action,start,end\n0,0F9999999,0,1\n", "no action has a start and, behind it"),
+        ("rank,action,start,end\n0,0F9999999,0,1\n", "row 1 below the header: action is"),
         ("rank,copy,action,start,end\n65000,9999,0F0,0,2\n", "10,000 copies of 65,001 ranks"),
     ],
 )
