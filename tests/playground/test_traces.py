@@ -99,7 +99,7 @@ def test_a_diagnosis_is_cancelled(ask, files, tmp_path, monkeypatch):
     [
         ({"run/a.txt": b"hello"}, "run: no trace in 1 file"),
         ({"a.json": b"{", "b.json": b""}, "these files: no trace in 2 files"),
-        ({"run/x.csv": b"rank,action,start,end\n0,0F0,a,b\n"}, "run: no action has a start"),
+        ({"run/x.csv": b"rank,action,start,end\n0,0F0,a,b\n"}, "run: none of 1 line is an action"),
         ({"a": b"1", "a/b": b"2"}, "cannot be kept"),
     ],
 )
