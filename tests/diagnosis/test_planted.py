@@ -61,7 +61,9 @@ OPEN = {"slow link, 1f1b, streams": "the gain is 6 points too low; the what-if i
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.xfail(reason=OPEN[name]) if name in OPEN else ())
+        pytest.param(
+            name, marks=pytest.mark.xfail(reason=OPEN[name], strict=True) if name in OPEN else ()
+        )
         for name in OVER_TRANSPORTS
     ],
 )

@@ -103,20 +103,7 @@ class CostTable:
     def of(
         cls, costs: Costs, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
     ) -> CostTable:
-        """Return `costs` spelled out; tables are shared, the last that were asked for are kept."""
-        global _LAST
-        asked = (placement, slicing, vocabulary)
-        for same, key, table in _LAST:
-            if same is costs and key == asked:
-                return table
-        table = cls._of(costs, *asked)
-        _LAST = ((costs, asked, table), *_LAST[:7])
-        return table
-
-    @classmethod
-    def _of(
-        cls, costs: Costs, placement: Placement, slicing: Slicing, vocabulary: int
-    ) -> CostTable:
+        """Spell out `costs` for every slice and stage of `placement`."""
         spread = StageValues(placement, costs.basis)
         divisor, places = costs.divisor(placement), placement.copies * placement.stages
         # A cost that is the same everywhere stays one number until it is stored in a row.
@@ -399,6 +386,3 @@ def _by_kind(times: NDArray[np.float64]) -> dict[Kind, NDArray[np.float64]]:
 def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:
     """Return the memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
     return StageValues(Placement.loop(ranks, 1), "rank").ranks(costs.static, "static")
-
-
-_LAST: tuple[tuple[Costs, tuple[Placement, Slicing, int], CostTable], ...] = ()

@@ -288,3 +288,19 @@ def test_why_not_what_no_plan_can_have() -> None:
     answer = why_not("pp=3", None, lambda: search_all(ask(held, ["megatron"]), 1))
     assert answer.plan is None
     assert answer.reason.startswith("pp 3 does not divide 16 GPUs; the nearest that work are pp 4")
+
+
+def test_what_needs_least_is_near_where_nothing_fits() -> None:
+    fixed = Fixed(framework="megatron", pp=4, tp=1, microbatch_size=1, recompute="selective")
+    asked = plan_request("llama-3.1-8b", "h100", 4, 8, 4096, fixed=fixed)
+    small = replace(asked.model, layers=asked.model.layers[:8])
+    asked = replace(asked, model=small, limit=16e9)
+    found = search(asked, groups(asked), 3)
+    assert not found.plans
+    peaks = {
+        candidate.schedule: max(evaluate(asked, candidate).peaks)
+        for group in groups(asked)
+        for candidate in group.candidates()
+    }
+    assert {plan.candidate.schedule for plan in found.near} == set(peaks)
+    assert max(found.near[0].peaks) == pytest.approx(min(peaks.values()))

@@ -7,7 +7,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ from debubble.planner.search.groups import (
     work_of,
 )
 from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
-from debubble.planner.search.room import Smallest, room_of
+from debubble.planner.search.room import room_of
 from debubble.planner.search.search_result import (
     BOUND,
     IN_FLIGHT,
@@ -101,7 +102,7 @@ def search(
     load_compiler()  # enough is simulated for it
     found = Found(request, top, below=below * (1 - ROUNDING))
     tell = progress or (lambda found: None)  # noqa: ARG005 - no progress
-    screen = _Screen(request, found, splits, LeastMemory(request), Smallest(LARGE * top))
+    screen = _Screen(request, found, splits, LeastMemory(request))
     try:
         for group in groups:
             screen.add_group(group)
@@ -149,8 +150,6 @@ class _Screen:
     found: Found
     splits: Allowed | None
     memory: LeastMemory
-    large: Smallest[Callable[[], Candidate]]
-    """Makers of candidates that do not fit, by bytes of the fullest rank."""
     heads: list[Evaluated] = field(default_factory=list)
     """The best plans so far of those whose bases fit."""
     alike: dict[Kin, float] = field(default_factory=dict)
@@ -159,6 +158,9 @@ class _Screen:
     """Heap of all that is not decided, the lowest bound first."""
     number: int = 0
     """Number of items so far."""
+    large: list[tuple[float, Candidate]] = field(default_factory=list)
+    """Candidates that need least memory of those that do not fit, with bytes of the fullest
+    rank."""
     work: dict[Candidate, float] = field(default_factory=dict)
     """Seconds of all layers, embedding and head for one microbatch, by what they depend on."""
 
@@ -220,25 +222,26 @@ class _Screen:
 
         All of them where to count what so many schedules have in flight would take longer.
         """
-        group, fewest, found = batch.group, batch.setting[0] == FEWEST, []
+        group, fewest, found, large = batch.group, batch.setting[0] == FEWEST, [], [*self.large]
         if group.degrees.pp == 1 or batch.count > FEW:
             return [group.candidate(*order, batch.setting) for order in batch.orders]
         share = 1.0 if fewest else NEAR
         room = room_of(self.request, batch, share * self.request.limit)
         for order, number, peak in zip(batch.orders, *room, strict=True):
-            if number is None:
-                self.found.leave_out(IN_FLIGHT)
-                if not fewest and not self.heads:
-                    self.large.note(peak, partial(group.candidate, *order, batch.setting))
-            else:
-                candidate = group.candidate(*order, batch.setting)
+            candidate = group.candidate(*order, batch.setting)
+            if number is not None:
                 found.append(candidate.recomputing(f"full:{number}") if number else candidate)
+                continue
+            self.found.leave_out(IN_FLIGHT)
+            if not (fewest or self.heads or candidate.uses_costs):
+                large.append((peak, candidate))
+        self.large = nsmallest(LARGE * self.found.top, large, key=itemgetter(0))
         return found
 
     def add_large(self) -> None:
         """Simulate candidates that need least memory if nothing fits."""
-        for make in self.large.smallest() if not self.heads else ():
-            own, _ = base_cut(self.request, make(), self.splits)
+        for _, candidate in self.large if not self.heads else ():
+            own, _ = base_cut(self.request, candidate, self.splits)
             base = base_of(self.request, own, self.splits)
             if base is not None:
                 plan = within_limit_of(self.request, base, self.splits).plan

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from heapq import heappush, heappushpop
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.groups import FEWEST, Batch, Split
+from debubble.planner.search.search_result import ROUNDING
 
 Floats = NDArray[np.float64]
 
@@ -44,8 +44,8 @@ class Room(NamedTuple):
     """Fit of a batch's orders, in their sequence."""
 
     fewest: list[int | None]
-    """Least number of recomputed layers per stage with which some layer split may fit; 0 where the
-    batch does not leave it open, None where none fits."""
+    """Least number of recomputed layers per stage with which some layer split may fit; 0 if the
+    batch's setting says how to recompute, None if no layer split fits."""
     peaks: list[float]
     """Bytes of the fullest rank with an even layer split, about."""
 
@@ -59,7 +59,7 @@ def room_of(request: PlanRequest, batch: Batch, limit: float) -> Room:
     runtime = "any" if whole else request.training.runtime.engine
     held, homes = _of_orders(orders, degrees.pp, batch.group.microbatches, runtime)
     held = held * (1 + fragmentation(request.training))
-    room = np.full(held.shape, limit * (1 + 1e-9) - margin(request.training))
+    room = np.full(held.shape, limit * (1 + ROUNDING) - margin(request.training))
     room[:, 0] -= one.first
     room[np.arange(len(room)), homes] -= one.last
     each = one.state + held * one.stored
@@ -70,7 +70,7 @@ def room_of(request: PlanRequest, batch: Batch, limit: float) -> Room:
         return Room([0 if some else None for some in enough.tolist()], peaks)
     again = _parts(request, batch, "full", kind)
     small = again.state + held * again.stored
-    numbers = np.arange(1, max(max(layers) for _, (_, layers) in orders))
+    numbers = np.arange(1, max(2, *(max(layers) for _, (_, layers) in orders)))
     some = numbers[:, None, None] * np.array([chunks for _, (chunks, _) in orders])[:, None]
     layers = np.minimum(room / small, some) + np.maximum(room - some * small, 0.0) / each
     enough = np.floor(layers).sum(axis=2) >= count
@@ -119,25 +119,3 @@ def _parts(request: PlanRequest, batch: Batch, recompute: str, kind: int) -> _Pa
     # Layers that are gathered or scattered are there for a moment, one after the other.
     states, activations = stage_states(case, lasting=True), stage_activations(case)
     return _PartBytes(states[0].total, states[-1].total, states[2].total, activations[2].stored)
-
-
-T = TypeVar("T")
-
-
-class Smallest(Generic[T]):
-    """The things of the smallest sizes, as many as are kept."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._heap: list[tuple[float, int, T]] = []
-        self._number = 0
-
-    def note(self, size: float, thing: T) -> None:
-        """Keep a thing if it is one of the smallest."""
-        self._number += 1
-        push = heappush if len(self._heap) < self._most else heappushpop
-        push(self._heap, (-size, -self._number, thing))
-
-    def smallest(self) -> list[T]:
-        """Return the things, the smallest first."""
-        return [thing for _, _, thing in sorted(self._heap, reverse=True)]
