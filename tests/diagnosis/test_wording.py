@@ -20,7 +20,6 @@ from debubble.diagnosis.report import (
     longer_than_observed,
     not_traced,
     report,
-    share_text,
 )
 from debubble.diagnosis.run import Run
 from debubble.diagnosis.what_if import with_changes
@@ -150,7 +149,7 @@ def test_a_change_removes_its_finding(name: str) -> None:
      (0.02, 0.0302, "up to 5 %"), (0.1234, 0.0099, "12 % ± 1")],
 )  # fmt: skip
 def test_shares_have_the_digits_that_errors_leave(share: float, error: float, text: str) -> None:
-    assert share_text(share, error) == text
+    assert wording.share_text(share, error) == text
 
 
 def test_uncertain_gains_are_no_gains() -> None:
@@ -202,4 +201,5 @@ def test_a_replay_that_is_far_off_knows_of_no_gains(monkeypatch: pytest.MonkeyPa
     found.__dict__["_found"] = ((), 0.0)
     assert headline(found).startswith("Nothing to gain")
     monkeypatch.setattr(Diagnosis, "replay_error", 0.21)
-    assert headline(found) == "No gains are known: the replay of 6 steps is 21 % off"
+    assert headline(found).startswith("No gains are given: replayed steps are 21.0 % off")
+    assert report(found, 200).count("No gains are given") == 1

@@ -14,8 +14,8 @@ import debubble as db
 from debubble.cli.app import app
 from debubble.core.units import number
 from debubble.diagnosis.diagnose import diagnose
-from debubble.diagnosis.report import LEAST_ERROR, share_text
 from debubble.diagnosis.what_if import with_schedule
+from debubble.diagnosis.wording import LEAST_ERROR, share_text
 from debubble.view.trace_view import trace_timelines
 from tests.cli.test_trace import written
 from tests.diagnosis.planted import PLANTED

@@ -15,6 +15,7 @@ from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
 from debubble.diagnosis.next_command import RUN, next_command
 from debubble.diagnosis.what_if import WhatIf
+from debubble.diagnosis.wording import LEAST_ERROR, share_text
 from debubble.interchange.text import plain
 
 NO_MODE = 0.3
@@ -22,9 +23,6 @@ NO_MODE = 0.3
 
 APART = 0.05
 """Maximum error of a prediction without a word about it, as a share of a step."""
-
-DOUBTFUL = 0.1
-"""Minimum error of a gain that is given as a range, as a share of a step."""
 
 LISTED_RANKS = 12
 """Maximum number of ranks with a line each."""
@@ -36,9 +34,6 @@ LISTED_LINES = 3
 
 EVERYWHERE = 0.99
 """Minimum share of steps and copies of a cause that is in all of them."""
-
-LEAST_ERROR = 5e-4
-"""Minimum error that is shown, as a share of a step."""
 
 LONGER = 0.02
 """Minimum share by which a predicted step is longer than the observed one, with a warning."""
@@ -82,10 +77,7 @@ def report(
 def headline(found: Diagnosis) -> str:
     """Return the answer in a sentence: the largest loss, and the time of a step without it."""
     if not found.findings and found.replay_error > TRUSTED:
-        return (
-            f"No gains are known: the replay of {counted(len(found.run.step_times), 'step')} is "
-            f"{found.replay_error:.0%} off".replace("%", " %")
-        )
+        return untrusted(found).rstrip(".")
     if not found.findings:
         text = _capital(nothing(found.beyond, len(found.run.step_times)))
         return text + (f"; {_less(found.faster[0])}" if found.faster else "")
@@ -157,27 +149,6 @@ def finding_text(one: Finding) -> str:
     return f"{one.text}{some}. {one.advice}."
 
 
-def share_text(share: float, error: float) -> str:
-    """Return a share in percent with its error, in the digits that the error leaves.
-
-    Examples
-    --------
-    >>> share_text(0.1234, 0.0), share_text(0.1234, 0.007), share_text(0.1234, 0.03)
-    ('12.3 %', '12.3 % ± 0.7', '12 % ± 3')
-    >>> share_text(0.05, 0.07), share_text(0.2, 0.13)
-    ('up to 12 %', '7 to 33 %')
-    """
-    if error < LEAST_ERROR:
-        return f"{100 * share:.1f} %"
-    if error > DOUBTFUL:
-        low, high = (100 * min(max(abs(share) + by, 0.0), 1.0) for by in (-error, error))
-        return f"{low:.0f} to {high:.0f} %"
-    if error >= abs(share):
-        return f"up to {100 * (abs(share) + error):.0f} %"
-    digits = 1 if error < 0.0095 else 0
-    return f"{100 * share:.{digits}f} % ± {100 * error:.{digits}f}"
-
-
 def gain_cell(one: Finding) -> str:
     """Return the gain of a finding; empty if it is unknown."""
     return "" if one.gain is None else share_text(one.gain, one.error)
@@ -192,7 +163,7 @@ def step_cell(one: Finding) -> str:
 
 def notes(found: Diagnosis) -> Iterator[str]:
     """Yield sentences on limits of the findings, and on faster schedules."""
-    if found.replay_error > TRUSTED:
+    if found.findings and found.replay_error > TRUSTED:
         yield untrusted(found)
     if others := faster_schedules(found):
         yield others

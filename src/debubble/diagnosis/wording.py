@@ -14,6 +14,12 @@ from debubble.diagnosis.candidates import Cause
 from debubble.diagnosis.machines import Machines
 from debubble.diagnosis.run import Run
 
+LEAST_ERROR = 5e-4
+"""Minimum error that is shown, as a share of a step."""
+
+DOUBTFUL = 0.1
+"""Minimum error of a gain that is given as a range, as a share of a step."""
+
 
 @dataclass(frozen=True)
 class CauseInRun:
@@ -271,3 +277,24 @@ _ADVICE: Mapping[str, str | Callable[[CauseInRun], str]] = {
     "jitter": _jitter_advice,
     "order": "Run the order of that schedule: debubble trace --order-out order.csv writes it",
 }
+
+
+def share_text(share: float, error: float) -> str:
+    """Return a share in percent with its error, in the digits that the error leaves.
+
+    Examples
+    --------
+    >>> share_text(0.1234, 0.0), share_text(0.1234, 0.007), share_text(0.1234, 0.03)
+    ('12.3 %', '12.3 % ± 0.7', '12 % ± 3')
+    >>> share_text(0.05, 0.07), share_text(0.2, 0.13)
+    ('up to 12 %', '7 to 33 %')
+    """
+    if error < LEAST_ERROR:
+        return f"{100 * share:.1f} %"
+    if error > DOUBTFUL:
+        low, high = (100 * min(max(abs(share) + by, 0.0), 1.0) for by in (-error, error))
+        return f"{low:.0f} to {high:.0f} %"
+    if error >= abs(share):
+        return f"up to {100 * (abs(share) + error):.0f} %"
+    digits = 1 if error < 0.0095 else 0
+    return f"{100 * share:.{digits}f} % ± {100 * error:.{digits}f}"

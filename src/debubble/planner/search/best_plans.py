@@ -37,7 +37,7 @@ from debubble.planner.search.groups import (
     work_of,
 )
 from debubble.planner.search.layer_split import Allowed, forced_time, runnable, split_bound
-from debubble.planner.search.room import room_of
+from debubble.planner.search.room import with_room
 from debubble.planner.search.search_result import (
     BOUND,
     IN_FLIGHT,
@@ -119,9 +119,6 @@ def search(
     found.searched = found.plans[0] if found.plans else None
     return found
 
-
-FEW = 64
-"""Orders of a batch whose microbatches in flight are counted before anything else."""
 
 LARGE = 4
 """Candidates that need least memory, per plan that is kept, to look at where nothing fits."""
@@ -218,24 +215,14 @@ class _Screen:
                 self._add(bound, len(given), BOUND, partial(self._open_batch, batch, given, bound))
 
     def _with_room(self, batch: Batch) -> list[Candidate]:
-        """Return the candidates of a batch whose ranks may have room, or nearly so.
-
-        All of them where to count what so many schedules have in flight would take longer.
-        """
-        group, fewest, found, large = batch.group, batch.setting[0] == FEWEST, [], [*self.large]
-        if group.degrees.pp == 1 or batch.count > FEW:
-            return [group.candidate(*order, batch.setting) for order in batch.orders]
-        share = 1.0 if fewest else NEAR
-        room = room_of(self.request, batch, share * self.request.limit)
-        for order, number, peak in zip(batch.orders, *room, strict=True):
-            candidate = group.candidate(*order, batch.setting)
-            if number is not None:
-                found.append(candidate.recomputing(f"full:{number}") if number else candidate)
-                continue
-            self.found.leave_out(IN_FLIGHT)
-            if not (fewest or self.heads or candidate.uses_costs):
-                large.append((peak, candidate))
-        self.large = nsmallest(LARGE * self.found.top, large, key=itemgetter(0))
+        """Return the candidates of a batch whose ranks may have room, or nearly so."""
+        found, large = with_room(self.request, batch)
+        if large:
+            self.found.leave_out(IN_FLIGHT, len(large))
+        if large and not self.heads:
+            plain = [one for one in large if recomputed_layers(one[1].recompute) is None]
+            several = [*self.large, *(one for one in plain if not one[1].uses_costs)]
+            self.large = nsmallest(LARGE * self.found.top, several, key=itemgetter(0))
         return found
 
     def add_large(self) -> None:

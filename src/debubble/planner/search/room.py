@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.planner.candidate import Candidate
 from debubble.planner.memory.activations import stage_activations
 from debubble.planner.memory.in_flight import in_flight
 from debubble.planner.memory.peaks import fragmentation, margin
@@ -22,9 +23,14 @@ from debubble.planner.model.transformer import Model
 from debubble.planner.plannable import placement_of
 from debubble.planner.request import PlanRequest
 from debubble.planner.search.groups import FEWEST, Batch, Split
-from debubble.planner.search.search_result import ROUNDING
+from debubble.planner.search.search_result import NEAR, ROUNDING
 
 Floats = NDArray[np.float64]
+
+
+FEW = 64
+"""Most schedules, with their cuts, whose microbatches in flight are counted ahead of their times.
+To count more takes longer than it saves."""
 
 
 class _PartBytes(NamedTuple):
@@ -48,6 +54,28 @@ class Room(NamedTuple):
     batch's setting says how to recompute, None if no layer split fits."""
     peaks: list[float]
     """Bytes of the fullest rank with an even layer split, about."""
+
+
+def with_room(
+    request: PlanRequest, batch: Batch
+) -> tuple[list[Candidate], list[tuple[float, Candidate]]]:
+    """Return candidates of a batch that may fit or nearly fit, and the others with their peaks.
+
+    Candidates that recompute as few layers as they can have the fewest with which they may fit.
+    """
+    group, setting = batch.group, batch.setting
+    every = [group.candidate(*order, setting) for order in batch.orders]
+    if group.degrees.pp == 1 or batch.count > FEW:
+        return every, []
+    share = 1.0 if setting[0] == FEWEST else NEAR
+    fewest, peaks = room_of(request, batch, share * request.limit)
+    found, large = [], []
+    for candidate, number, peak in zip(every, fewest, peaks, strict=True):
+        if number is None:
+            large.append((peak, candidate))
+        else:
+            found.append(candidate.recomputing(f"full:{number}") if number else candidate)
+    return found, large
 
 
 def room_of(request: PlanRequest, batch: Batch, limit: float) -> Room:
