@@ -53,20 +53,8 @@ def test_without_the_fault_a_step_takes_what_is_promised(name: str) -> None:
     assert_true(PLANTED[name](1), of_planted(name, 1))
 
 
-OPEN = {"slow link, 1f1b, streams": "the gain is 6 points too low; the what-if is right"}
-"""What is not right yet, and how far it is off."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=pytest.mark.xfail(reason=OPEN[name], strict=True) if name in OPEN else ()
-        )
-        for name in OVER_TRANSPORTS
-    ],
-)
+@pytest.mark.parametrize("name", OVER_TRANSPORTS)
 def test_over_every_transport_what_is_promised_comes_true(name: str) -> None:
     planted = OVER_TRANSPORTS[name](1)
     found = diagnose(planted.made.observed())

@@ -137,7 +137,7 @@ def test_findings_differ_in_words(name: str) -> None:
 def test_a_change_removes_its_finding(name: str) -> None:
     """A change that a finding gives, to within its rounding, gains what the finding gains."""
     found = of_planted(name, 0)
-    others = ("transfer", "launch-gap", "slow-link")
+    others = ("transfer", "launch-gap")
     those = [one for one in found.findings if one.change and one.cause not in others]
     gains = [with_changes(found.replay, [Change.parse(str(one.change))]).gain for one in those]
     assert gains == pytest.approx([one.gain for one in those], rel=0.25)

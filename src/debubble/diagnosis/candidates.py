@@ -92,7 +92,7 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         )  # fmt: skip
 
     found = [of_fault(fault) for fault in faults]
-    found += [of_messages("slow-link", where, np.minimum(added, slow_link), size)
+    found += [of_messages("slow-link", where, added, size)
               for where, added, size in slow]  # fmt: skip
     if replay.mode.holds_up:
         cause = "head-of-line" if replay.mode.queued else "transfer"
@@ -144,7 +144,7 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
                 rows = np.flatnonzero(run.copy == copy)
                 for link in links:
                     cells = np.ix_(rows, np.flatnonzero(run.link == link))
-                    share = 1 - usual / max(float(by_copy[copy, link]), usual, 1e-30)
+                    share = 1 - usual / float(means[copy, place])
                     added[cells] = messages[cells] * share
             where: Where = {"link": list(pair)}
             where |= {} if everywhere else {"copy": group[0][0]}
