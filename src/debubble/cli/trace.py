@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from typing import Annotated, Any
@@ -192,12 +193,17 @@ def _conditions(texts: list[str], path: str | None) -> tuple[list[Condition], Ba
     return conditions, Baseline.read(path)
 
 
+CUT_ALIKE = {1: "1f1b zb-h1", 2: "interleaved-1f1b zb-v"}
+"""Schedules to compare at measured costs, by the chunks that the costs are of."""
+
+
 def _write_costs(data: dict[str, Any], path: str | None) -> list[str]:
     """Write a cost file where one is asked for; return the line about it."""
     if path is None:
         return []
     save_costs(data, path)
-    return [f"wrote {path}; try: debubble compare 1f1b zb-v --costs {path}"]
+    names = CUT_ALIKE.get(data.get("chunks", 1), "interleaved-1f1b")
+    return [f"wrote {path}; try: debubble compare {names} --costs {shlex.quote(path)}"]
 
 
 def _order(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
