@@ -16,6 +16,7 @@ from debubble.diagnosis.diagnose import diagnose
 from debubble.diagnosis.observed import Location
 from debubble.diagnosis.report import report
 from debubble.diagnosis.what_if import with_schedule
+from debubble.view.captions import conventions
 from debubble.view.trace_view import LOOKS, trace_page, trace_timelines, trace_view
 from tests.diagnosis.diagnosed import of_planted, plain
 from tests.diagnosis.made import Made, one_f_one_b
@@ -131,6 +132,13 @@ def test_another_schedule_is_shown_below():
     names = [one["name"] for one in view["timelines"]["timelines"]]
     assert names == ["observed", "predicted", "zb-h1"]
     assert any("zb-h1: a mean step takes" in line for line in view["said"])
+
+
+def test_no_default_cost_is_told_of_times_from_a_trace():
+    found = of_planted("slow stage", 0)
+    told = conventions(trace_timelines(found, [with_schedule(found.replay, "zb-v")]))
+    assert "times of observed and predicted and zb-v: from the trace" in told
+    assert not any("take 1" in line or "transfers take no time" in line for line in told)
 
 
 def test_a_clean_run_has_nothing_to_gain():

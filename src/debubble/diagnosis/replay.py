@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -226,8 +226,7 @@ class Replay:
 def drawn(schedule: Schedule, start: Times, end: Times) -> Timeline:
     """Return a timeline in milliseconds of predicted times of actions in seconds."""
     costs = schedule.made_for or Costs(time_unit="ms")
-    found = measured_timeline(schedule, start * MILLISECONDS, end * MILLISECONDS, costs)
-    return replace(found, measured=False)
+    return measured_timeline(schedule, start * MILLISECONDS, end * MILLISECONDS, costs)
 
 
 def in_blocks(rows: Indices, width: int) -> Iterator[Indices]:
