@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from debubble.core.kinds import Kind
 
+PASSES = {"forward": Kind.F, "backward": Kind.B}
+"""Kinds by the words of formats that know only whole passes."""
+
 LIMIT = 1 << 20
 """Exclusive limit of the numbers of stages, microbatches and slices."""
 

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from debubble.core.errors import FormatError
-from debubble.core.kinds import Kind
 from debubble.diagnosis.observed import ALONE, Location, Observed
+from debubble.diagnosis.readers.action_names import PASSES
 from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.events import FINITE, EventFile, whole
@@ -29,7 +29,6 @@ from debubble.diagnosis.readers.stream import LeftOut
 NAME = "megatron-app"
 MARKS: tuple[bytes, ...] = ()
 MICROSECONDS = 1e-6
-KINDS = {"forward": Kind.F, "backward": Kind.B}
 
 WANTED = re.compile(rb'"name"\s*:\s*"(?:forward|backward)"')
 _END = re.compile(rb'"model_chunk"\s*:\s*\d|"pp_rank"\s*:\s*\d')
@@ -111,7 +110,7 @@ def _read_file(path: Path, left_out: LeftOut) -> list[Row]:
     rows: list[Row] = []
     for block in EventFile(path, _EdgeEvent, left_out, wanted=WANTED).blocks():
         for event in block:
-            kind, time = KINDS.get(event.name), _time(event.ts)
+            kind, time = PASSES.get(event.name), _time(event.ts)
             if kind is None or event.ph not in ("B", "E"):
                 continue
             begun = open_since[repr(event.pid)[:99], repr(event.tid)[:99], event.name]

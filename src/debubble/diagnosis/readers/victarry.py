@@ -19,6 +19,7 @@ import numpy as np
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
 from debubble.diagnosis.observed import ALONE, Location, Observed, Whole
+from debubble.diagnosis.readers.action_names import PASSES
 from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.events import numbers
@@ -29,7 +30,6 @@ NAME = "victarry"
 MARKS: tuple[bytes, ...] = ()
 MAX_BYTES = 1 << 26
 MILLISECONDS = 1e-3
-KINDS = {"forward": Kind.F, "backward": Kind.B}
 
 _HEAD = re.compile(rb'"(?:forward|backward)-\d{1,6}(?:-\d{1,6})?-(?:start|end)"')
 _KEY = re.compile(r"(forward|backward)-(?:(\d{1,6})-)?(\d{1,6})-(start|end)", re.ASCII)
@@ -137,7 +137,7 @@ def _actions(keys: tuple[str, ...]) -> tuple[Whole, list[int], list[int], int]:
     edges: dict[str, dict[tuple[Kind, int, int], int]] = {"start": {}, "end": {}}
     for at, key in enumerate(keys):
         if (match := _KEY.fullmatch(key)) is not None:
-            action = KINDS[match[1]], int(match[2] or 0), int(match[3])
+            action = PASSES[match[1]], int(match[2] or 0), int(match[3])
             edges[match[4]][action] = at
     starts, ends = edges.values()
     actions = [action for action in starts if action in ends]
