@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import debubble
 from debubble.cli import app as application
 from debubble.cli import errors
+from debubble.cli.panels import ORDER
 from tests.diagnosis.hang.recorded import of_schedule, write
 from tests.diagnosis.hang.recorded import run as execute
 
@@ -45,6 +49,33 @@ def test_every_command_has_help_with_examples(run: Run, name: str) -> None:
     assert result.out.startswith(f"Usage: debubble {name} ")
     assert f"Examples:\n    debubble {name}" in result.out
     assert "\b" not in result.out
+
+
+ONE_SCREEN = 52
+"""Lines of a help that needs no scrolling."""
+
+
+def test_the_help_of_a_comparison_is_one_screen(run: Run) -> None:
+    lines = run("compare", "--help").out.splitlines()
+    assert len(lines) <= ONE_SCREEN
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_all_has_every_option_in_a_panel(run: Run, name: str) -> None:
+    module = importlib.import_module(f"debubble.cli.{name}")
+    options = [p for p in typer.main.get_command(module.app).params if not p.hidden]
+    plain, whole = run(name, "--help").out, run(name, "--help-all")
+    if whole.code:
+        whole = run(name, "--help")
+    for option in options:
+        if option.param_type_name == "option":
+            assert f" {option.opts[-1]}" in whole.out
+    assert set(re.findall("^([A-Z].*):$", whole.out, re.M)) <= set(ORDER)
+    assert len(plain) <= len(whole.out)
+
+
+def test_no_help_says_hold_it_fixed(run: Run) -> None:
+    assert "Hold it" not in "".join(run(name, "--help").out for name in COMMANDS)
 
 
 def examples(run: Run) -> list[list[str]]:

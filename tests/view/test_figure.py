@@ -121,9 +121,9 @@ def test_rows_of_all_panels_are_equally_high():
     assert four == pytest.approx(2 * two)
 
 
-def test_normalised_panels_count_in_their_ideal():
+def test_normalized_panels_count_in_their_ideal():
     fast, slow = run("1f1b", 4, 8), run("gpipe", 1, 3)
-    drawing = figure([fast, slow], normalise=True)
+    drawing = figure([fast, slow], normalize=True)
     assert drawing.axes[0].get_xlim() == (0, 33 / 24)
     left_right = [boxes(collection(ax, "idle").get_paths()[0])[0, :2] for ax in drawing.axes]
     assert left_right[0].tolist() == [0, 33 / 24]
@@ -618,3 +618,76 @@ def test_plot_leaves_everything_else_alone():
     assert not drawing.legends
     with pytest.raises(ParameterError, match="axes have their size already"):
         plot(run("1f1b", 2, 2), first, width=3)
+
+
+def test_panels_stand_in_columns():
+    timelines = [run("gpipe", 4, 4), run("1f1b", 2, 4), run("zb-h1", 4, 4)]
+    drawing = figure(timelines, columns=2, width=7)
+    first, second, third = (ax.get_position() for ax in drawing.axes)
+    assert first.y1 == pytest.approx(second.y1)
+    assert first.x0 == pytest.approx(third.x0)
+    assert third.y1 < min(first.y0, second.y0)
+    assert first.width == pytest.approx(second.width)
+    # The last panel of every column has the axis.
+    assert [bool(ax.get_xlabel()) for ax in drawing.axes] == [False, True, True]
+
+
+def texts(drawing):
+    """All words of the annotations of a figure's panels."""
+    found = [a for ax in drawing.axes for a in ax.texts]
+    return [note.get_text() for note in found]
+
+
+@pytest.mark.parametrize(
+    ("caption", "wanted"),
+    [
+        ("none", []),
+        ("name", ["1f1b"]),
+        ("short", ["1f1b", "bubble 27.27 %, peak 4"]),
+        ("full", ["1f1b", "4 ranks, 8 microbatches",
+                  "makespan 33, bubble ratio 27.27 %, peak activation 4"]),
+    ],
+)  # fmt: skip
+def test_a_caption_is_as_long_as_wanted(caption, wanted):
+    assert [t for t in texts(figure([run("1f1b", 4, 8)], caption=caption, memory=False)) if t] == (
+        wanted
+    )
+
+
+def test_a_wrapped_result_has_one_color():
+    drawing = figure([run("1f1b", 4, 8)], width=2.6)
+    notes = {note.get_text(): note.get_color() for note in drawing.axes[0].texts}
+    result = {color for text, color in notes.items() if "bubble" in text or "peak act" in text}
+    assert len([text for text in notes if "makespan" in text or "peak act" in text]) == 2
+    assert len(result) == 1
+
+
+def test_labels_stand_in_place_of_names():
+    drawing = figure([run("1f1b", 2, 2), run("gpipe", 2, 2)], label={"gpipe": "GPipe (theirs)"})
+    assert {"1f1b", "GPipe (theirs)"} <= set(texts(drawing))
+    assert "gpipe" not in texts(drawing)
+    with pytest.raises(ParameterError, match="label is for 'gpip'; did you mean 'gpipe'"):
+        figure([run("gpipe", 2, 2)], label={"gpip": "x"})
+
+
+def test_numbers_are_in_all_panels_or_in_none():
+    wide, narrow = (
+        written(figure([run("1f1b", 4, 8), run("interleaved-1f1b", 4, 8)], width=width))
+        for width in (11, 3.3)
+    )
+    assert all(marks for _, marks in wide)
+    assert len({size for size, _ in wide}) == 1
+    assert not any(marks for _, marks in narrow)
+    assert all(marks for _, marks in written(figure([run("1f1b", 4, 8)], width=3.3)))
+
+
+def test_text_is_in_the_font_that_is_asked_for():
+    drawing = figure([run("1f1b", 2, 2)], font="DejaVu Serif")
+    assert b"DejaVu Serif" in render(drawing, "svg")
+    with pytest.raises(ParameterError, match="font is 'DejaVu Serf'; did you mean 'DejaVu Serif'"):
+        figure([run("1f1b", 2, 2)], font="DejaVu Serf")
+
+
+def test_a_former_name_of_an_option_still_works():
+    with pytest.warns(db.DebubbleDeprecationWarning, match="use normalize="):
+        figure([run("1f1b", 2, 2)], normalise=True)

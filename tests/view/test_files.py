@@ -32,7 +32,7 @@ def test_png_is_a_picture_at_print_resolution(written):
     content = written[".png"]
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", content[16:24])
-    assert width == 11 * 180
+    assert width == 11 * 300
     assert height > 400
 
 

@@ -279,12 +279,12 @@ def test_search_finds_actions_and_goes_round(visit, pages):
 
 
 def test_the_address_brings_a_view_back(visit, pages):
-    page = visit(f"{pages['small']}#t=0.25_0.5&a=1.3W2&l=bubbles,critical,normalise")
+    page = visit(f"{pages['small']}#t=0.25_0.5&a=1.3W2&l=bubbles,critical,normalize")
     begin, end = shown(page)
     assert (begin, end) == pytest.approx((0.25, 0.5))
     assert selected(page) == "3W2"
     state = page.evaluate(f"{HOST}.state")
-    assert set(state.split("&")) == {"t=0.25_0.5", "a=1.3W2", "l=bubbles,critical,normalise"}
+    assert set(state.split("&")) == {"t=0.25_0.5", "a=1.3W2", "l=bubbles,critical,normalize"}
 
 
 def test_layers_change_the_picture(visit, pages):

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from debubble._version import __version__
 from debubble.cli.errors import clean_exit
+from debubble.cli.panels import WithPanels
 from debubble.core.command import run_as
 from debubble.core.errors import ParameterError, did_you_mean
 
@@ -111,7 +112,7 @@ def command(
         Options that take all following words of the form KEY=VALUE.
     """
 
-    class WithBare(TyperCommand):
+    class WithBare(WithPanels):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             return list(super().parse_args(ctx, _joined(_filled(args, bare or {}), several)))
 

@@ -27,6 +27,7 @@ from debubble.cli.options import (
     writes,
 )
 from debubble.cli.output import check_output, in_color, note, print_json, styled
+from debubble.cli.panels import OUTPUT
 from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import Phases, phases
 from debubble.core.errors import ParameterError
@@ -45,7 +46,7 @@ def compare(
     as_json: AsJson = False,
     output: Annotated[Text, writes(".html, .png, .svg, .pdf, .txt, or .tex: a table.")] = None,
     bibtex: Annotated[
-        Text, takes("FILE", "Write the sources of the schedules: .bib.", "--bibtex")
+        Text, takes("FILE", "Write the sources of the schedules: .bib.", "--bibtex", panel=OUTPUT)
     ] = None,
 ) -> None:
     """Find the fastest schedule within memory.
@@ -91,6 +92,7 @@ def compare(
             _leave(result.skipped)
     if output is not None:
         table = {"cite": bibtex is not None, "source": inputs.source}
+        table |= {key: picture[key] for key in ("title", "label") if key in picture}
         result.save(output, **table if output.lower().endswith(".tex") else picture)
     if bibtex is not None:
         # Schedules of files have no entry.

@@ -47,24 +47,24 @@ STANDARD_OUTPUT = "-"
 def export(
     schedule: ScheduleName,
     setup: Setup,
-    to: Annotated[str, takes("FORMAT", f"{', '.join(FORMATS)}.")],
-    output: Annotated[str, writes("Where to; '-' prints it.")] = STANDARD_OUTPUT,
+    to: Annotated[str, takes("FORMAT", f"Format: {', '.join(FORMATS)}.")],
+    output: Annotated[str, writes("File to write; '-' prints it.")] = STANDARD_OUTPUT,
     waits: Annotated[
-        bool, switch("--waits", "Add the WAIT_ actions that PyTorch 2.15 needs in comms CSV.")
+        bool, switch("--waits", "Add WAIT_ actions to torch-csv-comms (PyTorch 2.15).")
     ] = False,
     titan: Annotated[
         bool | None,
         typer.Option(
             "--torchtitan/--no-torchtitan",
-            help="With torch-csv, say how torchtitan and Automodel run it, or why not.",
+            help="With torch-csv, print flags of torchtitan and Automodel.",
         ),
     ] = None,
     cut: Annotated[
         Text,
-        takes("N/N/…", "Layers of every stage, for the flags: 3/4/4/3, or 'Et*3|t*4|t*4|t*3L'."),
+        takes("N/N/…", "Layers per stage for flags: 3/4/4/3 or 'Et*3|t*4|t*3L'."),
     ] = None,
     unchecked: Annotated[
-        bool, switch("--unchecked", "Write also what 'debubble check' finds fault with.")
+        bool, switch("--unchecked", "Write even if 'debubble check' fails.")
     ] = False,
 ) -> None:
     """Write files for other programs.

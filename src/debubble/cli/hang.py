@@ -35,7 +35,7 @@ def hang(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder with the ranks' dumps.")],
     setup: Setup,
     schedule: Annotated[
-        Text, takes("SCHEDULE", "What ran: name, .csv or .json file, file.py:function.")
+        Text, takes("SCHEDULE", "Schedule of the job: name, file, file.py:function.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -37,7 +37,7 @@ UNREAD = [row for row in OPTIONS if not row.in_search and not row.only]
 def optimize(
     setup: Setup,
     no_cache: Annotated[
-        bool, switch("--no-cache", "Neither read nor keep results on disk.")
+        bool, switch("--no-cache", "Do not use the cache of results on disk.", "Search")
     ] = False,
     as_json: AsJson = False,
     output: Annotated[Text, writes("Schedule (.json, .csv) or picture (.png, …).")] = None,

@@ -14,6 +14,7 @@ from debubble.analysis.check import Report, check
 from debubble.analysis.question import OPTIONS, Question, WrongOrderError
 from debubble.analysis.unread_costs import unread_notes
 from debubble.cli import completion
+from debubble.cli.panels import OUTPUT
 from debubble.cli.times import parse_times
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
@@ -36,19 +37,24 @@ Text = str | None
 """The text of an option as typed, None where it was not."""
 
 
-def takes(metavar: str, help: str, *flags: str, complete: completion.Complete | None = None) -> Any:
+def takes(
+    metavar: str, help: str, *flags: str, complete: completion.Complete | None = None,
+    panel: str | None = None,
+) -> Any:  # fmt: skip
     """Declare an option that takes a text; its flag is its name unless others are given."""
-    return typer.Option(*flags, metavar=metavar, help=help, autocompletion=complete)
+    return typer.Option(
+        *flags, metavar=metavar, help=help, autocompletion=complete, rich_help_panel=panel
+    )
 
 
 def writes(help: str) -> Any:
     """Declare the option with the name of the file to write."""
-    return takes("FILE", help, "--output", "-o")
+    return takes("FILE", help, "--output", "-o", panel=OUTPUT)
 
 
-def switch(flag: str, help: str) -> Any:
+def switch(flag: str, help: str, panel: str | None = None) -> Any:
     """Declare an option that is typed or not."""
-    return typer.Option(flag, help=help)
+    return typer.Option(flag, help=help, rich_help_panel=panel)
 
 
 def _schedules(help: str) -> Any:
@@ -61,10 +67,15 @@ ScheduleName = Annotated[
 ScheduleNames = Annotated[
     list[str], _schedules("Names, .csv or .json files, file.py:function or torch:NAME.")
 ]
-AsJson = Annotated[bool, switch("--json", "Print one JSON object.")]
+AsJson = Annotated[bool, switch("--json", "Print one JSON object.", OUTPUT)]
 
 Late = Annotated[
-    bool, switch("--as-late-as-possible", "Start forwards as late as nothing else is delayed.")
+    bool,
+    switch(
+        "--as-late-as-possible",
+        "Start forwards as late as possible.",
+        "Schedule and sizes",
+    ),
 ]
 
 
@@ -312,7 +323,7 @@ def with_options(
 def _annotation(row: OptionSpec, hidden: bool) -> Any:
     words = row.type.words if isinstance(row.type, Word) else ()
     complete = completion.one_of(words) if words else completion.BY_NAME.get(row.name)
-    option = takes(row.metavar, row.help, *row.flags, complete=complete)
+    option = takes(row.metavar, row.help, *row.flags, complete=complete, panel=row.panel)
     option.hidden = hidden
     if row.shown:
         option.show_default = row.shown

@@ -11,8 +11,9 @@ import typer
 
 from debubble.cli.options import with_options
 from debubble.cli.output import check_writable
+from debubble.cli.panels import FIGURE
 from debubble.core.errors import FormatError, ParameterError
-from debubble.view.options import FigureOptions, endings_of, offered_fields
+from debubble.view.options import endings_of, offered_fields, read_options
 
 ENDINGS = (".png", ".svg", ".pdf", ".html", ".txt")
 _NO_TITLE = "no_title"
@@ -23,14 +24,18 @@ Picture = Mapping[str, Any]
 
 def with_picture(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of a picture in place of its parameter ``picture``."""
-    flag = typer.Option("--no-title", help="No title, and of one schedule no caption.")
+    flag = typer.Option("--no-title", help="No title and no caption.", rich_help_panel=FIGURE)
     added: dict[str, tuple[Any, Any]] = {}
     for spec in offered_fields():
         about, name = spec.metadata, _typed_name(spec)
         option = typer.Option(
-            f"--{name.replace('_', '-')}", metavar=about["metavar"], help=about["help"]
+            f"--{name.replace('_', '-')}",
+            metavar=about["metavar"],
+            help=about["help"],
+            rich_help_panel=FIGURE,
         )
         kind, usual = (bool, False) if about["metavar"] is None else (str | None, None)
+        kind = list[str] | None if about["repeated"] else kind
         added[name] = Annotated[kind, option], usual
     added[_NO_TITLE] = Annotated[bool, flag], False
     return with_options(function, "picture", added, _given, last=True)
@@ -41,9 +46,11 @@ def _given(typed: dict[str, Any]) -> Picture:
     given = {}
     for spec in offered_fields():
         value = typed[_typed_name(spec)]
-        if value not in (None, False):
+        if value not in (None, False, []):
             # A switch that is typed says so by its name: --no-… turns off.
             given[spec.name] = _typed_name(spec) == spec.name if value is True else value
+            if spec.metadata["repeated"]:
+                given[spec.name] = spec.metadata["read"](value, _flag(spec.name, given))
     if typed[_NO_TITLE]:
         if "title" in given:
             raise ParameterError("--title and --no-title exclude each other; use one of them")
@@ -85,4 +92,4 @@ def check_picture(path: str | None, picture: Picture, *more: str) -> None:
                 f"{_flag(name, picture)} is for {', '.join(endings_of(name))}; "
                 f"a {ending} picture does not have it"
             )
-    FigureOptions(**picture)
+    read_options(picture)

@@ -16,6 +16,7 @@ from debubble.cli import completion
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, switch, with_rows, writes
 from debubble.cli.output import check_writable, in_color, note, print_json, styled
+from debubble.cli.panels import OUTPUT
 from debubble.cli.progress import EVERY, overwritten_line, stopped_kindly
 from debubble.core.errors import ParameterError
 from debubble.interchange.files import write_text
@@ -39,11 +40,11 @@ def plan(
     as_json: AsJson = False,
     output: Annotated[
         list[str] | None,
-        writes("Plan to run (.sh, .py, automodel.yaml, …), report (.html), costs (.yaml)."),
+        writes("Files to run (.sh, .py, …), report (.html) or costs (.yaml)."),
     ] = None,
     explain: Annotated[
         bool,
-        switch("--explain", "Show how it follows: time, memory, timeline, what was left out."),
+        switch("--explain", "Show the reasons: time, memory, timeline, rejected plans.", OUTPUT),
     ] = False,
 ) -> None:
     """Plan the training of a model on a number of GPUs.

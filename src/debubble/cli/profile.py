@@ -23,23 +23,22 @@ MOST = 100_000
 
 
 def profile(
-    model: Annotated[
-        str, takes("MODEL", "file.py:function, or config.json of Hugging Face (random weights).")
-    ],
-    ranks: Annotated[str, takes("N", "Pipeline ranks.", "--ranks", "-p")],
+    model: Annotated[str, takes("MODEL", "file.py:function, or config.json of Hugging Face.")],
+    ranks: Annotated[str, takes("N", "Number of pipeline ranks.", "--ranks", "-p")],
     chunks: Annotated[str, takes("N", "Stages per rank.", "--chunks", "-v")] = "1",
     microbatches: Annotated[
-        Text, takes("N", "For the file: per iteration.", "--microbatches", "-m")
+        Text,
+        takes("N", "Microbatches per training step, for the cost file.", "--microbatches", "-m"),
     ] = None,
-    steps: Annotated[str, takes("N", "How often everything is measured.")] = "20",
-    device: Annotated[str, takes("NAME", "auto, cpu or cuda.")] = "auto",
-    rows: Annotated[str, takes("N", "With a config.json: sequences of a microbatch.")] = "1",
-    tokens: Annotated[
-        Text, takes("N", "With a config.json: tokens of a sequence; at most 1024.")
+    steps: Annotated[str, takes("N", "Number of measurements.")] = "20",
+    device: Annotated[str, takes("NAME", "Device: auto, cpu or cuda.")] = "auto",
+    rows: Annotated[str, takes("N", "Sequences per microbatch (config.json).")] = "1",
+    tokens: Annotated[Text, takes("N", "Tokens per sequence, at most 1024 (config.json).")] = None,
+    dtype: Annotated[
+        Text, takes("NAME", "Type of the weights: bfloat16, float32, … (config.json).")
     ] = None,
-    dtype: Annotated[Text, takes("NAME", "With a config.json: bfloat16, float32, …")] = None,
-    no_layers: Annotated[bool, switch("--no-layers", "Leave the layers of stages out.")] = False,
-    output: Annotated[Text, writes("The cost file: .yaml or .json.")] = None,
+    no_layers: Annotated[bool, switch("--no-layers", "Do not measure single layers.")] = False,
+    output: Annotated[Text, writes("Cost file to write: .yaml or .json.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the stages of a model: time and memory.

@@ -36,30 +36,30 @@ NOT_EQUAL = 1
 def run(
     schedule: ScheduleName,
     setup: Setup,
-    model: Annotated[str, takes("MODEL", "gpt-tiny, mlp or file.py:function.")] = "gpt-tiny",
-    steps: Annotated[str, takes("N", "Steps to measure; 0 only verifies.")] = "5",
+    model: Annotated[str, takes("MODEL", "Model: gpt-tiny, mlp or file.py:function.")] = "gpt-tiny",
+    steps: Annotated[str, takes("N", "Measured steps; 0 only verifies.")] = "5",
     no_verify: Annotated[
-        bool, switch("--no-verify", "Only measure: a large model takes long to verify.")
+        bool, switch("--no-verify", "Skip the check of gradients, slow for large models.")
     ] = False,
     sleep: Annotated[
-        Text, takes("MS", "Actions sleep their cost, the shortest of them MS milliseconds.")
+        Text, takes("MS", "Let actions sleep their cost; MS for the shortest.")
     ] = None,
     runtime: Annotated[
-        str, takes("NAME", "torch, debubble, or auto: torch where it can.")
+        str, takes("NAME", "Runtime: torch, debubble, or auto (torch if it can).")
     ] = "auto",
-    device: Annotated[str, takes("NAME", "auto, cpu or cuda.")] = "auto",
-    timeout: Annotated[str, takes("S", "End the run when nothing moves for S seconds.")] = "60",
+    device: Annotated[str, takes("NAME", "Device: auto, cpu or cuda.")] = "auto",
+    timeout: Annotated[str, takes("S", "Stop after S seconds without progress.")] = "60",
     trace: Annotated[
         Text, takes("FILE", "Write predicted and measured times: .json or .json.gz.")
     ] = None,
     dtype: Annotated[
-        str, takes("NAME", "To measure in: float32, bfloat16 or float16.")
+        str, takes("NAME", "Type of the measured steps: float32, bfloat16, float16.")
     ] = "float32",
     costs_out: Annotated[
         Text, takes("FILE", "Write measured times for --costs: .yaml or .json.", "--costs-out")
     ] = None,
     unchecked: Annotated[
-        bool, switch("--unchecked", "Run also what 'debubble check' finds fault with.")
+        bool, switch("--unchecked", "Run even if 'debubble check' fails.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -17,25 +17,23 @@ from debubble.core.options import read_whole
 
 
 def serve(
-    port: Annotated[int, takes("N", "Port; 0 takes a free one.")] = 8642,
-    host: Annotated[
-        str, takes("ADDRESS", "Address to listen on; loopback unless given.")
-    ] = "127.0.0.1",
+    port: Annotated[int, takes("N", "Port; 0 for a free one.")] = 8642,
+    host: Annotated[str, takes("ADDRESS", "Address to listen on.")] = "127.0.0.1",
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = True,
     name: Annotated[
-        list[str] | None, takes("NAME", "Name that a proxy serves it under; may be repeated.")
+        list[str] | None, takes("NAME", "Host name behind a proxy (repeatable).")
     ] = None,
     proxy: Annotated[
         list[str] | None,
-        takes("ADDRESS", "Proxy, or network of some, whose X-Forwarded-For counts."),
+        takes("ADDRESS", "Trusted proxy or network for X-Forwarded-For."),
     ] = None,
     per_minute: Annotated[
-        Text, takes("N", "Requests per minute of one client; 0 for any number.")
+        Text, takes("N", "Limit of a client's requests per minute; 0 for none.")
     ] = None,
     at_once: Annotated[
-        Text, takes("N", "Requests under way of one client; 0 for any number.")
+        Text, takes("N", "Limit of a client's concurrent requests; 0 for none.")
     ] = None,
 ) -> None:
     """Try schedules in a browser.

@@ -14,6 +14,7 @@ from debubble.analysis.summary import heading, report, summary
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, Text, takes, with_setup
 from debubble.cli.output import note, print_json
+from debubble.cli.panels import OUTPUT
 from debubble.cli.progress import phases
 from debubble.core.errors import FormatError
 from debubble.core.layers import cut_words
@@ -36,7 +37,11 @@ def simulate(
     as_json: AsJson = False,
     actions: Annotated[
         Text,
-        takes("[FILE]", "Start and end of every action: to the terminal, or a .csv or .json file."),
+        takes(
+            "[FILE]",
+            "Print start and end of every action, or write them: .csv, .json.",
+            panel=OUTPUT,
+        ),
     ] = None,
     late: Late = False,
 ) -> None:

@@ -30,20 +30,20 @@ def sweep(
     ],
     output: Annotated[Text, writes("Results: .sqlite. Pictures: .png, …")] = None,
     dry_run: Annotated[bool, switch("--dry-run", "Check the spec and print its size.")] = False,
-    jobs: Annotated[Text, takes("N", "Workers; all unless given.", "--jobs", "-j")] = None,
-    backend: Annotated[Text, takes("NAME", "processes (the default), dask or ray.")] = None,
-    address: Annotated[Text, takes("URL", "Cluster; else one on this computer.")] = None,
+    jobs: Annotated[
+        Text, takes("N", "Number of workers; default: all processors.", "--jobs", "-j")
+    ] = None,
+    backend: Annotated[Text, takes("NAME", "Backend: processes (default), dask or ray.")] = None,
+    address: Annotated[Text, takes("URL", "Address of a cluster; default: this computer.")] = None,
     extend: Annotated[bool, switch("--extend", "Add to the results of another spec.")] = False,
-    retry_failed: Annotated[
-        bool, switch("--retry-failed", "Compute points that failed again.")
-    ] = False,
+    retry_failed: Annotated[bool, switch("--retry-failed", "Compute failed points again.")] = False,
     to: Annotated[Text, takes("FILE", "Write results as .csv or .parquet.")] = None,
     plot: Annotated[
         Text,
         typer.Option(
             metavar="x=… y=… [by=…]",
-            help="Draw a result against an option, a line for each value of a third; "
-            "NAME=VALUE draws only such points.",
+            help="Plot a result against an option, one line per value of by; "
+            "NAME=VALUE filters the points.",
         ),
     ] = None,
     title: Annotated[Text, takes("TEXT", "Title of the picture.")] = None,

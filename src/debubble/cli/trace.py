@@ -40,42 +40,40 @@ def trace(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder or file with traces.")],
     changes: Annotated[
         list[str] | None,
-        takes("CHANGE", "Replay with other times: stage3.F*=0.9, p2p=0; may be repeated.", "--set"),
+        takes("CHANGE", "Predict with other times: stage3.F*=0.9, p2p=0 (repeatable).", "--set"),
     ] = None,
-    schedule: Annotated[
-        Text, takes("NAME", "Time of a step under another schedule, at the measured times.")
-    ] = None,
+    schedule: Annotated[Text, takes("NAME", "Predict the step time of another schedule.")] = None,
     chunks: Annotated[
-        Text, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")
+        Text, takes("N", "Stages per rank of that schedule.", "--chunks", "-v")
     ] = None,
     costs: Annotated[
         Text,
-        takes("FILE", "A plan's costs, whose layers the stages of --schedule are cut from."),
+        takes("FILE", "Cost file of a plan, for the layers of --schedule."),
     ] = None,
     format: Annotated[
-        Text, takes("NAME", "Format: kineto, nsys, table, …; found in the files unless given.")
+        Text, takes("NAME", "Format of the trace: kineto, nsys, …; default: detect.")
     ] = None,
     costs_out: Annotated[
-        Text, takes("FILE", "Write the costs for other commands: .yaml or .json.")
+        Text, takes("FILE", "Write measured costs for other commands: .yaml, .json.")
     ] = None,
     order_out: Annotated[
         Text,
-        takes("FILE", "Write the order to run: that of --schedule, or what ran: .csv or .json."),
+        takes("FILE", "Write the schedule (or that of --schedule): .csv, .json."),
     ] = None,
     html: Annotated[
-        Text, takes("FILE", "Write a page: the observed step above the predicted one.")
+        Text, takes("FILE", "Write a page with the observed and predicted step.")
     ] = None,
     fail_if: Annotated[
         list[str] | None,
-        takes("CONDITION", 'Leave with 1 where it holds: "bubble>+3%"; may be repeated.'),
+        takes("CONDITION", 'Exit with 1 if this is true: "bubble>+3%" (repeatable).'),
     ] = None,
     baseline: Annotated[
         Text,
-        takes("FILE", "What a + in --fail-if is more than: a former --json; without it, the plan."),
+        takes("FILE", "Earlier --json that a + in --fail-if compares with."),
     ] = None,
     details: Annotated[
         bool,
-        typer.Option("--details", help="Also the time of every rank by cause, and the sources."),
+        typer.Option("--details", help="Show the time of every rank by cause, and the sources."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

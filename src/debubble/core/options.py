@@ -26,6 +26,12 @@ LIMITS = {
 LARGEST = 1e100
 """Largest number of an option that has no limit of its own, as of costs."""
 
+Panel: TypeAlias = Literal[
+    "Schedule and sizes", "Training", "Parallelism", "Precision and memory", "Costs", "Memory",
+    "Transfers", "Variation", "Search",
+]  # fmt: skip
+"""The panels that ``--help`` lists options in, in this order."""
+
 Range: TypeAlias = Literal["whole", "real", ""]
 """The numbers that a range of values has; empty where values are no numbers."""
 
@@ -178,11 +184,8 @@ class OptionSpec:
     """Stands for the value in ``--help``."""
     help: str
     """One line of ``--help``."""
-    group: Literal[
-        "schedule", "costs", "memory", "transfers", "lowerings", "jitter", "search", "request",
-        "held",
-    ]  # fmt: skip
-    """The part of a question it is of."""
+    panel: Panel
+    """The panel of ``--help`` that lists it."""
     flags: tuple[str, ...] = ()
     """Flags of the command line; the default is the name."""
     default: Any = None
@@ -233,58 +236,58 @@ def read_whole(name: str, text: str, least: int | None = None, most: int | None 
 
 CORE_OPTIONS: tuple[OptionSpec, ...] = (
     OptionSpec(
-        "ranks", Whole(LIMITS["ranks"]), "N", "Pipeline ranks.", "schedule", ("--ranks", "-p"),
-        example="2",
+        "ranks", Whole(LIMITS["ranks"]), "N", "Number of pipeline ranks.", "Schedule and sizes",
+        ("--ranks", "-p"), example="2",
     ),
     OptionSpec(
-        "microbatches", Whole(LIMITS["microbatches"]), "N", "Microbatches per iteration.",
-        "schedule", ("--microbatches", "-m"), example="4",
+        "microbatches", Whole(LIMITS["microbatches"]), "N", "Microbatches per training step.",
+        "Schedule and sizes", ("--microbatches", "-m"), example="4",
     ),
     OptionSpec(
-        "chunks", Whole(LIMITS["chunks"]), "N", "Stages per rank, where there is choice.",
-        "schedule", ("--chunks", "-v"), example="4",
+        "chunks", Whole(LIMITS["chunks"]), "N", "Stages per rank (schedules with a choice).",
+        "Schedule and sizes", ("--chunks", "-v"), example="4",
     ),
     OptionSpec(
         "times", AnyText(), "TIMES",
-        "Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; per stage: F=1/1/2/1 or F=1,F.2=2.",
-        "costs", typed_only=True, example="F=10,I=11,W=7,p2p=0.5",
+        "Per action: F=1,I=1,W=1,p2p=0.1; stages: F=1/1/2.",
+        "Costs", typed_only=True, example="F=10,I=11,W=7,p2p=0.5",
     ),
     OptionSpec(
         "rank_times", AnyText(), "TIMES",
-        "Costs per rank, divided by each schedule's chunks; the default is F=1,I=1,W=1.",
-        "costs", typed_only=True, example="F=4,I=4,W=2,p2p=0.25", neutral="F=1,I=1,W=1",
+        "Per rank, divided by the chunks; all 1 by default.",
+        "Costs", typed_only=True, example="F=4,I=4,W=2,p2p=0.25", neutral="F=1,I=1,W=1",
     ),
     OptionSpec(
-        "costs", AnyText(), "FILE", "Cost file: .yaml, .json or .toml; may set -p, -m, -v.",
-        "costs", typed_only=True,
+        "costs", AnyText(), "FILE", "Cost file (.yaml, .json, .toml); may set sizes.",
+        "Costs", typed_only=True,
     ),
     OptionSpec(
         "runtime", Word(RUNTIMES), "NAME",
-        "Who runs it, by rules of its own: any (the default), torch or debubble.",
-        "costs", typed_only=True, default="any", neutral="any",
+        "Runtime's rules: any (default), torch or debubble.",
+        "Costs", typed_only=True, default="any", neutral="any",
     ),
     OptionSpec(
         "iterations", Whole(LIMITS["iterations"]), "N",
-        "Training steps in a row, with an optimizer step each.", "schedule", in_search=False,
+        "Training steps in a row, with optimizer steps.", "Schedule and sizes", in_search=False,
         example="2",
     ),
     OptionSpec(
         "sync", Word(SYNCS), "RULE",
-        "What an optimizer step waits for: global, local or post-validation.", "schedule",
+        "Optimizer wait: global, local or post-validation.", "Schedule and sizes",
         part_of="iterations", in_search=False,
     ),
     OptionSpec(
         "memory", MemoryLimit(), "LIMIT",
-        "Memory per rank, in activation units, the cost file's unit, or one of bytes: 80GB; one "
-        "for each: 4/4/3/3.", "memory", example="3", neutral="1e9",
+        "Limit per rank: 8 (costs' unit), 80GB or 4/4/3/3.", "Memory", example="3", neutral="1e9",
     ),
     OptionSpec(
-        "option", AnyText(), "KEY=VALUE", "Option of the schedule; may be repeated.", "schedule",
+        "option", AnyText(), "KEY=VALUE", "Option of the schedule (repeatable).",
+        "Schedule and sizes",
         in_search=False, repeated=True, typed_only=True, example="group_size=3",
     ),
     OptionSpec(
-        "group_size", AnyText(), "N", "Microbatches per group of interleaved schedules.",
-        "schedule", in_search=False, typed_only=True, example="3",
+        "group_size", AnyText(), "N", "Microbatches per group (interleaved schedules).",
+        "Schedule and sizes", in_search=False, typed_only=True, example="3",
     ),
 )  # fmt: skip
 """Options that belong to no other layer, in the order of ``--help``."""

@@ -249,7 +249,7 @@ def _option(
     name: str, values: OptionType, metavar: str, help: str, example: str, **more: Any
 ) -> OptionSpec:
     return OptionSpec(
-        name, values, metavar, help, "jitter", example=example, in_search=False,
+        name, values, metavar, help, "Variation", example=example, in_search=False,
         only=("simulate", "compare"), typed_only=True, **more,
     )  # fmt: skip
 
@@ -257,26 +257,25 @@ def _option(
 JITTER_OPTIONS = (
     _option(
         "jitter", AnyText(), "TIMES",
-        "How computing varies: normal:3%, lognormal:5%, gamma:10%, or a file of measured times.",
+        "Noise: normal:3%, lognormal:5%, gamma:10%, a file.",
         "normal:5%",
     ),
     _option(
         "samples", Whole(MAX_SAMPLES, at_once=True), "N",
-        "With --jitter, steps to simulate; by default 1,000, or 10 a copy.", "20", part_of="jitter",
+        "Simulated steps (1,000, or 10 per replica).", "20", part_of="jitter",
     ),
     _option(
         "seed", Whole(999_999_999, 0, at_once=True), "N",
-        "With --jitter, of the random numbers; 0 by default.", "7", part_of="jitter", neutral="0",
+        "Seed of the random numbers (0).", "7", part_of="jitter", neutral="0",
     ),
     _option(
         "replicas", Whole(MAX_REPLICAS, at_once=True), "N",
-        "Data-parallel copies; a step waits for the slowest of them.", "4", part_of="jitter",
+        "Data-parallel replicas; the slowest sets the step.", "4", part_of="jitter",
         neutral="1",
     ),
     _option(
         "slow", AnyText(), "WHAT=FACTOR",
-        "What is slow in every step: rank2=1.2, stage3=1.2, link0-1=3; in one copy only: copy=1.1, "
-        "copy.rank2=1.2; may be repeated.", "rank1=1.5", repeated=True,
+        "Slow: rank2=1.2, stage3=1.2, link0-1=3, copy=1.1.", "rank1=1.5", repeated=True,
     ),
 )  # fmt: skip
 """Variation of times, as options of a question that together make one :class:`Jitter`."""

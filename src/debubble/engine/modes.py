@@ -103,8 +103,8 @@ P2P_MODES: tuple[P2PMode, ...] = tuple(spec.name for spec in MODES)
 
 P2P_OPTION = OptionSpec(
     "p2p_mode", Word(P2P_MODES), "MODE",
-    f"Transfers are {P2P_MODES[0]} (the default), {', '.join(P2P_MODES[1:-1])} or {P2P_MODES[-1]}.",
-    "transfers", default=P2P_MODES[0], neutral=P2P_MODES[0],
+    f"{P2P_MODES[0]} (default), {', '.join(P2P_MODES[1:-1])} or {P2P_MODES[-1]}.",
+    "Transfers", default=P2P_MODES[0], neutral=P2P_MODES[0],
 )  # fmt: skip
 """The mode as an option of a question."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.options import OptionSpec, Range, Word, quoted, read_whole
+from debubble.core.options import OptionSpec, Panel, Range, Word, quoted, read_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import Limit
 from debubble.engine.modes import P2PMode, check_mode
@@ -86,12 +86,12 @@ class Lowering(OptionSpec):
 
 
 def lowering_row(
-    name: str, metavar: str, help: str, read: Callable[[str, str], Any], *, part_of: str = "",
-    in_search: bool = False, **more: Any,
+    name: str, metavar: str, help: str, panel: Panel, read: Callable[[str, str], Any], *,
+    part_of: str = "", in_search: bool = False, **more: Any,
 ) -> Lowering:  # fmt: skip
     """Return a row of :data:`LOWERINGS`, whose values `read` finds in texts."""
     return Lowering(
-        name, LoweringType(read, help, bool(part_of)), metavar, help, "lowerings",
+        name, LoweringType(read, help, bool(part_of)), metavar, help, panel,
         part_of=part_of, in_search=in_search, neutral="" if part_of else NOTHING, **more,
     )  # fmt: skip
 
@@ -143,7 +143,7 @@ def _recompute(schedule: Schedule, values: Values, setting: Setting) -> list[Sch
 LOWERINGS: list[Lowering] = [
     lowering_row(
         "recompute", "STAGES",
-        "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
+        "Stages that recompute forwards: full, or 0,1,4-7.", "Memory",
         read_stages, apply=_recompute, example="full", in_search=True, check=_check_recompute,
         on_page=Choice(
             "recompute", {"full": "all stages"}, "nothing",
@@ -151,7 +151,8 @@ LOWERINGS: list[Lowering] = [
         ),
     ),
     lowering_row(
-        "recompute_at", "PLACE", "Where: just-in-time, bubbles or with-backward.",
+        "recompute_at", "PLACE", "Place: just-in-time, bubbles or with-backward.",
+        "Memory",
         lambda _flag, text: place_of("full", text), part_of="recompute", example="with-backward",
         on_page=Choice("where", {
             "just-in-time": "just in time", "bubbles": "in bubbles",
@@ -161,26 +162,25 @@ LOWERINGS: list[Lowering] = [
     ),
     lowering_row(
         "recompute_cap", "COUNT",
-        "Recompute only what a rank holds beyond so many whole activations of a stage.",
+        "Recompute only beyond COUNT held activations.", "Memory",
         read_whole, part_of="recompute", example="2",
     ),
     lowering_row(
         "offload", "STAGES",
-        "Keep activations on the host until their backwards: full, or 0,1,4-7.",
+        "Stages to offload to the host: full, or 0,1,4-7.", "Memory",
         read_stages, example="full", in_search=True,
         apply=lambda order, values, setting: ways_to_offload(order, values["offload"], setting),
     ),
     lowering_row(
         "transfers", "POLICY",
-        "Make sends and receives actions, receives eager, just-in-time, queued, or PyTorch's:"
-        " pytorch, pytorch-deferred.",
+        f"Sends and receives as actions: {', '.join(TRANSFER_POLICIES)}.", "Transfers",
         Word(TRANSFER_POLICIES).read,
         apply=lambda order, values, _: add_transfers(order, policy=values["transfers"]),
         example="just-in-time",
     ),
     lowering_row(
         "sharding", "MODE",
-        "Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
+        "ddp: reduce gradients; fsdp: also gather weights.", "Transfers",
         Word(SHARDING_MODES).read,
         apply=lambda order, values, _: add_sharding(
             order, mode=values["sharding"], lookahead=values["unshard_lookahead"] or "full"
@@ -192,7 +192,7 @@ LOWERINGS: list[Lowering] = [
     ),
     lowering_row(
         "unshard_lookahead", "POLICY",
-        "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
+        "Stages that fsdp gathers ahead: full, auto, 2,3,3.", "Transfers",
         _read_lookahead, part_of="sharding", example="1", check=_check_lookahead,
     ),
 ]  # fmt: skip

@@ -70,35 +70,34 @@ def _option(
     name: str, values: Any, metavar: str, help: str, example: str = "", **more: Any
 ) -> OptionSpec:
     return OptionSpec(
-        name, values, metavar, help, "search", example=example, only=("optimize",), **more
+        name, values, metavar, help, "Search", example=example, only=("optimize",), **more
     )
 
 
 SEARCH_OPTIONS = (
     _option(
         "layers", WordOr((OF_FILE,), read_whole, "or a number of layers", "whole"), "N|costs",
-        "Cut layers into the stages as is fastest: N equal ones, costs then are of an even cut; or,"
-        " with 'costs', those of the cost file's section layers.", "8",
+        "Split layers into the fastest stages: N equal ones, or the cost file's.", "8",
     ),
     _option(
         "placement", WordOr(("any", "loop", "wave"), _ranks, "or the stages' ranks: 0,1,1,0"),
-        "SHAPE", "wave (two chunks: a V), loop, any, or the stages' ranks: 0,1,1,0.", "wave",
+        "SHAPE", "loop, wave (with two chunks, a V), any, or ranks of stages: 0,1,1,0.", "wave",
         neutral="any",
     ),
     _option(
-        "backward", Word(BACKWARDS), "HOW", "split, fused, or free: whichever is faster.",
+        "backward", Word(BACKWARDS), "HOW", "Backward passes: split, fused, or free (the faster).",
         neutral="free",
     ),
-    _option("time_limit", Real(), "S", "Seconds to use; without it, a fixed amount of work.", "5"),
-    _option("effort", Real(), "X", "Multiplies the fixed amount of work.", "0.5", neutral="1"),
+    _option("time_limit", Real(), "S", "Seconds to search; default: a fixed amount of work.", "5"),
+    _option("effort", Real(), "X", "Factor of the fixed amount of work.", "0.5", neutral="1"),
     _option(
-        "seed", Whole(LARGEST, 0, at_once=True), "N", "Seed of everything random.", "1",
+        "seed", Whole(LARGEST, 0, at_once=True), "N", "Seed of the random numbers.", "1",
         neutral="0",
     ),
-    _option("workers", Whole(256, at_once=True), "N", "Threads.", "1", neutral="2"),
+    _option("workers", Whole(256, at_once=True), "N", "Number of threads.", "1", neutral="2"),
     _option(
         "robust", AnyText(), "TIMES",
-        "Least p95 of the step time where times vary as --jitter: normal:3%.", "normal:3%",
+        "Minimize the p95 step time under this noise: normal:3%.", "normal:3%",
         typed_only=True,
     ),
 )  # fmt: skip

@@ -98,47 +98,59 @@ _COUNT = Whole(LARGEST, at_once=True)
 _SHOWN = Whole(1000, at_once=True)
 _NAMES = list(FRAMEWORKS)
 
+SIZES = {
+    "tp": "tensor-parallel degree", "cp": "context-parallel degree",
+    "ep": "expert-parallel degree", "dp": "data-parallel degree",
+    "pp": "pipeline-parallel degree", "chunks": "number of stages per rank",
+    "microbatch_size": "number of sequences per microbatch",
+}  # fmt: skip
+"""Degrees and other sizes that can be fixed, with their words."""
+
 ASKED = (
     OptionSpec("model", AnyText(), "MODEL", "Name of a model, its config.json, or a YAML file.",
-               "request"),
-    OptionSpec("gpu", AnyText(), "NAME", "h100, mi300x, …, or a YAML file.", "request"),
-    OptionSpec("gpus", _COUNT, "N", "How many.", "request"),
-    OptionSpec("batch", _COUNT, "N", "Sequences per optimizer step.", "request"),
-    OptionSpec("seq", _COUNT, "N", "Tokens per sequence.", "request", shown=str(SEQUENCE)),
+               "Training"),
+    OptionSpec("gpu", AnyText(), "NAME", "GPU type: h100, mi300x, …, or a YAML file.", "Training"),
+    OptionSpec("gpus", _COUNT, "N", "Number of GPUs.", "Training"),
+    OptionSpec("batch", _COUNT, "N", "Sequences per optimizer step.", "Training"),
+    OptionSpec("seq", _COUNT, "N", "Tokens per sequence.", "Training", shown=str(SEQUENCE)),
 )  # fmt: skip
 """Options of the training itself; all but the last have to be given."""
 
 HELD = (
     *(
-        OptionSpec(name, _COUNT, "N", "Hold it fixed.", "held", example="2")
-        for name in ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size")
+        OptionSpec(name, _COUNT, "N", f"Fix the {what}.", "Parallelism", example="2")
+        for name, what in SIZES.items()
     ),
     OptionSpec("schedule", Values(_schedules, _schedules), "NAMES",
-               "One schedule, or several: 1f1b,zb-v.", "held",
+               "Fix the schedule, or allow some: 1f1b,zb-v.", "Parallelism",
                example="1f1b"),
     OptionSpec("layers", Values(_layers, _layers), "COUNTS",
-               "Of every stage: 7,8,8,9 or 'Et*7|(t*8|)*2t*9L'; the best unless given.", "held",
+               "Fix the layers of stages: 7,8,8,9 or 'Et*7|(t*8|)*2t*9L'.", "Parallelism",
                example="7,8,8,9"),
     OptionSpec("recompute", Values(_recompute, _recompute), "HOW",
-               "none, selective, full, or full:N layers of a stage.", "held", example="full"),
+               "Fix recomputation: none, selective, full, or full:N layers per stage.",
+               "Parallelism", example="full"),
     OptionSpec("zero", Whole(3, 0, at_once=True), "0-3",
-               "What replicas split: optimizer (1), gradients (2), weights (3).", "held",
-               example="2"),
+               "Fix the ZeRO stage: optimizer (1), gradients (2), weights (3) sharded.",
+               "Parallelism", example="2"),
 )  # fmt: skip
 """Options that constrain a plan if they are given."""
 
 STATE = (
-    OptionSpec("gradients", Word(tuple(GRADIENTS)), "KIND", "Gradients add up in fp32, or bf16.",
-               "request", default="fp32"),
-    OptionSpec("moments", Word(tuple(MOMENTS)), "KIND", "Adam's moments: fp32, bf16 or fp8.",
-               "request", default="fp32"),
+    OptionSpec("gradients", Word(tuple(GRADIENTS)), "KIND",
+               "Type of accumulated gradients: fp32 or bf16.",
+               "Precision and memory", default="fp32"),
+    OptionSpec("moments", Word(tuple(MOMENTS)), "KIND",
+               "Type of Adam's moments: fp32, bf16 or fp8.",
+               "Precision and memory", default="fp32"),
     OptionSpec("weights", Word(WEIGHTS), "KIND",
-               "bf16; or fp8 or fp4, as products multiply them.", "request",
+               "Type of stored weights: bf16, fp8 or fp4.", "Precision and memory",
                shown="fp8 where Megatron-LM multiplies in 8 bits, else bf16"),
-    OptionSpec("offload", Word(OFFLOADS), "WHAT", "optimizer: its states are on the host.",
-               "request", default="none"),
-    OptionSpec("graph_pools", _POOLS, "SIZE", "Memory in the pools of CUDA graphs, such as 4GB.",
-               "request", default=0),
+    OptionSpec("offload", Word(OFFLOADS), "WHAT",
+               "optimizer keeps its states on the host; or none.",
+               "Precision and memory", default="none"),
+    OptionSpec("graph_pools", _POOLS, "SIZE", "Memory of CUDA-graph pools, such as 4GB.",
+               "Precision and memory", default=0),
 )  # fmt: skip
 """Options on what training keeps, and where; the same for every candidate."""
 
@@ -146,29 +158,28 @@ PLAN_OPTIONS = (
     *ASKED,
     *HELD,
     OptionSpec("precision", AnyText(), "NAME",
-               f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}.", "request",
+               f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}.", "Precision and memory",
                default=PRECISIONS[0]),
     *STATE,
     OptionSpec("framework", AnyText(), "NAME",
-               f"Framework that runs the plan: {', '.join(_NAMES)}; or {ANY}, which only divides.",
-               "request", shown="the best of those that can", example="torchtitan"),
-    OptionSpec("memory", _MEMORY, "LIMIT", "Memory per GPU, such as 72GB.", "request"),
-    OptionSpec("imbalance", _RATIO, "X", "Tokens of the busiest experts over the mean.",
-               "request", default=1),
-    OptionSpec("calibrate", AnyText(), "FILE", "Measured steps, a log, or a profile.", "request"),
-    OptionSpec("why", AnyText(), "KEY=VALUE", "Why not this? The best plan with it, beside.",
-               "search", repeated=True),
-    OptionSpec("top", _SHOWN, "K", "Plans to show.", "search", default=5),
-    OptionSpec("optimize", _SHOWN, "K", "Look for faster orders of the K best plans.", "search"),
+               f"Framework: {', '.join(_NAMES)}, or {ANY} (no framework's rules).",
+               "Training", shown="the best one", example="torchtitan"),
+    OptionSpec("memory", _MEMORY, "LIMIT", "Memory limit per GPU, such as 72GB.",
+               "Precision and memory"),
+    OptionSpec("imbalance", _RATIO, "X", "Load of the busiest experts over the mean.",
+               "Training", default=1),
+    OptionSpec("calibrate", AnyText(), "FILE",
+               "Calibrate with measured steps, a log, or a profile.", "Training"),
+    OptionSpec("why", AnyText(), "KEY=VALUE",
+               "Compare with the best plan that has this, such as pp=2.", "Search", repeated=True),
+    OptionSpec("top", _SHOWN, "K", "Number of plans to show.", "Search", default=5),
+    OptionSpec("optimize", _SHOWN, "K", "Search faster schedules for the K best plans.", "Search"),
     OptionSpec("time_limit", Values(_seconds, _seconds), "SECONDS",
-               "For each of them; else a fixed amount of work.", "search"),
+               "Time limit of each such search.", "Search"),
 )  # fmt: skip
 """All options of a plan in the order of ``--help``."""
 
 ROWS = {row.name: row for row in PLAN_OPTIONS}
-
-SIZES = tuple(row.name for row in HELD if row.type is _COUNT)
-"""Degrees and other sizes that can be held."""
 
 
 def request_of(values: Mapping[str, Any]) -> PlanRequest:

@@ -66,7 +66,7 @@ def inputs() -> dict[str, Any]:
         "schedules": plannable(),
         "recomputes": (*RECOMPUTES, SOME_LAYERS),
         "zeros": ZEROS,
-        "sizes": SIZES,
+        "sizes": list(SIZES),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -26,6 +26,9 @@ from debubble.view.text import text_width
 
 LABEL_SIZES = (1.125, 1.0, 0.875, 0.75)
 """Sizes of labels in those of a figure's text; all labels of a picture have one."""
+
+ENOUGH = 0.9
+"""Share of the boxes that have room for their label in every panel of a figure with labels."""
 
 STRIPE_SHARE = 0.13
 """Height of a stripe in that of its bar."""
@@ -93,6 +96,14 @@ class LabelBoxes:
     """Boxes of a group are written on all together or not at all."""
 
 
+class _Fitting(NamedTuple):
+    """Labels that fit: their size in points, (x, y, text, color), and their share of all boxes."""
+
+    size: float
+    marks: list[tuple[float, float, str, str]]
+    share: float
+
+
 class Labels(Artist):
     """Texts on all boxes that have room for them, as one artist.
 
@@ -102,6 +113,9 @@ class Labels(Artist):
     def __init__(self, ax: Axes, boxes: LabelBoxes, font_size: float) -> None:
         super().__init__()
         self.boxes = boxes
+        self.peers: Sequence[Labels | None] = (self,)
+        """Labels of all panels of a figure: numbers on some panels alone read as a mistake. None
+        for a panel whose bars are too thin for any."""
         self.sizes = sorted({max(SMALLEST_FONT, part * font_size) for part in LABEL_SIZES})
         self.set_gid("labels")
         self.set_zorder(4)
@@ -109,7 +123,19 @@ class Labels(Artist):
         self.set_in_layout(False)
 
     def placed(self, renderer: Any) -> tuple[float, list[tuple[float, float, str, str]]]:
-        """Return the size in points, and (x, y, text, color) in pixels of every label that fits."""
+        """Return the size in points, and (x, y, text, color) in pixels of every label that fits.
+
+        In a figure of several panels there are some in all of them or in none.
+        """
+        found = [None if one is None else one._fitting(renderer, one.sizes) for one in self.peers]
+        least = ENOUGH if len(found) > 1 else 0.0
+        if any(one is None or one.share < least for one in found):
+            return self.sizes[0], []
+        size = min(one.size for one in found if one is not None)
+        return size, self._fitting(renderer, [size]).marks
+
+    def _fitting(self, renderer: Any, sizes: Sequence[float]) -> _Fitting:
+        """Return the labels that fit in the best of some sizes, smallest first."""
         assert self.axes is not None
         boxes = self.boxes
         corners = self.axes.transData.transform
@@ -132,8 +158,8 @@ class Labels(Artist):
         groups = boxes.group[candidates]
         many = int(groups.max(initial=-1)) + 1
         total = np.bincount(groups[np.isfinite(per_point)], minlength=many)
-        size, fits = self.sizes[0], np.zeros(len(candidates), dtype=bool)
-        for larger in self.sizes:
+        size, fits = sizes[0], np.zeros(len(candidates), dtype=bool)
+        for larger in sizes:
             enough = (per_point * larger <= room) & (larger <= tall)
             count = np.bincount(groups[enough], minlength=many)
             enough &= (count >= 0.97 * total)[groups]
@@ -150,7 +176,7 @@ class Labels(Artist):
             x = (left[box] + right[box] - width) / 2
             y = (top[box] + bottom[box] - height) / 2
             marks.append((x, y, text, boxes.color[box]))
-        return size, marks
+        return _Fitting(size, marks, len(chosen) / max(1, int(total.sum())) if total.any() else 1.0)
 
     def draw(self, renderer: Any) -> None:
         """Draw the labels that fit."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,13 +25,30 @@ from debubble.analysis.metrics import (
 from debubble.analysis.results import shared_units
 from debubble.core.command import command
 from debubble.core.costs import Costs
-from debubble.core.errors import CostError
+from debubble.core.errors import CostError, ParameterError, did_you_mean
 from debubble.core.kinds import KINDS, Kind
 from debubble.core.units import Scale, amount, counted, percent, time
 from debubble.core.units import memory_scale as scale_of
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
+
+
+def labelled(timelines: Sequence[Timeline], label: Mapping[str, str] | None) -> list[Timeline]:
+    """Return timelines whose schedules have texts in place of their names, by name."""
+    names = [timeline.schedule.name for timeline in timelines]
+    for key in label or {}:
+        if key not in names:
+            raise ParameterError(f"label is for '{key}'; {did_you_mean(key, names)}")
+    return [_named(timeline, (label or {}).get(timeline.schedule.name)) for timeline in timelines]
+
+
+def _named(timeline: Timeline, name: str | None) -> Timeline:
+    if name is None:
+        return timeline
+    schedule = replace(timeline.schedule, name=name)
+    return replace(timeline, graph=replace(timeline.graph, schedule=schedule))
+
 
 MAX_NAME = 60
 """Characters of a schedule's name in a picture."""
@@ -66,6 +84,13 @@ def setting_and_shades(timeline: Timeline) -> str:
     """Return the sizes of the schedule, and the meaning of shades."""
     note = shades_note(timeline)
     return setting(timeline) + (f" ({note})" if note else "")
+
+
+def short_result(timeline: Timeline) -> str:
+    """Return bubble ratio and peak activation, as few words as a column of a paper has room for."""
+    costs = timeline.table.costs
+    peak = amount(float(timeline.peak_activation.max()), costs.activation_unit)
+    return f"bubble {percent(timeline.bubble_ratio)}, peak {peak}"
 
 
 def result(timeline: Timeline, time_unit: str = "") -> str:

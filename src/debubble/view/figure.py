@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -22,17 +22,20 @@ from debubble.view import captions
 from debubble.view.artists import add_legend, legend_entries, legend_height
 from debubble.view.bars import Bars, RowLayout, TransferEnds, bars_of, row_layout, transfer_ends
 from debubble.view.colors import FAINT, INK
-from debubble.view.options import FigureOptions
-from debubble.view.panel import DPI, Panel, add_panel, add_time_axis, peaks_width
+from debubble.view.options import DPI, FigureOptions, read_options
+from debubble.view.panel import Panel, add_panel, add_time_axis, peaks_width
 from debubble.view.text import (
     FAMILY,
     TextSizes,
+    check_font,
     clauses,
     phrases,
     text_sizes,
     text_width,
     wrapped,
 )
+
+T = TypeVar("T")
 
 WIDTH = 11.0
 """Default width of a figure in inches."""
@@ -42,6 +45,9 @@ LINE = 1.3
 
 MOST_RANKS_WITH_TRANSFERS = 32
 """Ranks up to which transfers are drawn by default."""
+
+FONT = "_debubble_font"
+"""Attribute of a figure with the family of its text: files are written with it, too."""
 
 FONTS: Any = {
     "font.family": "sans-serif",
@@ -56,11 +62,16 @@ FONTS: Any = {
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """Use matplotlib's settings for these pictures, in place of the user's, for a while."""
+def style(font: str | None = None) -> Iterator[None]:
+    """Use matplotlib's settings for these pictures, in place of the user's, for a while.
+
+    Text is in the family `font`, where that has the signs.
+    """
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(FONTS)
+        if font is not None:
+            matplotlib.rcParams["font.sans-serif"] = [font, *FAMILY]
         # A name may be in any script; signs the font lacks become boxes.
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing")
         yield
@@ -69,7 +80,7 @@ def style() -> Iterator[None]:
 def render(drawing: Figure, format: str, **options: Any) -> bytes:
     """Return a figure as ``"png"``, ``"svg"`` or ``"pdf"``; options as for ``Figure.savefig``."""
     buffer = io.BytesIO()
-    with style():
+    with style(getattr(drawing, FONT, None)):
         drawing.savefig(buffer, format=format, dpi=options.pop("dpi", DPI), **options)
     return buffer.getvalue()
 
@@ -97,11 +108,13 @@ def plot(timeline: Timeline, ax: Axes | None = None, **options: Any) -> Axes:
     ParameterError
         When an option cannot be used.
     """
-    look = FigureOptions(**{"memory": False} | options)
+    look = read_options({"memory": False} | options)
     check_type("ax", ax, (Axes, type(None)), "give axes of matplotlib, or leave it out")
     if ax is not None and (look.width is not None or look.height is not None):
         raise ParameterError("axes have their size already; leave width and height out")
-    with style() if ax is None else nullcontext():
+    check_font(look.font)
+    [timeline] = captions.labelled([timeline], look.label)
+    with style(look.font) if ax is None else nullcontext():
         if ax is None:
             layout = _FigureLayout([timeline], look)
             height = look.height or 0.9 + layout.row * timeline.schedule.ranks
@@ -140,24 +153,35 @@ def figure(timelines: Sequence[Timeline], **options: Any) -> Figure:
     """
     if not timelines:
         raise ParameterError("there is no timeline to draw; give at least one")
-    look = FigureOptions(**options)
-    with style():
-        return _FigureLayout(timelines, look).draw()
+    look = read_options(options)
+    check_font(look.font)
+    with style(look.font):
+        drawing = _FigureLayout(captions.labelled(timelines, look.label), look).draw()
+    setattr(drawing, FONT, look.font)
+    return drawing
 
 
 @dataclass(frozen=True)
 class _Caption:
-    """Lines above a panel: the schedule's name, what may follow it on its line, and more lines."""
+    """Lines above a panel: the schedule's name, faint words that follow it, and more lines."""
 
     name: str
     right: str = ""
+    faint: tuple[str, ...] = ()
+    """Lines on the setting."""
     below: tuple[str, ...] = ()
+    """Lines on the result."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All lines below the name."""
+        return (*self.faint, *self.below)
 
     def height(self, sizes: TextSizes) -> float:
         """Return the height in inches."""
         if not self.name:
             return 0.06
-        return (sizes.name + len(self.below) * sizes.text) * LINE / 72 + 0.06
+        return (sizes.name + len(self.lines) * sizes.text) * LINE / 72 + 0.06
 
 
 class _FigureLayout:
@@ -169,11 +193,11 @@ class _FigureLayout:
         self.look = look
         self.timelines = timelines
         self.width = look.width or WIDTH
-        self.sizes = text_sizes(look, self.width if width is None else width)
+        self.sizes = text_sizes(look, (self.width if width is None else width) / look.columns)
         bars = [bars_of(timeline) for timeline in timelines]
         moved = [self._moved(timeline) for timeline in timelines]
         moves = [part for part in moved if part is not None]
-        units = [t.ideal if look.normalise and t.ideal else 1.0 for t in timelines]
+        units = [t.ideal if look.normalize and t.ideal else 1.0 for t in timelines]
         span = max(t.makespan / unit for t, unit in zip(timelines, units, strict=True))
         if look.range is not None and look.range[0] >= span:
             raise ParameterError(
@@ -196,8 +220,8 @@ class _FigureLayout:
         ]
         self.legend = legend_entries(bars, look, moves, look.memory) if look.legend else []
         unit = captions.printable(look.time_unit or shared_units(timelines)[0], 24)
-        self.time_label = f"time ({unit or 'unit of the costs'})"
-        if look.normalise:
+        self.time_label = f"time ({unit or 'arbitrary units'})"
+        if look.normalize:
             self.time_label = "time / ideal (work of the busiest rank)"
 
     def _moved(self, timeline: Timeline) -> TransferEnds | None:
@@ -211,20 +235,29 @@ class _FigureLayout:
     def _bar_height(self, panels: Sequence[Bars]) -> float:
         """Return inches of a bar: comfortable for few ranks, never a figure of many pages."""
         ranks = max(bars.ranks for bars in panels)
-        everything = sum(bars.ranks for bars in panels)
+        everything = sum(max(bars.ranks for bars in row) for row in self._grid(panels))
         comfortable = 0.34 if any(bars.paired for bars in panels) else 0.25
-        comfortable *= min(1.0, math.sqrt(self.width / WIDTH))
+        comfortable *= min(1.0, math.sqrt(self.width / self.look.columns / WIDTH))
         return max(min(comfortable, 5.9 / ranks, 7.6 / everything), min(0.084, 25 / everything))
 
     def _caption(self, timeline: Timeline, width: float) -> _Caption:
         sizes, name = self.sizes, captions.name(timeline)
-        if self.look.title == "":
-            return _Caption(name if len(self.panels) > 1 else "")
+        how = self.look.caption
+        if self.look.title == "" and how == "full":
+            how = "name" if len(self.panels) > 1 else "none"
+        if how in ("none", "name"):
+            return _Caption(name if how == "name" else "")
+        room = width - text_width(name, sizes.name, bold=True) - 0.1
+        if how == "short":
+            short = captions.short_result(timeline)
+            if text_width(short, sizes.text) <= room:
+                return _Caption(name, short)
+            return _Caption(name, below=tuple(clauses(short, sizes.text, width)))
         setting = captions.setting_and_shades(timeline)
         result = clauses(captions.result(timeline, self.look.time_unit), sizes.text, width)
-        if text_width(setting, sizes.text) <= width - text_width(name, sizes.name, bold=True) - 0.1:
-            return _Caption(name, setting, tuple(result))
-        return _Caption(name, "", (*clauses(setting, sizes.text, width), *result))
+        if text_width(setting, sizes.text) <= room:
+            return _Caption(name, setting, below=tuple(result))
+        return _Caption(name, "", tuple(clauses(setting, sizes.text, width)), tuple(result))
 
     def _notes(self, width: float) -> list[str]:
         """Return the lines at the foot."""
@@ -235,17 +268,24 @@ class _FigureLayout:
             )
         return phrases(notes, self.sizes.small, width)
 
+    def _grid(self, panels: Sequence[T]) -> list[Sequence[T]]:
+        """Return panels, or what belongs to them, line by line."""
+        columns = self.look.columns
+        return [panels[place : place + columns] for place in range(0, len(panels), columns)]
+
     def draw(self) -> Figure:
         """Return the figure."""
         look, sizes, panels = self.look, self.sizes, self.panels
         ranks = max(panel.bars.ranks for panel in panels)
         left = 0.08 + 1.5 * sizes.text / 72 + text_width(str(ranks - 1), sizes.text)
+        # Right of a panel are its peaks.
         right = 0.16
         if look.memory:
             right = max(peaks_width(timeline, sizes) for timeline in self.timelines) + 0.06
         # Half of the last number of the axis reaches beyond it.
         right = max(right, 0.04 + text_width("00.0", sizes.text) / 2)
-        width, whole = self.width - left - right, self.width - 0.12 - left
+        columns = min(look.columns, len(panels))
+        width, whole = self.width / columns - left - right, self.width - 0.12 - left
         above_panels = [self._caption(timeline, width) for timeline in self.timelines]
         heading = wrapped(captions.printable(look.title or "", 300), sizes.title, whole, bold=True)
         notes = self._notes(whole)
@@ -254,8 +294,10 @@ class _FigureLayout:
         top = head + legend_height(self.legend, sizes.text, whole)
         foot = (2 * LINE * sizes.text + 6) / 72 + (len(notes) * sizes.small * LINE) / 72 + 0.1
         gap = 0.12
-        above = sum(caption.height(sizes) for caption in above_panels) + gap * (len(panels) - 1)
-        everything = sum(panel.bars.ranks for panel in panels)
+        grid = self._grid(range(len(panels)))
+        heads = [max(above_panels[place].height(sizes) for place in line) for line in grid]
+        ranks_of = [max(panels[place].bars.ranks for place in line) for line in grid]
+        above, everything = sum(heads) + gap * (len(grid) - 1), sum(ranks_of)
         total = look.height or top + foot + above + everything * self.row
         row = (total - top - foot - above) / everything
         if row < 0.02:
@@ -266,16 +308,22 @@ class _FigureLayout:
             )
 
         drawing = Figure(figsize=(self.width, total), dpi=100, facecolor="white")
-        y = total - top
-        for panel, caption in zip(panels, above_panels, strict=True):
-            height = panel.bars.ranks * row
-            y -= caption.height(sizes) + height
-            box = (left / self.width, y / total, width / self.width, height / total)
-            ax = drawing.add_axes(box)
-            add_panel(ax, panel)
-            add_time_axis(ax, self.time_label, sizes.text, width, shown=panel is panels[-1])
-            _add_caption(ax, caption, sizes)
-            y -= gap
+        y, labels = total - top, []
+        for line, head_height, most in zip(grid, heads, ranks_of, strict=True):
+            y -= head_height
+            for column, place in enumerate(line):
+                panel, height = panels[place], panels[place].bars.ranks * row
+                x = column * self.width / columns + left
+                box = (x / self.width, (y - height) / total, width / self.width, height / total)
+                ax = drawing.add_axes(box)
+                labels.append(add_panel(ax, panel))
+                last = place + columns >= len(panels)
+                add_time_axis(ax, self.time_label, sizes.text, width, shown=last)
+                _add_caption(ax, above_panels[place], sizes)
+            y -= most * row + gap
+        for one in labels:
+            if one is not None:
+                one.peers = labels
         if self.legend:
             add_legend(
                 drawing, self.legend, sizes.text, whole, loc="upper left", borderaxespad=0,
@@ -314,7 +362,7 @@ def _add_caption(ax: Axes, caption: _Caption, sizes: TextSizes) -> None:
         "annotation_clip": False, "parse_math": False,
     }  # fmt: skip
     line = sizes.text * LINE
-    rise = 3 + len(caption.below) * line
+    rise = 3 + len(caption.lines) * line
     name = ax.annotate(
         caption.name, (0.0, 1.0), (0, rise), fontsize=sizes.name, fontweight="bold", color=INK,
         **place,
@@ -323,8 +371,8 @@ def _add_caption(ax: Axes, caption: _Caption, sizes: TextSizes) -> None:
         caption.right, (1.0, 0.0), (7, 0), fontsize=sizes.text, color=FAINT,
         **place | {"xycoords": name},
     )  # fmt: skip
-    for index, text in enumerate(caption.below, 1):
-        color = INK if index == len(caption.below) else FAINT
+    for index, text in enumerate(caption.lines, 1):
+        color = FAINT if index <= len(caption.faint) else INK
         ax.annotate(
             text, (0.0, 1.0), (0, rise - index * line), fontsize=sizes.text, color=color, **place
         )

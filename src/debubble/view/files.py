@@ -11,10 +11,10 @@ from debubble.core.atomic_write import write_atomically
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.engine.timeline import Timeline
 from debubble.view.captions import metadata
-from debubble.view.options import option_names
+from debubble.view.options import PNG_DPI, option_names, read_options
 
 _OPTIONS = {
-    ".png": (*option_names(".png"), "dpi"),
+    ".png": option_names(".png"),
     ".svg": option_names(".svg"),
     ".pdf": option_names(".pdf"),
     ".html": (*option_names(".html"), "table_html"),
@@ -27,7 +27,7 @@ def save(timelines: Sequence[Timeline], path: str | Path, **options: Any) -> Non
     """Write timelines, a panel each, as ``.png``, ``.svg``, ``.pdf``, ``.html`` or ``.txt``.
 
     Options are those fields of :class:`debubble.view.options.FigureOptions` that a format has;
-    also ``dpi`` for ``.png`` and ``table_html`` for ``.html``. A ``.txt`` takes ``title``,
+    also ``table_html`` for ``.html``. A ``.txt`` takes ``title``,
     ``width`` in characters (120 by default), ``color`` (off), ``ascii_only`` and ``time_unit``.
 
     Raises
@@ -66,12 +66,14 @@ def save(timelines: Sequence[Timeline], path: str | Path, **options: Any) -> Non
         raise ParameterError(f"cannot write '{target}': {error.strerror or error}") from None
 
 
-def _picture(timelines: Sequence[Timeline], ending: str, dpi: float = 0, **options: Any) -> bytes:
+def _picture(timelines: Sequence[Timeline], ending: str, **options: Any) -> bytes:
     from debubble.view.figure import figure, render
-    from debubble.view.panel import DPI
 
     made = metadata(ending, [timeline.table.costs for timeline in timelines])
-    return render(figure(timelines, **options), ending[1:], dpi=dpi or DPI, metadata=made)
+    if ending == ".png":
+        options = {"dpi": PNG_DPI} | options
+    dpi = read_options(options).dpi
+    return render(figure(timelines, **options), ending[1:], dpi=dpi, metadata=made)
 
 
 def _text(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from debubble.core.errors import ParameterError
+from debubble.core.errors import ParameterError, deprecated, did_you_mean
 from debubble.engine.memory import Limit
 from debubble.view.colors import COLOR, Palette, palette_of
 
@@ -74,6 +74,51 @@ def _read_range(wanted: Any, name: str) -> tuple[float, float]:
     return begin, end
 
 
+def _read_columns(wanted: str | float, name: str) -> int:
+    value = _read_number(wanted, name)
+    if value != int(value) or not 1 <= value <= MOST_COLUMNS:
+        raise ParameterError(f"{name} is '{wanted}'; give a whole number from 1 to {MOST_COLUMNS}")
+    return int(value)
+
+
+def _read_dpi(wanted: str | float, name: str) -> float:
+    value = _read_number(wanted, name)
+    if not 10 <= value <= 1200:
+        raise ParameterError(f"{name} is '{wanted}'; give 10 to 1200 pixels per inch")
+    return value
+
+
+def _read_caption(wanted: Any, name: str) -> str:
+    if wanted not in CAPTIONS:
+        raise ParameterError(f"{name} is '{wanted}'; {did_you_mean(wanted, CAPTIONS)}")
+    return str(wanted)
+
+
+def _read_labels(wanted: Any, name: str) -> Mapping[str, str]:
+    """Return texts by name of a schedule, of a mapping or of texts such as ``zb-v=ZB-V``."""
+    if isinstance(wanted, Mapping):
+        return dict(wanted)
+    pairs = [str(pair).partition("=") for pair in wanted]
+    for key, equals, text in pairs:
+        if not equals or not text:
+            raise ParameterError(
+                f"{name} is '{key}{equals}'; give a schedule and its text, such as "
+                f'{key or "zb-v"}="ZB-V (ours)"'
+            )
+    return {key: text for key, _, text in pairs}
+
+
+CAPTIONS = ("none", "name", "short", "full")
+"""Texts above a panel: nothing; its name; also bubble and peak; also sizes and makespan."""
+
+MOST_COLUMNS = 8
+
+DPI = 180.0
+"""Pixels per inch of the bitmap that stands for bars thinner than a pixel."""
+
+PNG_DPI = 300.0
+"""Pixels per inch of a ``.png``: what journals ask for."""
+
 FIGURES = (".png", ".svg", ".pdf")
 ALL = (*FIGURES, ".html")
 
@@ -86,9 +131,13 @@ def _option(
     read: Callable[[Any, str], Any] = lambda wanted, _name: wanted,
     endings: tuple[str, ...] = FIGURES,
     flag: bool = True,
+    repeated: bool = False,
 ) -> Any:
     """Return a field that carries its help; with `flag` the command line offers it."""
-    about = {"help": help, "metavar": metavar, "read": read, "endings": endings, "flag": flag}
+    about = {
+        "help": help, "metavar": metavar, "read": read, "endings": endings, "flag": flag,
+        "repeated": repeated,
+    }  # fmt: skip
     return field(default=default, metadata=about)
 
 
@@ -100,11 +149,22 @@ class FigureOptions:
     ----------
     title
         Stands above all; empty for no title, and in a figure of one timeline no caption.
+    label
+        Texts in place of the names of schedules, ``{"zb-v": "ZB-V (ours)"}``.
+    caption
+        Text above each panel: ``"none"``, ``"name"``, ``"short"`` (with bubble and peak) or
+        ``"full"``.
+    columns
+        Panels side by side.
     width, height
         Inches, or text such as ``"3.3in"``; the default height is that of rows of a comfortable
         height.
     font_size
         Points of most text, 6 or more; the default is 8, and 7 in figures below 6 inches.
+    font
+        Family of all text, of those that matplotlib finds; the default is DejaVu Sans.
+    dpi
+        Pixels per inch of a ``.png``.
     numbers_from
         Number of the first microbatch, and of the first slice.
     palette
@@ -119,10 +179,10 @@ class FigureOptions:
     notes, legend
         Whether the conventions of the numbers, and a legend, are part of the figure.
     labels
-        Whether microbatches are written on the actions that have room for them.
+        Whether microbatches are written on the actions, where those of every panel have room.
     critical
         Whether the actions of the critical path are outlined.
-    normalise
+    normalize
         Whether each panel's time is divided by its ideal, the work of its busiest rank: a schedule
         that never waits then ends at 1, at any costs.
     limit
@@ -132,35 +192,49 @@ class FigureOptions:
     """
 
     title: str | None = _option(
-        None, "Title above all; --no-title for none, not even a caption.", metavar="TEXT",
-        endings=ALL,
+        None, "Title of the figure.", metavar="TEXT",
+        endings=(*ALL, ".txt", ".tex"),
     )  # fmt: skip
+    label: Mapping[str, str] | None = _option(
+        None, 'Text for a schedule: zb-v="ZB-V (ours)" (repeatable).', metavar="NAME=TEXT",
+        read=_read_labels, endings=(*ALL, ".tex"), repeated=True,
+    )  # fmt: skip
+    caption: str = _option(
+        "full", f"Text above each panel: {', '.join(CAPTIONS[:-1])} or {CAPTIONS[-1]} (default).",
+        metavar="HOW", read=_read_caption,
+    )  # fmt: skip
+    columns: int = _option(1, "Panels side by side.", metavar="N", read=_read_columns)
     width: float | None = _option(
         None, "Width, such as 3.3in, 84mm or 240pt.", metavar="SIZE", read=length
     )
-    height: float | None = _option(
-        None, "Height; rows take what text leaves.", metavar="SIZE", read=length
-    )
+    height: float | None = _option(None, "Height, such as 2in.", metavar="SIZE", read=length)
     font_size: float | None = _option(
-        None, "Points of most text, from 6 on.", metavar="PT", read=_read_font_size
+        None, "Font size in points, at least 6.", metavar="PT", read=_read_font_size
     )
+    font: str | None = _option(None, "Font family, such as Times New Roman.", metavar="NAME")
+    dpi: float = _option(
+        DPI, "Pixels per inch of a .png; 300 by default.", metavar="N", read=_read_dpi,
+        endings=(".png",),
+    )  # fmt: skip
     numbers_from: int = _option(
-        0, "Number of the first microbatch.", metavar="N", read=_read_first, endings=ALL
+        0, "Number of the first microbatch: 0 or 1.", metavar="N", read=_read_first, endings=ALL
     )
     palette: Palette = _option(  # noqa: RUF009 - a field, as the others
-        COLOR, "color, grey, or own colors such as F=#4169e1,B=#90ee90.", metavar="COLORS",
+        COLOR, "color, grey, or own colors: F=#4169e1,B=#90ee90.", metavar="COLORS",
         read=lambda wanted, _name: palette_of(wanted), endings=ALL,
     )  # fmt: skip
     range: tuple[float, float] | None = _option(
-        None, "Stretch of time to draw, such as 10:20.", metavar="A:B", read=_read_range
+        None, "Time range to draw, such as 10:20.", metavar="A:B", read=_read_range
     )
-    memory: bool = _option(True, "Leave out the memory over time.", endings=ALL)
-    transfers: bool | None = _option(None, "Leave out what ranks send and receive.")
-    notes: bool = _option(True, "Leave out the conventions at the foot.")
-    legend: bool = _option(True, "Leave out the legend.")
-    labels: bool = _option(True, "Leave out the numbers of microbatches.", endings=ALL)
+    memory: bool = _option(True, "Omit the memory strips.", endings=ALL)
+    transfers: bool | None = _option(None, "Omit sends and receives.")
+    notes: bool = _option(True, "Omit the footnotes.")
+    legend: bool = _option(True, "Omit the legend.")
+    labels: bool = _option(True, "Omit the microbatch numbers.", endings=ALL)
     critical: bool = _option(False, "Outline the critical path.", endings=ALL)
-    normalise: bool = _option(False, "Divide times by each schedule's ideal.", endings=ALL)
+    normalize: bool = _option(
+        False, "Divide times by the ideal time of each schedule.", endings=ALL
+    )
     limit: Limit | None = _option(None, "", endings=ALL, flag=False)  # noqa: RUF009 - a field
     time_unit: str = _option("", "", endings=ALL, flag=False)
 
@@ -170,6 +244,14 @@ class FigureOptions:
             if value is not None:
                 value = spec.metadata["read"](value, spec.name.replace("_", " "))
                 object.__setattr__(self, spec.name, value)
+
+
+def read_options(options: Mapping[str, Any]) -> FigureOptions:
+    """Return the options of a figure, of which one may have its former name."""
+    if "normalise" in options:
+        deprecated("normalise=", "normalize=", gone="0.3")
+        options = {"normalize" if key == "normalise" else key: options[key] for key in options}
+    return FigureOptions(**options)
 
 
 def option_names(ending: str) -> tuple[str, ...]:
@@ -185,4 +267,4 @@ def offered_fields() -> tuple[Field[Any], ...]:
 def endings_of(name: str) -> tuple[str, ...]:
     """Return the endings of the formats that have an option."""
     (endings,) = (s.metadata["endings"] for s in fields(FigureOptions) if s.name == name)
-    return (*endings, ".txt") if name == "title" else tuple(endings)
+    return tuple(endings)

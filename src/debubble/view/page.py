@@ -26,7 +26,7 @@ from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import captions
 from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER
-from debubble.view.options import FigureOptions
+from debubble.view.options import read_options
 from debubble.view.timeline_data import encode
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def page(
     that of :func:`debubble.view.timeline_data.encode`, with additions. Options are those fields of
     :class:`debubble.view.options.FigureOptions` that pages have.
     """
-    timelines = list(timelines)
+    timelines = captions.labelled(list(timelines), read_options(options).label)
+    options.pop("label", None)
     heading = title or " · ".join(dict.fromkeys(captions.name(t) for t in timelines))
     sentences = captions.conventions(timelines)
     if not table_html:
@@ -175,8 +176,8 @@ def _timeline(
     **options: Any,
 ) -> str:
     """Return the component with its data; some options of the figure are layers to switch."""
-    look = FigureOptions(**options)
-    layers = [name for name in ("memory", "critical", "normalise") if getattr(look, name)]
+    look = read_options(options)
+    layers = [name for name in ("memory", "critical", "normalize") if getattr(look, name)]
     payload = payload or encode(
         timelines, limit=look.limit, time_unit=look.time_unit, palette=look.palette,
         numbers_from=look.numbers_from,

@@ -29,9 +29,6 @@ from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER, STRIPES
 from debubble.view.options import FigureOptions
 from debubble.view.text import TextSizes, text_width
 
-DPI = 180
-"""Pixels per inch of files and of the picture that stands for bars thinner than a pixel."""
-
 STEP_WIDTH = 1.8
 """Points of the line that stands for an optimizer step that takes no time."""
 
@@ -74,8 +71,9 @@ class Panel:
         return begin, max(begin, min(end, self.bars.timeline.makespan))
 
 
-def add_panel(ax: Axes, panel: Panel) -> None:
-    """Add rows, bars, transfers, memory and rank labels of one timeline."""
+def add_panel(ax: Axes, panel: Panel) -> Labels | None:
+    """Add rows, bars, transfers, memory and rank labels of one timeline; return its numbers."""
+    found: Labels | None = None
     bars, rows, options, scale = panel.bars, panel.rows, panel.options, panel.scale
     ranks, (left, right) = bars.ranks, panel.window
     limits = (left, right if right > left else left + 1.0)
@@ -83,7 +81,8 @@ def add_panel(ax: Axes, panel: Panel) -> None:
     ax.set_autoscale_on(False)
     # Columns of the axes and height of a row in pixels, as a file has them.
     box, dpi = ax.get_window_extent(), ax.figure.dpi
-    columns, row = max(1, round(box.width / dpi * DPI)), box.height / dpi * DPI / ranks
+    columns = max(1, round(box.width / dpi * options.dpi))
+    row = box.height / dpi * options.dpi / ranks
     begin, end = panel.stretch
     # The background of all rows: what stays visible of it is idle.
     top, first, last = np.arange(ranks) + rows.top, np.full(ranks, begin), np.full(ranks, end)
@@ -98,18 +97,19 @@ def add_panel(ax: Axes, panel: Panel) -> None:
         _add_image(ax, panel, bars, max(1, round(own)), max(2, round(row)))
         ax.set(xlim=limits, ylim=(ranks - 0.5, -0.5))
     else:
-        _add_bars(ax, panel, bars, _gaps(bars, own, end - begin))
+        _add_bars(ax, panel, bars, _gaps(bars, own / options.dpi * 72, end - begin))
         if bars.timeline.schedule.iterations > 1:
             _add_ribbon(ax, panel, bars)
         if options.labels:
-            Labels(ax, _bar_labels(panel, bars), panel.sizes.text)
+            found = Labels(ax, _bar_labels(panel, bars), panel.sizes.text)
     if panel.moved is not None and len(panel.moved) <= _MOST_MOVED:
         _add_transfers(ax, panel, panel.moved)
     if options.critical:
         _add_critical(ax, panel, thin=busiest * 4 > own)
     if rows.strip_height:
-        _add_memory(ax, panel, columns, row / DPI)
-    _rank_axis(ax, panel, row / DPI)
+        _add_memory(ax, panel, columns, row / options.dpi)
+    _rank_axis(ax, panel, row / options.dpi)
+    return found
 
 
 def _add_bars(ax: Axes, panel: Panel, bars: Bars, gaps: list[float]) -> None:
@@ -226,18 +226,18 @@ def _add_transfers(ax: Axes, panel: Panel, moved: TransferEnds) -> None:
     Labels(ax, boxes, panel.sizes.small)
 
 
-def _gaps(bars: Bars, columns: float, time: float) -> list[float]:
+def _gaps(bars: Bars, width: float, time: float) -> list[float]:
     """Return points of white between bars of every style, 0 where it would hide them.
 
-    They are in proportion to the thin bars of the style. `columns` are the pixels that the time
+    They are in proportion to the thin bars of the style. `width` are the points that the time
     takes.
     """
     gaps = []
     for style in range(len(bars.styles)):
         lengths = (bars.end - bars.start)[bars.style == style]
         lengths = lengths[lengths > 0]
-        thin = float(np.quantile(lengths, 0.1)) / time * columns if len(lengths) else 0.0
-        gaps.append(min(0.6, 0.06 * thin * 72 / DPI) if thin >= 5 else 0.0)
+        thin = float(np.quantile(lengths, 0.1)) / time * width if len(lengths) else 0.0
+        gaps.append(min(0.6, 0.06 * thin) if thin >= 2 else 0.0)
     return gaps
 
 

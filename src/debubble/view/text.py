@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from matplotlib.font_manager import FontProperties
+import matplotlib
+from matplotlib.font_manager import FontProperties, get_font_names
 from matplotlib.textpath import TextToPath
 
+from debubble.core.errors import ParameterError, did_you_mean
 from debubble.view.options import SMALLEST_FONT, FigureOptions
 
 FAMILY = ["DejaVu Sans", "Verdana"]
@@ -38,15 +40,22 @@ def text_sizes(options: FigureOptions, width: float) -> TextSizes:
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
     """Return the inches that a line of text takes."""
-    return _per_point(text, bold) * size / 72
+    return _per_point(text, bold, matplotlib.rcParams["font.sans-serif"][0]) * size / 72
 
 
 @cache
-def _per_point(text: str, bold: bool) -> float:
-    font = FontProperties(family=FAMILY[0], size=100, weight="bold" if bold else "normal")
+def _per_point(text: str, bold: bool, family: str) -> float:
+    font = FontProperties(family=family, size=100, weight="bold" if bold else "normal")
     width, _, _ = _MEASURE.get_text_width_height_descent(text, font, ismath=False)
     # Pixels round letters, mostly up.
     return 1.03 * float(width) / 100
+
+
+def check_font(name: str | None) -> None:
+    """Refuse a font that matplotlib does not find."""
+    known = get_font_names()
+    if name is not None and name not in known:
+        raise ParameterError(f"font is '{name}'; {did_you_mean(name, known)}")
 
 
 def wrapped(text: str, size: float, width: float, bold: bool = False) -> list[str]:

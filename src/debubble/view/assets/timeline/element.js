@@ -30,7 +30,7 @@ class DebubbleTimeline extends HTMLElement {
     this.parts = Object.fromEntries(
       ["root", "tools", "layers", "search", "overview", "window", "axis", "scroll", "content", "base", "surface", "labels", "more", "legend", "details", "help"]
         .map((name) => [name, part(name)]));
-    this.layers = { bubbles: true, memory: true, p2p: false, critical: false, normalise: false };
+    this.layers = { bubbles: true, memory: true, p2p: false, critical: false, normalize: false };
     this.painter = new Painter(this.parts.base);
     this.input = new Input(this);
     const layers = this.getAttribute("layers")?.split(",");
@@ -227,7 +227,7 @@ class DebubbleTimeline extends HTMLElement {
       Object.assign(canvas, { width: Math.round(width * scale), height: Math.round(height * scale) });
     }
     for (const box of parts.layers.querySelectorAll("input")) box.checked = this.layers[box.dataset.layer];
-    parts.layers.querySelector('[data-layer="normalise"]').parentElement.hidden = this.data.runs.length < 2;
+    parts.layers.querySelector('[data-layer="normalize"]').parentElement.hidden = this.data.runs.length < 2;
     this.#labels();
     this.#overview();
     view.scroll = parts.scroll.scrollTop;
@@ -364,7 +364,7 @@ class DebubbleTimeline extends HTMLElement {
     const { view } = this, wide = tickSpacing(view.span, view.plot / 90), marks = [];
     const first = Math.ceil(Math.max(0, view.from) / wide - 1e-9);
     for (let k = first; k * wide <= Math.min(view.to, view.total) + 1e-9 * view.total; k++) {
-      const text = this.layers.normalise ? percent(k * wide) : number(k * wide);
+      const text = this.layers.normalize ? percent(k * wide) : number(k * wide);
       marks.push({ x: view.left + ((k * wide - view.from) / view.span) * view.plot, text });
     }
     return marks;

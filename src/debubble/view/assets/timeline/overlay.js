@@ -29,7 +29,7 @@ Object.assign(DebubbleTimeline.prototype, {
     }
     context.restore();
     if (this.pointer && !area) {
-      const place = view.place(this.pointer.x), text = this.layers.normalise ? percent(place) : this.time(place);
+      const place = view.place(this.pointer.x), text = this.layers.normalize ? percent(place) : this.time(place);
       const x = Math.min(this.pointer.x + 6, view.left + view.plot - 60), y = Math.max(12, this.pointer.y - view.scroll - 8);
       context.font = '600 11px system-ui, "DejaVu Sans", sans-serif';
       context.textAlign = "left";

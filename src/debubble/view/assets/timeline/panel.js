@@ -83,7 +83,7 @@ Object.assign(DebubbleTimeline.prototype, {
     if (!view) return;
     const { from, to, total } = view;
     this.layers[layer] = !this.layers[layer];
-    if (layer === "normalise") view.show((from / total) * view.total, (to / total) * view.total);
+    if (layer === "normalize") view.show((from / total) * view.total, (to / total) * view.total);
     this.drawLegend();
     this.layout();
     this.changed();

@@ -5,7 +5,7 @@ const LAYERS = {
   memory: ["Memory", "activation memory under every rank, with the limit", "KeyM"],
   p2p: ["Transfers", "results on their way to another rank", "KeyP"],
   critical: ["Critical path", "a line over the actions that decide the makespan", "KeyC"],
-  normalise: ["Normalize", "every schedule as wide as its own makespan", "KeyN"],
+  normalize: ["Normalize", "every schedule as wide as its own makespan", "KeyN"],
 };
 const HEADER = 42, GAP_Y = 12, LEFT = 40, RIGHT = 96;
 
@@ -19,7 +19,7 @@ class View {
   }
 
   get longest() { return Math.max(...this.data.runs.map((run) => run.makespan), 1e-300); }
-  get total() { return this.layers.normalise ? 1 : this.longest; }
+  get total() { return this.layers.normalize ? 1 : this.longest; }
   get span() { return this.to - this.from; }
 
   fit() { this.from = 0; this.to = this.total; }
@@ -27,7 +27,7 @@ class View {
   /** Show a stretch, within reason: never less than four ticks, never far beyond the ends. */
   show(from, to) {
     const { total } = this, run = this.data.runs[0];
-    const least = Math.min(total, (4 * run.tick) * (this.layers.normalise ? 1 / run.makespan : 1));
+    const least = Math.min(total, (4 * run.tick) * (this.layers.normalize ? 1 / run.makespan : 1));
     const span = Math.min(Math.max(to - from, least, total * 1e-9), total * 1.04);
     const start = (from + to) / 2 - span / 2, margin = 0.04 * span;
     this.from = span >= total ? (total - span) / 2 : Math.min(Math.max(start, -margin), total + margin - span);
@@ -43,8 +43,8 @@ class View {
   }
 
   /** Time of a run, as a place on the axis. */
-  axis(run, time) { return this.layers.normalise ? time / run.makespan : time; }
-  time(run, place) { return this.layers.normalise ? place * run.makespan : place; }
+  axis(run, time) { return this.layers.normalize ? time / run.makespan : time; }
+  time(run, place) { return this.layers.normalize ? place * run.makespan : place; }
 
   /** Rows of all panels in CSS pixels for a plot `width` wide, within `room` of height where rows can be. */
   layout(width, narrow, room = Infinity) {
