@@ -17,7 +17,7 @@ def test_good_schedules_exit_with_0(run: Run, tmp_path: Path) -> None:
     result = run("check", "1f1b", "-p", 4, "-m", 8)
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("ok: 64 actions on 4 ranks")
-    assert "\nmemory: activation units (what one microbatch leaves on one rank)" in result.out
+    assert "\nmemory in activation units; transfers overlapped. See" in result.out
     for ending in (".csv", ".json"):
         db.make("zb-h1", ranks=4, microbatches=8).save(tmp_path / f"x{ending}")
         assert run("check", tmp_path / f"x{ending}").code == 0

@@ -74,9 +74,10 @@ def test_text_has_numbers_formulas_and_conventions(run: Run) -> None:
     assert (result.code, result.err) == (0, "")
     assert "1f1b: 4 ranks, 4 stages" in result.out
     assert "(m + p − 1)(F + B)" in result.out
-    assert "times: per rank" in result.out
-    assert "p2p: overlapped" in result.out
-    assert "stage bubble rate" in result.out
+    assert "times per rank" in result.out
+    assert "transfers overlapped" in result.out
+    assert "stage bubble rate" not in result.out
+    assert "stage bubble rate" in run("simulate", "1f1b", "-p", 4, "-m", 8, "--wide").out
 
 
 @pytest.mark.parametrize(
@@ -323,7 +324,7 @@ def test_pytorchs_runtime(run: Run, refused: Run, tmp_path: Path) -> None:
     path.write_text("runtime: torch\ntimes: {F: 1, I: 1, W: 1}\nmemory: {kept_for_weight: 0.5}\n")
     words = ["zb-h1", "-p", 4, "-m", 8, "--costs", path]
     from_file = " ".join(run("simulate", *words).out.split())
-    whole = "100 % (in PyTorch's runtime, whatever share is given) kept from the end of I"
+    whole = "from the end of I to that of W 100 % (in PyTorch's runtime, whatever share is given)"
     assert whole in from_file
     assert whole in " ".join(run("check", *words).out.split())
     assert "PyTorch" not in run("simulate", *words, "--runtime", "any").out

@@ -20,6 +20,7 @@ from debubble.core.errors import ParameterError
 from debubble.engine.timeline import simulate
 from debubble.lowering.chain import lower
 from debubble.view.artists import TONES, Labels, Swatch
+from debubble.view.bars import row_layout
 from debubble.view.colors import COLOR, IDLE, LIMIT, shade
 from debubble.view.figure import figure, plot, render, style
 from tests.conftest import EXPLORES
@@ -232,6 +233,16 @@ def test_a_swatch_shows_its_shades():
     assert Swatch.of(Kind.F, 2, COLOR) != Swatch.of(Kind.F, 1, COLOR)
 
 
+STRIP = row_layout(iterations=False, transfers=False, memory=True)
+
+
+def test_a_memory_strip_is_nearer_to_its_own_bars_than_to_the_next():
+    for transfers in (False, True):
+        rows = row_layout(iterations=False, transfers=transfers, memory=True)
+        above = rows.strip - rows.strip_height - (rows.top + rows.height) - rows.transfers_height
+        assert above < 1 + rows.top - rows.strip
+
+
 def test_memory_strips_have_one_scale():
     small, large = run("1f1b", 2, 4), run("gpipe", 2, 4)
     first, second = figure([small, large]).axes
@@ -239,7 +250,8 @@ def test_memory_strips_have_one_scale():
     for ax, peak in ((first, 2), (second, 4)):
         vertices = collection(ax, "memory").get_paths()[0].vertices
         rank0 = vertices[vertices[:, 1] < 0.5]
-        assert 0.46 - rank0[:, 1].min() == pytest.approx(0.28 * peak / 4)
+        height = STRIP.strip - rank0[:, 1].min()
+        assert height == pytest.approx(STRIP.strip_height * peak / 4)
 
 
 def test_the_memory_strip_is_the_memory_curve():
@@ -248,14 +260,16 @@ def test_the_memory_strip_is_the_memory_curve():
     # F0 from 0, freed at 3; F1 from 3, freed at 6: one unit throughout.
     assert vertices[:, 0].min() == 0
     assert vertices[:, 0].max() == 6
-    assert set(np.round(0.46 - vertices[:, 1], 6).tolist()) == {0.0, 0.28}
+    heights = (STRIP.strip - vertices[:, 1]) / STRIP.strip_height
+    assert set(np.round(heights, 6).tolist()) == {0.0, 1.0}
 
 
 def test_a_limit_is_a_line_across_every_strip_and_peaks_above_it_stand_out():
     ax = plot(run("gpipe", 2, 4), memory=True, limit=3.0)
     (line,) = [c for c in ax.collections if c.get_gid() == "limit"]
     heights = [segment[0][1] for segment in line.get_segments()]
-    assert heights == pytest.approx([0.46 - 0.28 * 3 / 4, 1.46 - 0.28 * 3 / 4])
+    line = STRIP.strip - STRIP.strip_height * 3 / 4
+    assert heights == pytest.approx([line, 1 + line])
     peaks = [t for t in ax.texts if t.get_text() == "4"]
     assert len(peaks) == 2
     assert {t.get_color() for t in peaks} == {LIMIT}

@@ -14,6 +14,7 @@ from debubble.analysis.metrics import (
     MODES,
     VOCABULARY,
     amount_text,
+    in_short,
     measure_words,
     memory_text,
     offload_text,
@@ -36,6 +37,9 @@ from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
 RankedBy: TypeAlias = Literal["makespan", "overhead"]
+
+MOST_RANK = 1
+"""Largest rank of the columns of a table that is not wide."""
 
 RATIO = {
     "makespan": "makespan / makespan of the first row, the fastest within memory if any is",
@@ -294,7 +298,9 @@ class Comparison:
     def __repr__(self) -> str:
         return f"<Comparison of {len(self.rows)} schedules: {self.headline}>"
 
-    def text(self, width: int, style: Callable[[str, str], str] | None = None) -> str:
+    def text(
+        self, width: int, style: Callable[[str, str], str] | None = None, *, wide: bool = True
+    ) -> str:
         """Return the headline, table and conventions in lines of at most `width` characters.
 
         Parameters
@@ -303,12 +309,15 @@ class Comparison:
             Characters of a line. Columns that have no room are left out, and named below.
         style
             Puts text in one of the styles ``"head"``, ``"best"`` and ``"faint"``, for terminals.
+        wide
+            Whether all columns are shown; else time, bubble and memory.
         """
         put = style or (lambda text, _: text)
         lines = [put(line, "head") for line in wrap(self.headline, width)] + [""]
         left_out: list[str] = []
         if self.rows:
-            (head, *rows), left_out = text_table(self.columns(), width)
+            columns = [c for c in self.columns() if wide or c.rank <= MOST_RANK]
+            (head, *rows), left_out = text_table(columns, width)
             lines += [put(line, "faint") for line in head]
             for row, block in zip(self.rows, rows, strict=True):
                 name = "best" if row is self.best else "" if row.fits else "faint"
@@ -371,9 +380,9 @@ class Comparison:
         words = self.conventions()
         lines = [f"skipped {name}: {reason}" for name, reason in self.skipped]
         lines += [f"note: {note}" for note in self.notes]
-        shown = ("jitter", "times", "slices", "p2p", "p2p_volume", "memory", "recompute", "offload",
-                 "replicas")  # fmt: skip
-        return lines + [f"{key.replace('_', ' ')}: {words[key]}" for key in shown if key in words]
+        shown = ("jitter", "slices", "recompute", "offload", "replicas")
+        lines += [f"{key}: {words[key]}" for key in shown if key in words]
+        return [*lines, in_short(words)]
 
     def _excess(self, row: Row) -> float:
         """Return by how much the rank that is most above its limit is."""

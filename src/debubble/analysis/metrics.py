@@ -61,7 +61,7 @@ def conventions(timeline: Timeline) -> dict[str, str]:
     costs = timeline.table.costs
     p2p = f"{timeline.mode}: {MODES[timeline.mode]}"
     if not timeline.table.link.any():
-        p2p += "; here transfers take no time"
+        p2p += f"; {FREE}"
     schedule = timeline.schedule
     words = {
         "times": times_text(costs, schedule.chunks),
@@ -77,6 +77,26 @@ def conventions(timeline: Timeline) -> dict[str, str]:
         **{f"{key}_unit": unit or "" for key, unit in units(costs).items()},
     }
     return {key: text for key, text in words.items() if text} | measure_words(costs)
+
+
+def in_short(words: Mapping[str, str]) -> str:
+    """Return conventions of times, memory and transfers in one line, with what is special."""
+    parts = []
+    if "times" in words:
+        times = words["times"].removesuffix("; F, I and W take 1 each")
+        parts.append(f"times {times}{', F = I = W = 1' if times != words['times'] else ''}")
+    unit, _, special = words["memory"].removeprefix("in ").partition(HELD)
+    parts.append(f"memory in {unit.partition(' (')[0].rstrip(': ')}{special}")
+    transfers = words["p2p"].partition(":")[0]
+    parts.append(f"transfers {transfers}{' and free' if words['p2p'].endswith(FREE) else ''}")
+    return f"{'; '.join(parts)}. See 'debubble words'."
+
+
+HELD = "allocated when F starts, held until W ends, or B"
+"""Convention of activation memory, but for what is special."""
+
+FREE = "here transfers take no time"
+"""End of the convention of transfers that cost nothing."""
 
 
 def measure_words(costs: Costs) -> dict[str, str]:
@@ -196,7 +216,7 @@ def slices_text(timeline: Timeline) -> str:
 def memory_text(costs: Costs, *schedules: Schedule) -> str:
     """Return the unit and convention of activation memory, and of recomputes if there are any."""
     unit = (
-        "activation units (what one microbatch leaves on one rank)"
+        "activation units (one microbatch's activations on one rank)"
         if costs.activation is None
         else f"in {costs.memory_unit or 'the unit of the activation costs'}"
     )
@@ -204,7 +224,9 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
     if has_rule(costs, I_FREES_NOTHING) and kept != 1:
         share = f"100 % (in {RUNTIMES[costs.runtime].title}, whatever share is given)"
-    text = f"{unit}; taken when F starts, {share} kept from the end of I to that of W, freed by B"
+    text = f"{unit}: {HELD}"
+    if kept != 1:
+        text += f"; from the end of I to that of W {share} is held"
     if costs.static != 0:
         held = costs.static
         shown = amount_text(held, costs) if isinstance(held, float) else "each rank's own amount"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from debubble.analysis.check import caveats
 from debubble.analysis.layout import definitions, line_width, table, wrap
 from debubble.analysis.measures import FULLEST, MEASURES, largest
-from debubble.analysis.metrics import conventions, units
+from debubble.analysis.metrics import conventions, in_short, units
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import Scale, counted, memory_scale, number, percent
 from debubble.engine.modes import MODE
@@ -32,11 +33,11 @@ LISTED_RANKS = 16
 ROUNDING = 1e-9
 """Share of a value below which a difference from its formula is rounding."""
 
-_SHOWN = (
-    "times", "slices", "vocabulary", "optimizer", "p2p", "forwards", "memory", "recompute",
-    "replicas", "offload",
-)  # fmt: skip
-"""Conventions that stand below a text report."""
+_SHOWN = ("slices", "vocabulary", "optimizer", "forwards", "recompute", "replicas", "offload")
+"""Conventions of special schedules, which stand below a text report."""
+
+_FEW = ("makespan", "ideal", "bubble_ratio", "peak_activation")
+"""Measures of a report that is not wide."""
 
 VERSIONS_SHOWN = 8
 """Ranks whose number of weight versions is listed one by one."""
@@ -84,18 +85,22 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def report(timeline: Timeline, *, time_unit: str = "", width: int | None = None) -> str:
+def report(
+    timeline: Timeline, *, time_unit: str = "", width: int | None = None, wide: bool = True,
+    style: Callable[[str, str], str] = lambda text, _: text,
+) -> str:  # fmt: skip
     """Return the summary as text: aligned numbers, with formulas next to the simulation.
 
     Times are in `time_unit`, ``"ms"`` for instance, by default in that of the costs; lines have
-    `width` characters, by default the terminal's.
+    `width` characters, by default the terminal's. One that is not `wide` has fewer measures.
+    `style` puts text in one of the styles ``"head"`` and ``"faint"``, for terminals.
     """
     data = summary(timeline)
     width = width or line_width()
     costs = timeline.table.costs
     unit, memory = time_unit or costs.time_unit, costs.activation_unit
-    lines = [*wrap(heading(timeline.schedule), width, 2), ""]
-    lines += definitions(_measures(data, unit, memory), width)
+    lines = [style(line, "head") for line in wrap(heading(timeline.schedule), width, 2)] + [""]
+    lines += definitions(_measures(data, unit, memory, wide), width)
     lines += ["", *_ranks(data, unit, memory), ""]
     lines += wrap(f"idle share of rank-time: {_idle(data)}", width, 2)
     lines += wrap(_buffers(data), width, 2) if data["receive_buffers"] else []
@@ -112,10 +117,10 @@ def report(timeline: Timeline, *, time_unit: str = "", width: int | None = None)
         lines += ["", *wrap(f"in formulas: {symbols}", width, 2)]
     words = data["conventions"]
     lines.append("")
-    for key in _SHOWN:
-        lines += wrap(f"{key}: {words[key]}", width, 2) if key in words else []
     for note in data["notes"]:
         lines += wrap(f"note: {note}", width, 2)
+    last = [f"{key}: {words[key]}" for key in _SHOWN if key in words] + [in_short(words)]
+    lines += [style(line, "faint") for text in last for line in wrap(text, width, 2)]
     return "\n".join(lines)
 
 
@@ -188,10 +193,12 @@ def _compared(item: FormValue, measures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _measures(data: dict[str, Any], unit: str, memory: str) -> list[tuple[str, str, str]]:
+def _measures(
+    data: dict[str, Any], unit: str, memory: str, wide: bool
+) -> list[tuple[str, str, str]]:
     found = []
     for measure in MEASURES:
-        if not measure.reported:
+        if not measure.reported or not (wide or measure.key in _FEW):
             continue
         value, words = largest(data[measure.key]), data["conventions"].get(measure.key, "")
         scale = Scale(unit if measure.unit == "time" else "")

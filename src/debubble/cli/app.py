@@ -32,6 +32,7 @@ COMMANDS = {
     "serve": "Try schedules in a browser.",
     "costs": "Check a cost file, start a new one, or list its keys.",
     "plan": "Plan the training of a model on a number of GPUs.",
+    "words": "Explain the words and numbers in outputs.",
     "sweep": "Repeat a command over a grid of options.",
     "doctor": "Say what is installed, what works, and how fast it is.",
 }

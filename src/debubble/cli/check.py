@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from debubble.analysis.layout import line_width, wrap
-from debubble.analysis.metrics import MODES, memory_text
+from debubble.analysis.metrics import MODES, in_short, memory_text
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, ScheduleName, Setup, with_setup
 from debubble.cli.output import print_json
@@ -35,8 +35,7 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
         print_json(report.to_dict() | asked | {"conventions": words})
     else:
         print(report)
-        for key, text in words.items():
-            print("\n".join(wrap(f"{key}: {text}", line_width(), 2)))
+        print("\n".join(wrap(in_short(words), line_width(), 2)))
     if not report.ok:
         raise typer.Exit(PROBLEMS)
 

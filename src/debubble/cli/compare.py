@@ -22,6 +22,7 @@ from debubble.cli.options import (
     ScheduleNames,
     Setup,
     Text,
+    Wide,
     takes,
     with_setup,
     writes,
@@ -43,6 +44,7 @@ def compare(
     schedules: ScheduleNames,
     setup: Setup,
     picture: Picture,
+    wide: Wide = False,
     as_json: AsJson = False,
     output: Annotated[Text, writes(".html, .png, .svg, .pdf, .txt, or .tex: a table.")] = None,
     bibtex: Annotated[
@@ -51,8 +53,8 @@ def compare(
 ) -> None:
     """Find the fastest schedule within memory.
 
-    All are simulated on the same costs and listed fastest first; those that cannot be made for
-    these parameters are listed with the reason. With --jitter, how often each of them wins.
+    All are simulated with the same costs and listed fastest first. With --jitter, also how often
+    each of them wins.
     """
     inputs = setup.read()
     check_picture(output, picture, ".tex")
@@ -102,7 +104,7 @@ def compare(
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:
-        print(result.text(line_width(), styled if in_color() else None))
+        print(result.text(line_width(), styled if in_color() else None, wide=wide))
         if inputs.source:
             print(f"costs: {inputs.source}")
     sys.stdout.flush()

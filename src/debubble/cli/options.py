@@ -69,6 +69,8 @@ ScheduleNames = Annotated[
 ]
 AsJson = Annotated[bool, switch("--json", "Print one JSON object.", OUTPUT)]
 
+Wide = Annotated[bool, switch("--wide", "Show all measures.", OUTPUT)]
+
 Late = Annotated[
     bool,
     switch(

@@ -12,8 +12,18 @@ from debubble.analysis.question import Question
 from debubble.analysis.results import spread_lines
 from debubble.analysis.summary import heading, report, summary
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, Text, takes, with_setup
-from debubble.cli.output import note, print_json
+from debubble.cli.options import (
+    AsJson,
+    Inputs,
+    Late,
+    ScheduleName,
+    Setup,
+    Text,
+    Wide,
+    takes,
+    with_setup,
+)
+from debubble.cli.output import in_color, note, print_json, styled, unstyled
 from debubble.cli.panels import OUTPUT
 from debubble.cli.progress import phases
 from debubble.core.errors import FormatError
@@ -44,6 +54,7 @@ def simulate(
         ),
     ] = None,
     late: Late = False,
+    wide: Wide = False,
 ) -> None:
     """Simulate a schedule: time and memory.
 
@@ -75,7 +86,7 @@ def simulate(
             else:
                 text = _listed(table, timeline)
         if not as_json:
-            text = text or _text(timeline, inputs, question)
+            text = text or _text(timeline, inputs, question, wide)
     if as_json:
         print_json(data)
     else:
@@ -119,9 +130,9 @@ def _data(timeline: Timeline, inputs: Inputs, question: Question) -> dict[str, A
     return data
 
 
-def _text(timeline: Timeline, inputs: Inputs, question: Question) -> str:
+def _text(timeline: Timeline, inputs: Inputs, question: Question, wide: bool) -> str:
     width, spread = line_width(), question.spread
-    lines = [report(timeline, width=width)]
+    lines = [report(timeline, width=width, wide=wide, style=styled if in_color() else unstyled)]
     for text in inputs.unread(timeline.schedule):
         lines += wrap(f"note: {text}", width, 2)
     if spread is not None:

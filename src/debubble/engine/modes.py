@@ -66,7 +66,9 @@ class ModeSpec:
 
 
 MODES: tuple[ModeSpec, ...] = (
-    ModeSpec("overlapped", "a transfer delays its consumer and occupies nobody"),
+    ModeSpec(
+        "overlapped", "transfers overlap with computing; only the receiver waits for its data",
+    ),
     ModeSpec(
         "channel", "every directed pair of ranks carries one transfer at a time", one_by_one=True,
     ),

@@ -249,6 +249,7 @@ _GAP = 1 / 15
 _RIBBON = 0.14
 _STRIP = 7 / 15
 _TRANSFERS = 0.6
+_BELOW = 0.25
 """Heights of the parts of a row, in heights of a bar."""
 
 
@@ -287,7 +288,9 @@ def row_layout(*, iterations: bool, transfers: bool, memory: bool, label: float 
     pieces = 1 + (moving > 0) + (strip > 0)
     # A row of bars alone has more room around it.
     gap = _GAP if pieces > 1 else 2 / 21
-    share = 1 + ribbon + moving + strip + (pieces + 1) * gap
+    # Parts below the bars stand nearer to their own rank's bars than to the next one's.
+    below = _BELOW if pieces > 1 else gap
+    share = 1 + ribbon + moving + strip + pieces * gap + below
     top = -0.5 + gap / share
     return RowLayout(
         top=top,
@@ -295,7 +298,7 @@ def row_layout(*, iterations: bool, transfers: bool, memory: bool, label: float 
         ribbon=ribbon / share,
         transfers=top + (1 + ribbon + gap) / share,
         transfers_height=moving / share,
-        strip=0.5 - gap / share if memory else 0.0,
+        strip=0.5 - below / share if memory else 0.0,
         strip_height=strip / share,
         share=share,
     )

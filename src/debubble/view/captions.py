@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from debubble._version import __version__
+from debubble.analysis import metrics
 from debubble.analysis.measures import meanings
 from debubble.analysis.metrics import (
     MODES,
@@ -32,6 +33,13 @@ from debubble.core.units import memory_scale as scale_of
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
+
+
+def short_conventions(timeline: Timeline) -> list[str]:
+    """Return the conventions of a simulated timeline in one line; in full for measured times."""
+    if timeline.measured:
+        return conventions([timeline])
+    return [metrics.in_short(metrics.conventions(timeline))]
 
 
 def labelled(timelines: Sequence[Timeline], label: Mapping[str, str] | None) -> list[Timeline]:

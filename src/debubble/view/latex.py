@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from debubble.analysis.comparison import Comparison
+from debubble.analysis.comparison import MOST_RANK, Comparison
 from debubble.analysis.layout import Column
 from debubble.analysis.metrics import amount_text
 from debubble.analysis.tex import cited_by, comment, escape
@@ -17,9 +17,6 @@ from debubble.core.errors import ParameterError
 from debubble.core.units import number
 from debubble.interchange.files import write_text
 from debubble.view import captions
-
-MOST_RANK = 1
-"""Largest rank of a column in the table: a column of a paper is narrower than a terminal."""
 
 HEADS = {
     "makespan": "Time",

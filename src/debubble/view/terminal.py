@@ -106,7 +106,7 @@ def draw(
         axis = drawing.axis(first, min(part, columns - first))
         lines += [" " * (margin + 1) + line for line in axis]
     lines += drawing.legend(width) + textwrap.wrap(note, width)
-    for text in captions.conventions([timeline]):
+    for text in captions.short_conventions(timeline):
         lines += [drawing.faint(line) for line in textwrap.wrap(drawing.clean(text), width)]
     return "\n".join(line.rstrip() for line in lines)
 

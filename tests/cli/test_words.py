@@ -1,0 +1,30 @@
+"""``debubble words``: a glossary of what outputs say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from debubble.analysis.measures import MEASURES
+from debubble.engine.modes import P2P_MODES
+
+Run = Callable[..., Any]
+
+
+def test_every_measure_and_mode_is_explained(run: Run) -> None:
+    found = run("words", "--json").data
+    assert set(found["measures"]) == {measure.title for measure in MEASURES if measure.words}
+    assert set(found["transfers (--p2p-mode)"]) == set(P2P_MODES)
+    text = run("words").out
+    assert all(f"  {name} " in text for rows in found.values() for name in rows)
+
+
+def test_a_part_of_a_word_is_enough(run: Run, refused: Callable[..., str]) -> None:
+    assert set(run("words", "bubble", "--json").data) == {"measures"}
+    assert "no word has 'bubbel'; the nearest are 'bubble time'" in refused("words", "bubbel")
+
+
+def test_answers_lead_there_in_one_line(run: Run) -> None:
+    for words in (["simulate", "1f1b"], ["compare", "1f1b"], ["check", "1f1b"], ["draw", "1f1b"]):
+        out = run(*words, "-p", 2, "-m", 4).out
+        assert out.count("'debubble words'") == 1
