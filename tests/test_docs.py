@@ -332,7 +332,7 @@ def test_the_own_schedule_is_one_forward_ahead_of_1f1b() -> None:
 def test_the_demo_is_what_the_readme_says() -> None:
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "examples/zero-bubble/gpt-6.2b-m24.yaml" in recipe
-    assert "$(BIN)/activate" in recipe
+    assert "$(BIN)/debubble serve" in recipe
     assert "8 A100s" in load_costs(ROOT / "examples/zero-bubble/gpt-6.2b-m24.yaml").name
 
 
