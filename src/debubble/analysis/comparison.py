@@ -339,7 +339,7 @@ class Comparison:
         if options.get("label"):
             # The headline and the table have the same names as the panels.
             names = options["label"]
-            rows = [replace(row, name=names.get(row.name, row.name)) for row in self.rows]
+            rows = tuple(replace(row, name=names.get(row.name, row.name)) for row in self.rows)
             self = replace(self, rows=rows)
         shared: dict[str, Any] = {"title": self.headline, "time_unit": self.time_unit}
         ending = Path(path).suffix.lower()

@@ -34,8 +34,8 @@ def with_picture(function: Callable[..., None]) -> Callable[..., None]:
             help=about["help"],
             rich_help_panel=FIGURE,
         )
-        kind, usual = (bool, False) if about["metavar"] is None else (str | None, None)
-        kind = list[str] | None if about["repeated"] else kind
+        kind: Any = list[str] | None if about["repeated"] else str | None
+        kind, usual = (bool, False) if about["metavar"] is None else (kind, None)
         added[name] = Annotated[kind, option], usual
     added[_NO_TITLE] = Annotated[bool, flag], False
     return with_options(function, "picture", added, _given, last=True)
