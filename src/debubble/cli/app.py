@@ -32,6 +32,7 @@ COMMANDS = {
     "costs": "Check a cost file, start a new one, or list its keys.",
     "plan": "Plan the training of a model on a number of GPUs.",
     "sweep": "Repeat a command over a grid of options.",
+    "mcp": "Answer a coding agent: commands as tools.",
     "doctor": "Say what is installed, what works, and how fast it is.",
 }
 """Commands in the order of the help, each a module of this package, with its line there."""

@@ -14,6 +14,7 @@ ranks, so that ranks never wait for each other in a circle.
 from __future__ import annotations
 
 import heapq
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -78,8 +79,7 @@ def install(engine: Any, schedule: Any) -> None:
         ``train_batch``, when the number of microbatches has changed since.
     """
     v = _check_engine(engine)
-    from deepspeed.runtime.pipe import schedule as theirs
-
+    theirs = importlib.import_module("deepspeed.runtime.pipe.schedule")
     named = isinstance(schedule, str) and not is_file_name(schedule)
     base = type(engine)._INSTRUCTION_MAP
     functions = _functions({kind.__name__: function for kind, function in base.items()}, v)
@@ -156,7 +156,7 @@ def _pipe_schedule(
     """Return a DeepSpeed schedule that yields a rank's steps."""
     steps, buffers = steps_of(schedule, rank)
 
-    class OwnSchedule(theirs.PipeSchedule):  # type: ignore[misc, name-defined]
+    class OwnSchedule(theirs.PipeSchedule):  # type: ignore[name-defined, misc]
         """A schedule of debubble."""
 
         def steps(self) -> Iterator[list[Any]]:
