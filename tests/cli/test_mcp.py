@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +63,7 @@ async def session(folder: Path) -> dict[str, Any]:
     from mcp import Client, StdioServerParameters, stdio_client
 
     parameters = StdioServerParameters(
-        command=sys.executable, args=["-m", "debubble", "mcp"], cwd=folder
+        command=sys.executable, args=["-m", "debubble", "mcp"], cwd=folder, env=dict(os.environ)
     )
     found: dict[str, Any] = {}
     async with Client(stdio_client(parameters)) as client:
