@@ -125,7 +125,8 @@ def make_server() -> Any:
         except ParameterError as error:
             return _text(types, str(error), True)
         found = _text(types, json.dumps(data, ensure_ascii=False), False)
-        found.structured_content = data
+        # Revisions of the protocol before 2026 take objects only.
+        found.structured_content = data if isinstance(data, dict) else {"items": data}
         return found
 
     return server.Server(
@@ -236,11 +237,10 @@ def _sizes(value: Any) -> Iterable[int]:
             yield number
 
 
-def read_answer(code: int, out: str, err: str) -> dict[str, Any]:
+def read_answer(code: int, out: str, err: str) -> Any:
     """Return what a command printed; a ParameterError with its words where it refused."""
     if code < BAD_INPUT and out:
-        found: dict[str, Any] = json.loads(out)
-        return found
+        return json.loads(out)
     message = "\n".join(line.removeprefix("debubble: ") for line in err.strip().splitlines())
     raise ParameterError(message or f"the command ended with {code}")
 
