@@ -73,7 +73,8 @@ def main() -> None:
     write_contracts()
     config = (ROOT / "docs" / "zensical.toml").read_text(encoding="utf-8")
     names = "\n    ".join(f'{{ "{e.name}" = "schedules/{e.name}.md" }},' for e in entries)
-    (BUILD / "zensical.toml").write_text(config.replace("# SCHEDULES", names), encoding="utf-8")
+    config = config.replace("# SCHEDULES", names)
+    (BUILD / "zensical.toml").write_text(config, encoding="utf-8")
     write_index(tomllib.loads(config))
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     sys.exit(subprocess.run(command, cwd=BUILD, check=False).returncode)
@@ -390,7 +391,8 @@ def line_of(title: str, path: str) -> str:
     prose = (part for part in rest if re.match(r"[\w*`]", part) and not part.startswith("```"))
     first = re.split(r"(?<=[.?])\s", " ".join(next(prose, "").split()))[0]
     name = title or head.removeprefix("# ").strip()
-    return f"- [{name}]({path.removesuffix('.md')}.html): {first}".removesuffix(": ")
+    address = f"{path.removesuffix('.md')}.html".replace("README.html", "index.html")
+    return f"- [{name}]({address}): {first}".removesuffix(": ")
 
 
 def table(heads: list[str], rows: list[tuple[object, ...]]) -> list[str]:

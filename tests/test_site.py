@@ -108,6 +108,6 @@ def test_the_index_for_models_has_every_page(site: dict[Path, Page]) -> None:
     text = (SITE / "llms.txt").read_text(encoding="utf-8")
     links = re.findall(r"^- \[.+?\]\((.+?)\)(?:: .+)?$", text, re.M)
     assert all((SITE / link).is_file() for link in links)
-    folders = {SITE, SITE / "api"}
+    folders = {SITE, SITE / "api", SITE / "schedules"}
     pages = {page.relative_to(SITE).as_posix() for page in site if page.parent in folders}
     assert {page for page in pages if not page.endswith(("-timeline.html", "404.html"))} <= {*links}

@@ -145,7 +145,7 @@ def options_of(name: str) -> dict[str, Any]:
     module = importlib.import_module(f"debubble.cli.{name}")
     left_out = LEFT_OUT | set(picture_names()) | ({"output"} if name not in WRITES else set())
     return {
-        option.name: option
+        str(option.name): option
         for option in typer.main.get_command(module.app).params
         if option.name not in left_out and not getattr(option, "hidden", False)
     }
