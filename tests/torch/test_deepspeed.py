@@ -67,10 +67,11 @@ IN_V = [db.make("1f1b-v", ranks=RANKS, microbatches=MICROBATCHES)]
 # Instructions, without DeepSpeed.
 
 
-def walk(schedule: Schedule) -> None:
-    """Run all ranks' instructions, messages meeting one by one, up to the end or a deadlock."""
+def meetings(schedule: Schedule) -> int:
+    """Run all ranks up to the end or a deadlock; how many messages met, one by one."""
     found = [steps_of(schedule, rank) for rank in range(schedule.ranks)]
     assert len({len(steps) for steps, _ in found}) == 1
+    met = 0
     for number in range(len(found[0][0])):
         # Ranks may meet between steps: each ends by itself.
         rest = [list(steps[number]) for steps, _ in found]
@@ -82,7 +83,9 @@ def walk(schedule: Schedule) -> None:
                 if row and meets(row[0], rest, rank):
                     other = rest[rank + direction(row[0])]
                     row.pop(0), other.pop(0)
+                    met += 1
             assert sum(map(len, rest)) < before, f"step {number} locks up: {rest}"
+    return met
 
 
 def is_message(one: Instruction) -> bool:
@@ -103,13 +106,15 @@ def meets(one: Instruction, rest: list[list[Instruction]], rank: int) -> bool:
 
 @pytest.mark.parametrize("schedule", [*ONE_STAGE, *IN_V], ids=lambda s: s.name)
 def test_messages_meet_one_by_one_and_step_by_step(schedule: Schedule) -> None:
-    walk(schedule)
+    hops = RANKS - 1 if schedule.chunks == 1 else 2 * (RANKS - 1)
+    assert meetings(schedule) == 2 * hops * MICROBATCHES
 
 
 def test_no_order_that_can_run_locks_up() -> None:
     chance = random.Random(5)
     for seed in range(30):
-        walk(shuffled(seed, chance.randint(1, 5), chance.randint(1, 7)))
+        ranks, count = chance.randint(1, 5), chance.randint(1, 7)
+        assert meetings(shuffled(seed, ranks, count)) == 2 * (ranks - 1) * count
 
 
 @pytest.mark.parametrize("schedule", ONE_STAGE, ids=lambda s: s.name)

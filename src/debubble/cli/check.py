@@ -60,7 +60,7 @@ app = command(
     check,
     [
         "check dualpipe-v -p 4 -m 8",
-        "check best.csv other.csv --costs costs.yaml --memory 4 --makespan 120",
+        "check schedule.csv schedule.json --memory 4 --makespan 40",
         "check schedule.json --memory 4 --json",
     ],
 )
