@@ -8,12 +8,17 @@ and copies of the files that pages link to. A warning of zensical is an error.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from roles import as_markdown
 from typer.testing import CliRunner
@@ -65,9 +70,12 @@ def main() -> None:
     write_home()
     write_schedules(entries)
     write_commands()
+    write_contracts()
     config = (ROOT / "docs" / "zensical.toml").read_text(encoding="utf-8")
     names = "\n    ".join(f'{{ "{e.name}" = "schedules/{e.name}.md" }},' for e in entries)
-    (BUILD / "zensical.toml").write_text(config.replace("# SCHEDULES", names), encoding="utf-8")
+    config = config.replace("# SCHEDULES", names)
+    (BUILD / "zensical.toml").write_text(config, encoding="utf-8")
+    write_index(tomllib.loads(config))
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     sys.exit(subprocess.run(command, cwd=BUILD, check=False).returncode)
 
@@ -294,6 +302,97 @@ def write_commands() -> None:
         shown = CliRunner().invoke(program, [name, "--help"], prog_name="debubble").output
         lines += [f"## {name}", "", "```text", shown.strip(), "```", ""]
     (PAGES / "commands.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+SCRIPTED = {
+    "schedules": "zb-v",
+    "simulate": "zb-v -p 4 -m 8",
+    "compare": "1f1b zb-v -p 4 -m 8 --memory 4",
+    "optimize": "-p 2 -m 4 --time-limit 1",
+    "check": "1f1b -p 4 -m 8 --memory 2",
+    "export": "zb-v -p 4 -m 8 --to torch-csv",
+    "plan": "llama-3.1-8b --gpu h100 --gpus 8 --batch 16 --seq 4096 --schedule 1f1b --tp 4 --cp 1",
+    "trace": "run.csv",
+    "costs": "",
+}
+"""Questions whose answers show the JSON of commands."""
+
+
+def write_contracts() -> None:
+    """The keys of every command's JSON, with types and examples, from what it prints."""
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "run.csv").write_text(a_run(), encoding="utf-8")
+        for name, words in SCRIPTED.items():
+            call = [name, *words.split(), "--json"]
+            shown = subprocess.run(
+                [sys.executable, "-m", "debubble", *call], cwd=folder, capture_output=True,
+                text=True, check=False, env=os.environ | {"XDG_CACHE_HOME": folder},
+            )  # fmt: skip
+            rows = list(keys_of(json.loads(shown.stdout)))
+            lines += [f"### {name}", "", f"`debubble {' '.join(call)}`", ""]
+            lines += [*table(["key", "type", "for example"], rows), ""]
+    page = PAGES / "scripts.md"
+    text = page.read_text(encoding="utf-8").replace("<!-- CONTRACTS -->", "\n".join(lines))
+    page.write_text(text, encoding="utf-8")
+
+
+def a_run() -> str:
+    """The times of a run, for the trace of the contracts."""
+    timeline = db.simulate(db.make("1f1b", ranks=2, microbatches=4), db.Costs(F=10, B=20))
+    cells = [(rank, cell) for rank, row in enumerate(timeline.schedule.rows()) for cell in row]
+    times = zip(cells, timeline.start, timeline.end, strict=True)
+    rows = [f"{rank},{cell},{start / 1000},{end / 1000},0" for (rank, cell), start, end in times]
+    return "\n".join(["rank,action,start,end,step", *rows])
+
+
+TYPES = {dict: "object", list: "list", str: "text", bool: "boolean", int: "number",
+         float: "number", type(None): "null"}  # fmt: skip
+FREE_KEYS = ("costs", "options", "times")
+"""Objects whose keys depend on the question."""
+
+
+def keys_of(data: Any, path: str = "", depth: int = 3) -> Iterator[tuple[object, ...]]:
+    """The keys of JSON as rows: path, type and example, down to some depth."""
+    if isinstance(data, list):
+        if data and isinstance(data[0], dict) and depth:
+            merged = {key: value for each in reversed(data) for key, value in each.items()}
+            yield from keys_of(merged, f"{path}[].", depth - 1)
+        return
+    for key, value in data.items():
+        example = "" if isinstance(value, dict | list) else json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list) and value and not isinstance(value[0], dict | list):
+            example = json.dumps(value[:3], ensure_ascii=False)
+        shown = example if len(example) <= 60 else f"{example[:57]}…"
+        yield f"`{path}{key}`", TYPES[type(value)], f"`{shown}`" if shown else ""
+        if isinstance(value, dict) and key not in FREE_KEYS and depth:
+            yield from keys_of(value, f"{path}{key}.", depth - 1)
+        elif isinstance(value, list):
+            yield from keys_of(value, f"{path}{key}", depth)
+
+
+def write_index(config: dict[str, Any]) -> None:
+    """A file with a line for every page, for language models."""
+    project = config["project"]
+    lines = [f"# {project['site_name']}", "", f"> {project['site_description']}"]
+    for section in project["nav"]:
+        for title, pages in section.items():
+            lines += ["", f"## {title}", ""]
+            for page in pages:
+                named = page if isinstance(page, dict) else {"": page}
+                lines += [line_of(name, path) for name, path in named.items()]
+    (PAGES / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def line_of(title: str, path: str) -> str:
+    """A page's link, and its first sentence."""
+    text = (PAGES / path).read_text(encoding="utf-8")
+    head, *rest = text.split("\n\n")
+    prose = (part for part in rest if re.match(r"[\w*`]", part) and not part.startswith("```"))
+    first = re.split(r"(?<=[.?])\s", " ".join(next(prose, "").split()))[0]
+    name = title or head.removeprefix("# ").strip()
+    address = f"{path.removesuffix('.md')}.html".replace("README.html", "index.html")
+    return f"- [{name}]({address}): {first}".removesuffix(": ")
 
 
 def table(heads: list[str], rows: list[tuple[object, ...]]) -> list[str]:

@@ -43,7 +43,11 @@ from debubble.sweeps import read_spec
 ROOT = Path(__file__).parents[1]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for path in [
+        ROOT / "README.md",
+        ROOT / "skills/debubble/SKILL.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
     if path.parent.name != "figures"
 }
 EXTENDING = "docs/extending.md"  # test_extending.py
@@ -141,6 +145,12 @@ def give_dumps(folder: Path) -> None:
     write(run(of_schedule(schedule, stop=(0, 2, 0, "2F3"))), folder / "DUMPS")
 
 
+def give_both(folder: Path) -> None:
+    """A run that is slow, and one that hangs."""
+    give_trace(folder)
+    give_dumps(folder)
+
+
 def give_model(folder: Path) -> None:
     """A model's configuration."""
     shutil.copy(ROOT / "examples/train/llama.json", folder / "config.json")
@@ -156,6 +166,7 @@ GIVEN = {
     "README.md": give_trace,
     "docs/trace.md": give_trace,
     "docs/hangs.md": give_dumps,
+    "skills/debubble/SKILL.md": give_both,
     "docs/plan.md": give_model,
     "docs/own-schedule.md": give_schedule,
 }
@@ -199,7 +210,7 @@ def marked(names: Iterable[str]) -> list[Any]:
 
 def test_every_command_is_shown() -> None:
     shown = {line.split()[1] for page in PAGES.values() for line, _ in commands(page)}
-    assert shown == set(COMMANDS) - {"serve"}  # which ends when it is stopped
+    assert shown == set(COMMANDS) - {"serve", "mcp"}  # which end when they are stopped
 
 
 @pytest.mark.slow

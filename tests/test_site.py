@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import typer
 
 import debubble as db
+from debubble.cli.app import COMMANDS
 from tests.missing import missing
 
 ROOT = Path(__file__).parents[1]
@@ -86,3 +89,25 @@ def test_every_schedule_has_a_page_that_says_everything(site: dict[Path, Page]) 
             assert f">{head}" in text.replace("\n", ""), (entry.name, head)
         assert f"{entry.name}.svg" in text
         assert (SITE / "schedules" / f"{entry.name}-timeline.html").stat().st_size > 100_000
+
+
+def test_scripts_find_the_keys_of_every_command(site: dict[Path, Page]) -> None:
+    del site
+    text = (SITE / "scripts.html").read_text(encoding="utf-8")
+    assert "CONTRACTS" not in text
+    measured = {"hang", "profile", "run", "sweep", "doctor"}  # of jobs, machines and databases
+    for name in set(COMMANDS) - measured:
+        options = typer.main.get_command(import_module(f"debubble.cli.{name}").app).params
+        has_json = any("--json" in option.opts for option in options)
+        assert (f'<h3 id="{name}"' in text) == has_json, name
+    for key in ("rows[].makespan", "problems[].fix", "flags.torchtitan", "lower_bound"):
+        assert f"<code>{key}</code>" in text, key
+
+
+def test_the_index_for_models_has_every_page(site: dict[Path, Page]) -> None:
+    text = (SITE / "llms.txt").read_text(encoding="utf-8")
+    links = re.findall(r"^- \[.+?\]\((.+?)\)(?:: .+)?$", text, re.M)
+    assert all((SITE / link).is_file() for link in links)
+    folders = {SITE, SITE / "api", SITE / "schedules"}
+    pages = {page.relative_to(SITE).as_posix() for page in site if page.parent in folders}
+    assert {page for page in pages if not page.endswith(("-timeline.html", "404.html"))} <= {*links}

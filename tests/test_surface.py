@@ -22,7 +22,7 @@ EXPORTED = {
 PARAMETERS = {
     "make": {"name", "ranks", "microbatches", "chunks", "iterations", "sync", "costs", "memory"},
     "simulate": {"schedule", "costs", "p2p_mode", "durations"},
-    "check": {"schedule", "memory", "costs", "p2p_mode"},
+    "check": {"schedule", "memory", "costs", "p2p_mode", "makespan"},
     "compare": {"schedules", "ranks", "microbatches", "chunks", "costs", "memory", "p2p_mode"},
     "load": {"path"},
     "read_trace": {"path"},

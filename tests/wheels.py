@@ -1,9 +1,10 @@
-"""Releases of other programs, downloaded as wheels and unpacked, without what they depend on."""
+"""Releases of other programs, downloaded and unpacked, without what they depend on."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def folder_of(request: pytest.FixtureRequest, name: str) -> Path:
 
 
 def fetch(folder: Path, name: str, version: str, *options: str) -> Path:
-    """The wheel's content in a folder, downloaded when it is not there.
+    """A wheel's content in a folder, downloaded when it is not there; a source's where that is all.
 
     `options` are of ``pip download``, for a wheel of another Python.
     """
@@ -39,7 +40,11 @@ def fetch(folder: Path, name: str, version: str, *options: str) -> Path:
         )  # fmt: skip
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         missing(f"{name} {version} cannot be downloaded: {error}")
-    [wheel] = folder.glob(f"{name.replace('-', '_')}-{version}-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(content)
+    for wheel in folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(content)
+        return content
+    # A source has one folder of this name.
+    with tarfile.open(folder / f"{name}-{version}.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
     return content

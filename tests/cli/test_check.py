@@ -90,3 +90,31 @@ def test_a_file_with_thousands_of_ranks_and_no_actions_is_checked(run: Run, tmp_
     result = run("check", tmp_path / "x.json")
     assert result.code == 1
     assert "0F0 and 0B0 are missing" in result.out
+
+
+def test_a_step_that_takes_longer_than_its_limit_is_a_problem(run: Run) -> None:
+    words = ["check", "1f1b", "-p", 4, "-m", 8, "--times", "F=1,B=2", "--makespan"]
+    assert run(*words, 33).code == 0  # 3 · (8 + 3)
+    result = run(*words, 32.9)
+    assert result.code == 1
+    assert "makespan  a step takes 33, more than the limit of 32.9; look for" in result.out
+    data = run(*words, 30, "--json").data
+    assert ([each["code"] for each in data["problems"]], data["makespan_limit"]) == (
+        ["makespan"], 30,
+    )  # fmt: skip
+    assert run(*words, -1).code == 2
+
+
+def test_several_schedules_are_checked_at_once(run: Run, tmp_path: Path) -> None:
+    db.make("zb-h1", ranks=2, microbatches=4).save(tmp_path / "good.csv")
+    (tmp_path / "bad.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n")
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    assert run("check", good, good).code == 0
+    result = run("check", good, bad)
+    assert result.code == 1
+    assert result.out.startswith(f"{good}: ok: 24 actions on 2 ranks")
+    assert f"\n{bad}: 1 problem in bad.csv:" in result.out
+    data = run("check", good, bad, "--json").data
+    assert [each["ok"] for each in data["checked"]] == [True, False]
+    assert not data["ok"]
+    assert data["checked"][1] == run("check", bad, "--json").data

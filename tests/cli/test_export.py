@@ -164,3 +164,23 @@ def test_an_order_above_the_limit_is_written_with_a_note(run: Run) -> None:
     assert said in run(*words, 3, "--to", "json", "--unchecked").err
     assert said in run(*words, 3, "--to", "chrome-trace").err
     assert run(*words, 4, "--to", "json").err == ""
+
+
+@pytest.mark.parametrize("to", ["torch-csv", "torch-csv-comms", "json", "chrome-trace", "megatron"])
+def test_json_has_what_is_printed_or_written(run: Run, tmp_path: Path, to: str) -> None:
+    name = "1f1b" if to == "megatron" else "zb-h1"
+    words = ["export", name, *SIZES, "--to", to]
+    plain, data = run(*words), run(*words, "--json").data
+    assert data["content"] == plain.out
+    assert data["output"] is None
+    assert data["schedule"] == {
+        "name": name, "ranks": 2, "stages": 2, "microbatches": 3, "chunks": 1
+    }  # fmt: skip
+    flags = [line for lines in data["flags"].values() for line in lines]
+    for text in (*data["notes"], *data["warnings"], *flags):
+        assert text in plain.err + plain.out
+    ending = {"json": "json", "chrome-trace": "trace.json", "megatron": "txt"}.get(to, "csv")
+    path = tmp_path / f"x.{ending}"
+    data = run(*words, "-o", path, "--json").data
+    assert (data["content"], data["output"]) == (None, str(path))
+    assert path.read_text() == plain.out

@@ -32,13 +32,15 @@ from debubble.core.actions import (
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
+from debubble.core.options import Real
 from debubble.core.schedule import Schedule
+from debubble.core.units import number
 from debubble.engine.explain import explain
 from debubble.engine.explain.action_faults import matched
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import ROUNDING, Limit, MemoryUse, memory_limits
 from debubble.engine.modes import MODE, QUEUES, check_mode
-from debubble.engine.timeline import Timeline, memory_use
+from debubble.engine.timeline import Timeline, memory_use, simulate
 from debubble.engine.transfers import without
 from debubble.engine.validate import has, scan
 
@@ -56,6 +58,7 @@ def check(
     memory: Limit | None = None,
     costs: Costs | None = None,
     p2p_mode: P2PMode | None = None,
+    makespan: float | None = None,
 ) -> Report:
     """Find everything that is wrong with a schedule; never raises on a bad one.
 
@@ -67,13 +70,15 @@ def check(
         Limit of the activation memory of every rank, or one limit per rank; in activation units
         per rank, or in the unit of ``costs.activation``.
     costs
-        What activations take; times matter only where activations leave their ranks, and to
-        warnings.
+        What activations take; times matter only where activations leave their ranks, to
+        warnings, and to `makespan`.
     p2p_mode
         How ranks exchange results: a schedule that runs with ``"overlapped"`` transfers can be a
         deadlock with ``"blocking"`` ones, or where they are queued (``"pair"``, ``"group"``,
         ``"directed"``). The default is ``"overlapped"``, and for schedules with explicit transfers
         all of these.
+    makespan
+        Limit of the time of a step, as simulated.
 
     Returns
     -------
@@ -105,6 +110,7 @@ def check(
     check_costs(costs)
     check_mode(p2p_mode)
     limits = memory_limits(memory, schedule.ranks)
+    most = None if makespan is None else Real().check("makespan", makespan)
     if costs is not None:
         costs.table(schedule)  # raises where they do not fit
     costs = costs or _COSTS
@@ -130,6 +136,8 @@ def check(
             warnings += lost_in_queues(schedule, bare, costs, queues)
     if limits is not None and strays.outside is None:
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
+    if most is not None and error is None and strays == (None, None):
+        _makespan(simulate(schedule, costs, p2p_mode).makespan, most, found)
     return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))
 
 
@@ -308,6 +316,17 @@ def _memory(
         )
 
     found.add("memory", np.flatnonzero(use.peak > allowed), describe)
+
+
+def _makespan(found_time: float, limit: float, found: Findings) -> None:
+    if found_time > limit * (1 + ROUNDING):
+        found.problems.append(
+            Problem(
+                "makespan", f"a step takes {number(found_time)}, more than the limit of "
+                f"{number(limit)}", None, None, (),
+                "look for a faster schedule with debubble optimize, or raise the limit",
+            )
+        )  # fmt: skip
 
 
 def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) -> int | None:

@@ -48,7 +48,8 @@ def split_under_ddp(schedule: Schedule) -> list[Problem]:
             "ddp-split",
             "is half of a backward: PyTorch's own runtime does not reduce its gradients among "
             "replicas that are wrapped in DistributedDataParallel",
-            "use fully_shard, full backwards, or debubble.torch, which averages them itself",
+            "use fully_shard with reshard_after_forward=False, full backwards, or debubble.torch, "
+            "which averages them itself",
         )
     ]
 

@@ -39,6 +39,7 @@ CODES = {
     "deadlock": "actions that wait for each other",
     "transfer": "a send or receive without its other end, or out of turn",
     "memory": "a rank whose activations do not fit",
+    "makespan": "a step that takes longer than its limit",
 }
 """Every code a problem can have, and what it means."""
 

@@ -23,7 +23,7 @@ COMMANDS = {
     "draw": "Draw schedules, or the times in a trace, in a terminal or a file.",
     "compare": "Find the fastest schedule within memory.",
     "optimize": "Find the fastest schedule within the memory of every rank.",
-    "check": "Check that a schedule runs and is complete.",
+    "check": "Check that schedules run and are complete.",
     "export": "Write files for other programs.",
     "run": "Run a schedule on PyTorch: gradients and time.",
     "profile": "Measure the stages of a model: time and memory.",
@@ -34,6 +34,7 @@ COMMANDS = {
     "plan": "Plan the training of a model on a number of GPUs.",
     "words": "Explain the words and numbers in outputs.",
     "sweep": "Repeat a command over a grid of options.",
+    "mcp": "Answer a coding agent over standard input and output.",
     "doctor": "Say what is installed, what works, and how fast it is.",
 }
 """Commands in the order of the help, each a module of this package, with its line there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from debubble.analysis.metrics import above_limit, kept_text
 from debubble.analysis.outputs import pytorch_warnings
 from debubble.cli.app import command
 from debubble.cli.options import (
+    AsJson,
     ScheduleName,
     Setup,
     Text,
@@ -22,11 +24,11 @@ from debubble.cli.options import (
     with_setup,
     writes,
 )
-from debubble.cli.output import check_writable, note
+from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kind_relations import PASS_KINDS
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import Schedule, sizes
 from debubble.engine.timeline import memory_use
 from debubble.interchange.files import text_of, write_text
 from debubble.interchange.launchers import automodel, megatron, torchtitan
@@ -41,6 +43,11 @@ READ_BACK = {".csv": ("torch-csv", "torch-csv-comms"), ".json": ("json", "chrome
 WITH_FLAGS = ("torch-csv", "megatron")
 
 STANDARD_OUTPUT = "-"
+
+PROGRAMS = {"torchtitan": "torchtitan 0.3.0", "automodel": "NeMo Automodel"}
+"""Programs that run a CSV."""
+
+SIZES = ("ranks", "stages", "microbatches", "chunks")
 
 
 @with_setup
@@ -66,6 +73,7 @@ def export(
     unchecked: Annotated[
         bool, switch("--unchecked", "Write even if 'debubble check' fails.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write files for other programs.
 
@@ -100,7 +108,7 @@ def export(
             "export --to megatron"
         )
     layers = None if layout is None else list(layout.cut)
-    flags: list[str] = []
+    flags: dict[str, list[str]] = {}
     with phases(3) as phase:
         phase(f"making {schedule}")
         question = inputs.of(schedule)
@@ -118,30 +126,50 @@ def export(
             phase(f"simulating {len(made):,} actions")
             timeline = inputs.simulate(question, schedule)
             notes += [*caveats(timeline), *inputs.unread(made)]
-            phase(f"writing {output}")
-            if output == STANDARD_OUTPUT:
-                sys.stdout.writelines(trace_text(timeline, inputs.costs.time_unit))
-            else:
-                write_trace(trace_text(timeline, inputs.costs.time_unit), output)
+            pieces = trace_text(timeline, inputs.costs.time_unit)
         else:
             # Flags first: a schedule that torchtitan cannot run is not written for it.
             if to == "torch-csv" and titan is not False:
                 flags = _flags(made, output, layers)
-            phase(f"writing {output}")
             if to == "megatron":
-                text = "\n".join(megatron(made, inputs.mode, layout)) + "\n"
+                flags = {"megatron": megatron(made, inputs.mode, layout)}
+                pieces = iter(["\n".join(flags["megatron"]) + "\n"])
             else:
-                text = text_of(made, to, waits, inputs.mode)
-            if output == STANDARD_OUTPUT:
-                sys.stdout.write(text)
-            else:
-                write_text(output, text)
-    notes = [f"note: {text}" for text in notes]
-    notes += [] if output == STANDARD_OUTPUT else [f"wrote {output}"]
-    if to in READ_BACK[".csv"]:
-        notes += [f"warning: {text}" for text in pytorch_warnings(made)]
-    for line in notes + flags:
+                pieces = iter([text_of(made, to, waits, inputs.mode)])
+        phase(f"writing {output}")
+        content = _write(pieces, to, output, keep=as_json)
+    warnings = [str(one) for one in pytorch_warnings(made)] if to in READ_BACK[".csv"] else []
+    if as_json:
+        print_json({
+            "schedule": {"name": made.name, **sizes(made, *SIZES)},
+            "format": to,
+            "output": None if output == STANDARD_OUTPUT else output,
+            "content": content,
+            "flags": flags,
+            "notes": notes,
+            "warnings": warnings,
+        })  # fmt: skip
+        return
+    lines = [f"note: {text}" for text in notes]
+    lines += [] if output == STANDARD_OUTPUT else [f"wrote {output}"]
+    lines += [f"warning: {text}" for text in warnings]
+    for program, title in PROGRAMS.items():
+        lines += ["", f"{title} runs it with", "", *flags[program]] if program in flags else []
+    for line in lines:
         note(line)
+
+
+def _write(pieces: Iterator[str], to: str, output: str, *, keep: bool) -> str | None:
+    """Write a file or print it; return what would be printed where the caller will `keep` it."""
+    if output == STANDARD_OUTPUT:
+        if keep:
+            return "".join(pieces)
+        sys.stdout.writelines(pieces)
+    elif to == "chrome-trace":
+        write_trace(pieces, output)
+    else:
+        write_text(output, "".join(pieces))
+    return None
 
 
 def _check_ending(to: str, output: str) -> None:
@@ -155,15 +183,15 @@ def _check_ending(to: str, output: str) -> None:
             )
 
 
-def _flags(schedule: Schedule, output: str, layers: list[int] | None) -> list[str]:
-    """Return the flags of the programs that run a CSV."""
+def _flags(schedule: Schedule, output: str, layers: list[int] | None) -> dict[str, list[str]]:
+    """Return the flags of the programs that run a CSV, by program."""
     refuse_inexpressible(schedule, PASS_KINDS)
     path = "schedule.csv" if output == STANDARD_OUTPUT else output
     try:
-        return [
-            *("", "torchtitan 0.3.0 runs it with", "", *torchtitan(schedule, path, layers)),
-            *("", "NeMo Automodel runs it with", "", *automodel(schedule, path, layers)),
-        ]
+        return {
+            "torchtitan": torchtitan(schedule, path, layers),
+            "automodel": automodel(schedule, path, layers),
+        }
     except ParameterError as error:
         raise ParameterError(
             f"{error}; --no-torchtitan writes the CSV all the same, and "
@@ -185,6 +213,7 @@ app = command(
     [
         "export dualpipe-v -p 4 -m 8 --to torch-csv -o dualpipe-v.csv",
         "export 1f1b -p 4 -m 8 --to json",
+        "export zb-v -p 4 -m 8 --to torch-csv --json",
         "export interleaved-1f1b -p 4 -m 8 -v 2 --to megatron",
         "export 1f1b -p 8 -m 32 --times F=10,B=20 --to chrome-trace -o trace.json.gz",
     ],

@@ -238,10 +238,12 @@ class Inputs:
                 f"{target}: {error}\n'debubble check' lists every problem of it"
             ) from None
 
-    def verdict(self, schedule: Schedule) -> Report:
+    def verdict(self, schedule: Schedule, makespan: float | None = None) -> Report:
         """Return the report of 'debubble check' on a schedule made for these options."""
-        mode = self.mode if self.mode_typed else None
-        return check(schedule, memory=self.memory, costs=self.costs_of(schedule), p2p_mode=mode)
+        return check(
+            schedule, memory=self.memory, costs=self.costs_of(schedule), makespan=makespan,
+            p2p_mode=self.mode if self.mode_typed else None,
+        )  # fmt: skip
 
 
 def refuse_faulty(report: Report, target: str, more: str) -> None:

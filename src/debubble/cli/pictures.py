@@ -41,6 +41,11 @@ def with_picture(function: Callable[..., None]) -> Callable[..., None]:
     return with_options(function, "picture", added, _given, last=True)
 
 
+def picture_names() -> tuple[str, ...]:
+    """Return the names of a picture's options."""
+    return (*map(_typed_name, offered_fields()), _NO_TITLE)
+
+
 def _given(typed: dict[str, Any]) -> Picture:
     """Return the options that were typed, by their names in Python."""
     given = {}

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from debubble.core.errors import DebubbleError, ParameterError
+from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
+from debubble.engine.validate import has
 from debubble.interchange.layouts import (
     AUTOMODEL,
     TORCHTITAN,
@@ -24,6 +26,9 @@ V_SCHEDULE = "ZBVZeroBubble"
 
 DEFAULT_CHUNKS = 2
 """Stages that torchtitan and NeMo Automodel give a rank where they give it several."""
+
+RESHARDED = "# PyTorch gives weights no gradient that are resharded between I and W, silently"
+"""Comment on a flag that keeps weights whole."""
 
 
 def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -> list[str]:
@@ -43,6 +48,12 @@ def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) 
         "# local batch size = microbatches × microbatch size; where there is a flag",
         f"# --parallelism.num_pp_microbatches={schedule.microbatches}, it is in place of both",
     ]
+    if has(schedule, SPLIT_KINDS):
+        lines += [
+            "--parallelism.fsdp_reshard_after_forward=never",
+            RESHARDED,
+            "# (ChunkedLoss does; debubble.torch.titan.pipelining_fn keeps those backwards whole)",
+        ]
     if cut is not None:
         lines += [
             "# in the config, since no flag takes lists of lists:",
@@ -68,6 +79,8 @@ def automodel(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -
         "--distributed.pipeline.pp_microbatch_size 1",
         f"--step_scheduler.local_batch_size {schedule.microbatches}",
     ]
+    if has(schedule, SPLIT_KINDS):
+        lines += ["--distributed.reshard_after_forward false", RESHARDED]
     if cut is not None:
         modules = json.dumps(AUTOMODEL.of(cut))
         lines += [f"# in the YAML: module_fqns_per_model_part: {modules}"]

@@ -46,6 +46,9 @@ MAX_MICROBATCHES = 1 << 16
 MAX_CHUNKS = 64
 MAX_ITERATIONS = 256
 
+SIZES = ("ranks", "microbatches", "chunks", "iterations")
+"""Sizes that the number of actions grows with."""
+
 MAX_ACTIONS = 1_500_000
 """Actions of all schedules of a request together."""
 

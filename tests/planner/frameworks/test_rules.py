@@ -142,6 +142,10 @@ EXAMPLES: dict[str, list[tuple[Case, str]]] = {
         (case(dense(), offload_optimizer=True), "offload of the optimizer off"),
         (case(dense(), graph_pools=4e9), "graph pools of 0.0"),
     ],
+    "split-weights": [
+        (case(dense(), "zb-v", pp=4, chunks=2, dp=2, zero=3), "ZeRO 2"),
+        (case(dense(), "zb-h1", pp=4, dp=2, zero=3), "ZeRO 2"),
+    ],
     "recompute-layers": [(case(dense(), pp=4, recompute="full:3"), "recompute full")],
     "microbatches": [(case(dense(), pp=8, m=4), "microbatches 8")],
     "deepspeed-schedule": [

@@ -41,6 +41,7 @@ RULES = (
     Rule("mtp", "module_fqns_per_model_part", DEGREES, shared.mtp),
     Rule("state", "distributed.mp_policy", DEGREES, shared.wide_state),
     Rule("products", "fp8", DEGREES, products),
+    Rule("split-weights", "reshard_after_forward", STATE, shared.gathered),
     Rule("recompute-layers", "activation_checkpointing", STATE, shared.whole_recompute),
     Rule("microbatches", "step_scheduler.local_batch_size", ORDER, filled_pipeline),
 )

@@ -42,5 +42,6 @@ RULES = (
     Rule("precision", "mixed_precision_param", DEGREES, precision),
     Rule("wide-gather", "Float8LinearConverter", DEGREES, wide_gather),
     Rule("state", "training.mixed_precision_reduce", DEGREES, shared.wide_state),
+    Rule("split-weights", "fsdp_reshard_after_forward", STATE, shared.gathered),
     Rule("recompute-layers", "activation_checkpoint", STATE, shared.whole_recompute),
 )
