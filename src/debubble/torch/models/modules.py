@@ -194,7 +194,7 @@ def reason_not_split(seen: Sequence[str], roots: Sequence[Tensor]) -> str:
 
 
 def autocast_of(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a maker of contexts like the caller's autocast, for every action and thread.
+    """Return a maker of contexts like the caller's autocast, for every action.
 
     Casts of weights are not cached: one of a forward without gradients would serve one with them.
     """
