@@ -5,10 +5,10 @@ input lead to weights. I runs the nodes on the way to the input and notes the gr
 every node with a branch. W starts at these nodes with the noted gradients and runs their branches
 only: no node of I runs twice.
 
-Weights that are vectors, scales and biases of norms for instance, get their gradients in I with that
-of the input, so that what I alone needed of the tensors that autograd saved is released when it is
-over: these nodes will not run again. Vectors with hooks are left to W: both noting their gradients
-and adding them would run the hooks.
+Weights that are vectors, scales and biases of norms for instance, get their gradients in I, with
+that of the input: what I alone needed of the tensors that autograd saved is released when it is
+over, as these nodes will not run again. Vectors with hooks are left to W: both noting their
+gradients and adding them would run the hooks.
 """
 
 from __future__ import annotations
