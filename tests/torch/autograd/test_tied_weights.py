@@ -170,6 +170,34 @@ def test_frozen_weights_get_no_gradient(name: str) -> None:
     in_ranks(2, work)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_norm_that_is_not_finite_clips_as_pytorch(wrong: float) -> None:
+    def work(rank: int) -> None:
+        made = schedule("1f1b")
+        alone, model = gpt(made.stages), gpt(made.stages)
+        x, y = text(M, 0)
+        plain(alone, x, y, cross_entropy)
+        pipe = dt.Pipeline(made, lambda stage: model[stage], cross_entropy)
+        pipe.step(x, target=y)
+        name = next(name for name, _ in nn.ModuleList(alone).named_parameters())
+        own = dict(pipe.named_parameters())
+        for weights in (dict(nn.ModuleList(alone).named_parameters()), own):
+            if name in weights:
+                weights[name].grad.view(-1)[0] = wrong
+        before = [weight.grad.clone() for weight in own.values()]
+        with pytest.raises(dt.RunError, match="the norm of the gradients is (nan|inf), so they"):
+            pipe.clip_grad_norm_(1.0, error_if_nonfinite=True)
+        for weight, gradient in zip(own.values(), before, strict=True):
+            assert weight.grad.equal(gradient) or gradient.isnan().any()
+        norm = nn.utils.clip_grad_norm_(nn.ModuleList(alone).parameters(), 1.0)
+        torch.testing.assert_close(pipe.clip_grad_norm_(1.0), norm, equal_nan=True)
+        wanted = {name: weight.grad for name, weight in nn.ModuleList(alone).named_parameters()}
+        for name, weight in own.items():
+            torch.testing.assert_close(weight.grad, wanted[name], equal_nan=True)
+
+    in_ranks(2, work)
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe", "vocab-1"])
 def test_norm_states_and_two_steps(name: str) -> None:
     def work(rank: int) -> dict[str, Tensor]:

@@ -129,7 +129,7 @@ class MicrobatchInputs:
             if table[copies[unit]][0] == rank:
                 own = (args, kwargs.get(unit))
                 row[unit] = float(self._signature((*own, self.modules[0].training)))
-                row[2 * units + unit] = count_rows(own)
+                row[2 * units + unit] = count_rows(args) or count_rows(own)
         counts = count_weights(targets, schedule, self.scale)
         for unit in targets:
             if table[copies[unit]][schedule.stages - 1] == rank:
@@ -164,10 +164,14 @@ class MicrobatchInputs:
         batch = StepData(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
         return batch, row[-3] > 0
 
-    def _signature(self, given: Any) -> int:
+    def _signature(self, given: tuple[Any, Any, bool]) -> int:
         """Return the number of an input: equal for equal shapes, types and plain values."""
-        leaves, form = pytree.tree_flatten(given)
         device = self.ranks.device.type
+        args, kwargs, training = given
+        if kwargs is None and len(args) == 1 and isinstance(args[0], Tensor):
+            leaves, form = [args[0], training], None
+        else:
+            leaves, form = pytree.tree_flatten(given)
         key = (
             form.__repr__() if len(leaves) > 3 else len(leaves),
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
@@ -193,6 +197,12 @@ class MicrobatchInputs:
         A mean over targets is not their mean over rows then, and the loss function alone knows
         which of the two it computes.
         """
+        forms = {
+            target.shape[1:] if isinstance(target, Tensor) and target.is_floating_point() else None
+            for target in targets
+        }
+        if len(forms) == 1 and None not in forms:
+            return
         host = all(leaf.device.type == "cpu" for leaf in tensors_of(targets))
         if self._looks < 0 or (not host and self._looks >= LOOKS):
             return
