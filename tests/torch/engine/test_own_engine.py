@@ -203,11 +203,12 @@ def test_halves_of_a_pair_run_on_this_thread_backwards_first() -> None:
     groups = [part for part in make_tasks(plan, 0, HANDLERS) if len(part) == 2]
     pairs = [part for part in groups if isinstance(part, list)]
     assert pairs
+    ran: list[tuple[Kind, int]] = []
     for pair in pairs:
-        ran: list[tuple[Kind, int]] = []
         calls = [
             (task, None, partial(lambda kind: ran.append((kind, get_ident())), task.step.kind))
             for task in pair
         ]
         Pairs(torch.device("cpu")).run(calls)
         assert ran == [(Kind.B, get_ident()), (Kind.F, get_ident())]
+        ran.clear()
