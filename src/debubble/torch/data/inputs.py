@@ -121,8 +121,10 @@ class MicrobatchInputs:
         loss, and if a stage begins or ceases to train, which changes the forms of outputs.
         """
         schedule, units = self.schedule, self.schedule.units
-        copies = schedule.copies_of(np.arange(units)).tolist()
-        table, rank = schedule.placement.table, self.ranks.rank
+        table, rank, last = schedule.placement.table, self.ranks.rank, schedule.stages - 1
+        copies = [0] * units
+        if len(table) > 1:
+            copies = schedule.copies_of(np.arange(units)).tolist()
         factor = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         row = [0.0] * (3 * units + 4)
         for unit, args in given.items():
@@ -132,9 +134,9 @@ class MicrobatchInputs:
                 row[2 * units + unit] = count_rows(args) or count_rows(own)
         counts = count_weights(targets, schedule, self.scale)
         for unit in targets:
-            if table[copies[unit]][schedule.stages - 1] == rank:
+            if table[copies[unit]][last] == rank:
                 row[units + unit] = counts[unit]
-        if trains and self.scale == "tokens" and table[0][schedule.stages - 1] == rank:
+        if trains and self.scale == "tokens" and table[0][last] == rank:
             row[-4] = self._mean_of_replicas(sum(counts))
         row[-3], row[-2] = float(bool(targets)), factor
         trained, self._trains = (
