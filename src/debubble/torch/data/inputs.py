@@ -166,7 +166,7 @@ class MicrobatchInputs:
         batch = StepData(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
         return batch, row[-3] > 0
 
-    def _signature(self, given: tuple[Any, Any, bool]) -> int:
+    def _signature(self, given: Any) -> int:
         """Return the number of an input: equal for equal shapes, types and plain values."""
         device = self.ranks.device.type
         args, kwargs, training = given
