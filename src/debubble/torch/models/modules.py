@@ -142,6 +142,9 @@ def reason_fused(module: nn.Module) -> str:
     return ""
 
 
+HOOKED = "its forward sets a hook on the gradient of an activation, which I and W would both run"
+
+
 @contextmanager
 def saving_seen() -> Iterator[list[str]]:
     """Note reasons not to split the backward of a forward that show while it runs.
@@ -159,7 +162,7 @@ def saving_seen() -> Iterator[list[str]]:
 
         return noted
 
-    places = (
+    places: Sequence[tuple[Any, str, Callable[[Any], str]]] = (
         (saved_tensors_hooks, "__enter__", _of_saved), (Tensor, "register_hook", _of_gradient),
         (Tensor, "retain_grad", _of_gradient),
     )  # fmt: skip
@@ -176,9 +179,6 @@ def saving_seen() -> Iterator[list[str]]:
 def _of_saved(hooks: saved_tensors_hooks) -> str:
     kind = type(hooks).__name__
     return f"its forward changes what autograd saves ({kind}), as checkpointing does"
-
-
-HOOKED = "its forward sets a hook on the gradient of an activation, which I and W would both run"
 
 
 def _of_gradient(tensor: Tensor) -> str:
