@@ -77,7 +77,8 @@ def matching_nodes(
     plan: SplitPlan, starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
 ) -> list[Node] | None:
     """Return the nodes of a graph in the plan's numbers; None where another plan is needed."""
-    if any(edge.node.variable._backward_hooks for edge in plan.early):
+    vectors = (_leaf(edge.node) for edge in plan.early)
+    if any(vector is not None and vector._backward_hooks for vector in vectors):
         return None
     nodes: list[Node] = []
     for (number, slot), start in zip(plan.starts, starts, strict=True):

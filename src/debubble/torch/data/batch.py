@@ -120,9 +120,9 @@ def count_weights(targets: Mapping[int, Any], schedule: Schedule, scale: str) ->
     """
     counts, slices = [0.0] * schedule.units, schedule.slices
     if scale == "tokens" or (scale == "mean" and slices == 1):
-        count = count_tokens if scale == "tokens" else count_rows
+        counted = count_tokens if scale == "tokens" else count_rows
         for unit, target in targets.items():
-            counts[unit] = count(target)
+            counts[unit] = counted(target)
         return counts
     for first in range(0, schedule.units, slices):
         if first in targets:

@@ -76,8 +76,8 @@ class UnitState:
     """If there is a graph."""
 
 
-Ends: TypeAlias = tuple[list[Tensor | GradientEdge], list[Tensor]]
-"""Losses and edges at which a backward begins, and their gradients."""
+Ends: TypeAlias = tuple[list[Any], list[Tensor]]
+"""Losses, and edges of outputs, at which a backward begins, and their gradients."""
 
 
 @dataclass(eq=False)
@@ -301,7 +301,7 @@ class Stage:
         """Return roots and their gradients; later slices left theirs at keys and values."""
         if not held.made:
             raise RunError("there is no graph: R is missing, or a backward came before")
-        roots: list[Tensor | GradientEdge] = []
+        roots: list[Any] = []
         seeds: list[Tensor] = []
         # A sharded output layer has a gradient for a stage without weights, too.
         wanted = gradients if gradients and held.roots else ()
@@ -312,10 +312,10 @@ class Stage:
         for loss in held.losses:
             if loss.requires_grad:
                 roots.append(loss)
-                key = held.given.weight, loss.dtype
-                if key not in self._slopes:
-                    self._slopes[key] = torch.full_like(loss, held.given.weight)
-                seeds.append(self._slopes[key])
+                kind = held.given.weight, loss.dtype
+                if kind not in self._slopes:
+                    self._slopes[kind] = torch.full_like(loss, held.given.weight)
+                seeds.append(self._slopes[kind])
         for key, leaf in zip(held.keys, self._memory.pop(unit, []), strict=True):
             if leaf.grad is not None and key.requires_grad:
                 roots.append(get_gradient_edge(key))
