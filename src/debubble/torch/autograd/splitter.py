@@ -5,10 +5,8 @@ input lead to weights. I runs the nodes on the way to the input and notes the gr
 every node with a branch. W starts at these nodes with the noted gradients and runs their branches
 only: no node of I runs twice.
 
-Weights that are vectors, scales and biases of norms for instance, get their gradients in I, with
-that of the input: what I alone needed of the tensors that autograd saved is released when it is
-over, as these nodes will not run again. Vectors with hooks are left to W: both noting their
-gradients and adding them would run the hooks.
+Weights that are vectors get their gradients in I: what I alone needed of the tensors that autograd
+saved is released when it is over. Vectors with hooks are left to W, as noting a gradient runs them.
 """
 
 from __future__ import annotations
@@ -77,8 +75,7 @@ def matching_nodes(
     plan: SplitPlan, starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
 ) -> list[Node] | None:
     """Return the nodes of a graph in the plan's numbers; None where another plan is needed."""
-    vectors = (_leaf(edge.node) for edge in plan.early)
-    if any(vector is not None and vector._backward_hooks for vector in vectors):
+    if any(leaf._backward_hooks for edge in plan.early if (leaf := _leaf(edge.node)) is not None):
         return None
     nodes: list[Node] = []
     for (number, slot), start in zip(plan.starts, starts, strict=True):
