@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -16,10 +22,22 @@ from torch.utils.checkpoint import checkpoint
 import debubble as db
 import debubble.torch as dt
 from debubble.torch.models.build import WIDTH, CausalAttention
+from debubble.torch.pytorch.runtime import PyTorchRuntime
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
 M = 4
+
+
+@contextmanager
+def heard(name: str) -> Iterator[list[str]]:
+    """The lines of a logger."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(name).addHandler(handler)
+    yield lines
+    logging.getLogger(name).removeHandler(handler)
 
 
 class View(nn.Module):
@@ -181,3 +199,32 @@ def test_pytorchs_i_frees_no_activation() -> None:
     groups: Any = stage_backward_input(out, [torch.ones_like(x)], [x], block.parameters())[1]
     assert held() == before > 0
     stage_backward_weight(block.parameters(), groups)
+
+
+def test_weights_without_a_gradient_are_named_after_the_first_step() -> None:
+    """PyTorch's W leaves out weights that fully_shard has put back into shards."""
+
+    def work(rank: int) -> list[str]:
+        schedule = db.make("zb-h1", ranks=2, microbatches=M)
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp"))
+        x, y = vectors(M, 0)
+        found = []
+        with heard("debubble") as lines:
+            for shards in (False, True):
+                stage = mlp(2)[rank]
+                if shards:
+                    fully_shard(stage[0], mesh=mesh["dp"], reshard_after_forward=True)
+                    fully_shard(stage, mesh=mesh["dp"], reshard_after_forward=True)
+                place = PipelineStage(
+                    stage, rank, 2, torch.device("cpu"), group=mesh["pp"].get_group()
+                )
+                runtime = PyTorchRuntime(schedule, [place], functional.mse_loss)
+                for _ in range(2):
+                    runtime.step(*[x] * (rank == 0), **{"target": y} if rank else {})
+                found.append(len(lines))
+        assert found[0] == 0, lines
+        return lines
+
+    _, second = in_ranks(2, work)
+    (line,) = second
+    assert line.startswith("stage 1: 0.weight and 1 more got no gradient in the first step")

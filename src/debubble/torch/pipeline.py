@@ -288,15 +288,19 @@ class Pipeline:
             if weight.grad is not None:
                 weight.grad = None if set_to_none else weight.grad.zero_()
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
         """Scale gradients so that their norm over all ranks is at most `max_norm`.
 
-        Each weight counts once, however many copies of it there are. Returns the norm before.
+        Each weight counts once, however many copies of it there are. Returns the norm before. As in
+        PyTorch, a norm of NaN makes all gradients NaN, unless `error_if_nonfinite` raises RunError.
         """
         self._enter("clip_grad_norm_")
         with self._watch.step():
             self._watch.set_waiting()
-            return self._gradients.clip(self.parameters(), max_norm, float(norm_type), self._ranks)
+            norm = self._gradients.clip(self.parameters(), max_norm, norm_type, error_if_nonfinite)
+        return Gradients.check_finite(norm) if error_if_nonfinite else norm
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and buffers of this rank, by stage and name, as in any placement."""

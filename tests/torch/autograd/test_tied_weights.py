@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +167,33 @@ def test_frozen_weights_get_no_gradient(name: str) -> None:
             for ours, theirs in zip(stage.parameters(), alone[number].parameters(), strict=True):
                 if theirs.grad is not None:
                     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+    in_ranks(2, work)
+
+
+def test_a_norm_that_is_not_finite_clips_as_pytorch() -> None:
+    def work(rank: int) -> None:
+        made = schedule("1f1b")
+        x, y = text(M, 0)
+        for wrong in (math.nan, math.inf):
+            alone, model = nn.ModuleList(gpt(made.stages)), gpt(made.stages)
+            plain(list(alone), x, y, cross_entropy)
+            pipe = dt.Pipeline(made, model, cross_entropy)
+            pipe.step(x, target=y)
+            whole, own = dict(alone.named_parameters()), dict(pipe.named_parameters())
+            first = next(iter(whole))
+            for weights in (whole, own):
+                if first in weights:
+                    weights[first].grad.view(-1)[0] = wrong
+            before = {name: weight.grad.clone() for name, weight in own.items()}
+            with pytest.raises(dt.RunError, match=f"the norm of the gradients is {wrong}, so they"):
+                pipe.clip_grad_norm_(1.0, error_if_nonfinite=True)
+            for name, weight in own.items():
+                torch.testing.assert_close(weight.grad, before[name], equal_nan=True)
+            norm = nn.utils.clip_grad_norm_(whole.values(), 1.0)
+            torch.testing.assert_close(pipe.clip_grad_norm_(1.0), norm, equal_nan=True)
+            for name, weight in own.items():
+                torch.testing.assert_close(weight.grad, whole[name].grad, equal_nan=True)
 
     in_ranks(2, work)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from debubble.core.kinds import Kind
 from debubble.lowering.chain import lower
 from debubble.torch.autograd.splitter import Splitter, run_branches
 from debubble.torch.engine.own_engine import HANDLERS
+from debubble.torch.engine.plan import ExecutionPlan
+from debubble.torch.engine.tasks import Pairs, make_tasks
 from tests.kinds import MADE, schedule_with
 from tests.torch.inside import after_every_finish
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
@@ -191,3 +195,20 @@ def test_slices_of_sequences() -> None:
             dt.Pipeline(schedules[0], mlp(2), functional.mse_loss)
 
     in_ranks(2, work)
+
+
+def test_halves_of_a_pair_run_on_this_thread_backwards_first() -> None:
+    """Replicas of a rank issue collectives in one order, and draw random numbers in one."""
+    plan = ExecutionPlan.of(db.make("dualpipe-v", ranks=2, microbatches=6))
+    groups = [part for part in make_tasks(plan, 0, HANDLERS) if len(part) == 2]
+    pairs = [part for part in groups if isinstance(part, list)]
+    assert pairs
+    ran: list[tuple[Kind, int]] = []
+    for pair in pairs:
+        calls = [
+            (task, None, partial(lambda kind: ran.append((kind, get_ident())), task.step.kind))
+            for task in pair
+        ]
+        Pairs(torch.device("cpu")).run(calls)
+        assert ran == [(Kind.B, get_ident()), (Kind.F, get_ident())]
+        ran.clear()

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.torch.engine.vocabulary import LAYERS
+from debubble.torch.errors import RunError
 from debubble.torch.models.modules import bare, bare_name, is_dtensor, is_sharded
 from debubble.torch.ranks.process_group import Ranks
 
@@ -51,9 +52,9 @@ def find_shared_weights(
 ) -> list[SharedWeight]:
     """Return the parameters that several ranks have, on all ranks.
 
-    The user names tied weights in `shared`; those in `same` were found, as one object in several
-    stages. Raises ParameterError when a name is not known, shapes differ, or a model has tied
-    weights that cannot be found.
+    The user names tied weights in `shared`; those in `same` were found, as names of one object: a
+    weight may have several in one stage, too. Raises ParameterError when a name is not known,
+    shapes differ, or a model has tied weights that cannot be found.
     """
     shared = list(shared)
     if any(isinstance(tie, str) for tie in shared):
@@ -72,7 +73,7 @@ def find_shared_weights(
             'shared=[("0.embed.weight", "7.head.weight")]'
         )
     ties = [tuple(map(str, tie)) for tie in (*shared, *same)]
-    tied = _tied_by_config(modules)
+    tied = "" if shared else _tied_by_config(modules)
     found = ranks.channel.gather((facts, ties, tied))
     known = {name: fact for theirs, _, _ in found for name, fact in theirs.items()}
     classes = _classes(sorted({tie for _, each, _ in found for tie in each}), known)
@@ -84,7 +85,8 @@ def find_shared_weights(
                 "nothing to it, or use a schedule that does not shard the output layer"
             )
     says = next((words for _, _, words in found if words), "")
-    if says and not classes and schedule.stages > 1:
+    across = any(_stage(members[0]) != _stage(members[-1]) for members in classes)
+    if says and not across and schedule.stages > 1:
         first_name, last_name = _likely(known, last)
         raise ParameterError(
             f"{says} has tie_word_embeddings=True, and single stages do not show which weights "
@@ -318,13 +320,15 @@ class Gradients:
         self._before = {}
         self._tied.sum(new)
 
-    def clip(self, weights: Iterable[Tensor], largest: float, kind: float, ranks: Ranks) -> Tensor:
+    def clip(self, weights: Iterable[Tensor], largest: float, kind: float, refuses: bool) -> Tensor:
         """Scale gradients so that their norm over all ranks is at most `largest`.
 
         Returns the norm before. The `weights` are all parameters of this rank; of a weight that
         several ranks have only the first one counts. The `kind` is 2 for the Euclidean norm,
-        infinity for the largest number.
+        infinity for the largest number. As PyTorch's: NaN as norm makes all gradients NaN. With
+        `refuses` those of a norm that is not finite stay as they are.
         """
+        ranks, kind = self._tied.ranks, float(kind)
         elsewhere = {id(one.parameter) for one in self._tied.shared if one.source != ranks.rank}
         there = {id(weight): weight.grad for weight in weights if weight.grad is not None}
         norm = torch.zeros((), dtype=torch.float64)
@@ -336,10 +340,22 @@ class Gradients:
             norm = torch.maximum(norm, value) if kind == float("inf") else norm + value**kind
         ranks.channel.sum(norm, largest=kind == float("inf"))
         norm = norm if kind == float("inf") else norm ** (1 / kind)
-        factor = min(1.0, largest / (float(norm) + 1e-6))
-        if factor < 1.0:
+        if refuses and not norm.isfinite():
+            return norm
+        factor = largest / (float(norm) + 1e-6)
+        if not factor >= 1.0:
             for gradient in there.values():
                 gradient.mul_(factor)
+        return norm
+
+    @staticmethod
+    def check_finite(norm: Tensor) -> Tensor:
+        """Return a norm of gradients; raise RunError where it is infinite or NaN."""
+        if not norm.isfinite():
+            raise RunError(
+                f"the norm of the gradients is {float(norm)}, so they are not clipped; "
+                "error_if_nonfinite=False clips them all the same"
+            )
         return norm
 
 

@@ -5,9 +5,8 @@ input lead to weights. I runs the nodes on the way to the input and notes the gr
 every node with a branch. W starts at these nodes with the noted gradients and runs their branches
 only: no node of I runs twice.
 
-Weights that are vectors, scales and biases of norms for instance, get their gradients in I: a node
-computes them with that of its input, and what it saved need not stay. So what I alone needed of the
-tensors that autograd saved is released when it is over: these nodes will not run again.
+Weights that are vectors get their gradients in I: what I alone needed of the tensors that autograd
+saved is released when it is over. Vectors with hooks are left to W, as noting a gradient runs them.
 """
 
 from __future__ import annotations
@@ -75,7 +74,9 @@ class SplitPlan:
 def matching_nodes(
     plan: SplitPlan, starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]
 ) -> list[Node] | None:
-    """Return the nodes of a graph in the plan's numbers; None for a graph of another form."""
+    """Return the nodes of a graph in the plan's numbers; None where another plan is needed."""
+    if any(leaf._backward_hooks for edge in plan.early if (leaf := _leaf(edge.node)) is not None):
+        return None
     nodes: list[Node] = []
     for (number, slot), start in zip(plan.starts, starts, strict=True):
         if slot != start.output_nr:
@@ -181,12 +182,13 @@ def split_plan(
 
 
 def _early(branches: Sequence[list[Tensor]], beyond: Sequence[Tensor]) -> dict[int, GradientEdge]:
-    """Return the vectors among the weights, by id, and the edges of their gradients.
+    """Return the vectors without hooks among the weights, by id, and the edges of their gradients.
 
     Those that W reaches together with others, or that are `beyond` other nodes, are left out.
     """
     late = {id(leaf) for leaf in beyond}
-    late |= {id(leaf) for found in branches for leaf in found if leaf.dim() > 1}
+    late |= {id(leaf) for found in branches for leaf in found
+             if leaf.dim() > 1 or leaf._backward_hooks}  # fmt: skip
     count = -1
     while count != len(late):
         count = len(late)

@@ -76,14 +76,16 @@ def split_slices(tree: Any, schedule: Schedule) -> list[Any]:
 def _split_tree(
     tree: Any, count: int, parts: Callable[[Tensor], Sequence[Tensor] | None]
 ) -> list[Any]:
+    if isinstance(tree, Tensor):
+        return list(parts(tree) or (tree,) * count)
     leaves, form = pytree.tree_flatten(tree)
     columns = [
         (parts(leaf) if isinstance(leaf, Tensor) else None) or (leaf,) * count for leaf in leaves
     ]
-    return [
-        pytree.tree_unflatten([column[number] for column in columns], form)
-        for number in range(count)
-    ]
+    rows = zip(*columns, strict=True) if columns else [()] * count
+    if tree.__class__ is tuple and all(isinstance(leaf, Tensor) for leaf in tree):
+        return list(rows)
+    return [pytree.tree_unflatten(row, form) for row in rows]
 
 
 def by_unit(microbatches: Sequence[Any], schedule: Schedule) -> dict[int, Any]:
@@ -104,7 +106,10 @@ def count_tokens(target: Any) -> float:
 
 def count_rows(tree: Any) -> float:
     """Return the length of a microbatch's first tensor with dimensions, 0 without one."""
-    return float(next((len(x) for x in tensors_of(tree) if x.dim()), 0))
+    for tensor in tensors_of(tree):
+        if tensor.dim():
+            return float(tensor.shape[0])
+    return 0.0
 
 
 def count_weights(targets: Mapping[int, Any], schedule: Schedule, scale: str) -> list[float]:
@@ -114,9 +119,10 @@ def count_weights(targets: Mapping[int, Any], schedule: Schedule, scale: str) ->
     number of its microbatch's rows, and under ``"sum"`` it is 1 for all; slices share it by tokens.
     """
     counts, slices = [0.0] * schedule.units, schedule.slices
-    if scale == "tokens":
+    if scale == "tokens" or (scale == "mean" and slices == 1):
+        counted = count_tokens if scale == "tokens" else count_rows
         for unit, target in targets.items():
-            counts[unit] = count_tokens(target)
+            counts[unit] = counted(target)
         return counts
     for first in range(0, schedule.units, slices):
         if first in targets:
@@ -179,8 +185,8 @@ def sum_losses(losses: Mapping[int, Tensor], ranks: Ranks) -> Tensor:
     """Return the sum of weighted losses over all ranks; NaN without any."""
     total = torch.zeros(2, dtype=torch.float64, device=ranks.wire)
     if losses:
-        parts = [loss.to(total) for loss in losses.values()]
-        total[0], total[1] = torch.stack(parts).sum(), len(parts)
+        total[0] = torch.stack(list(losses.values())).to(total).sum()
+        total[1] = len(losses)
     ranks.total(total)
     return (total[0] / (total[1] > 0)).to(ranks.device)
 

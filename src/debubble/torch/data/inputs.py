@@ -121,20 +121,22 @@ class MicrobatchInputs:
         loss, and if a stage begins or ceases to train, which changes the forms of outputs.
         """
         schedule, units = self.schedule, self.schedule.units
-        copies = schedule.copies_of(np.arange(units)).tolist()
-        table, rank = schedule.placement.table, self.ranks.rank
+        table, rank, last = schedule.placement.table, self.ranks.rank, schedule.stages - 1
+        copies = [0] * units
+        if len(table) > 1:
+            copies = schedule.copies_of(np.arange(units)).tolist()
         factor = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         row = [0.0] * (3 * units + 4)
         for unit, args in given.items():
             if table[copies[unit]][0] == rank:
                 own = (args, kwargs.get(unit))
                 row[unit] = float(self._signature((*own, self.modules[0].training)))
-                row[2 * units + unit] = count_rows(own)
+                row[2 * units + unit] = count_rows(args) or count_rows(own)
         counts = count_weights(targets, schedule, self.scale)
         for unit in targets:
-            if table[copies[unit]][schedule.stages - 1] == rank:
+            if table[copies[unit]][last] == rank:
                 row[units + unit] = counts[unit]
-        if trains and self.scale == "tokens" and table[0][schedule.stages - 1] == rank:
+        if trains and self.scale == "tokens" and table[0][last] == rank:
             row[-4] = self._mean_of_replicas(sum(counts))
         row[-3], row[-2] = float(bool(targets)), factor
         trained, self._trains = (
@@ -166,8 +168,12 @@ class MicrobatchInputs:
 
     def _signature(self, given: Any) -> int:
         """Return the number of an input: equal for equal shapes, types and plain values."""
-        leaves, form = pytree.tree_flatten(given)
         device = self.ranks.device.type
+        args, kwargs, training = given
+        if kwargs is None and len(args) == 1 and isinstance(args[0], Tensor):
+            leaves, form = [args[0], training], None
+        else:
+            leaves, form = pytree.tree_flatten(given)
         key = (
             form.__repr__() if len(leaves) > 3 else len(leaves),
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
@@ -193,6 +199,12 @@ class MicrobatchInputs:
         A mean over targets is not their mean over rows then, and the loss function alone knows
         which of the two it computes.
         """
+        forms = {
+            target.shape[1:] if isinstance(target, Tensor) and target.is_floating_point() else None
+            for target in targets
+        }
+        if len(forms) == 1 and None not in forms:
+            return
         host = all(leaf.device.type == "cpu" for leaf in tensors_of(targets))
         if self._looks < 0 or (not host and self._looks >= LOOKS):
             return

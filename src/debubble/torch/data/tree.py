@@ -93,6 +93,10 @@ def mapped(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 def tensors_of(tree: Any) -> list[Tensor]:
     """Return the tensors of a tree."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if tree.__class__ is tuple and all(isinstance(leaf, Tensor) for leaf in tree):
+        return list(tree)
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 

@@ -96,7 +96,11 @@ class OwnEngine:
             for bounds in bounds_of_groups(self.program)
         ]
         self._batch, self._training = StepData(), True
-        self._pairs = Pairs(self.ranks.device)
+        self._pairs = Pairs(
+            self.ranks.device,
+            [number for number, module in setup.modules.items()
+             if any(map(is_sharded, module.modules()))],
+        )  # fmt: skip
         self._casting: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def step(self, batch: StepData) -> dict[int, Tensor]:
@@ -211,7 +215,7 @@ class OwnEngine:
         recorder.finish(index)
 
     def _compute_group(self, tasks: Sequence[Task]) -> None:
-        """Run the actions of an overlapped group."""
+        """Run the actions of an overlapped group; each has the times of the whole group."""
         operands = [self._wait_for(task) for task in tasks]
         watch, recorder = self.watch, self.recorder
         watch.position, watch.state = tasks[0].place, RankState.RUNNING
@@ -219,13 +223,17 @@ class OwnEngine:
             recorder.begin(task.place)
         end = time.perf_counter() + tasks[0].pace
         self._pairs.run(
-            [(task, operand, partial(task.run, self, task.step, operand))
+            [(task, operand, partial(self._half, task, operand))
              for task, operand in zip(tasks, operands, strict=True)]
         )  # fmt: skip
         if tasks[0].pace:
             sleep_until(end, self.ranks.device)
         for task in tasks:
             recorder.finish(task.place)
+
+    def _half(self, task: Task, operand: Any) -> None:
+        self.watch.position = task.place
+        task.run(self, task.step, operand)
 
     def _boundary(self, step: ProgramStep, stage: int) -> Boundary:
         return Boundary(step.copy, stage, self._batch.signatures[step.unit])

@@ -76,8 +76,8 @@ class UnitState:
     """If there is a graph."""
 
 
-Ends: TypeAlias = tuple[list[GradientEdge], list[Tensor]]
-"""Edges at which a backward begins, and their gradients."""
+Ends: TypeAlias = tuple[list[Any], list[Tensor]]
+"""Losses, and edges of outputs, at which a backward begins, and their gradients."""
 
 
 @dataclass(eq=False)
@@ -114,6 +114,8 @@ class Stage:
         self.versions = Versions(self.module, self.kept) if self.kept > 1 else None
         self._replicated = isinstance(self.module, DistributedDataParallel)
         self._splitter = Splitter()
+        self._slopes: dict[tuple[float, torch.dtype], Tensor] = {}
+        """Gradients of this step's losses, by weight and type."""
         self._memory: dict[int, list[Tensor]] = {}
         """Keys and values of slices, as leaves that collect their gradients."""
         self.trains = True
@@ -123,6 +125,7 @@ class Stage:
         self.losses.clear()
         self.held.clear()
         self._left.clear()
+        self._slopes.clear()
         self._memory.clear()
         self.trains = any(weight.requires_grad for weight in self.module.parameters())
 
@@ -298,7 +301,8 @@ class Stage:
         """Return roots and their gradients; later slices left theirs at keys and values."""
         if not held.made:
             raise RunError("there is no graph: R is missing, or a backward came before")
-        roots, seeds = [], []
+        roots: list[Any] = []
+        seeds: list[Tensor] = []
         # A sharded output layer has a gradient for a stage without weights, too.
         wanted = gradients if gradients and held.roots else ()
         for root, seed in zip(held.roots, wanted, strict=True):
@@ -307,8 +311,11 @@ class Stage:
                 seeds.append(seed)
         for loss in held.losses:
             if loss.requires_grad:
-                roots.append(get_gradient_edge(loss))
-                seeds.append(torch.full_like(loss, held.given.weight))
+                roots.append(loss)
+                kind = held.given.weight, loss.dtype
+                if kind not in self._slopes:
+                    self._slopes[kind] = torch.full_like(loss, held.given.weight)
+                seeds.append(self._slopes[kind])
         for key, leaf in zip(held.keys, self._memory.pop(unit, []), strict=True):
             if leaf.grad is not None and key.requires_grad:
                 roots.append(get_gradient_edge(key))

@@ -1,15 +1,14 @@
 """A rank's program as tasks: actions with all that is known before there is data.
 
-Overlapped groups run two halves at a time, on two threads and, on a GPU, two streams.
+Overlapped groups run from one thread; on a GPU their halves are on two streams.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -173,12 +172,20 @@ def sleep_until(end: float, device: torch.device) -> None:
 
 
 class Pairs:
-    """Runner of groups of tasks; it makes no thread where there are none."""
+    """Runner of overlapped groups, from one thread and in one order on all replicas of a rank.
 
-    def __init__(self, device: torch.device) -> None:
+    A process has one of each: order of collectives in a group, state of ``fully_shard``, random
+    numbers. So no half of a group runs on a thread of its own: on a CPU one follows the other; on a
+    GPU they are issued one after the other onto two streams. Backwards go first: they take longest
+    on the device and least time to issue, and forwards may make the host wait, as those of experts
+    do for the sizes of their inputs.
+    """
+
+    def __init__(self, device: torch.device, alone: Collection[int] = ()) -> None:
         self._device = device
+        self._alone = frozenset(alone)
+        """Stages that stay on one stream: ``fully_shard`` gathers weights for that alone."""
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._helper: ThreadPoolExecutor | None = None
         self._aside: set[tuple[int, int]] = set()
         """Stages and units whose forward ran on the side stream; autograd keeps them there."""
 
@@ -187,29 +194,21 @@ class Pairs:
         self._aside.clear()
 
     def run(self, calls: Sequence[tuple[Task, Any, Callable[[], None]]]) -> None:
-        """Run the first call here, and the others, each with its task and input, on a thread."""
-        current = None if self._side is None else torch.cuda.current_stream(self._device)
-        if self._side is not None and current is not None:
-            self._choose_streams([task for task, _, _ in calls])
-            self._side.wait_stream(current)
-        if self._helper is None:
-            self._helper = ThreadPoolExecutor(1, "debubble-pair")
-
-        def one(task: Task, operand: Any, call: Callable[[], None]) -> None:
-            with self._stream_of(task, operand, current):
+        """Run the calls of a group, each with its task and input."""
+        ordered = sorted(calls, key=lambda call: call[0].step.kind in FORWARD_KINDS)
+        tasks = [task for task, _, _ in calls]
+        if self._side is None or self._alone.intersection(task.step.stage for task in tasks):
+            for _, _, call in ordered:
                 call()
-
-        def rest() -> None:
-            for some in calls[1:]:
-                one(*some)
-
-        future = self._helper.submit(rest)
-        try:
-            one(*calls[0])
-        finally:
-            future.result()
-        if self._side is not None and current is not None:
-            current.wait_stream(self._side)
+            return
+        current = torch.cuda.current_stream(self._device)
+        self._choose_streams(tasks)
+        self._side.wait_stream(current)
+        for task, operand, call in ordered:
+            aside = (task.step.stage, task.step.unit) in self._aside
+            with _on(self._side if aside else current, operand):
+                call()
+        current.wait_stream(self._side)
 
     def _choose_streams(self, tasks: Sequence[Task]) -> None:
         """Send the first forward to the side stream, unless a backward of the group runs there.
@@ -222,15 +221,12 @@ class Pairs:
         if not taken & self._aside and any(forwards):
             self._aside.add(keys[forwards.index(True)])
 
-    def _stream_of(
-        self, task: Task, operand: Any, current: torch.cuda.Stream | None
-    ) -> AbstractContextManager[Any]:
-        if self._side is None or current is None:
-            return nullcontext()
-        stream = self._side if (task.step.stage, task.step.unit) in self._aside else current
-        # The other half may ask for memory while this one still reads what it then lets go of.
-        for tensor in operand.tensors if isinstance(operand, StageOutput) else operand or ():
-            if isinstance(tensor, Tensor) and tensor.is_cuda:
-                tensor.record_stream(stream)
-        context: AbstractContextManager[Any] = torch.cuda.stream(stream)
-        return context
+
+def _on(stream: torch.cuda.Stream, operand: Any) -> AbstractContextManager[Any]:
+    """Return a context that issues work onto a stream, whose input is kept until it is done."""
+    # The other half may ask for memory while this one still reads what it then lets go of.
+    for tensor in operand.tensors if isinstance(operand, StageOutput) else operand or ():
+        if isinstance(tensor, Tensor) and tensor.is_cuda:
+            tensor.record_stream(stream)
+    context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+    return context

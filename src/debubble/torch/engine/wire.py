@@ -100,7 +100,7 @@ class Wire:
         begun: list[tuple[list[Any], int, int]] = []
         """Lists that get the works, with begin and end of their operations."""
         for step, boundary, tensors, back in sends:
-            parts = [tensor.detach().to(self.ranks.wire).contiguous() for tensor in tensors]
+            parts = [_sendable(tensor, self.ranks.wire) for tensor in tensors]
             works: list[Any] = []
             logged = self.log.post(True, step.peer, parts)
             if back or boundary in self._forms:
@@ -209,6 +209,13 @@ class Wire:
                 part = torch.empty(leaf.shape, dtype=leaf.dtype)
                 channel.receive(part, step.peer, Tag.FORMS)
                 arrival.tensors.append(part.to(self.ranks.wire))
+
+
+def _sendable(tensor: Tensor, wire: torch.device) -> Tensor:
+    """Return a tensor without a graph, in one piece, on the device that tensors are sent from."""
+    if tensor.requires_grad or tensor.device != wire:
+        tensor = tensor.detach().to(wire)
+    return tensor.contiguous()
 
 
 def _check_constants(stage: int, form: TreeForm) -> None:

@@ -31,7 +31,13 @@ from debubble.torch.measure.stage_measures import (
     cost_data,
     measures_table,
 )
-from debubble.torch.models.modules import custom_function, reason_fused, restored, saving_seen
+from debubble.torch.models.modules import (
+    HOOKED,
+    custom_function,
+    reason_fused,
+    restored,
+    saving_seen,
+)
 
 STEPS, WARM_UP = 20, 3
 
@@ -184,7 +190,7 @@ def _fused(part: SingleStage) -> str:
     except RuntimeError as error:
         return f"autograd says: {str(error).partition('. ')[0].splitlines()[0]}"
     if seen:
-        return CHECKPOINTED
+        return HOOKED if HOOKED in seen else CHECKPOINTED
     return "" if trains else "it has no weights to train"
 
 

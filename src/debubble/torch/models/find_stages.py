@@ -25,7 +25,7 @@ log = logging.getLogger("debubble")
 def find_stages(
     stages: Any, schedule: Schedule, ranks: Ranks
 ) -> tuple[dict[int, nn.Module], list[list[str]]]:
-    """Return the stages of a rank, and names of weights that are one object in several stages."""
+    """Return the stages of a rank, and names of weights that are one object."""
     rank = ranks.rank
     here = schedule.placement.stages_on(rank)
     given = _by_number(stages, schedule, here)

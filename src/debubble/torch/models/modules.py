@@ -69,10 +69,10 @@ def bare(module: nn.Module) -> nn.Module:
 
 
 def ties_of(modules: Mapping[int, nn.Module]) -> list[list[str]]:
-    """Return lists of names, by stage, of weights that are one object."""
+    """Return lists of names, by stage, of weights that are one object, in one stage or several."""
     names: dict[int, list[str]] = {}
     for stage, module in sorted(modules.items()):
-        for name, weight in bare(module).named_parameters():
+        for name, weight in bare(module).named_parameters(remove_duplicate=False):
             names.setdefault(id(weight), []).append(f"{stage}.{bare_name(name)}")
     return [same for same in names.values() if len(same) > 1]
 
@@ -142,22 +142,47 @@ def reason_fused(module: nn.Module) -> str:
     return ""
 
 
+HOOKED = "its forward sets a hook on the gradient of an activation, which I and W would both run"
+
+
 @contextmanager
 def saving_seen() -> Iterator[list[str]]:
-    """Note hooks on the tensors that autograd saves, as activation checkpointing sets them."""
+    """Note reasons not to split the backward of a forward that show while it runs.
+
+    It sets hooks on the tensors that autograd saves, as activation checkpointing does, or on the
+    gradient of an activation.
+    """
     seen: list[str] = []
-    enter = saved_tensors_hooks.__enter__
 
-    @functools.wraps(enter)
-    def noted(self: saved_tensors_hooks) -> None:
-        seen.append(type(self).__name__)
-        enter(self)
+    def noting(call: Callable[..., Any], reason: Callable[[Any], str]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.extend(filter(None, [reason(self)]))
+            return call(self, *args, **kwargs)
 
-    saved_tensors_hooks.__enter__ = noted  # type: ignore[method-assign]
+        return noted
+
+    places: Sequence[tuple[Any, str, Callable[[Any], str]]] = (
+        (saved_tensors_hooks, "__enter__", _of_saved), (Tensor, "register_hook", _of_gradient),
+        (Tensor, "retain_grad", _of_gradient),
+    )  # fmt: skip
+    calls = [getattr(owner, name) for owner, name, _ in places]
+    for (owner, name, reason), call in zip(places, calls, strict=True):
+        setattr(owner, name, noting(call, reason))
     try:
         yield seen
     finally:
-        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+        for (owner, name, _), call in zip(places, calls, strict=True):
+            setattr(owner, name, call)
+
+
+def _of_saved(hooks: saved_tensors_hooks) -> str:
+    kind = type(hooks).__name__
+    return f"its forward changes what autograd saves ({kind}), as checkpointing does"
+
+
+def _of_gradient(tensor: Tensor) -> str:
+    return "" if tensor.is_leaf else HOOKED
 
 
 def custom_function(roots: Sequence[Tensor]) -> str:
@@ -185,16 +210,16 @@ def custom_function(roots: Sequence[Tensor]) -> str:
 def reason_not_split(seen: Sequence[str], roots: Sequence[Tensor]) -> str:
     """Return why a backward cannot be split, by its first forward; empty if it can.
 
-    Reasons are hooks that :func:`saving_seen` noted, and the graph below the outputs.
+    Reasons are those that :func:`saving_seen` noted, and the graph below the outputs.
     """
     if seen:
-        return f"its forward changes what autograd saves ({seen[0]}), as checkpointing does"
+        return seen[0]
     custom = custom_function(roots)
     return f"the custom autograd.Function {custom} computes with its weights" if custom else ""
 
 
 def autocast_of(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a maker of contexts like the caller's autocast, for every action and thread.
+    """Return a maker of contexts like the caller's autocast, for every action.
 
     Casts of weights are not cached: one of a forward without gradients would serve one with them.
     """

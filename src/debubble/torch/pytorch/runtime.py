@@ -24,10 +24,11 @@ from debubble.core.actions import (
     SHARDING_KINDS,
     among,
     kinds_of,
+    stages_of,
     unpack,
 )
 from debubble.core.errors import ParameterError
-from debubble.core.kind_relations import ACTIVATION_KINDS
+from debubble.core.kind_relations import ACTIVATION_KINDS, SPLIT_KINDS
 from debubble.core.kinds import FORWARD_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.transfers import first_transfer
@@ -92,6 +93,9 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
         ]
         self._losses: dict[int, Tensor] = {}
         self._given: tuple[Any, Any, Any] | None = None
+        split = among(kinds_of(schedule.actions), SPLIT_KINDS)
+        self._unproven = set(stages_of(schedule.actions)[split].tolist())
+        """Stages with split backwards, before the first step."""
 
     def step(
         self,
@@ -103,8 +107,19 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
     ) -> Any:
         """Run all microbatches, forwards and backwards; see PyTorch's ``step``.
 
-        They come as a whole batch, or in lists with an entry per microbatch.
+        They come as a whole batch, or in lists with an entry per microbatch. Warns after the first
+        step of weights without a gradient, whose backward is split.
         """
+        found = self._step(args, arg_mbs, kwarg_mbs, target_mbs, kwargs)
+        for stage in self._stages:
+            if stage.stage_index in self._unproven:
+                _warn_without_gradient(stage)
+        self._unproven.clear()
+        return found
+
+    def _step(
+        self, args: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, kwargs: dict[str, Any]
+    ) -> Any:
         given = (arg_mbs, kwarg_mbs, target_mbs)
         if all(part is None for part in given):
             return super().step(*args, **kwargs)
@@ -222,6 +237,24 @@ def _check_output(stage: Any, output: Any) -> None:
             f"stage {stage.stage_index} returned {', '.join(have)}; its first microbatch returned "
             f"{', '.join(want)}"
         )
+
+
+def _warn_without_gradient(stage: Any) -> None:
+    """Warn of weights that a split backward gave no gradient.
+
+    PyTorch's W finds the weights of a stage in the graph, where those that ``fully_shard`` has
+    resharded are not; then it leaves them out.
+    """
+    without = [name for name, weight in stage.submod.named_parameters()
+               if weight.requires_grad and weight.grad is None]  # fmt: skip
+    if without:
+        more = f" and {len(without) - 1} more" if without[1:] else ""
+        logging.getLogger("debubble").warning(
+            "stage %d: %s%s got no gradient in the first step. PyTorch's split backward leaves out "
+            "weights that are resharded between I and W; if the loss depends on them, use "
+            "split='fuse', full backwards, or fsdp_reshard_after_forward='never'",
+            stage.stage_index, without[0], more,
+        )  # fmt: skip
 
 
 def _text(part: Any) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch import distributed as dist
 
@@ -35,9 +36,8 @@ class LoggedMessage:
 
     sends: bool
     peer: int
-    sizes: list[list[int]]
-    types: list[str]
-    """Empty, as `sizes`, while a receive does not know what comes."""
+    forms: list[tuple[torch.Size, torch.dtype]]
+    """Shapes and types of the tensors; empty while a receive does not know what comes."""
     created: int
     """Time in ns since 1970."""
     done: bool = False
@@ -54,8 +54,7 @@ class MessageLog:
     def post(self, sends: bool, peer: int, tensors: Sequence[Tensor]) -> LoggedMessage:
         """Add a message."""
         message = LoggedMessage(
-            sends, peer, [list(tensor.shape) for tensor in tensors],
-            [str(tensor.dtype).removeprefix("torch.") for tensor in tensors], time.time_ns(),
+            sends, peer, [(tensor.shape, tensor.dtype) for tensor in tensors], time.time_ns()
         )  # fmt: skip
         self.messages.append(message)
         return message
@@ -127,9 +126,11 @@ class HangDumps:
     def _message(self, number: int, message: LoggedMessage) -> dict[str, Any]:
         way = f"send {self.rank}->" if message.sends else f"recv {self.rank}<-"
         state = "completed" if message.done else "scheduled"
+        sizes = [list(shape) for shape, _ in message.forms]
+        types = [str(dtype).removeprefix("torch.") for _, dtype in message.forms]
         return self._entry(
-            number, f"debubble:{way}{message.peer}", message.sizes, message.types, state,
-            message.created, number + 1,
+            number, f"debubble:{way}{message.peer}", sizes, types, state, message.created,
+            number + 1,
         )  # fmt: skip
 
     def _entry(
