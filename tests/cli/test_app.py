@@ -13,6 +13,7 @@ import pytest
 import debubble
 from debubble.cli import app as application
 from debubble.cli import errors
+from tests.command import LESS
 from tests.diagnosis.hang.recorded import of_schedule, write
 from tests.diagnosis.hang.recorded import run as execute
 
@@ -73,11 +74,8 @@ def test_the_examples_of_the_help_run(
     found = examples(run)
     assert len(found) >= 3 * len(COMMANDS) - 1
     for words in found:
-        # Searching is tested elsewhere.
-        one = ["--schedule", "1f1b", "--tp", 4, "--cp", 1, "--microbatch-size", 1]
-        less = {"optimize": ["--effort", 0.01, "--time-limit", 1], "plan": one}
         # A server runs until somebody ends it: tests/playground starts one.
-        assert words[0] == "serve" or run(*words, *less.get(words[0], [])).code == 0, words
+        assert words[0] == "serve" or run(*words, *LESS.get(words[0], [])).code == 0, words
 
 
 @pytest.mark.parametrize(
