@@ -290,7 +290,7 @@ def test_any_program_may_read(tmp_path: Path) -> None:
 def test_threads_that_cannot_start(tmp_path: Path) -> None:
     """A thread goes on when the main one is over; then none can be started any more."""
     (tmp_path / "run").mkdir()
-    made.write_primus(LONG, tmp_path / "run")
+    made.write_primus(RUN, tmp_path / "run")
     script = tmp_path / "script.py"
     script.write_text(f"""
 import threading, time

@@ -147,7 +147,7 @@ def test_clocks_that_are_apart(hosts: Hosts, tmp_path: Path) -> None:
 
 def test_a_cable_that_is_cut_ends_the_run_on_both_hosts(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    limit = round(patience(5))
+    limit = round(patience(3))
     words = (
         "debubble.torch.pytorch.engine", "1f1b", "-p", 4, "-m", 8, "--model", "model.py:build",
         "--no-verify", "--steps", 200, "--timeout", limit,
