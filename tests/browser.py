@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -33,7 +34,38 @@ PATIENCE = 90_000
 """Milliseconds that pages may take; machines that are busy take long, which is no failure."""
 
 
-def launch() -> Iterator[Any]:
+class Running:
+    """A browser that tests of one module after the other have to themselves."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._loop = self._leave()
+
+    @staticmethod
+    def _leave() -> Any:
+        """Let others run loops in this thread: between two calls Playwright's counts as running."""
+        loop = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        return loop
+
+    @contextmanager
+    def taken(self) -> Iterator[Any]:
+        """The browser, until everything that was opened in it is closed."""
+        asyncio._set_running_loop(self._loop)
+        try:
+            yield self._browser
+            for context in self._browser.contexts:
+                context.close()
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        """Close the browser; Playwright closes its loop."""
+        asyncio._set_running_loop(self._loop)
+        self._browser.close()
+
+
+def launch() -> Iterator[Running]:
     """A running browser; the test is skipped where there is none, unless CI is set."""
     program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     try:
@@ -43,7 +75,8 @@ def launch() -> Iterator[Any]:
     if program is None:
         missing("no Chromium here; 'make browser' installs Debian's")
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        running = Running(browser)
         yield running
         running.close()
 

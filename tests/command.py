@@ -10,6 +10,12 @@ from typer.testing import CliRunner
 
 from debubble.cli.app import app
 
+LESS = {
+    "optimize": ["--effort", "0.01", "--time-limit", "0.3"],
+    "plan": ["--schedule", "1f1b", "--tp", "4", "--cp", "1", "--microbatch-size", "1"],
+}
+"""What makes examples of commands search less; searching is tested elsewhere."""
+
 
 @dataclass(frozen=True)
 class Result:

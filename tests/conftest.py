@@ -43,11 +43,11 @@ settings.load_profile(PROFILE)
 EXPLORES = PROFILE == "explore"
 """Whether cases that are many and much alike all come, in place of some of them."""
 
-FEWER, LEAST, MORE = 8, 3, 6
-"""A property test has an eighth of its cases when quick, but some; six times all to explore."""
+FEWER, LEAST, MORE = 16, 3, 6
+"""A property test has a sixteenth of its cases when quick, but some; six times all to explore."""
 
-CASES_FEWER, CASES_LEAST = 8, 4
-"""A test with many cases has an eighth of them when quick, but some."""
+CASES_FEWER, CASES_LEAST = 16, 2
+"""A test with many cases has a sixteenth of them when quick, but some."""
 
 BATCH = 16
 """Short tests of a file that a worker gets at once: xdist looks at all that was given before it
@@ -227,10 +227,17 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A browser for all tests of a module."""
+@pytest.fixture(scope="session")
+def running_browser() -> Iterator[browsers.Running]:
+    """A browser for all tests of a worker, which takes seconds to start."""
     yield from browsers.launch()
+
+
+@pytest.fixture(scope="module")
+def browser(running_browser: browsers.Running) -> Iterator[Any]:
+    """A browser for all tests of a module, which closes what they open."""
+    with running_browser.taken() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

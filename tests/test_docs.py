@@ -39,6 +39,7 @@ from debubble.optimize import cache
 from debubble.planner.model.files import read_model
 from debubble.schedules import registry
 from debubble.sweeps import read_spec
+from tests.command import LESS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -51,12 +52,6 @@ PAGES = {
     if path.parent.name != "figures"
 }
 EXTENDING = "docs/extending.md"  # test_extending.py
-LESS = {
-    "optimize": ["--effort", "0.01"],
-    "plan": ["--schedule", "1f1b", "--tp", "4", "--cp", "1", "--microbatch-size", "1"],
-}
-"""What makes commands search less; searching is tested elsewhere."""
-
 ELSEWHERE = {
     "make demo": "test_the_demo_is_what_the_readme_says, and wherever somebody begins",
     "make test": "this",

@@ -17,6 +17,7 @@ import debubble
 from debubble.cli import app as application
 from debubble.cli import errors
 from debubble.cli.panels import ORDER
+from tests.command import LESS
 from tests.diagnosis.hang.recorded import of_schedule, write
 from tests.diagnosis.hang.recorded import run as execute
 
@@ -104,11 +105,8 @@ def test_the_examples_of_the_help_run(
     found = examples(run)
     assert len(found) >= 3 * len(COMMANDS) - 3
     for words in found:
-        # Searching is tested elsewhere.
-        one = ["--schedule", "1f1b", "--tp", 4, "--cp", 1, "--microbatch-size", 1]
-        less = {"optimize": ["--effort", 0.01, "--time-limit", 1], "plan": one}
         # Servers run until somebody ends them: tests/playground and test_mcp.py start them.
-        assert words[0] in ("serve", "mcp") or run(*words, *less.get(words[0], [])).code == 0, words
+        assert words[0] in ("serve", "mcp") or run(*words, *LESS.get(words[0], [])).code == 0, words
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ import pytest
 
 import debubble as db
 from debubble.interchange.cost_files import load_costs
+from tests import forkserver
 from tests.missing import missing
 from tests.patience import patience
 
@@ -169,15 +171,49 @@ def ranks_of(pid: int) -> list[Path]:
     return []
 
 
+class InFork:
+    """The command in a process that has loaded PyTorch, which takes seconds."""
+
+    def __init__(self, folder: Path, *words: object, **env: object) -> None:
+        self._streams = [Path(tempfile.mkstemp(dir=folder)[1]) for _ in range(2)]
+        self._process = forkserver.forked.Process(
+            target=_command, args=(folder, self._streams, list(map(str, words)), env)
+        )
+        self._process.start()
+        self.pid = self._process.pid
+
+    def send_signal(self, how: signal.Signals) -> None:
+        os.kill(self.pid, how)
+
+    def communicate(self) -> tuple[str, str]:
+        self._process.join()
+        self.returncode = self._process.exitcode
+        out, err = (stream.read_text() for stream in self._streams)
+        return out, err
+
+
+def _command(folder: Path, streams: list[Path], words: list[str], env: dict[str, object]) -> None:
+    from debubble.cli import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, stream in enumerate(streams, 1):
+        os.dup2(os.open(stream, os.O_WRONLY), number)
+    os.environ.update({key: str(value) for key, value in env.items()})
+    tempfile.tempdir = None
+    os.chdir(folder)
+    sys.argv = ["debubble", *words]
+    sys.exit(main())
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_command(
-    start: Run, how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: signal.Signals, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if not Path("/proc/self/task").exists():
         missing("processes are looked up in /proc")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    process = start("run", "1f1b", "-p", 3, "-m", 3, "--sleep", 60_000)
+    words = ("run", "1f1b", "-p", 3, "-m", 3, "--sleep", 60_000)
+    process = InFork(tmp_path_factory.mktemp("out"), *words, TMPDIR=tmp_path)
     end = time.monotonic() + patience(120)
     while len(found := ranks_of(process.pid)) < 3 and time.monotonic() < end:
         time.sleep(0.05)
@@ -199,30 +235,29 @@ def test_no_process_outlives_the_command(
 
 
 def joined(
-    tmp_path: Path, *words: object, size: int = 2, **first: str
+    tmp_path: Path, *words: object, size: int = 2, profiled: bool = False
 ) -> list[tuple[int, str, str]]:
     """Exit code and output of every rank of a world as torchrun starts it.
 
-    The environment of the `first` has some variables more.
+    A first rank that is `profiled` is a new process, and says what it imports.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = []
+    processes: list[Any] = []
     for rank in range(size):
         world = {
             "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
+        if rank > 0 or not profiled:
+            processes.append(InFork(tmp_path, "run", *words, **world))
+            continue
+        env = {key: str(value) for key, value in world.items()} | {"PYTHONPROFILEIMPORTTIME": "1"}
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-m", "debubble", "run", *map(str, words)],
-                env=os.environ
-                | {key: str(value) for key, value in world.items()}
-                | (first if rank == 0 else {}),
+                [sys.executable, "-m", "debubble", "run", *map(str, words)], env=os.environ | env,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-                # As in conftest.py.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         )  # fmt: skip
     outputs = [process.communicate() for process in processes]
@@ -232,7 +267,7 @@ def joined(
 @pytest.mark.processes
 def test_a_world_of_torchrun(tmp_path: Path) -> None:
     words = ("dualpipe", "-p", 2, "-m", 4, "--steps", 2)
-    first, second = joined(tmp_path, *words, PYTHONPROFILEIMPORTTIME="1")
+    first, second = joined(tmp_path, *words, profiled=True)
     assert first[0] == 0, first[2]
     # What takes as long to load as PyTorch, and our engine does without.
     loaded = {line.split("|")[-1].strip() for line in first[2].splitlines()}

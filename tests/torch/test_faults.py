@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from tests.torch.world import in_ranks
 
 M = 4
 
-SHORT = round(patience(4))
-"""Seconds after which a rank that hangs is noticed."""
+
+@cache
+def short() -> int:
+    """Seconds after which a rank that hangs is noticed."""
+    return round(patience(2))
 
 
 class Bad(nn.Module):
@@ -43,9 +47,11 @@ class Bad(nn.Module):
 
 
 def broken(how: str, name: str = "1f1b") -> list[Any]:
+    limit = short()
+
     def work(rank: int) -> None:
         inner = [Bad(how) if stage == 1 else mlp(1)[0] for stage in range(3)]
-        pipe = dt.Pipeline(name, inner, functional.mse_loss, microbatches=M, timeout=SHORT)
+        pipe = dt.Pipeline(name, inner, functional.mse_loss, microbatches=M, timeout=limit)
         for step in range(4):
             x, y = vectors(M, step)
             pipe.step(x, target=y)
@@ -78,20 +84,22 @@ def test_a_rank_that_hangs() -> None:
     first, second, third = broken("hangs")
     assert second == 2, second
     for other in (first, third):
-        words = f"nothing has moved for {SHORT} s: rank 1 hangs at action"
+        words = f"nothing has moved for {short()} s: rank 1 hangs at action"
         assert other == 2 or words in other, other
 
 
 def test_a_rank_that_does_not_come() -> None:
+    limit = short()
+
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=SHORT)
+        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=limit)
         if rank:
-            time.sleep(2 * SHORT)
+            time.sleep(2 * limit)
         x, y = vectors(M, 0)
         pipe.step(x, target=y)
 
     first, _ = in_ranks(2, work, fails=True)
-    assert f"nothing has moved for {SHORT} s: rank 1 is in no step" in first
+    assert f"nothing has moved for {limit} s: rank 1 is in no step" in first
 
 
 def test_training_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
@@ -135,8 +143,10 @@ def test_a_stage_that_cannot_be_built() -> None:
 
 @pytest.mark.parametrize("wrong", ["rows", "microbatches"])
 def test_a_batch_that_cannot_be_cut(wrong: str) -> None:
+    limit = short()
+
     def work(rank: int) -> None:
-        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=SHORT)
+        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=limit)
         x, y = vectors(M, 0)
         if wrong == "rows":
             pipe.step(x[:3], target=y[:3])

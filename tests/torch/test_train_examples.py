@@ -6,7 +6,8 @@ import contextlib
 import importlib
 import io
 import os
-import subprocess
+import runpy
+import socket
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import debubble as db
 from debubble.torch.models.build import from_config
@@ -26,104 +28,85 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 FOLDER = Path(__file__).parents[2] / "examples" / "train"
 RANKS, STEPS, MICROBATCHES = 2, 5, 4
-LIMIT = 300
-"""Seconds."""
 
 
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+PROGRAMS = {"llama": "zb-v", "qwen3-moe": "best.csv", "gpt2": "dualpipe-v"}
+"""Models that the script trains, and by which schedule."""
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[Any]:
     """The script that trains, as a module."""
-    names = ("data", "models", "train", "plain_torch")
-    monkeypatch.syspath_prepend(FOLDER)
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module("train")
-    for name in names:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)
+        yield importlib.import_module("train")
+    for name in ("data", "models", "train"):
         sys.modules.pop(name, None)
 
 
-def torchrun(script: str, *words: object) -> str:
-    """What a script prints on the ranks that torchrun starts."""
-    found = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS),
-            "--standalone", str(FOLDER / script), *map(str, words),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=LIMIT,
+def as_torchrun(rank: int, port: int, script: str, *words: object) -> str:
+    """What a script prints in this process, which torchrun might have started."""
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
-    assert found.returncode == 0, found.stderr[-2000:]
-    return found.stdout
+    sys.argv = [script, *map(str, words)]
+    sys.path.insert(0, str(FOLDER))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(FOLDER / script), run_name="__main__")
+    return printed.getvalue()
 
 
-def has_its_world(script: Any) -> None:
-    """The world is there, and goes when the rank does."""
-    for name in ("init_process_group", "destroy_process_group"):
-        setattr(script.dist, name, lambda *_: None)
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
-def in_forks(scripts: Any, model: str, schedule: str) -> Any:
-    """Losses and parameters as the script has them on ranks that import nothing anew."""
-    args = options(schedule=schedule, chunks=None, engine="auto")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what every script saved or printed: ranks import transformers once for all."""
+    folder = tmp_path_factory.mktemp("trained")
+    db.optimize(
+        ranks=RANKS, chunks=2, microbatches=MICROBATCHES, effort=0.01, cache=False
+    ).schedule.save(folder / "best.csv")
+    db.make("zb-v", ranks=RANKS, microbatches=8).save(folder / "zbv.csv")
+    ports = free_ports(len(PROGRAMS) + 2)
 
-    def work(_: int) -> Any:
-        has_its_world(scripts)
-        return scripts.in_pipeline(scripts.build(model, torch.float64), args)
+    def work(rank: int) -> str:
+        os.chdir(folder)
+        dist.destroy_process_group()
+        for (model, schedule), port in zip(PROGRAMS.items(), ports, strict=False):
+            as_torchrun(
+                rank, port, "train.py", "--schedule", schedule, "--model", model, "--steps", STEPS,
+                "--microbatches", MICROBATCHES, "--clip", 1.0, "--dtype", "float64", "--save",
+                f"{model}.pt",
+            )  # fmt: skip
+        printed = as_torchrun(rank, ports[-2], "plain_torch.py", "zbv.csv", 1)
+        os.environ["MASTER_PORT"] = str(ports[-1])
+        dist.init_process_group("gloo")
+        return printed
 
-    return in_ranks(RANKS, work)[0]
+    (folder / "plain_torch").write_text("".join(in_ranks(RANKS, work)))
+    return folder
 
 
-def options(**more: Any) -> Namespace:
-    return Namespace(
-        steps=STEPS, microbatches=MICROBATCHES, clip=1.0, rate=1e-3, device="cpu", **more
-    )
-
-
-def assert_as_alone(scripts: Any, model: str, losses: Any, state: Any) -> None:
-    """What a pipeline found is what the model without one does."""
-    expected, parameters = scripts.without_pipeline(scripts.build(model, torch.float64), options())
+@pytest.mark.parametrize("model", PROGRAMS)
+def test_a_pipeline_trains_as_the_model_alone(scripts: Any, trained: Path, model: str) -> None:
+    found = torch.load(trained / f"{model}.pt")
+    options = Namespace(steps=STEPS, microbatches=MICROBATCHES, clip=1.0, rate=1e-3, device="cpu")
+    expected, parameters = scripts.without_pipeline(scripts.build(model, torch.float64), options)
     assert expected[-1] < expected[0]
-    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-9)
-    assert state.keys() == parameters.keys()
+    torch.testing.assert_close(found["losses"], expected, rtol=0, atol=1e-9)
+    assert found["state"].keys() == parameters.keys()
     for name, value in parameters.items():
-        torch.testing.assert_close(state[name], value, rtol=0, atol=1e-9, msg=name)
+        torch.testing.assert_close(found["state"][name], value, rtol=0, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize(("model", "schedule"), [("llama", "zb-v"), ("qwen3-moe", "best.csv")])
-def test_a_pipeline_trains_as_the_model_alone(
-    scripts: Any, model: str, schedule: str, tmp_path: Path
-) -> None:
-    if schedule.endswith(".csv"):
-        schedule = str(tmp_path / schedule)
-        db.optimize(
-            ranks=RANKS, chunks=2, microbatches=MICROBATCHES, effort=0.01, cache=False
-        ).schedule.save(schedule)
-    assert_as_alone(scripts, model, *in_forks(scripts, model, schedule))
-
-
-def test_torchrun_trains_as_the_model_alone(scripts: Any, tmp_path: Path) -> None:
-    saved = tmp_path / "run.pt"
-    torchrun(
-        "train.py", "--schedule", "dualpipe-v", "--model", "gpt2", "--steps", STEPS,
-        "--microbatches", MICROBATCHES, "--clip", 1.0, "--dtype", "float64", "--save", saved,
-    )  # fmt: skip
-    found = torch.load(saved)
-    assert_as_alone(scripts, "gpt2", found["losses"], found["state"])
-
-
-def test_pytorch_trains_with_our_order(
-    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "zbv.csv"
-    db.make("zb-v", ranks=RANKS, microbatches=8).save(path)
-    script = importlib.import_module("plain_torch")
-
-    def work(_: int) -> str:
-        has_its_world(script)
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            script.main(path, 1)
-        return printed.getvalue()
-
-    printed = "".join(in_ranks(RANKS, work)).split()
+def test_pytorch_trains_with_our_order(trained: Path) -> None:
+    printed = (trained / "plain_torch").read_text().split()
     assert printed[:2] == ["step", "0"]
     assert float(printed[3]) == pytest.approx(5.55, abs=0.1)
 

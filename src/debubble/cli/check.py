@@ -48,10 +48,10 @@ def check(
         every = [report.to_dict() | asked | {"conventions": words} for report, words in found]
         print_json(every[0] if len(every) == 1 else {"ok": ok, "checked": every})
     else:
-        for name, (report, words) in zip(schedules, found, strict=True):
+        for name, (report, _) in zip(schedules, found, strict=True):
             print(f"{name}: {report}" if len(found) > 1 else report)
         if len(found) == 1:
-            print("\n".join(wrap(in_short(words), line_width(), 2)))
+            print("\n".join(wrap(in_short(found[0][1]), line_width(), 2)))
     if not ok:
         raise typer.Exit(PROBLEMS)
 

@@ -11,7 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,21 @@ def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
+class InThisProcess:
+    """Stands for a new Python, which takes a second to start: it reads as soon as it is there."""
+
+    def __init__(self, *_: object, stdin: IO[bytes], stdout: IO[bytes], **__: object) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
+            patch.setattr(sys, "__stdout__", SimpleNamespace(buffer=stdout))
+            patch.setattr(signal, "signal", lambda *_: None)
+            pool.work()
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> None: ...
+
+
 def content(found: Observed) -> list[Any]:
     """All that a trace tells, to the bit and in its order."""
     values = [getattr(found, each.name) for each in dataclasses.fields(found)]
@@ -107,6 +123,7 @@ def test_the_same_as_one_process(
     one, several = both(tmp_path, monkeypatch)
     assert one == several
     assert not isinstance(one, str)
+    monkeypatch.setattr(subprocess, "Popen", InThisProcess)
     source = random.Random(name)
     for _ in range(CASES if len(files) > 1 else 0):
         for path, text in files.items():
@@ -273,7 +290,7 @@ def test_any_program_may_read(tmp_path: Path) -> None:
 def test_threads_that_cannot_start(tmp_path: Path) -> None:
     """A thread goes on when the main one is over; then none can be started any more."""
     (tmp_path / "run").mkdir()
-    made.write_primus(LONG, tmp_path / "run")
+    made.write_primus(RUN, tmp_path / "run")
     script = tmp_path / "script.py"
     script.write_text(f"""
 import threading, time

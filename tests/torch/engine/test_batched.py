@@ -130,7 +130,7 @@ def test_the_host_waits_for_nothing_before_all_is_posted(name: str) -> None:
 
 def test_who_waits_for_whom_is_said() -> None:
     made = db.make("1f1b", ranks=2, microbatches=4)
-    limit = round(patience(3))
+    limit = round(patience(2))
 
     def work(rank: int, stream: Stream) -> str:
         model = gpt(2)

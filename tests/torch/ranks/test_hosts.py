@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -37,22 +38,25 @@ def build(stages):
 """
 
 HOST = """
-import gc, importlib, os, sys
+import gc, os, sys
 from debubble.cli.app import app
+import debubble.torch.engine.own_engine, debubble.torch.pytorch.engine
 
-importlib.import_module(sys.argv[2])
 gc.freeze()  # what is not looked at for garbage is not copied
-ranks = []
-for rank in map(int, sys.argv[1].split(",")):
-    ranks.append(os.fork())
-    if not ranks[-1]:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank % 2))
-        for stream, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{rank}.{name}", os.O_WRONLY | os.O_CREAT), stream)
-        app(sys.argv[3:], prog_name="debubble")
-print(*[os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks])
+for number, words in enumerate(" ".join(sys.argv[2:]).split(" and ")):
+    ranks = []
+    for rank in map(int, sys.argv[1].split(",")):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            os.environ.update(
+                RANK=str(rank), LOCAL_RANK=str(rank % 2), MASTER_PORT=str(29500 + number)
+            )
+            for stream, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(f"{number}.{rank}.{name}", os.O_WRONLY | os.O_CREAT), stream)
+            app(words.split(), prog_name="debubble")
+    print(*[os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks])
 """
-"""Runs the command as each rank of a host, all of which load PyTorch once; prints how they end."""
+"""Runs commands, which load PyTorch once, as each rank of a host; prints how those end."""
 
 
 def _command(*words: object) -> None:
@@ -86,15 +90,13 @@ class Hosts:
         clock = ["--time", "--monotonic", str(APART * number), "--fork", "--kill-child"]
         return ["ip", "netns", "exec", self.names[number], "unshare", "--uts", *clock]
 
-    def start(
-        self, number: int, folder: Path, engine: str, *words: object
-    ) -> subprocess.Popen[str]:
+    def start(self, number: int, folder: Path, *words: object) -> subprocess.Popen[str]:
         world = {
             "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "10.77.0.1",
-            "MASTER_PORT": 29500, "GLOO_SOCKET_IFNAME": self.cables[number],
+            "GLOO_SOCKET_IFNAME": self.cables[number],
         }  # fmt: skip
         ranks = f"{2 * number},{2 * number + 1}"
-        command = [sys.executable, "-c", HOST, ranks, engine, "run", *map(str, words)]
+        command = [sys.executable, "-c", HOST, ranks, *map(str, words)]
         named = 'hostname "$0"; exec "$@"'
         return subprocess.Popen(
             [*self._inside(number), "sh", "-c", named, self.names[number], *command],
@@ -106,7 +108,7 @@ class Hosts:
         _command("ip", "-n", self.names[1], "link", "set", self.cables[1], "down")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         missing("needs ip and unshare")
@@ -121,44 +123,55 @@ def hosts() -> Iterator[Hosts]:
         made.remove()
 
 
-def ended(hosts: list[subprocess.Popen[str]], folder: Path) -> list[tuple[int, str, str]]:
-    """Exit code and output of every rank, once the hosts are done."""
-    outputs = [host.communicate(timeout=patience(300)) for host in hosts]
+class Ran(NamedTuple):
+    """Exit code and output of every rank, of a run to its end and of one with a cable that is cut,
+    and the seconds after which that is noticed."""
+
+    whole: list[tuple[int, str, str]]
+    cut: list[tuple[int, str, str]]
+    limit: int
+
+
+@pytest.fixture(scope="module")
+def ran(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder = tmp_path_factory.mktemp("hosts")
+    (folder / "model.py").write_text(MODEL)
+    limit = round(patience(3))
+    words = (
+        "run", "dualpipe", "-p", 4, "-m", 8, "--sleep", 20, "--steps", 3, "--json", "and",
+        "run", "1f1b", "-p", 4, "-m", 8, "--model", "model.py:build", "--no-verify", "--steps", 200,
+        "--timeout", limit,
+    )  # fmt: skip
+    both = [hosts.start(number, folder, *words) for number in range(2)]
+    while not (folder / "running").exists() and all(host.poll() is None for host in both):
+        time.sleep(0.1)
+    hosts.cut()
+    outputs = [host.communicate(timeout=patience(300)) for host in both]
     assert [error for _, error in outputs] == ["", ""]
-    codes = [int(code) for out, _ in outputs for code in out.split()]
-    out, err = ([(folder / f"{k}.{name}").read_text() for k in range(4)] for name in ("out", "err"))
-    return list(zip(codes, out, err, strict=True))
+    lines = [[line.split() for line in out.splitlines()] for out, _ in outputs]
+    found = []
+    for number in range(2):
+        codes = [int(code) for host in lines for code in host[number]]
+        out, err = (
+            [(folder / f"{number}.{rank}.{name}").read_text() for rank in range(4)]
+            for name in ("out", "err")
+        )
+        found.append(list(zip(codes, out, err, strict=True)))
+    return Ran(*found, limit)
 
 
-def test_clocks_that_are_apart(hosts: Hosts, tmp_path: Path) -> None:
-    words = ("dualpipe", "-p", 4, "-m", 8, "--sleep", 20, "--steps", 3, "--json")
-    both = [
-        hosts.start(number, tmp_path, "debubble.torch.engine.own_engine", *words)
-        for number in range(2)
-    ]
-    ranks = ended(both, tmp_path)
-    assert [code for code, _, _ in ranks] == [0] * 4, ranks
-    report = json.loads(ranks[0][1])
-    assert [out for _, out, _ in ranks[1:]] == [""] * 3
+def test_clocks_that_are_apart(ran: Ran) -> None:
+    assert [code for code, _, _ in ran.whole] == [0] * 4, ran.whole
+    report = json.loads(ran.whole[0][1])
+    assert [out for _, out, _ in ran.whole[1:]] == [""] * 3
     assert report["verification"]["equal"]
     # With clocks that are not set to one another a step would last five days.
     assert 0.4 < report["measured"]["makespan"] < 60
 
 
-def test_a_cable_that_is_cut_ends_the_run_on_both_hosts(hosts: Hosts, tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    limit = round(patience(5))
-    words = (
-        "debubble.torch.pytorch.engine", "1f1b", "-p", 4, "-m", 8, "--model", "model.py:build",
-        "--no-verify", "--steps", 200, "--timeout", limit,
-    )  # fmt: skip
-    both = [hosts.start(number, tmp_path, *words) for number in range(2)]
-    while not (tmp_path / "running").exists() and all(host.poll() is None for host in both):
-        time.sleep(0.1)
-    hosts.cut()
-    ranks = ended(both, tmp_path)
-    errors = [error for _, _, error in ranks]
-    assert [code for code, _, _ in ranks] == [2] * 4, errors
+def test_a_cable_that_is_cut_ends_the_run_on_both_hosts(ran: Ran) -> None:
+    errors = [error for _, _, error in ran.cut]
+    assert [code for code, _, _ in ran.cut] == [2] * 4, errors
     near, far = "".join(errors[:2]), "".join(errors[2:])
-    assert f"debubble: nothing has moved for {limit}" in near
-    assert f"lost the store: no answer for {limit}" in far
+    assert f"debubble: nothing has moved for {ran.limit}" in near
+    assert f"lost the store: no answer for {ran.limit}" in far

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from tests.patience import patience
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
-SHORT = round(patience(4))
-"""Seconds after which a rank that hangs is noticed."""
+
+@cache
+def short() -> int:
+    """Seconds after which a rank that hangs is noticed."""
+    return round(patience(2))
 
 
 class Stops(nn.Module):
@@ -43,11 +47,12 @@ class Stops(nn.Module):
 
 def hung(folder: Path, how: str, schedule: str) -> tuple[HangReport, list[Any]]:
     """What is told of a run of three ranks whose second stops in its second step, at 1F1."""
+    limit = short()
 
     def work(rank: int) -> None:
         os.chdir(folder)
         stages = [Stops(how, 6) if stage == 1 else mlp(1)[0] for stage in range(3)]
-        pipe = dt.Pipeline(schedule, stages, functional.mse_loss, microbatches=4, timeout=SHORT)
+        pipe = dt.Pipeline(schedule, stages, functional.mse_loss, microbatches=4, timeout=limit)
         for step in range(3):
             x, y = vectors(4, step)
             pipe.step(x, target=y)

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,11 @@ pytestmark = pytest.mark.processes
 
 SCHEDULE = db.make("1f1b", ranks=4, microbatches=4)
 
-SHORT = round(patience(3))
-"""Seconds after which a rank that hangs is noticed."""
+
+@cache
+def short() -> int:
+    """Seconds after which a rank that hangs is noticed."""
+    return round(patience(2))
 
 
 class Trouble(nn.Module):
@@ -74,7 +78,11 @@ def failure(
 
 @pytest.mark.parametrize("runtime", ["debubble", "torch"])
 def test_a_rank_that_is_killed(runtime: str) -> None:
-    message = failure(lambda: os.kill(os.getpid(), signal.SIGKILL), runtime=runtime)
+    def die() -> None:
+        time.sleep(patience(0.2))  # until the others wait
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    message = failure(die, runtime=runtime)
     first, others = message.splitlines()
     if runtime == "debubble":
         assert first == "rank 1 died of SIGKILL at action 1: 1F0"
@@ -90,11 +98,11 @@ def test_pytorch_does_not_log_its_schedule(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_hangs() -> None:
-    message = failure(lambda: time.sleep(3600), timeout=SHORT)
+    message = failure(lambda: time.sleep(3600), timeout=short())
     first, others = message.splitlines()
-    assert first == f"nothing has moved for {SHORT} s: rank 1 hangs at action 1: 1F0"
+    assert first == f"nothing has moved for {short()} s: rank 1 hangs at action 1: 1F0"
     assert re.search(r"rank 0 waits at action \d+: 0RECV_B0 from rank 1; rank 2 waits", others)
-    assert others.endswith(f"--timeout {2 * SHORT} waits longer")
+    assert others.endswith(f"--timeout {2 * short()} waits longer")
 
 
 @pytest.mark.parametrize("runtime", ["debubble", "torch"])
@@ -136,8 +144,8 @@ def test_a_send_that_is_missing() -> None:
     def drop(rows: list[list[str]]) -> None:
         rows[2].remove("2SEND_F3")
 
-    first, others = failure(schedule=lowered(drop), timeout=SHORT).splitlines()
-    assert first == f"nothing has moved for {SHORT} s"
+    first, others = failure(schedule=lowered(drop), timeout=short()).splitlines()
+    assert first == f"nothing has moved for {short()} s"
     assert re.search(r"rank 3 waits at action \d+: 3RECV_F3 from rank 2", others)
 
 
