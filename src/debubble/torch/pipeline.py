@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -388,7 +389,9 @@ class Pipeline:
         return OwnEngine(setup, *parts, self._pace, self._steps)
 
     def _make_watch(self) -> Watch:
-        watch = StoreWatch.of(self._ranks, ExecutionPlan.of(self.schedule).text)
+        # PyTorch's runtime sends through the group.
+        abort = partial(self._ranks.abort, group=self._kind == "torch")
+        watch = StoreWatch.of(self._ranks, ExecutionPlan.of(self.schedule).text, abort)
         weakref.finalize(self, watch.stop)
         return watch
 
