@@ -53,8 +53,9 @@ class StepData:
         """Return the data of a step that keeps outputs and metrics, and checks its numbers."""
         if not (outputs or metrics or finite):
             return self
-        kept = [{} if wanted else None for wanted in (outputs, metrics)]
-        return replace(self, outputs=kept[0], metrics=kept[1], finite=finite)
+        return replace(
+            self, outputs={} if outputs else None, metrics={} if metrics else None, finite=finite
+        )
 
 
 def split_batch(tree: Any, count: int, name: str) -> list[Any]:
