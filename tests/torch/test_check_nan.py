@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import debubble.torch as dt
+from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
@@ -130,3 +132,19 @@ def test_asked_after_the_fact() -> None:
         return ""
 
     assert all("stage 0, microbatch 2: the data has 1 NaN" in text for text in in_ranks(2, work))
+
+
+def test_gradients_of_scaled_losses_may_be_infinite() -> None:
+    """A GradScaler leaves out such a step; PyTorch's runtime cannot look."""
+
+    def work(rank: int) -> None:
+        x, y = vectors(M, 0)
+        pipe = dt.Pipeline("1f1b", mlp(2), loss, microbatches=M, check_nan=True)
+        dt.GradScaler(pipe, init_scale=1e308)
+        pipe.step(x * 1e9, target=y * 1e9)
+        assert not all(weight.grad.isfinite().all() for weight in pipe.parameters())
+        theirs = dt.Pipeline("1f1b", mlp(2), loss, microbatches=M, check_nan=True, engine="torch")
+        with pytest.raises(DebubbleError, match="does not say where a NaN begins; use engine='de"):
+            theirs.step(x, target=y)
+
+    in_ranks(2, work)

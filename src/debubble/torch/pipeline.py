@@ -208,7 +208,7 @@ class Pipeline(Measured):
         after, self._after_step = self._after_step, None
         if after is not None:
             after()
-        return (loss, join_outputs(batch.outputs or {})) if return_outputs else loss
+        return (loss, self._joined(batch.outputs or {})) if return_outputs else loss
 
     def eval(
         self,
@@ -242,7 +242,7 @@ class Pipeline(Measured):
             append_results(losses, found, batch.targets)
             append_results(metrics, batch.metrics or {}, batch.targets)
             loss = self._mean(apply_weights(found, batch.weights))
-        return (loss, join_outputs(outputs)) if return_outputs else loss
+        return (loss, self._joined(outputs)) if return_outputs else loss
 
     def use(self, schedule: Any, **sizes: Any) -> None:
         """Run another schedule from now on, with the same stages on the same ranks.
@@ -384,6 +384,9 @@ class Pipeline(Measured):
         watch = StoreWatch.of(self._ranks, ExecutionPlan.of(self.schedule).text, abort)
         weakref.finalize(self, watch.stop)
         return watch
+
+    def _joined(self, outputs: Mapping[int, Any]) -> Any:
+        return join_outputs(outputs, self.schedule.slices)
 
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
         self._watch.set_waiting()

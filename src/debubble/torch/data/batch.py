@@ -170,17 +170,24 @@ def apply_weights(losses: Mapping[int, Tensor], weights: Sequence[float]) -> dic
     return {unit: loss * weights[unit] for unit, loss in losses.items() if weights[unit]}
 
 
-def join_outputs(outputs: Mapping[int, Any]) -> Any:
-    """Return outputs of microbatches in one tree, joined along dimension 0."""
+def join_outputs(outputs: Mapping[int, Any], slices: int) -> Any:
+    """Return outputs of all units in one tree: slices along dimension 1, microbatches along 0."""
     if not outputs:
         return None
     trees = [outputs[unit] for unit in sorted(outputs)]
-    leaves = [pytree.tree_leaves(tree) for tree in trees]
-    joined = [
-        torch.cat(column) if isinstance(column[0], Tensor) and column[0].dim() else column[0]
-        for column in zip(*leaves, strict=True)
-    ]
-    return pytree.tree_unflatten(joined, pytree.tree_structure(trees[0]))
+    if slices > 1:
+        trees = [_joined(trees[i : i + slices], 1) for i in range(0, len(trees), slices)]
+    return _joined(trees, 0)
+
+
+def _joined(trees: Sequence[Any], dim: int) -> Any:
+    """Return trees as one, whose tensors that have a dimension are joined along it."""
+    columns = zip(*map(pytree.tree_leaves, trees), strict=True)
+    leaves = [
+        torch.cat(column, dim) if isinstance(column[0], Tensor) and column[0].dim() > dim
+        else column[0] for column in columns
+    ]  # fmt: skip
+    return pytree.tree_unflatten(leaves, pytree.tree_structure(trees[0]))
 
 
 def append_results(

@@ -136,6 +136,11 @@ class PyTorchEngine:
             self.recorder.end[index] = time.perf_counter_ns()
 
     def _run(self, run: Callable[..., Any], batch: StepData) -> dict[int, Tensor]:
+        if batch.finite:
+            raise ParameterError(
+                "PyTorch's runtime does not say where a NaN begins; use engine='debubble' for "
+                "check_nan=True"
+            )
         self._batch = batch
         self._prepare(batch)
         self._losses = {}
