@@ -138,12 +138,13 @@ def test_gradients_of_scaled_losses_may_be_infinite() -> None:
     """A GradScaler leaves out such a step; PyTorch's runtime cannot look."""
 
     def work(rank: int) -> None:
-        x, y = vectors(M, 0)
-        pipe = dt.Pipeline("1f1b", mlp(2), loss, microbatches=M, check_nan=True)
-        dt.GradScaler(pipe, init_scale=1e308)
-        pipe.step(x * 1e9, target=y * 1e9)
+        x, y = (data.float() for data in vectors(M, 0))
+        stages = [stage.float() for stage in mlp(2)]
+        pipe = dt.Pipeline("1f1b", stages, loss, microbatches=M, check_nan=True)
+        dt.GradScaler(pipe, init_scale=1e38)
+        assert pipe.step(x, target=y * 1e17).isfinite()
         assert not all(weight.grad.isfinite().all() for weight in pipe.parameters())
-        theirs = dt.Pipeline("1f1b", mlp(2), loss, microbatches=M, check_nan=True, engine="torch")
+        theirs = dt.Pipeline("1f1b", stages, loss, microbatches=M, check_nan=True, engine="torch")
         with pytest.raises(DebubbleError, match="does not say where a NaN begins; use engine='de"):
             theirs.step(x, target=y)
 

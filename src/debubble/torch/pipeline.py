@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -379,9 +378,10 @@ class Pipeline(Measured):
         return OwnEngine(setup, *parts, self._pace, self._steps)
 
     def _make_watch(self) -> Watch:
-        # PyTorch's runtime sends through the group.
-        abort = partial(self._ranks.abort, group=self._kind == "torch")
-        watch = StoreWatch.of(self._ranks, ExecutionPlan.of(self.schedule).text, abort)
+        ranks, text = self._ranks, ExecutionPlan.of(self.schedule).text
+        # NCCL's kernels would stay on the group's stream, and PyTorch's runtime waits in its calls.
+        through = ranks.batched or self._kind == "torch"
+        watch = StoreWatch.of(ranks, text, lambda group: ranks.abort(group=group and through))
         weakref.finalize(self, watch.stop)
         return watch
 

@@ -241,13 +241,10 @@ class Ranks:
             else:
                 work.wait(self.timeout)
 
-    def abort(self, *, group: bool = False) -> None:
-        """Make all calls between these ranks fail, those of the `group` too; from any thread.
-
-        A group that has transfers in batches always ends: their kernels would stay on its stream.
-        """
+    def abort(self, *, group: bool) -> None:
+        """Make all calls between these ranks fail, those of the `group` too; from any thread."""
         self.channel.abort()
-        if group or self.batched:
+        if group:
             abort_group(self.group)
 
     def total(self, numbers: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import distributed as dist
 
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.torch.errors import RunError
+from debubble.torch.ranks import process_group
 from debubble.torch.ranks.abort import abort_all_groups
 from debubble.torch.ranks.message_log import HangDumps, Whereabouts
 from debubble.torch.ranks.process_group import Channel, Ranks
@@ -62,13 +63,13 @@ class StoreWatch(Watch):
         store: Any,
         timeout: float,
         text: PlaceText,
-        abort: Callable[[], None] = lambda: None,
+        abort: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._table = ProgressTable(size)
         super().__init__(self._table, rank)
         self.rank, self.timeout, self.text = rank, timeout, text
         self._abort = abort
-        """Makes this rank's calls of the others fail."""
+        """Makes this rank's calls of the others fail, on a flag also those of their group."""
         self._aborted = False
         self._since = self._stuck = 0.0
         """Times when this rank had to come back, and when calls of all its groups failed."""
@@ -84,7 +85,7 @@ class StoreWatch(Watch):
         self._thread.start()
 
     @classmethod
-    def of(cls, ranks: Ranks, text: PlaceText, abort: Callable[[], None]) -> StoreWatch:
+    def of(cls, ranks: Ranks, text: PlaceText, abort: Callable[[bool], None]) -> StoreWatch:
         """Return a watch for the ranks of a pipeline; `abort` makes their calls fail."""
         store = dist.PrefixStore("watch", ranks.store)
         # A connection of its own: the main thread may be waiting on the other one.
@@ -138,11 +139,12 @@ class StoreWatch(Watch):
     def _fail(self, error: BaseException) -> None:
         lost = type(error) is RuntimeError or isinstance(error, dist.DistError)
         frames = traceback.extract_tb(error.__traceback__)
-        if self._aborted and lost:
+        place = frames[-1].filename
+        if lost and (self._aborted or place.startswith(CONNECTING)):
             self._raise_failure()
         # An error of a call to other ranks, not of a module or loss between such calls.
-        if self.state in WAITS and lost and frames[-1].filename.startswith(CONNECTING):
-            self._raise_failure()
+        connects = self.state in WAITS and place.startswith(CONNECTING)
+        if lost and (connects or place == process_group.__file__):
             late = is_timeout(str(error)) and not self._aborted
             if not late:
                 # A launcher may end this process before it can print more.
@@ -276,7 +278,7 @@ class StoreWatch(Watch):
             return
         if not self._since:
             self._since, self._stuck = now, 0.0
-            self._release_others()
+            self._release_others(stuck=True)
         waits = self.state in WAITS
         limit = self._since + GRACE
         if now < limit or (not waits and now < moved + self.timeout):
@@ -289,11 +291,14 @@ class StoreWatch(Watch):
             print(f"debubble: {message}", file=sys.stderr, flush=True)
             os._exit(2)
 
-    def _release_others(self) -> None:
-        """Make this rank's calls of the others fail, here and there."""
+    def _release_others(self, *, stuck: bool = False) -> None:
+        """Make this rank's calls of the others fail, here and there.
+
+        Their group stays as it is where no action has begun, unless this rank is stuck in it.
+        """
         if not self._aborted:
             self._aborted = True
-            self._abort()
+            self._abort(stuck or self.position != START)
 
 
 def is_timeout(error: str) -> bool:
