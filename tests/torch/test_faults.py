@@ -61,7 +61,7 @@ def train(name: str, bad: dict[int, nn.Module], **options: Any) -> list[float]:
     """Losses of four steps with some bad stages, on this rank."""
     pipe = dt.Pipeline(
         name, lambda stage: bad.get(stage) or mlp(1)[0], functional.mse_loss,
-        **options, microbatches=M, timeout=SHORT,
+        **{"timeout": SHORT} | options, microbatches=M,
     )  # fmt: skip
     losses = []
     for step in range(4):
@@ -111,7 +111,8 @@ def test_all_ranks_raise_what_one_raises_and_train_on() -> None:
 
 
 def broken(how: str) -> list[Any]:
-    return in_ranks(3, lambda _: train("1f1b", {1: Bad(how)}), fails=True)
+    limit = SHORT  # as here, not as a process finds it later
+    return in_ranks(3, lambda _: train("1f1b", {1: Bad(how)}, timeout=limit), fails=True)
 
 
 def test_a_rank_that_dies(capfd: pytest.CaptureFixture[str]) -> None:

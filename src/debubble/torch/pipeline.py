@@ -163,7 +163,7 @@ class Pipeline(Measured):
         losses
             A list that takes the microbatches' losses, on the last stage's rank.
         metrics
-            A list that takes what `loss_fn` returns beside them, as ``(loss, metrics)``: any tree,
+            A list that takes what `loss_fn` returns with them, as ``(loss, metrics)``: any tree,
             its tensors detached.
         return_outputs
             If outputs of the last stage are kept and returned, too.

@@ -41,9 +41,9 @@ class StepData:
     anew: bool = False
     """If other weights want gradients than before, so that outputs have other forms."""
     outputs: dict[int, Any] | None = None
-    """Takes the outputs of the last stage by unit; None keeps none."""
+    """Outputs of the last stage by unit, once they are there; None keeps none."""
     metrics: dict[int, Any] | None = None
-    """Takes what the loss function returns beside losses, by unit."""
+    """Metrics that the loss function returns, by unit; None keeps none."""
     finite: bool = False
     """If results are checked for NaN and infinite numbers."""
     scaled: bool = False

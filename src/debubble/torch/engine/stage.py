@@ -120,7 +120,7 @@ class Stage:
         self.outputs: dict[int, Any] | None = None
         """Outputs of the last stage by unit; None keeps none."""
         self._metrics: dict[int, Any] | None = None
-        """What the loss function returns beside losses, by unit; None keeps none."""
+        """Metrics of the loss function by unit; None keeps none."""
         self._finite: FiniteCheck | None = None
         self.versions = Versions(self.module, self.kept) if self.kept > 1 else None
         self._replicated = isinstance(self.module, DistributedDataParallel)

@@ -58,7 +58,7 @@ def find_family(model: Any) -> Family:
     heads = [name for name, part in model.named_children() if part is head]
     layers = _layers_of(body)
     if not heads or not layers:
-        what = "output layer beside its body" if layers else f"list of layers in its {prefix}"
+        what = "output layer next to its body" if layers else f"list of layers in its {prefix}"
         raise ParameterError(f"a model of type '{kind}' cannot be cut: it has no {what}")
     children = [name for name, _ in body.named_children()]
     place = children.index(layers)
