@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import debubble.torch as dt
+from debubble import make
 from debubble.core.errors import ParameterError
+from debubble.lowering.recompute import add_recompute
 from tests.torch.loop import cross_entropy, gpt, mlp, vectors
 from tests.torch.world import in_ranks
 
@@ -23,41 +25,34 @@ def measured(output: Tensor, target: Tensor) -> Any:
 
 
 def test_metrics_and_outputs_of_a_step() -> None:
+    recomputed = add_recompute(make("1f1b", ranks=3, microbatches=M))
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        ("zb-v", {"microbatches": M}),
+        ("1f1b", {"microbatches": M, "engine": "torch"}),
+        (recomputed, {}),
+    ]
+
     def work(rank: int) -> None:
         x, y = vectors(M, 0)
-        whole = nn.Sequential(*mlp(6))
-        wanted = whole(x)
-        parts = [(out - target).abs().max() for out, target in zip(
-            wanted.chunk(M), y.chunk(M), strict=True)]  # fmt: skip
-        loss = functional.mse_loss(wanted, y)
-        cases = (("zb-v", {}), ("1f1b", {"engine": "torch"}), ("1f1b", {"recompute": "full"}))
-        for name, options in cases:
-            stages = [nn.Sequential(*mlp(6)[2 * s : 2 * s + 2]) for s in range(3)]
-            if name == "zb-v":
-                stages = mlp(6)
-            schedule = name
-            sizes: dict[str, Any] = {"microbatches": M}
-            if options.pop("recompute", None):
-                from debubble import make
-                from debubble.lowering.recompute import add_recompute
-
-                schedule, sizes = add_recompute(make(name, ranks=3, microbatches=M)), {}
-            pipe = dt.Pipeline(schedule, stages, measured, **options, **sizes)
+        for schedule, options in cases:
+            stages = mlp(6 if schedule == "zb-v" else 3)
+            wanted = nn.Sequential(*stages)(x).detach()
+            pairs = zip(wanted.chunk(M), y.chunk(M), strict=True)
+            worst = [(output - target).abs().max() for output, target in pairs]
+            pipe = dt.Pipeline(schedule, stages, measured, **options)
             for call in (pipe.step, pipe.eval):
                 metrics: list[Any] = []
-                found, outputs = call(x, target=y, metrics=metrics, return_outputs=True)
-                torch.testing.assert_close(found, loss)
-                if pipe.is_last:
-                    torch.testing.assert_close(outputs, wanted.detach())
-                    assert not outputs.requires_grad
-                    assert [one["rows"] for one in metrics] == [4] * M
-                    torch.testing.assert_close([one["worst"] for one in metrics], parts)
-                else:
+                loss, outputs = call(x, target=y, metrics=metrics, return_outputs=True)
+                torch.testing.assert_close(loss, functional.mse_loss(wanted, y))
+                if not pipe.is_last:
                     assert (outputs, metrics) == (None, [])
-            # They are no part of a step that does not want them.
+                    continue
+                torch.testing.assert_close(outputs, wanted)
+                assert not outputs.requires_grad
+                assert [one["rows"] for one in metrics] == [4] * M
+                torch.testing.assert_close([one["worst"] for one in metrics], worst)
+            # Metrics that nobody takes are dropped.
             assert isinstance(pipe.step(x, target=y), Tensor)
-            last = pipe._engine.stages.get(pipe.schedule.stages - 1) if not options else None
-            assert last is None or last.outputs is None
 
     in_ranks(3, work)
 
