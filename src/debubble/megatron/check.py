@@ -9,8 +9,8 @@ import numpy as np
 
 from debubble.core.actions import SHARDING_KINDS, among, kinds_of, microbatches_of, stages_of
 from debubble.core.errors import ParameterError
-from debubble.core.kinds import OFFLOAD_KINDS, Kind
 from debubble.core.kind_relations import RECOMPUTE_KINDS
+from debubble.core.kinds import OFFLOAD_KINDS, Kind
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.megatron.source import ScheduleSource
@@ -41,7 +41,9 @@ def _has(kinds: tuple[Kind, ...]) -> Callable[[Any, Schedule], bool]:
 
 def _graphs(config: Any, _: Schedule) -> bool:
     impl = getattr(config, "cuda_graph_impl", "none")
-    on = getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False)
+    on = getattr(config, "enable_cuda_graph", False) or getattr(
+        config, "external_cuda_graph", False
+    )
     return bool(on) or impl not in (None, "none")
 
 

@@ -151,8 +151,8 @@ class Megatron:
             kind = _module("process_groups_config").ProcessGroupCollection
             if not isinstance(call.pg_collection, kind):
                 raise ParameterError(
-                    f"pg_collection is a {type(call.pg_collection).__name__}, of a model of several "
-                    "modules; debubble.megatron runs one: use dm.uninstall() for this call"
+                    f"pg_collection is a {type(call.pg_collection).__name__}, for several modules; "
+                    "debubble.megatron runs one: use dm.uninstall() for this call"
                 )
             return call.pg_collection
         groups = _module("process_groups_config").ProcessGroupCollection()
@@ -189,8 +189,8 @@ class Megatron:
 
     def _differs(self, what: str) -> DebubbleError:
         return DebubbleError(
-            f"megatron-core {self.release}: {what}; debubble.megatron knows {KNOWN}: install one of "
-            "these, or a newer debubble"
+            f"megatron-core {self.release}: {what}; debubble.megatron knows {KNOWN}: install one "
+            "of these, or a newer debubble"
         )
 
 

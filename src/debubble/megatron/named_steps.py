@@ -22,13 +22,13 @@ COMBINED = "megatron.core.pipeline_parallel.combined_1f1b"
 MARK = "_debubble_name_steps"
 
 
-def name_steps(pp_group: Any = None) -> None:
+def trace_ranges(pp_group: Any = None) -> None:
     """Name the forwards and backwards of Megatron-LM in profiles, for ``debubble trace``.
 
     Call it once on every rank, before the first step::
 
         import debubble.megatron
-        debubble.megatron.name_steps()
+        debubble.megatron.trace_ranges()
 
     From then on ``torch.profiler`` and Nsight Systems record ranges like ``PP:0F3`` and
     ``PP:3B1``, and ``PP:(0F3;3B1)OVERLAP_F_B`` for a forward and a backward that run combined.
@@ -72,8 +72,12 @@ def name_steps(pp_group: Any = None) -> None:
         )
 
 
+name_steps = trace_ranges
+"""Older name of :func:`trace_ranges`."""
+
+
 def ranges_of(schedules: Any) -> Callable[[str], AbstractContextManager[Any]]:
-    """Return a maker of ranges for our engine's actions, which does nothing before name_steps()."""
+    """Return a maker of ranges for our engine's actions; they are empty before trace_ranges()."""
     names: _Names | None = getattr(schedules, MARK, None)
     return nullcontext if names is None else names.of_engine
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from debubble.core.kinds import Kind
 from debubble.megatron.internals import Call, delayed_layers
-from debubble.megatron.synchronization import GradientSync
+from debubble.megatron.synchronization import GradientSync, ParameterSync
 from debubble.torch.engine.stage import Stage, UnitState
 from debubble.torch.errors import RunError
 
@@ -34,6 +34,7 @@ class Step:
     """Return a context that names an action in profiles."""
     sync: GradientSync | None = None
     """None where there are no backwards."""
+    parameters: ParameterSync | None = None
     results: dict[int, list[Any]] = field(default_factory=dict)
     """What Megatron stored of every loss, by microbatch."""
     begun: set[int] = field(default_factory=set)
@@ -43,7 +44,10 @@ class Step:
         """Run Megatron's step of a forward; return the output of the stage, or the loss."""
         call, config, chunk = self.call, self.config, stage.chunk
         first = chunk not in self.begun
-        self.begun.add(chunk)
+        if first:
+            self.begun.add(chunk)
+            if self.parameters is not None:
+                self.parameters.begin()
         if call.forward_only and call.first_val_step is not None:
             first = first and call.first_val_step
         iterator = self.iterators[chunk]
@@ -128,14 +132,9 @@ class MegatronStage(Stage):
     actions: Mapping[Kind, int] = field(default_factory=dict)
     """Number of I, W and B of the stage in a step."""
     delays: bool = False
-    """If its layers leave weight gradients to ``backward_dw()``; W calls it in the sequence of I."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.last:
-            # Megatron's step of a forward returns the loss in place of the output.
-            self.loss = _same
-        self._done = 0
+    """If its layers leave weight gradients to ``backward_dw()``."""
+    _done: int = 0
+    """Number of these actions that this step has begun."""
 
     def start(self) -> None:
         """Begin a step."""
@@ -152,9 +151,10 @@ class MegatronStage(Stage):
 
     def backward_input(self, unit: int, gradients: Sequence[Tensor] | None) -> list[Tensor]:
         """Run I, or all of the backward where it is not split."""
-        whole = bool(self.fuses)
-        with self._gradients(Kind.I, unit, whole=whole):
-            if whole or self.delays:
+        if self.fuses:
+            return self.backward(unit, gradients)
+        with self._gradients(Kind.I, unit, whole=False):
+            if self.delays:
                 return super().backward(unit, gradients)
             return super().backward_input(unit, gradients)
 
@@ -168,7 +168,7 @@ class MegatronStage(Stage):
             else:
                 super().backward_weight(unit)
 
-    def _call(self, held: UnitState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call(self, _: UnitState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         given = None if not args else args[0] if len(args) == 1 else list(args)
         unit = kwargs["microbatch"]
         step = self.current()
@@ -192,7 +192,3 @@ class MegatronStage(Stage):
         ends = step.sync.last(self.chunk, whole) if last and step.sync else nullcontext()
         with step.named(f"{self.number}{kind.name}{unit}"), step.timed("backward-compute"), ends:
             yield
-
-
-def _same(output: Any, _: Any) -> Any:
-    return output
