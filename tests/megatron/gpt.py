@@ -62,6 +62,10 @@ def megatron(wheel: Path) -> Iterator[None]:
 def _stand_in_for_more() -> None:
     """What whole models and optimizers ask of a GPU, of Transformer Engine, and of Python 3.12."""
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[assignment, method-assign]
+    plain = torch.Tensor.type
+    torch.Tensor.type = lambda tensor, *to, **how: (  # type: ignore[assignment, method-assign]
+        plain(tensor, *to, **how) if to or how else f"torch.cuda.{plain(tensor).split('.')[-1]}"
+    )
     torch.cuda.FloatTensor = torch.FloatTensor  # type: ignore[misc, assignment]
     torch.cuda.IntTensor = torch.IntTensor  # type: ignore[misc, assignment]
     torch.cuda.current_stream = torch.cuda.default_stream = lambda *_: Stream()  # type: ignore
@@ -199,7 +203,7 @@ class Training:
         )
 
     def step(self, function: Callable[..., Any] | None = None, **keywords: Any) -> Step:
-        """One step, by Megatron's own function when none is given; `forward_only=True` evaluates."""
+        """One step, by Megatron's own function when none is given; or one of evaluation."""
         job = self.job
         if function is None:
             from megatron.core.pipeline_parallel import schedules
@@ -313,6 +317,7 @@ def _config(job: Job) -> Any:
         "pipeline_model_parallel_size": job.ranks, "batch_p2p_comm": False,
         "deallocate_pipeline_outputs": True, "add_bias_linear": not job.experts,
         "calculate_per_token_loss": job.per_token, "variable_seq_lengths": bool(job.lengths),
+        "moe_token_dispatcher_type": "alltoall" if job.lengths else "allgather",
     }  # fmt: skip
     if job.chunks > 1:
         options["virtual_pipeline_model_parallel_size"] = job.chunks
@@ -320,7 +325,7 @@ def _config(job: Job) -> Any:
     if job.experts:
         options |= {
             "num_moe_experts": job.experts, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.05,
-            "moe_router_load_balancing_type": "aux_loss", "moe_token_dispatcher_type": "allgather",
+            "moe_router_load_balancing_type": "aux_loss",
             "moe_ffn_hidden_size": 32,
         }  # fmt: skip
     if job.mtp:
