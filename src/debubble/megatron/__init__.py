@@ -1,11 +1,31 @@
-"""Megatron-LM, measured by the names that our readers know.
+"""Megatron-LM: our schedules in its loop, and names that our readers know in its profiles.
 
->>> import debubble.megatron  # doctest: +SKIP
->>> debubble.megatron.name_steps()  # doctest: +SKIP
+>>> import debubble.megatron as dm  # doctest: +SKIP
+>>> dm.install("interleaved-zb")  # doctest: +SKIP
+>>> dm.trace_ranges()  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-from debubble.megatron.named_steps import name_steps
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["name_steps"]
+from debubble.megatron.named_steps import name_steps, trace_ranges
+
+if TYPE_CHECKING:
+    from debubble.megatron.check import check
+    from debubble.megatron.install import forward_backward_func, install, uninstall
+
+__all__ = ["check", "forward_backward_func", "install", "name_steps", "trace_ranges", "uninstall"]
+
+_MODULES = {"check": "check"} | dict.fromkeys(
+    ("forward_backward_func", "install", "uninstall"), "install"
+)
+
+
+def __getattr__(name: str) -> Any:
+    # These load PyTorch.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
