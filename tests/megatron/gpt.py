@@ -115,15 +115,10 @@ class Job:
     """Tokens of sequences of microbatches by turns; none has all of the same length."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of TransformerConfig."""
-    stages: Callable[[int, int], int] | None = None
-    """The stage of a rank's chunk; None has Megatron's, round by round."""
 
     @property
     def ranks(self) -> int:
         return dist.get_world_size() // self.replicas
-
-    def stage(self, rank: int, chunk: int) -> int:
-        return self.stages(rank, chunk) if self.stages else chunk * self.ranks + rank
 
 
 @dataclass(frozen=True)
@@ -173,7 +168,6 @@ class Training:
 
         self.rank = parallel_state.get_pipeline_model_parallel_rank()
         self.replica = parallel_state.get_data_parallel_rank()
-        self.stages = [job.stage(self.rank, chunk) for chunk in range(job.chunks)]
         self.names: list[dict[str, str]] = []
         self.chunks = [self._chunk(chunk) for chunk in range(job.chunks)]
         self.optimizer = _connect(self.config, self.chunks, job) if job.ddp is not None else None
@@ -184,11 +178,9 @@ class Training:
             DistributedDataParallelConfig,
         )
 
-        job, stage = self.job, self.stages[chunk]
-        last = job.ranks * job.chunks - 1
-        model = _model(job, self.config, stage == 0, stage == last, chunk)
-        each = job.layers // (last + 1)
-        names = {name: whole_name(name, stage * each) for name, _ in model.named_parameters()}
+        job = self.job
+        model = _model(job, self.config, chunk)
+        names = {name: whole_name(name, model) for name, _ in model.named_parameters()}
         for name, weight in model.named_parameters():
             draw(weight, names[name], job.tied)
         self.names.append(names)
@@ -250,11 +242,12 @@ class Training:
         ]  # fmt: skip
 
 
-def whole_name(name: str, first_layer: int) -> str:
-    """A weight's name in the whole model, of one in a stage that begins with a layer."""
+def whole_name(name: str, chunk: Any) -> str:
+    """A weight's name in the whole model, by the numbers that its chunk's layers have."""
     return re.sub(
-        r"^decoder\.layers\.(\d+)", lambda m: f"decoder.layers.{int(m[1]) + first_layer}", name
-    )
+        r"^decoder\.layers\.(\d+)",
+        lambda m: f"decoder.layers.{chunk.decoder.layers[int(m[1])].layer_number - 1}", name,
+    )  # fmt: skip
 
 
 def draw(weight: Tensor, name: str, tied: bool) -> None:
@@ -344,23 +337,24 @@ def _start_parallel(job: Job) -> None:
     from megatron.core.tensor_parallel import random
 
     parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(
-        1, job.ranks, job.chunks if job.chunks > 1 else None, **_embedding_ranks(job)
-    )
+    parallel_state.initialize_model_parallel(1, job.ranks, job.chunks if job.chunks > 1 else None)
     random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
 
 
-def _embedding_ranks(job: Job) -> dict[str, Any]:
-    return {}
-
-
-def _model(job: Job, config: Any, first: bool, last: bool, chunk: int) -> Any:
+def _model(job: Job, config: Any, chunk: int) -> Any:
+    """A chunk as ``training.py`` builds it."""
+    from megatron.core import parallel_state
     from megatron.core.models.gpt import gpt_layer_specs, gpt_model
+    from megatron.core.pipeline_parallel import utils
 
     spec = gpt_layer_specs.get_gpt_layer_local_spec(
         num_experts=job.experts or None, moe_grouped_gemm=False, normalization="LayerNorm"
     )
     vp_stage = chunk if job.chunks > 1 else None
+    group = parallel_state.get_pipeline_model_parallel_group()
+    size = config.virtual_pipeline_model_parallel_size
+    first = utils.is_pp_first_stage(group) and utils.is_vp_first_stage(vp_stage, size)
+    last = utils.is_pp_last_stage(group) and utils.is_vp_last_stage(vp_stage, size)
     more: dict[str, Any] = {}
     if job.mtp:
         more["mtp_block_spec"] = gpt_layer_specs.get_gpt_mtp_block_spec(
