@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from debubble.megatron.named_steps import name_steps, trace_ranges
 
 if TYPE_CHECKING:
-    from debubble.megatron.check import check
-    from debubble.megatron.install import forward_backward_func, install, uninstall
+    from debubble.megatron.refused import check
+    from debubble.megatron.installation import forward_backward_func, install, uninstall
     from debubble.megatron.placement import place_model
 
 __all__ = [
@@ -21,8 +21,8 @@ __all__ = [
     "uninstall",
 ]  # fmt: skip
 
-_MODULES = {"check": "check", "place_model": "placement"} | dict.fromkeys(
-    ("forward_backward_func", "install", "uninstall"), "install"
+_MODULES = {"check": "refused", "place_model": "placement"} | dict.fromkeys(
+    ("forward_backward_func", "install", "uninstall"), "installation"
 )
 
 
