@@ -14,10 +14,10 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.kinds import Kind
 from debubble.core.schedule import Schedule
-from debubble.megatron.refused import refuse
 from debubble.megatron.internals import Call, Megatron
 from debubble.megatron.named_steps import ranges_of
 from debubble.megatron.placement import check_chunks, refresh, reported
+from debubble.megatron.refused import refuse
 from debubble.megatron.source import ScheduleSource, forwards
 from debubble.megatron.split import SPLITS, Split, choose_split
 from debubble.megatron.stage import ByMicrobatch, MegatronStage, Step
