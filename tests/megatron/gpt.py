@@ -113,6 +113,8 @@ class Job:
     """Whether the loss is a mean over the tokens that count, whose numbers differ."""
     lengths: Sequence[int] = ()
     """Tokens of sequences of microbatches by turns; none has all of the same length."""
+    drawn: bool = True
+    """Whether weights are drawn by their names; else they are as Megatron makes them."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of TransformerConfig."""
 
@@ -181,8 +183,9 @@ class Training:
         job = self.job
         model = _model(job, self.config, chunk)
         names = {name: whole_name(name, model) for name, _ in model.named_parameters()}
-        for name, weight in model.named_parameters():
-            draw(weight, names[name], job.tied)
+        if job.drawn:
+            for name, weight in model.named_parameters():
+                draw(weight, names[name], job.tied)
         self.names.append(names)
         if job.ddp is None:
             return model
@@ -217,7 +220,33 @@ class Training:
         gradients = self._gathered(_gradient)
         if self.optimizer and not keywords.get("forward_only"):
             self.optimizer.step()
-        return Step(self._reported(losses), gradients, self._gathered(lambda weight: weight.data))
+        return Step(self._reported(losses), gradients, self.weights())
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights by their names in the whole model."""
+        return self._gathered(lambda weight: weight.data)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of the model, as ``--ckpt-format torch_dist`` does."""
+        import multiprocessing
+
+        from megatron.core import dist_checkpointing
+
+        # It writes in processes of its own, which those of the tests may not have.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        dist_checkpointing.save(self._state(), str(folder))
+
+    def load(self, folder: Path) -> None:
+        """Take the weights of a checkpoint."""
+        from megatron.core import dist_checkpointing
+
+        found = dist_checkpointing.load(self._state(), str(folder))
+        for name, chunk in enumerate(self.chunks):
+            _plain(chunk).load_state_dict(found[f"model{name}"])
+
+    def _state(self) -> dict[str, Any]:
+        parts = enumerate(map(_plain, self.chunks))
+        return {f"model{index}": part.sharded_state_dict() for index, part in parts}
 
     def _gathered(self, of_weight: Callable[[Any], Tensor | None]) -> dict[str, Tensor]:
         """What all weights of this replica's ranks have, by their names in the whole model."""
@@ -306,7 +335,7 @@ def _config(job: Job) -> Any:
         "attention_dropout": 0.0, "hidden_dropout": 0.0, "bias_dropout_fusion": False,
         "bias_activation_fusion": False, "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False, "persist_layer_norm": False,
-        "use_cpu_initialization": True, "perform_initialization": False,
+        "use_cpu_initialization": True, "perform_initialization": not job.drawn,
         "pipeline_model_parallel_size": job.ranks, "batch_p2p_comm": False,
         "deallocate_pipeline_outputs": True, "add_bias_linear": not job.experts,
         "calculate_per_token_loss": job.per_token, "variable_seq_lengths": bool(job.lengths),
