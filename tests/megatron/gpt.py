@@ -62,6 +62,10 @@ def megatron(wheel: Path) -> Iterator[None]:
 def _stand_in_for_more() -> None:
     """What whole models and optimizers ask of a GPU, of Transformer Engine, and of Python 3.12."""
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[assignment, method-assign]
+    plain = torch.Tensor.type
+    torch.Tensor.type = lambda tensor, *to, **how: (  # type: ignore[assignment, method-assign]
+        plain(tensor, *to, **how) if to or how else f"torch.cuda.{plain(tensor).split('.')[-1]}"
+    )
     torch.cuda.FloatTensor = torch.FloatTensor  # type: ignore[misc, assignment]
     torch.cuda.IntTensor = torch.IntTensor  # type: ignore[misc, assignment]
     torch.cuda.current_stream = torch.cuda.default_stream = lambda *_: Stream()  # type: ignore
@@ -109,17 +113,14 @@ class Job:
     """Whether the loss is a mean over the tokens that count, whose numbers differ."""
     lengths: Sequence[int] = ()
     """Tokens of sequences of microbatches by turns; none has all of the same length."""
+    drawn: bool = True
+    """Whether weights are drawn by their names; else they are as Megatron makes them."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of TransformerConfig."""
-    stages: Callable[[int, int], int] | None = None
-    """The stage of a rank's chunk; None has Megatron's, round by round."""
 
     @property
     def ranks(self) -> int:
         return dist.get_world_size() // self.replicas
-
-    def stage(self, rank: int, chunk: int) -> int:
-        return self.stages(rank, chunk) if self.stages else chunk * self.ranks + rank
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,6 @@ class Training:
 
         self.rank = parallel_state.get_pipeline_model_parallel_rank()
         self.replica = parallel_state.get_data_parallel_rank()
-        self.stages = [job.stage(self.rank, chunk) for chunk in range(job.chunks)]
         self.names: list[dict[str, str]] = []
         self.chunks = [self._chunk(chunk) for chunk in range(job.chunks)]
         self.optimizer = _connect(self.config, self.chunks, job) if job.ddp is not None else None
@@ -180,13 +180,12 @@ class Training:
             DistributedDataParallelConfig,
         )
 
-        job, stage = self.job, self.stages[chunk]
-        last = job.ranks * job.chunks - 1
-        model = _model(job, self.config, stage == 0, stage == last, chunk)
-        each = job.layers // (last + 1)
-        names = {name: whole_name(name, stage * each) for name, _ in model.named_parameters()}
-        for name, weight in model.named_parameters():
-            draw(weight, names[name], job.tied)
+        job = self.job
+        model = _model(job, self.config, chunk)
+        names = {name: whole_name(name, model) for name, _ in model.named_parameters()}
+        if job.drawn:
+            for name, weight in model.named_parameters():
+                draw(weight, names[name], job.tied)
         self.names.append(names)
         if job.ddp is None:
             return model
@@ -199,7 +198,7 @@ class Training:
         )
 
     def step(self, function: Callable[..., Any] | None = None, **keywords: Any) -> Step:
-        """One step, by Megatron's own function when none is given; `forward_only=True` evaluates."""
+        """One step, by Megatron's own function when none is given; or one of evaluation."""
         job = self.job
         if function is None:
             from megatron.core.pipeline_parallel import schedules
@@ -221,7 +220,33 @@ class Training:
         gradients = self._gathered(_gradient)
         if self.optimizer and not keywords.get("forward_only"):
             self.optimizer.step()
-        return Step(self._reported(losses), gradients, self._gathered(lambda weight: weight.data))
+        return Step(self._reported(losses), gradients, self.weights())
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights by their names in the whole model."""
+        return self._gathered(lambda weight: weight.data)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of the model, as ``--ckpt-format torch_dist`` does."""
+        import multiprocessing
+
+        from megatron.core import dist_checkpointing
+
+        # It writes in processes of its own, which those of the tests may not have.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        dist_checkpointing.save(self._state(), str(folder))
+
+    def load(self, folder: Path) -> None:
+        """Take the weights of a checkpoint."""
+        from megatron.core import dist_checkpointing
+
+        found = dist_checkpointing.load(self._state(), str(folder))
+        for name, chunk in enumerate(self.chunks):
+            _plain(chunk).load_state_dict(found[f"model{name}"])
+
+    def _state(self) -> dict[str, Any]:
+        parts = enumerate(map(_plain, self.chunks))
+        return {f"model{index}": part.sharded_state_dict() for index, part in parts}
 
     def _gathered(self, of_weight: Callable[[Any], Tensor | None]) -> dict[str, Tensor]:
         """What all weights of this replica's ranks have, by their names in the whole model."""
@@ -246,11 +271,12 @@ class Training:
         ]  # fmt: skip
 
 
-def whole_name(name: str, first_layer: int) -> str:
-    """A weight's name in the whole model, of one in a stage that begins with a layer."""
+def whole_name(name: str, chunk: Any) -> str:
+    """A weight's name in the whole model, by the numbers that its chunk's layers have."""
     return re.sub(
-        r"^decoder\.layers\.(\d+)", lambda m: f"decoder.layers.{int(m[1]) + first_layer}", name
-    )
+        r"^decoder\.layers\.(\d+)",
+        lambda m: f"decoder.layers.{chunk.decoder.layers[int(m[1])].layer_number - 1}", name,
+    )  # fmt: skip
 
 
 def draw(weight: Tensor, name: str, tied: bool) -> None:
@@ -309,10 +335,11 @@ def _config(job: Job) -> Any:
         "attention_dropout": 0.0, "hidden_dropout": 0.0, "bias_dropout_fusion": False,
         "bias_activation_fusion": False, "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False, "persist_layer_norm": False,
-        "use_cpu_initialization": True, "perform_initialization": False,
+        "use_cpu_initialization": True, "perform_initialization": not job.drawn,
         "pipeline_model_parallel_size": job.ranks, "batch_p2p_comm": False,
         "deallocate_pipeline_outputs": True, "add_bias_linear": not job.experts,
         "calculate_per_token_loss": job.per_token, "variable_seq_lengths": bool(job.lengths),
+        "moe_token_dispatcher_type": "alltoall" if job.lengths else "allgather",
     }  # fmt: skip
     if job.chunks > 1:
         options["virtual_pipeline_model_parallel_size"] = job.chunks
@@ -320,7 +347,7 @@ def _config(job: Job) -> Any:
     if job.experts:
         options |= {
             "num_moe_experts": job.experts, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.05,
-            "moe_router_load_balancing_type": "aux_loss", "moe_token_dispatcher_type": "allgather",
+            "moe_router_load_balancing_type": "aux_loss",
             "moe_ffn_hidden_size": 32,
         }  # fmt: skip
     if job.mtp:
@@ -339,23 +366,24 @@ def _start_parallel(job: Job) -> None:
     from megatron.core.tensor_parallel import random
 
     parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(
-        1, job.ranks, job.chunks if job.chunks > 1 else None, **_embedding_ranks(job)
-    )
+    parallel_state.initialize_model_parallel(1, job.ranks, job.chunks if job.chunks > 1 else None)
     random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
 
 
-def _embedding_ranks(job: Job) -> dict[str, Any]:
-    return {}
-
-
-def _model(job: Job, config: Any, first: bool, last: bool, chunk: int) -> Any:
+def _model(job: Job, config: Any, chunk: int) -> Any:
+    """A chunk as ``training.py`` builds it."""
+    from megatron.core import parallel_state
     from megatron.core.models.gpt import gpt_layer_specs, gpt_model
+    from megatron.core.pipeline_parallel import utils
 
     spec = gpt_layer_specs.get_gpt_layer_local_spec(
         num_experts=job.experts or None, moe_grouped_gemm=False, normalization="LayerNorm"
     )
     vp_stage = chunk if job.chunks > 1 else None
+    group = parallel_state.get_pipeline_model_parallel_group()
+    size = config.virtual_pipeline_model_parallel_size
+    first = utils.is_pp_first_stage(group) and utils.is_vp_first_stage(vp_stage, size)
+    last = utils.is_pp_last_stage(group) and utils.is_vp_last_stage(vp_stage, size)
     more: dict[str, Any] = {}
     if job.mtp:
         more["mtp_block_spec"] = gpt_layer_specs.get_gpt_mtp_block_spec(

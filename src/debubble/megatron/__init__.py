@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 from debubble.megatron.named_steps import name_steps, trace_ranges
 
 if TYPE_CHECKING:
-    from debubble.megatron.check import check
-    from debubble.megatron.install import forward_backward_func, install, uninstall
+    from debubble.megatron.installation import forward_backward_func, install, uninstall
+    from debubble.megatron.placement import place_model
+    from debubble.megatron.refused import check
 
-__all__ = ["check", "forward_backward_func", "install", "name_steps", "trace_ranges", "uninstall"]
+__all__ = [
+    "check", "forward_backward_func", "install", "name_steps", "place_model", "trace_ranges",
+    "uninstall",
+]  # fmt: skip
 
-_MODULES = {"check": "check"} | dict.fromkeys(
-    ("forward_backward_func", "install", "uninstall"), "install"
+_MODULES = {"check": "refused", "place_model": "placement"} | dict.fromkeys(
+    ("forward_backward_func", "install", "uninstall"), "installation"
 )
 
 

@@ -14,9 +14,10 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.kinds import Kind
 from debubble.core.schedule import Schedule
-from debubble.megatron.check import refuse
 from debubble.megatron.internals import Call, Megatron
 from debubble.megatron.named_steps import ranges_of
+from debubble.megatron.placement import check_chunks, refresh, reported
+from debubble.megatron.refused import refuse
 from debubble.megatron.source import ScheduleSource, forwards
 from debubble.megatron.split import SPLITS, Split, choose_split
 from debubble.megatron.stage import ByMicrobatch, MegatronStage, Step
@@ -54,20 +55,21 @@ class ForwardBackward:
             raise ParameterError(f"split is {split!r}; {did_you_mean(str(split), SPLITS)}")
         self.megatron = Megatron()
         self.__signature__ = self.megatron.signature
-        self._source, self._split, self._timeout = ScheduleSource(schedule), split, timeout
+        self.source, self._split, self._timeout = ScheduleSource(schedule), split, timeout
         self._links: dict[tuple[int, ...], Link] = {}
         self._models: dict[tuple[int, ...], ModelChunks] = {}
 
     def __call__(self, **given: Any) -> list[Any]:
-        """Run a step; return what Megatron stores of every loss, on the rank of the last stage."""
+        """Run a step; return what Megatron stores of every loss, on the ranks that report it."""
         call = self.megatron.call(given)
         groups = self.megatron.groups_of(call)
         link = self._link(groups.pp)
         chunks = call.chunks
         key = (id(link), *map(id, chunks))
         if key not in self._models:
+            refresh()
             self._models[key] = ModelChunks(
-                self.megatron, link, self._source, self._split, list(map(weakref.proxy, chunks))
+                self.megatron, link, self.source, self._split, list(map(weakref.proxy, chunks))
             )
             weakref.finalize(chunks[0], self._models.pop, key, None)
         return self._models[key].run(call, groups)
@@ -131,7 +133,7 @@ class ModelChunks:
                 megatron.finalize(config, call.chunks, step.tokens, groups, call)
             if config.timers is not None:
                 config.timers("forward-backward").stop()
-        return step.store
+        return reported(step.store, engine.schedule.placement, link.ranks)
 
     def _new_step(self, call: Call, config: Any, groups: Any, engine: OwnEngine) -> Step:
         data = call.iterators
@@ -191,8 +193,10 @@ class ModelChunks:
                 self._source.schedule(ranks.size, len(chunks)).placement, call.num_microbatches
             )
             refuse(config, made)
+            check_chunks(made, chunks)
             return made, [Split(True, False)] * len(chunks)
         made = self._source.schedule(ranks.size, len(chunks), call.num_microbatches)
+        check_chunks(made, chunks)
         mine = made.placement.stages_on(ranks.rank)
         halves = among(kinds_of(made.actions), SPLIT_KINDS)
         split = set(stages_of(made.actions[halves]).tolist())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -228,3 +229,104 @@ def delayed_layers(chunk: Any) -> list[Any]:
 def _delays(layer: Any) -> bool:
     store = getattr(layer, "wgrad_store", None)
     return store is not None and bool(store.delay_wgrad_compute())
+
+
+BY_STAGE = (
+    f"{STATE}.is_pipeline_first_stage",
+    f"{STATE}.is_pipeline_last_stage",
+    "transformer.transformer_block.get_num_layers_to_build",
+    "transformer.transformer_layer.get_transformer_layer_offset",
+    "transformer.pipeline_parallel_layer_layout.PipelineParallelLayerLayout.get_layer_offset",
+    "transformer.pipeline_parallel_layer_layout.PipelineParallelLayerLayout.get_num_layers_to_build",
+    "transformer.multi_token_prediction.get_mtp_layer_offset",
+    "transformer.multi_token_prediction.get_mtp_num_layers_to_build",
+    "transformer.multi_token_prediction.mtp_on_this_rank",
+)
+"""Functions of the stage of a chunk (``vp_stage``) on a rank."""
+
+EMBEDDINGS = "models.common.language_module.language_module.LanguageModule"
+"""Class of models that share the weights of embeddings."""
+
+
+def parallel_state() -> Any:
+    """Return the module that has the ranks and groups of the job."""
+    return _module(STATE)
+
+
+def part_of_model(chunk: Any, name: str) -> Any:
+    """Return an attribute of a model chunk, below its wrappers; None where none has it."""
+    while not hasattr(chunk, name) and hasattr(chunk, "module"):
+        chunk = chunk.module
+    return getattr(chunk, name, None)
+
+
+def layers_of(chunk: Any, vp_stage: int) -> tuple[int | None, int | None]:
+    """Return the number of the first layer of a chunk, and that which its placement has there."""
+    layers = getattr(part_of_model(chunk, "decoder"), "layers", None)
+    if not layers:
+        return None, None
+    module = _module("transformer.transformer_layer")
+    config = _module("utils").get_model_config(chunk)
+    return layers[0].layer_number, 1 + module.get_transformer_layer_offset(config, vp_stage)
+
+
+def embedding_weight(chunk: Any) -> Any:
+    """Return the weight of the embedding in a chunk, if other chunks have copies of it."""
+    if part_of_model(chunk, "pre_process") is None:
+        return None
+    config = _module("utils").get_model_config(chunk)
+    shared = part_of_model(chunk, "share_embeddings_and_output_weights")
+    if not shared and not getattr(config, "mtp_num_layers", None):
+        return None
+    return part_of_model(chunk, "shared_embedding_or_output_weight")()
+
+
+def gradient_of(weight: Any) -> Any:
+    """Return the gradient that the optimizer takes."""
+    return weight.main_grad if hasattr(weight, "main_grad") else weight.grad
+
+
+class Replacements:
+    """Functions in place of Megatron's, wherever these were imported by name."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {}
+
+    def put(self, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put what `wrap` makes of a function in its place; do nothing where it is missing."""
+        if name not in self._made:
+            for package in ("megatron.core", "megatron.training"):
+                holder, attribute = _holder(f"{package}.{name}")
+                own = getattr(holder, "__dict__", {}).get(attribute)
+                if own is not None:
+                    self._made[name] = holder, own, wrap(own)
+                    break
+            else:
+                return
+        _swap(*self._made[name])
+
+    def undo(self) -> None:
+        """Give Megatron its own functions back."""
+        for holder, own, ours in self._made.values():
+            _swap(holder, ours, own)
+        self._made.clear()
+
+
+def _holder(name: str) -> tuple[Any, str]:
+    """Return the module of a name, or the class in one, and the last part of the name."""
+    path, _, attribute = name.rpartition(".")
+    if path.startswith("megatron.training"):
+        return sys.modules.get(path), attribute  # importing it sets up a job
+    try:
+        return importlib.import_module(path), attribute
+    except ModuleNotFoundError:
+        module, _, kind = path.rpartition(".")
+        return getattr(importlib.import_module(module), kind, None), attribute
+
+
+def _swap(holder: Any, old: Callable[..., Any], new: Callable[..., Any]) -> None:
+    """Replace a function in its module or class, and in modules that imported it."""
+    name = old.__name__
+    for place in [holder, *sys.modules.values()]:
+        if getattr(place, "__dict__", {}).get(name) is old:
+            setattr(place, name, new)

@@ -11,7 +11,6 @@ from debubble.core.actions import SHARDING_KINDS, among, kinds_of, microbatches_
 from debubble.core.errors import ParameterError
 from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import OFFLOAD_KINDS, Kind
-from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.megatron.source import ScheduleSource
 
@@ -141,21 +140,11 @@ def check(config: Any, schedule: Any) -> None:
 def refuse(config: Any, schedule: Schedule, *, delays: bool = False) -> None:
     """Refuse a schedule that is not covered; layers may leave weight gradients to W (`delays`)."""
     lines = [str(row) for row in REFUSED if row.applies(config, schedule)]
-    lines += _places(schedule)
     if delays:
         lines += _weight_order(schedule)
     if lines:
         raise ParameterError(
             f"'{schedule.name}' does not run in Megatron's loop:\n" + "\n".join(lines)
-        )
-
-
-def _places(schedule: Schedule) -> Iterator[str]:
-    placement = schedule.placement
-    if placement.table != Placement.loop(placement.ranks, placement.chunks).table:
-        yield (
-            f"stages that are placed as {placement.name}: Megatron places chunk c of rank r as "
-            "stage c × ranks + r; use a schedule such as 'interleaved-zb'"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from debubble.megatron.forward_backward import ForwardBackward
 from debubble.megatron.internals import ALONE, REPLACED
+from debubble.megatron.placement import place, place_as_megatron
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def forward_backward_func(
 def install(schedule: Any, *, split: str = "auto", timeout: float = 600) -> None:
     """Let Megatron-LM run a schedule, in every script that asks for its function.
 
-    Call it once on every rank, before training::
+    Call it once on every rank, before the model is built::
 
         import debubble.megatron as dm
         dm.install("interleaved-zb")
@@ -78,6 +79,7 @@ def install(schedule: Any, *, split: str = "auto", timeout: float = 600) -> None
     for name in REPLACED:
         _replace(module, name, run)
     _replace(module, ALONE, _saying(getattr(module, ALONE)))
+    place(run.source)
 
 
 def uninstall() -> None:
@@ -87,6 +89,7 @@ def uninstall() -> None:
         if getattr(module, name) is ours:
             setattr(module, name, own)
     _ORIGINALS.clear()
+    place_as_megatron()
 
 
 def _replace(module: Any, name: str, run: Callable[..., Any]) -> None:
