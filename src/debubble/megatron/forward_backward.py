@@ -33,6 +33,9 @@ from debubble.torch.ranks.process_group import Ranks
 from debubble.torch.ranks.watch import StoreWatch, on_all_ranks, rendezvous
 from debubble.torch.setup import compare_schedules
 
+KEPT = 16
+"""Most engines that are kept for a model."""
+
 
 class Link:
     """The ranks of one pipeline group, and the watch over them."""
@@ -106,6 +109,8 @@ class ModelChunks:
         last = engine.schedule.stages - 1 in engine.stages
         link.watch.text = engine.plan.text
         link.watch.keep_messages(HangDumps.of(link.ranks, self._wire.log, engine.setup.schedule))
+        ours = engine.plan.lowered is not engine.plan.schedule
+        self._wire.announces = config.variable_seq_lengths and link.ranks.batched and ours
         with link.watch.step():
             link.watch.enter(link.ranks.channel, "train" if trains else "evaluate")
             if finalizes:
@@ -177,6 +182,8 @@ class ModelChunks:
                 self._warn, partial(self._stage, schedule, splits),
             )  # fmt: skip
             gradients = Gradients({}, TiedWeights([], ranks))
+            if len(self._engines) == KEPT:
+                del self._engines[next(iter(self._engines))]
             self._engines[key] = OwnEngine(setup, gradients, self._link.watch, self._wire)
         return self._engines[key]
 

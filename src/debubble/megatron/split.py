@@ -63,6 +63,11 @@ def reason_not_by_graph(chunk: Any, config: Any, delays: bool) -> str:
         return "gradient_accumulation_fusion adds the gradients of weights whenever a layer runs"
     if getattr(config, "defer_embedding_wgrad_compute", False):
         return "defer_embedding_wgrad_compute keeps what the output layer needs whenever it runs"
+    if getattr(config, "mtp_num_layers", None):
+        return (
+            "multi-token prediction uses the output layer twice, and W between both would run a "
+            "loss again that computes in place"
+        )
     reduces = config.no_sync_func is not None and config.grad_sync_func is None
     if reduces and not hasattr(chunk, "ddp_config"):
         return f"{type(chunk).__name__} reduces gradients after whole backwards"
