@@ -178,7 +178,12 @@ class Megatron:
 
     def _check(self, name: str, wanted: Iterable[str]) -> None:
         module, _, attribute = name.rpartition(".")
-        found = getattr(_module(module), attribute, None)
+        try:
+            found = getattr(_module(module), attribute, None)
+        except ModuleNotFoundError as error:
+            if error.name != f"megatron.core.{module}":
+                raise
+            found = None
         if found is None:
             raise self._differs(f"megatron.core.{name} is gone")
         if not wanted:

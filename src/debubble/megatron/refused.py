@@ -28,22 +28,23 @@ class Refused(NamedTuple):
         return f"{self.what}: {self.reason}; {self.instead}"
 
 
+OFF = "none"
+"""Value of an option that is off, of those that are words."""
+
+
 def _set(*names: str) -> Callable[[Any, Schedule], bool]:
     """Return if one of some options of the configuration is on."""
-    return lambda config, _: any(getattr(config, name, None) for name in names)
+
+    def applies(config: Any, _: Schedule) -> bool:
+        values = [getattr(config, name, None) for name in names]
+        return any(value is not None and value is not False and value != OFF for value in values)
+
+    return applies
 
 
 def _has(kinds: tuple[Kind, ...]) -> Callable[[Any, Schedule], bool]:
     """Return if a schedule has actions of some kinds."""
     return lambda _, schedule: bool(among(kinds_of(schedule.actions), kinds).any())
-
-
-def _graphs(config: Any, _: Schedule) -> bool:
-    impl = getattr(config, "cuda_graph_impl", "none")
-    on = getattr(config, "enable_cuda_graph", False) or getattr(
-        config, "external_cuda_graph", False
-    )
-    return bool(on) or impl not in (None, "none")
 
 
 OWN_ORDER = "computes in a sequence of its own"
@@ -59,7 +60,8 @@ REFUSED = (
         f"its sub-samples {OWN_ORDER}", "use context_parallel_size alone",
     ),
     Refused(
-        _graphs, "CUDA graphs", "they are captured for the sequence of Megatron's schedule",
+        _set("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl"), "CUDA graphs",
+        "they are captured for the sequence of Megatron's schedule",
         "set cuda_graph_impl='none'",
     ),
     Refused(

@@ -44,12 +44,12 @@ class ScheduleSource:
             if is_foreign(self.name) or registry.find(self.name).chunks is None:
                 sizes["chunks"] = chunks
         found = find_schedule(self._given, ranks, sizes, steps=False)
-        held = {len(found.placement.stages_on(rank)) for rank in range(ranks)}
+        held = {len(found.placement.stages_on(rank, 0)) for rank in range(ranks)}
         if held != {chunks}:
             stages = " or ".join(map(str, sorted(held)))
             raise ParameterError(
-                f"'{found.name}' has {stages} stages on a rank and the model {chunks} chunks; "
-                f"{_layers(max(held))}, or take a schedule with {chunks}"
+                f"'{found.name}' has {stages} of the model's stages on a rank, and a rank of the "
+                f"model has {chunks}; {_layers(max(held))}, or take a schedule with {chunks}"
             )
         if microbatches not in (found.microbatches, None):
             raise ParameterError(
