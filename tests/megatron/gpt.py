@@ -4,13 +4,12 @@ A test names jobs, starts their ranks once, and compares steps by some callable 
 Megatron's own function::
 
     def work(rank):
-        with gpt.megatron(wheel):
-            job = gpt.Job(chunks=2)
-            wanted = gpt.Training(job).step()
-            found = gpt.Training(job).step(callable_that_is_tested)
-            return gpt.apart(found, wanted)
+        job = gpt.Job(chunks=2)
+        wanted = gpt.Training(job).step()
+        found = gpt.Training(job).step(callable_that_is_tested)
+        return gpt.apart(found, wanted)
 
-    in_ranks(2, work)
+    gpt.in_ranks_of(wheel, 2, work)
 
 Weights are drawn by their names in the whole model, so jobs that cut it otherwise have the same
 model, and their gradients have the same names.
@@ -37,6 +36,7 @@ from torch import distributed as dist
 from tests import wheels
 from tests.megatron.real import OnCpu, stand_in_for_gpu
 from tests.planner.megatron import OF_ANOTHER_PYTHON
+from tests.torch.world import in_ranks
 
 RELEASES = "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"
 """The newest of every minor release that our callable knows."""
@@ -47,6 +47,24 @@ VOCABULARY, TOKENS, ROWS = 64, 12, 2
 def fetch(folder: Path, version: str) -> Path:
     """A release of megatron-core, unpacked."""
     return wheels.fetch(folder, "megatron-core", version, *OF_ANOTHER_PYTHON)
+
+
+def in_ranks_of(wheel: Path, ranks: int, work: Callable[[int], Any]) -> list[Any]:
+    """Call `work` in ranks that have this release, which is imported once for all of them."""
+
+    def load() -> None:
+        with megatron(wheel):
+            for name in ("models.gpt.gpt_model", "optimizer", "distributed"):
+                importlib.import_module(f"megatron.core.{name}")
+            import debubble.megatron as dm
+
+            dm.install  # noqa: B018
+
+    def there(rank: int) -> Any:
+        with megatron(wheel):
+            return work(rank)
+
+    return in_ranks(ranks, there, load=load)
 
 
 @contextmanager
