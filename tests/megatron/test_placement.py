@@ -13,7 +13,6 @@ from tests import wheels
 pytest.importorskip("torch")
 
 from tests.megatron import gpt
-from tests.torch.world import in_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -53,28 +52,27 @@ def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     wheel, saved = gpt.fetch(folder, NEWEST), tmp_path_factory.mktemp("saved")
 
     def work(rank: int) -> dict[str, Any]:
-        with gpt.megatron(wheel):
-            import debubble.megatron as dm
+        import debubble.megatron as dm
 
-            steps = {}
-            for name, job in JOBS.items():
-                wanted = gpt.Training(job).step()
-                for schedule in ("zb-v", "dualpipe-v"):
-                    dm.install(schedule)
-                    steps[name, schedule] = gpt.apart(gpt.Training(job).step(), wanted)
-                    dm.uninstall()
-            return {
-                "steps": steps,
-                "lengths": _of_other_lengths(dm),
-                "evaluation": _evaluation(dm),
-                "checkpoints": _checkpoints(dm, saved),
-                "copy": _copy_of_the_embedding(dm),
-                "late": _late(dm),
-                "alone": _alone(dm),
-                "names": _names(dm),
-            }
+        steps = {}
+        for name, job in JOBS.items():
+            wanted = gpt.Training(job).step()
+            for schedule in ("zb-v", "dualpipe-v"):
+                dm.install(schedule)
+                steps[name, schedule] = gpt.apart(gpt.Training(job).step(), wanted)
+                dm.uninstall()
+        return {
+            "steps": steps,
+            "lengths": _of_other_lengths(dm),
+            "evaluation": _evaluation(dm),
+            "checkpoints": _checkpoints(dm, saved),
+            "copy": _copy_of_the_embedding(dm),
+            "late": _late(dm),
+            "alone": _alone(dm),
+            "names": _names(dm),
+        }
 
-    return {"ranks": in_ranks(2, work)}
+    return {"ranks": gpt.in_ranks_of(wheel, 2, work)}
 
 
 def _of_other_lengths(dm: Any) -> Any:

@@ -94,7 +94,7 @@ GROUPS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 USED: Mapping[str, Sequence[str]] = {
     f"{SCHEDULES}.forward_step": FORWARD_STEP,
     f"{SCHEDULES}.get_forward_backward_func": (),
-    f"{SCHEDULES}.{ALONE}": KEYWORDS,
+    f"{SCHEDULES}.{ALONE}": (),
     **{f"{SCHEDULES}.{name}": KEYWORDS for name in REPLACED},
     f"{SCHEDULES}.clear_embedding_activation_buffer": ("config", "model", "is_last_stage"),
     f"{SCHEDULES}.finish_embedding_wgrad_compute": (
