@@ -223,10 +223,8 @@ class ModelChunks:
         chunk = schedule.placement.stages_on(self._link.ranks.rank).index(number)
         kinds = kinds_of(schedule.actions)[stages_of(schedule.actions) == number].tolist()
         actions = {kind: kinds.count(kind) for kind in (Kind.B, *SPLIT_KINDS)}
-        return MegatronStage(
-            number, *given, **options, chunk=chunk, current=self._current, actions=actions,
-            delays=ways[chunk].delays,
-        )  # fmt: skip
+        own = {"chunk": chunk, "actions": actions, "delays": ways[chunk].delays}
+        return MegatronStage(number, *given, **options, **own, current=self._current)
 
 
 def _forwards_of(engine: OwnEngine) -> list[list[int]]:

@@ -105,7 +105,7 @@ def _replace(module: Any, name: str, run: Callable[..., Any]) -> None:
 
 def _saying(own: Callable[..., Any]) -> Callable[..., Any]:
     """Return Megatron's function for one pipeline rank, which says once that it is."""
-    said = []
+    said: list[bool] = []
 
     def run(**given: Any) -> Any:
         if not said:
