@@ -154,17 +154,17 @@ def _alone(dm: Any) -> Any:
     return gpt.apart(found, wanted)
 
 
-def _names(dm: Any) -> list[bool]:
-    """If functions are Megatron's: at first, while ours are installed, and after."""
-    from megatron.core.models.common.language_module import language_module
-    from megatron.core.pipeline_parallel import utils
+def _names(dm: Any) -> list[Any]:
+    """What a function says that a script imported, before ours, with ours, and after."""
+    import inspect
 
-    own = utils.is_vp_last_stage, language_module.is_vp_last_stage
-    seen = [own[0] is own[1]]
-    dm.install("zb-v")
-    seen += [utils.is_vp_last_stage is own[0], language_module.is_vp_last_stage is own[1]]
-    dm.uninstall()
-    return [*seen, utils.is_vp_last_stage is own[0], language_module.is_vp_last_stage is own[1]]
+    from megatron.core.pipeline_parallel.utils import is_vp_last_stage as asked
+
+    seen = []
+    for change in (lambda: None, lambda: dm.install("zb-v"), dm.uninstall):
+        change()
+        seen.append((asked(1, 2), [*inspect.signature(asked).parameters]))
+    return seen
 
 
 @pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
@@ -200,5 +200,9 @@ def test_script_may_place_the_model_alone(found: dict[str, Any]) -> None:
     assert found["ranks"][0]["alone"] == (0.0, "")
 
 
-def test_uninstall_gives_names_back(found: dict[str, Any]) -> None:
-    assert found["ranks"][0]["names"] == [True, False, False, True, True]
+def test_functions_that_were_imported_before_answer_too(found: dict[str, Any]) -> None:
+    names = ["vp_stage", "vp_size"]
+    first, last = (
+        [(said, names) for said in answers] for answers in ([True] * 3, [True, False, True])
+    )
+    assert [rank["names"] for rank in found["ranks"]] == [first, last]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 from debubble.core.errors import DebubbleError, ParameterError
@@ -291,47 +292,66 @@ def gradient_of(weight: Any) -> Any:
     return weight.main_grad if hasattr(weight, "main_grad") else weight.grad
 
 
+ANSWERS: dict[str, Callable[..., Any]] = {}
+"""Functions that answer in place of Megatron's, by their names below ``megatron``."""
+
+
 class Replacements:
-    """Functions in place of Megatron's, wherever these were imported by name."""
+    """Functions of Megatron that run others, also where they were imported by name.
+
+    A function stays the same object: its code is replaced.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {}
+        self._own: dict[str, tuple[FunctionType, FunctionType]] = {}
+        """By name, the function and a copy that runs Megatron's code."""
 
     def put(self, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put what `wrap` makes of a function in its place; do nothing where it is missing."""
-        if name not in self._made:
-            for package in ("megatron.core", "megatron.training"):
-                holder, attribute = _holder(f"{package}.{name}")
-                own = getattr(holder, "__dict__", {}).get(attribute)
-                if own is not None:
-                    self._made[name] = holder, own, wrap(own)
-                    break
-            else:
-                return
-        _swap(*self._made[name])
+        """Have a function run what `wrap` makes of it; do nothing where a release lacks it."""
+        for full in (f"megatron.core.{name}", f"megatron.training.{name}"):
+            function = _find(full)
+            if full in self._own or not isinstance(function, FunctionType):
+                continue
+            own = FunctionType(
+                function.__code__, function.__globals__, function.__name__,
+                function.__defaults__, function.__closure__,
+            )  # fmt: skip
+            own.__kwdefaults__ = function.__kwdefaults__
+            if own.__closure__:
+                raise DebubbleError(f"{full} is wrapped by another tool; call dm.install before it")
+            self._own[full] = function, own
+            ANSWERS[full] = wrap(own)
+            found: dict[str, Any] = {}
+            exec(ASK.format(full), found)
+            function.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
+            function.__code__ = found["ask"].__code__
+            function.__defaults__ = function.__kwdefaults__ = None
 
     def undo(self) -> None:
         """Give Megatron its own functions back."""
-        for holder, own, ours in self._made.values():
-            _swap(holder, ours, own)
-        self._made.clear()
+        for full, (function, own) in self._own.items():
+            function.__code__, function.__defaults__ = own.__code__, own.__defaults__
+            function.__kwdefaults__ = own.__kwdefaults__
+            del function.__signature__  # type: ignore[attr-defined]
+            del ANSWERS[full]
+        self._own.clear()
 
 
-def _holder(name: str) -> tuple[Any, str]:
-    """Return the module of a name, or the class in one, and the last part of the name."""
+ASK = """
+def ask(*args, **kwargs):
+    from debubble.megatron.internals import ANSWERS
+    return ANSWERS[{!r}](*args, **kwargs)
+"""
+
+
+def _find(name: str) -> Any:
+    """Return a function of a module, or of a class in one; None where there is none."""
     path, _, attribute = name.rpartition(".")
     if path.startswith("megatron.training"):
-        return sys.modules.get(path), attribute  # importing it sets up a job
+        return getattr(sys.modules.get(path), attribute, None)  # importing it sets up a job
     try:
-        return importlib.import_module(path), attribute
+        holder = importlib.import_module(path)
     except ModuleNotFoundError:
         module, _, kind = path.rpartition(".")
-        return getattr(importlib.import_module(module), kind, None), attribute
-
-
-def _swap(holder: Any, old: Callable[..., Any], new: Callable[..., Any]) -> None:
-    """Replace a function in its module or class, and in modules that imported it."""
-    name = old.__name__
-    for place in [holder, *sys.modules.values()]:
-        if getattr(place, "__dict__", {}).get(name) is old:
-            setattr(place, name, new)
+        holder = getattr(importlib.import_module(module), kind, None)
+    return getattr(holder, attribute, None)
