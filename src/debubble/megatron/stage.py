@@ -36,7 +36,7 @@ class Step:
     """None where there are no backwards."""
     parameters: ParameterSync | None = None
     results: dict[int, list[Any]] = field(default_factory=dict)
-    """What Megatron stored of every loss, by microbatch."""
+    """Records that Megatron stored of every loss, by microbatch."""
     begun: set[int] = field(default_factory=set)
     """Chunks that have run a forward."""
 
@@ -72,7 +72,7 @@ class Step:
 
     @property
     def store(self) -> list[Any]:
-        """What Megatron stored, by microbatch."""
+        """Return the records of all losses, by microbatch."""
         return [part for unit in sorted(self.results) for part in self.results[unit]]
 
 
