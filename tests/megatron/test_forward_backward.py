@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,6 +160,30 @@ def most_waiting(name: str, rank: int) -> int:
     return max(kinds[:at].count("I") - kinds[:at].count("W") for at in range(len(kinds) + 1))
 
 
+class Timers(Counter[tuple[str, str]]):
+    """Starts and stops of Megatron's timers."""
+
+    def __call__(self, name: str, **_: Any) -> Any:
+        def count(call: str, **_: Any) -> None:
+            self[name, call] += 1
+
+        return SimpleNamespace(start=partial(count, "start"), stop=partial(count, "stop"))
+
+
+def timed() -> list[Timers]:
+    """The timers of a step by Megatron's function and one by ours."""
+    import debubble.megatron as dm
+
+    found = []
+    for function in (None, dm.forward_backward_func("1f1b")):
+        training = gpt.Training(gpt.Job())
+        training.config.timers = Timers()
+        training.config.barrier_with_L1_time = False
+        training.step(function)
+        found.append(training.config.timers)
+    return found
+
+
 def named_in_a_profile(rank: int) -> tuple[list[str], list[str]]:
     """Names of a step's actions in a profile, and those of the schedule."""
     from torch.profiler import ProfilerActivity, profile
@@ -211,6 +237,9 @@ def test_steps_are_those_of_megatron(folder: Path) -> None:
                 found["batches"] = compared(gpt.Job(chunks=2), INTERLEAVED[2:])
                 found["lengths in batches"] = compared(gpt.Job(lengths=(6, 12, 9)), SPLIT)
                 assert stream.posted
+            theirs, ours = timed()
+            assert theirs
+            assert ours == theirs
             named = named_in_a_profile(rank)
             return found, [layer.longest for layer in layers], named
 
