@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -170,7 +171,7 @@ class Timers(Counter[tuple[str, str]]):
         return SimpleNamespace(start=partial(count, "start"), stop=partial(count, "stop"))
 
 
-def timed() -> list[Timers]:
+def timed() -> list[dict[tuple[str, str], int]]:
     """The timers of a step by Megatron's function and one by ours."""
     import debubble.megatron as dm
 
@@ -180,8 +181,13 @@ def timed() -> list[Timers]:
         training.config.timers = Timers()
         training.config.barrier_with_L1_time = False
         training.step(function)
-        found.append(training.config.timers)
+        computing = training.config.timers
+        found.append({key: count for key, count in computing.items() if not TRANSFERS(key[0])})
     return found
+
+
+TRANSFERS = re.compile("send|recv").search
+"""Timers of Megatron's own messages."""
 
 
 def named_in_a_profile(rank: int) -> tuple[list[str], list[str]]:
