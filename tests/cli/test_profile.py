@@ -90,9 +90,14 @@ def test_an_error_of_the_model_is_its_own(refused: Callable[..., str], tmp_path:
 
 def test_a_config_without_a_decoder_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"model_type": "bert"}')
+    pytest.importorskip("transformers", reason="knows the types of models")
+    path.write_text('{"model_type": "llame"}')
     message = refused("profile", "--model", path, "-p", 2)
-    assert message.startswith(f"{path}: model_type is 'bert'; models that can be cut are gpt2, ")
+    words = "model_type is 'llame', of no causal language model; did you mean 'llama'"
+    assert message.startswith(f"{path}: {words}")
+    path.write_text('{"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 12}')
+    message = refused("profile", "--model", path, "-p", 2)
+    assert message.startswith("a model of type 'bert' cannot be cut: it has no ")
 
 
 def test_a_hugging_face_config(run: Callable[..., Any], tmp_path: Path) -> None:

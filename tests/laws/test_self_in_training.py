@@ -1,4 +1,4 @@
-"""A batch has one loss and one gradient, whatever schedule it is cut for and wherever it is cut."""
+"""A batch has one loss, one gradient and one output, whatever schedule and cut it is trained in."""
 
 from __future__ import annotations
 
@@ -65,7 +65,16 @@ class Case:
 
     @property
     def loss(self) -> Callable[[Any, Any], Tensor]:
-        return cross_entropy if self.of_tokens else functional.mse_loss
+        """The mean over the batch; of the sum of microbatches, too, as each gives its part."""
+        mean = cross_entropy if self.of_tokens else functional.mse_loss
+        if self.scale != "sum":
+            return mean
+        return lambda output, target: mean(output, target) * len(target) / self.rows
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether a training step has the outputs of the whole batch, on one rank."""
+        return len(self.schedule.placement.table) == 1 and not self.schedule.vocabulary
 
 
 def made(entry: Entry) -> db.Schedule:
@@ -88,17 +97,21 @@ def cases(entry: Entry) -> list[Case]:
         Case(schedule, "debubble", "mean", cuts, rows),
         Case(schedule, "debubble", "tokens", None, rows),
     ]
+    if not schedule.vocabulary and schedule.slices == 1:
+        found.append(Case(schedule, "debubble", "sum", None, rows))
     if entry.name in FOR_TORCH and not not_for_pytorch(schedule):
         found.append(Case(schedule, "torch", "tokens", None, 2 * m))
     return found
 
 
 def apart(case: Case, rank: int) -> float:
-    """How far loss, evaluation and gradients are from those of the whole batch, as a share."""
+    """How far losses, outputs and gradients are from those of the whole batch, as a share."""
     x, y = case.data()
     whole = case.stages()
-    wanted = case.loss(nn.Sequential(*whole)(x), y)
-    wanted.backward()
+    output = nn.Sequential(*whole)(x)
+    loss = case.loss(output, y)
+    loss.backward()
+    output, wanted = output.detach(), loss.detach()
     pipe = dt.Pipeline(
         case.schedule, case.stages(), case.loss, engine=case.engine, scale_grads=case.scale
     )
@@ -108,8 +121,16 @@ def apart(case: Case, rank: int) -> float:
     else:
         parts = [t.split(list(case.cuts)) for t in (x, y)]
         given, args = {"arg_mbs": parts[0], "target_mbs": parts[1]}, ()
-    found = [pipe.eval(*args, **given), pipe.step(*args, **given)]
-    errors = [float((loss - wanted).abs() / wanted) for loss in found]
+    calls = [pipe.eval, pipe.step]
+    if case.has_outputs:
+        losses, outputs = zip(
+            *(call(*args, **given, return_outputs=True) for call in calls), strict=True
+        )
+    else:
+        losses, outputs = tuple(call(*args, **given) for call in calls), ()
+    errors = [float((loss - wanted).abs() / wanted) for loss in losses]
+    if pipe.is_last:
+        errors += [float((found - output).abs().max()) for found in outputs]
     scale = max(float(w.grad.abs().max()) for w in nn.ModuleList(whole).parameters())
     for name, weight in pipe.named_parameters():
         stage, _, path = name.partition(".")

@@ -86,9 +86,11 @@ def composed(stages: Sequence[nn.Module], x: Any, **kwargs: Any) -> Any:
     return x
 
 
-def gradients(model: nn.Module) -> dict[str, Tensor]:
+def gradients(model: nn.Module, *, some: bool = False) -> dict[str, Tensor]:
     found = {name: weight.grad for name, weight in model.named_parameters()}
     model.zero_grad()
+    if some:
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
     assert all(gradient is not None for gradient in found.values())
     return found
 
@@ -200,5 +202,85 @@ def test_models_that_are_not_known_are_refused() -> None:
     with pytest.raises(ParameterError, match="a model of type 'Linear' cannot be cut"):
         split(nn.Linear(2, 2), 2)
     body = built("llama").model
-    with pytest.raises(ParameterError, match="LlamaModel has no lm_head"):
+    with pytest.raises(ParameterError, match="LlamaModel has no output layer; give the model for"):
         split(body, 2)
+
+
+MOE = EXPERTS | {
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "n_shared_experts": 1,
+    "moe_intermediate_size": 8, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "output_router_logits": False,
+}  # fmt: skip
+DENSE = {"head_dim": 8, "sliding_window": 4, "pad_token_id": 0}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+OTHERS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(["cohere2", "exaone4", "gemma2", "gemma3_text", "granite"], DENSE),
+    **dict.fromkeys(["olmo3", "phi3", "seed_oss", "starcoder2", "stablelm"], DENSE),
+    "gpt_neox": {},
+    "gpt_oss": MOE | {"head_dim": 8, "rope_parameters": ROPE},
+    "glm4_moe": MOE | {"head_dim": 8},
+    "minimax_m2": MOE | {"head_dim": 8},
+    "qwen2_moe": MOE | {"shared_expert_intermediate_size": 8},
+    "ernie4_5_moe": MOE | {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 1},
+    "deepseek_v3": MOE | {
+        "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
+        "v_head_dim": 8, "head_dim": 4, "num_key_value_heads": 4,
+    },
+    "qwen3_next": MOE | {
+        "head_dim": 8, "shared_expert_intermediate_size": 8, "linear_num_value_heads": 2,
+        "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_decoders_are_cut_where_that_changes_no_bit(kind: str) -> None:
+    config = transformers.AutoConfig.for_model(kind, **LLAMA | OTHERS[kind])
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    stages = split(model, [1, 2, 1])
+    assert all(weight.grad is None for weight in model.parameters())
+    x = tokens()
+    wanted = model(x, use_cache=False).logits
+    wanted.square().mean().backward()
+    of_model = gradients(model, some=True)
+    found = composed(stages, x)
+    assert torch.equal(found, wanted)
+    found.square().mean().backward()
+    for name, gradient in gradients(model, some=True).items():
+        assert torch.equal(gradient, of_model[name]), name
+
+
+class ScaledBody(transformers.LlamaModel):
+    """Computes something between embeddings and layers, and so in every stage."""
+
+    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, **kwargs: Any) -> Any:
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        return super().forward(inputs_embeds=x * 2, **kwargs)
+
+
+def test_what_a_model_does_beside_its_parts_is_noticed() -> None:
+    model = built("llama")
+    model.model.__class__ = ScaledBody
+    words = r"type 'llama' cannot be cut: the logits of its stages are \d\S+ from that of the whole"
+    with pytest.raises(ParameterError, match=words):
+        split(model, 2, check=True)
+    meta = built("llama").to("meta")
+    with pytest.raises(ParameterError, match="on the device 'meta', without numbers; give a mod"):
+        split(meta, 2, check=True)
+    assert len(split(meta, 2, check=False)) == 2
+
+
+@pytest.mark.filterwarnings("default::FutureWarning")  # PEFT reads an older name
+def test_adapters_in_layers_are_cut_with_them() -> None:
+    peft = pytest.importorskip("peft", reason="cuts models with adapters")
+    whole = peft.get_peft_model(
+        built("llama"), peft.LoraConfig(target_modules=["q_proj", "up_proj"], r=2)
+    )
+    stages = split(whole, 2, check=True)
+    assert torch.equal(composed(stages, tokens()), whole(tokens()).logits)
+    trained = {name for stage in stages for name, w in stage.named_parameters() if w.requires_grad}
+    assert "model.layers.3.self_attn.q_proj.lora_B.default.weight" in trained
+    adapter = peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    with pytest.raises(ParameterError, match="the adapter adds tokens to the input"):
+        split(peft.get_peft_model(built("llama"), adapter), 2)

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.engine.measured_timeline import measured_timeline
-from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
 from debubble.torch.autograd.gradients import Gradients, TiedWeights, find_shared_weights
-from debubble.torch.data.batch import Loss, append_losses, apply_weights, join_outputs, sum_losses
+from debubble.torch.data.batch import Loss, append_results, apply_weights, join_outputs, sum_losses
 from debubble.torch.data.inputs import MicrobatchInputs
 from debubble.torch.engine.own_engine import OwnEngine
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.stage import EngineSetup
 from debubble.torch.engine.vocabulary import Shard, shard_output_layer
 from debubble.torch.engine.wire import Wire
+from debubble.torch.measure.measured import Measured
 from debubble.torch.measure.recorded import RecordedSteps
 from debubble.torch.models.find_stages import find_fused, find_stages, split_warner
 from debubble.torch.models.modules import evaluating, load_state, named_parameters, state_of
@@ -46,7 +42,7 @@ if TYPE_CHECKING:
     from debubble.torch.pytorch.engine import PyTorchEngine
 
 
-class Pipeline:
+class Pipeline(Measured):
     """One rank's part of a model that is trained in a pipeline.
 
     Modules are used as they are: gradients are added to their parameters' ``grad``, and any
@@ -83,6 +79,9 @@ class Pipeline:
         does not work or gains nothing.
     timeout
         Seconds that a rank waits for another.
+    check_nan
+        Whether steps look for the first number that is NaN or infinite, and raise an error with its
+        rank, stage, microbatch and direction. An attribute, too; slow, as hosts wait for GPUs.
     device
         Where the modules are; the default is the current GPU with NCCL, else the CPU.
     **sizes
@@ -108,10 +107,12 @@ class Pipeline:
         scale_grads: str | bool = "mean",
         split: str = "auto",
         timeout: float = 60,
+        check_nan: bool = False,
         device: Any = None,
         **sizes: Any,
     ) -> None:
         self._split, self._kind, self._loss = split, engine, Loss(loss_fn)
+        self.check_nan = check_nan
         self._after_step: Callable[[], None] | None = None
         """Called once after the next step, by :func:`debubble.torch.tune`."""
         with rendezvous(timeout):
@@ -144,13 +145,14 @@ class Pipeline:
         *args: Any,
         target: Any = None,
         losses: list[Tensor] | None = None,
+        metrics: list[Any] | None = None,
         return_outputs: bool = False,
         arg_mbs: Sequence[Any] | None = None,
         kwarg_mbs: Sequence[Mapping[str, Any]] | None = None,
         target_mbs: Sequence[Any] | None = None,
         loss_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
-    ) -> Tensor:
+    ) -> Any:
         """Run forwards and backwards of a batch, and add gradients to those that are there.
 
         Parameters
@@ -161,8 +163,11 @@ class Pipeline:
             Target of the loss, cut likewise; used on the last stage's rank.
         losses
             A list that takes the microbatches' losses, on the last stage's rank.
+        metrics
+            A list that takes what `loss_fn` returns beside them, as ``(loss, metrics)``: any tree,
+            its tensors detached.
         return_outputs
-            As PyTorch's; a training step returns no outputs, see :meth:`eval`.
+            If outputs of the last stage are kept and returned, too.
         arg_mbs, kwarg_mbs, target_mbs
             In place of a batch: arguments, keyword arguments and targets, one of each for every
             microbatch. They may have different shapes.
@@ -173,9 +178,10 @@ class Pipeline:
 
         Returns
         -------
-        Tensor
-            The mean loss, with auxiliary losses, on every rank. Microbatches count in it as in the
-            gradients; with ``scale_grads="sum"`` they count alike.
+        Tensor or tuple
+            The loss whose gradients these are, with auxiliary losses, on every rank. With
+            `return_outputs` also the outputs in one batch, on the last stage's rank; None on
+            others.
 
         Raises
         ------
@@ -183,31 +189,33 @@ class Pipeline:
             When a rank fails or does not answer within the timeout, or a stage returns another
             shape or type than before.
         """
-        if return_outputs:
-            raise ParameterError("step() returns the loss; eval(return_outputs=True) has outputs")
         with self._watch.step():
             if not torch.is_grad_enabled():
                 raise ParameterError("step() computes gradients, and they are off; use eval()")
             self._watch.enter(self._ranks.channel, "step")
-            self._loss.take(loss_kwargs, self._shard is not None)
+            wants = {"outputs": return_outputs, "metrics": metrics is not None}
+            self._loss.take(loss_kwargs, wants, self._shard is not None)
             parts = (arg_mbs, kwarg_mbs, target_mbs)
             batch = self._inputs.step_data(args, kwargs, target, parts, trains=True)
+            batch = batch.keeping(**wants, finite=self.check_nan)
             self._gradients.start()
             found = self._engine.step(batch)
             self._watch.set_waiting()
             self._gradients.finish()
-            append_losses(losses, found, batch.targets)
+            append_results(losses, found, batch.targets)
+            append_results(metrics, batch.metrics or {}, batch.targets)
             loss = self._mean(apply_weights(found, batch.weights))
         after, self._after_step = self._after_step, None
         if after is not None:
             after()
-        return loss
+        return (loss, self._joined(batch.outputs or {})) if return_outputs else loss
 
     def eval(
         self,
         *args: Any,
         target: Any = None,
         losses: list[Tensor] | None = None,
+        metrics: list[Any] | None = None,
         return_outputs: bool = False,
         arg_mbs: Sequence[Any] | None = None,
         kwarg_mbs: Sequence[Mapping[str, Any]] | None = None,
@@ -225,13 +233,16 @@ class Pipeline:
         """
         with evaluating(self._modules.values()), self._watch.step(), torch.no_grad():
             self._watch.enter(self._ranks.channel, "eval")
-            self._loss.take(loss_kwargs, self._shard is not None)
+            wants = {"metrics": metrics is not None}
+            self._loss.take(loss_kwargs, wants, self._shard is not None)
             parts = (arg_mbs, kwarg_mbs, target_mbs)
             batch = self._inputs.step_data(args, kwargs, target, parts, trains=False)
+            batch = batch.keeping(**wants, finite=self.check_nan)
             found, outputs = self._engine.forward(batch, return_outputs)
-            append_losses(losses, found, batch.targets)
+            append_results(losses, found, batch.targets)
+            append_results(metrics, batch.metrics or {}, batch.targets)
             loss = self._mean(apply_weights(found, batch.weights))
-        return (loss, join_outputs(outputs)) if return_outputs else loss
+        return (loss, self._joined(outputs)) if return_outputs else loss
 
     def use(self, schedule: Any, **sizes: Any) -> None:
         """Run another schedule from now on, with the same stages on the same ranks.
@@ -314,26 +325,6 @@ class Pipeline:
         on_all_ranks(self._ranks, lambda: load_state(self._named_modules(), state))
         self._tied.broadcast(self._modules, self.schedule)
 
-    def costs(self) -> Costs:
-        """Return measured costs of the latest steps: medians by kind and stage, in ms."""
-        return self._recorded("costs").costs()
-
-    def step_times(self) -> NDArray[np.float64]:
-        """Return the times of the latest steps but the first, last end − first start, in ms."""
-        return self._recorded("step_times").makespans[1:] * 1e3
-
-    def timeline(self) -> Timeline:
-        """Return the latest step as measured, in ms."""
-        last = self._recorded("timeline")
-        start, end = last.starts[-1] * 1e3, last.ends[-1] * 1e3
-        return measured_timeline(self.schedule, start, end, Costs(time_unit="ms"))
-
-    def trace(self, path: str | Path) -> None:
-        """Write the latest step as a trace file for Perfetto, from rank 0."""
-        steps = self._recorded("trace")
-        if self._ranks.rank == 0:
-            steps.save_trace(path, -1)
-
     def _enter(self, call: str) -> None:
         with self._watch.step():
             self._watch.enter(self._ranks.channel, call)
@@ -388,10 +379,15 @@ class Pipeline:
         return OwnEngine(setup, *parts, self._pace, self._steps)
 
     def _make_watch(self) -> Watch:
-        watch = StoreWatch.of(self._ranks, ExecutionPlan.of(self.schedule).text)
+        # PyTorch's runtime sends through the group.
+        abort = partial(self._ranks.abort, group=self._kind == "torch")
+        watch = StoreWatch.of(self._ranks, ExecutionPlan.of(self.schedule).text, abort)
         weakref.finalize(self, watch.stop)
         return watch
 
+    def _joined(self, outputs: Mapping[int, Any]) -> Any:
+        return join_outputs(outputs, self.schedule.slices)
+
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
         self._watch.set_waiting()
-        return sum_losses(losses, self._ranks) / self.schedule.iterations
+        return sum_losses(losses, self._ranks) * self._inputs.times / self.schedule.iterations

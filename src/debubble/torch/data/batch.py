@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.torch.data.tree import tensors_of
+from debubble.torch.data.tree import mapped, tensors_of
 from debubble.torch.ranks.process_group import Ranks
 
 IGNORED = -100
@@ -40,6 +40,22 @@ class StepData:
     the same number. The numbers begin anew with every copy of the model."""
     anew: bool = False
     """If other weights want gradients than before, so that outputs have other forms."""
+    outputs: dict[int, Any] | None = None
+    """Takes the outputs of the last stage by unit; None keeps none."""
+    metrics: dict[int, Any] | None = None
+    """Takes what the loss function returns beside losses, by unit."""
+    finite: bool = False
+    """If results are checked for NaN and infinite numbers."""
+    scaled: bool = False
+    """If a scaler multiplies losses, so that gradients may be infinite."""
+
+    def keeping(self, *, outputs: bool = False, metrics: bool = False, finite: bool) -> StepData:
+        """Return the data of a step that keeps outputs and metrics, and checks its numbers."""
+        if not (outputs or metrics or finite):
+            return self
+        return replace(
+            self, outputs={} if outputs else None, metrics={} if metrics else None, finite=finite
+        )
 
 
 def split_batch(tree: Any, count: int, name: str) -> list[Any]:
@@ -154,25 +170,32 @@ def apply_weights(losses: Mapping[int, Tensor], weights: Sequence[float]) -> dic
     return {unit: loss * weights[unit] for unit, loss in losses.items() if weights[unit]}
 
 
-def join_outputs(outputs: Mapping[int, Any]) -> Any:
-    """Return outputs of microbatches in one tree, joined along dimension 0."""
+def join_outputs(outputs: Mapping[int, Any], slices: int) -> Any:
+    """Return outputs of all units in one tree: slices along dimension 1, microbatches along 0."""
     if not outputs:
         return None
     trees = [outputs[unit] for unit in sorted(outputs)]
-    leaves = [pytree.tree_leaves(tree) for tree in trees]
-    joined = [
-        torch.cat(column) if isinstance(column[0], Tensor) and column[0].dim() else column[0]
-        for column in zip(*leaves, strict=True)
-    ]
-    return pytree.tree_unflatten(joined, pytree.tree_structure(trees[0]))
+    if slices > 1:
+        trees = [_joined(trees[i : i + slices], 1) for i in range(0, len(trees), slices)]
+    return _joined(trees, 0)
 
 
-def append_losses(
-    losses: list[Tensor] | None, found: Mapping[int, Tensor], targets: Mapping[int, Any]
+def _joined(trees: Sequence[Any], dim: int) -> Any:
+    """Return trees as one, whose tensors that have a dimension are joined along it."""
+    columns = zip(*map(pytree.tree_leaves, trees), strict=True)
+    leaves = [
+        torch.cat(column, dim) if isinstance(column[0], Tensor) and column[0].dim() > dim
+        else column[0] for column in columns
+    ]  # fmt: skip
+    return pytree.tree_unflatten(leaves, pytree.tree_structure(trees[0]))
+
+
+def append_results(
+    results: list[Any] | None, found: Mapping[int, Any], targets: Mapping[int, Any]
 ) -> None:
-    """Append losses of the units that have targets here to the list of the caller, if any."""
-    if losses is not None:
-        losses.extend(found[unit] for unit in sorted(found) if unit in targets)
+    """Append results of the units that have targets here to the list of the caller, if any."""
+    if results is not None:
+        results.extend(found[unit] for unit in sorted(found) if unit in targets)
 
 
 def sum_losses(losses: Mapping[int, Tensor], ranks: Ranks) -> Tensor:
@@ -223,12 +246,20 @@ class Loss:
         """Return the loss of a microbatch."""
         return self._compute(output, target, **self._kwargs)
 
-    def take(self, kwargs: Mapping[str, Any] | None, sharded: bool) -> None:
+    def take(
+        self, kwargs: Mapping[str, Any] | None, wants: Mapping[str, bool], sharded: bool
+    ) -> None:
         """Set the keyword arguments of a step.
 
-        Raises ParameterError when there are some and the output layer is `sharded`: it computes its
-        loss itself.
+        Raises ParameterError when there are some, or a step `wants` more than losses, and the
+        output layer is `sharded`: it computes its loss itself.
         """
+        if sharded and any(wants.values()):
+            name = next(name for name, wanted in wants.items() if wanted)
+            raise ParameterError(
+                f"a sharded output layer computes its loss itself, and gives no {name} in such a "
+                "call; eval(return_outputs=True) has outputs"
+            )
         if kwargs and sharded:
             raise ParameterError(
                 f"loss_kwargs has {', '.join(kwargs)}, and a sharded output layer computes its "
@@ -264,12 +295,25 @@ def zero_of(output: Any) -> Tensor:
     return found
 
 
+def take_metrics(value: Any, unit: int, metrics: dict[int, Any] | None) -> Any:
+    """Return the loss of what a loss function returned, and keep the metrics if they are wanted."""
+    loss, found = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if metrics is not None:
+        if found is None:
+            raise ParameterError(
+                "loss_fn returned no metrics, and metrics= takes some; return (loss, metrics)"
+            )
+        metrics[unit] = mapped(found, Tensor.detach)
+    return loss
+
+
 def check_loss_value(loss: Any, output: Any) -> Tensor:
     """Return a loss as a tensor without dimensions; refuse one that gives no gradient."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ParameterError(
-            f"loss_fn returned {what}; return one number, the mean over the microbatch"
+            f"loss_fn returned {what}; return one number, the mean over the microbatch, or "
+            "(loss, metrics)"
         )
     if isinstance(output, Tensor) and output.requires_grad and not loss.requires_grad:
         raise ParameterError(

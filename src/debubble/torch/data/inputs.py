@@ -156,13 +156,21 @@ class MicrobatchInputs:
         if not any(counts) and (self.scale != "tokens" or not row[-3]):
             # There are no targets, or none with rows.
             counts = inputs if self.scale == "mean" and all(inputs) else [1.0] * units
-        scale = factor * (schedule.microbatches if self.scale == "sum" else 1)
+        scale = factor * self.times
         if row[-4]:
             scale *= sum(counts) / row[-4]
         signatures = [int(number) for number in row[:units]]
         weights = shares_of(counts, schedule.iterations)
-        batch = StepData(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
+        batch = StepData(
+            given, kwargs, targets, weights, scale, signatures, bool(row[-1]),
+            scaled=self.scaler is not None,
+        )  # fmt: skip
         return batch, row[-3] > 0
+
+    @property
+    def times(self) -> int:
+        """The loss of a step, as a multiple of the mean that the microbatches' shares give."""
+        return self.schedule.microbatches if self.scale == "sum" else 1
 
     def _signature(self, given: Any) -> int:
         """Return the number of an input: equal for equal shapes, types and plain values."""

@@ -146,8 +146,6 @@ class OwnEngine:
                     self._forward(step, operand)
         self.watch.state = RankState.WAITING
         self.wire.finish(self._wait)
-        if last is not None:
-            last.outputs = None
         losses = self._losses()
         if self.shard is not None:
             losses, kept = self.shard.evaluate(kept, batch)
@@ -164,6 +162,7 @@ class OwnEngine:
         self._casting = autocast_of(self.ranks.device)
         for stage in self.stages.values():
             stage.start()
+            stage.follow(batch)
         if self.shard is not None:
             self.shard.start(batch, training)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -16,8 +17,15 @@ from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
 from debubble.torch.autograd.versions import RandomState, Versions
-from debubble.torch.data.batch import added_losses, check_loss_value, zero_of
-from debubble.torch.data.tree import Leaf, TreeForm, arguments, put_together, take_apart
+from debubble.torch.data.batch import (
+    StepData,
+    added_losses,
+    check_loss_value,
+    take_metrics,
+    zero_of,
+)
+from debubble.torch.data.tree import Leaf, TreeForm, arguments, mapped, put_together, take_apart
+from debubble.torch.engine.finite import FiniteCheck
 from debubble.torch.engine.offload import Activations
 from debubble.torch.engine.plan import ProgramStep
 from debubble.torch.errors import RunError
@@ -111,6 +119,9 @@ class Stage:
         self.losses: dict[int, list[Tensor]] = {}
         self.outputs: dict[int, Any] | None = None
         """Outputs of the last stage by unit; None keeps none."""
+        self._metrics: dict[int, Any] | None = None
+        """What the loss function returns beside losses, by unit; None keeps none."""
+        self._finite: FiniteCheck | None = None
         self.versions = Versions(self.module, self.kept) if self.kept > 1 else None
         self._replicated = isinstance(self.module, DistributedDataParallel)
         self._splitter = Splitter()
@@ -125,6 +136,13 @@ class Stage:
         self._left.clear()
         self._memory.clear()
         self.trains = any(weight.requires_grad for weight in self.module.parameters())
+
+    def follow(self, batch: StepData) -> None:
+        """Keep and check what a step wants."""
+        self.outputs = batch.outputs if self.last else None
+        self._metrics = batch.metrics
+        check = partial(FiniteCheck, self.number, self.module, self.slices)
+        self._finite = check(backward=not batch.scaled) if batch.finite else None
 
     def forward(
         self,
@@ -168,7 +186,7 @@ class Stage:
         # A stage without weights whose input wants no gradient has nothing to do.
         if roots:
             torch.autograd.backward(roots, seeds)
-        return [_gradient(leaf, leaf.grad) for leaf in held.inputs]
+        return self._checked(unit, [_gradient(leaf, leaf.grad) for leaf in held.inputs])
 
     def backward_input(self, unit: int, gradients: Sequence[Tensor] | None) -> list[Tensor]:
         """Run I: return the gradients of the inputs.
@@ -190,7 +208,8 @@ class Stage:
         for leaf, part in zip(held.leaves, found[count:], strict=True):
             if part is not None:
                 leaf.grad = part if leaf.grad is None else leaf.grad + part
-        return [_gradient(*pair) for pair in zip(held.inputs, found[:count], strict=True)]
+        pairs = zip(held.inputs, found[:count], strict=True)
+        return self._checked(unit, [_gradient(*pair) for pair in pairs], weights=False)
 
     def backward_weight(self, unit: int) -> None:
         """Run W: the work that I left."""
@@ -203,12 +222,19 @@ class Stage:
             run_branches(left)
         elif left[0]:
             torch.autograd.backward(*left)
+        self._checked(unit, [])
 
     def activations(self, unit: int) -> Activations:
         """Return the activations that OFFLOAD and RELOAD move."""
         found = self._of(unit).activations
         assert found is not None, "a forward knows when an OFFLOAD will come"
         return found
+
+    def _checked(self, unit: int, gradients: list[Tensor], *, weights: bool = True) -> list[Tensor]:
+        """Return gradients of inputs that are finite, as those of weights are, if that is asked."""
+        if self._finite is not None:
+            self._finite.backward(unit, gradients, weights=weights)
+        return gradients
 
     def _of(self, unit: int) -> UnitState:
         if unit not in self.held:
@@ -233,6 +259,8 @@ class Stage:
         with self._contexts(held, graph) as stack, added_losses() as added:
             if graph and self.splits and self.fuses is None:
                 seen = stack.enter_context(saving_seen())
+            if self._finite is not None:
+                stack.enter_context(self._finite.modules())
             if self.slices > 1:
                 start = sum(parts[0].shape[2] for parts in earlier)
                 past = [torch.cat(parts, 2) for parts in zip(*earlier, strict=True)]
@@ -243,9 +271,14 @@ class Stage:
             if self.loss is not None and given.target is not None:
                 if output is None:
                     raise RunError(f"stage {self.number} returned None, of which there is no loss")
-                losses.insert(0, check_loss_value(self.loss(output, given.target), output))
+                loss = take_metrics(self.loss(output, given.target), unit, self._metrics)
+                losses.insert(0, check_loss_value(loss, output))
+        if self._finite is not None:
+            data = ((() if isinstance(given.args, StageOutput) else args), given.kwargs)
+            counted = losses if given.weight else ()
+            self._finite.forward(unit, (*data, given.target), output, counted)
         if self.outputs is not None:
-            self.outputs[unit] = output
+            self.outputs[unit] = mapped(output, Tensor.detach)
         handed = None if self.last else StageOutput(*take_apart(output, trains))
         if handed is not None and not handed.tensors:
             what = "None" if output is None else f"{type(output).__name__} without tensors"

@@ -88,6 +88,12 @@ def output_layer(stage: nn.Module, ranks: int) -> tuple[str, nn.Linear]:
             "the schedule shards the output layer, and the last stage has none; give it an "
             "nn.Linear named output or lm_head that its forward applies last"
         )
+    if getattr(stage, "whole", None) is not None:
+        raise ParameterError(
+            "the schedule shards the output layer, and this type of model may compute more with "
+            "its logits; use a schedule that does not shard it, or a Llama, Mistral, Mixtral, "
+            "Qwen2, Qwen3 or GPT-2"
+        )
     layer: nn.Linear = getattr(stage, name)
     if layer.out_features < ranks:
         raise ParameterError(

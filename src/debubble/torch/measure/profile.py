@@ -22,7 +22,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import parse_costs, save_costs
 from debubble.torch.autograd.saved_tensors import SavedTensors, parameters_and_buffers, storages
-from debubble.torch.data.batch import check_loss_value
+from debubble.torch.data.batch import check_loss_value, take_metrics
 from debubble.torch.data.tree import arguments, differentiable, mapped, moved_to, tensors_of
 from debubble.torch.measure.single_stage import Flops, SingleStage, Stopwatch, layer_parts
 from debubble.torch.measure.stage_measures import (
@@ -316,6 +316,6 @@ def _check(stages: Sequence[nn.Module], steps: int) -> None:
 
 def _loss(loss_fn: Callable[[Any, Any], Tensor], target: Any) -> Callable[[Any], Tensor]:
     def loss(output: Any) -> Tensor:
-        return check_loss_value(loss_fn(output, target), output)
+        return check_loss_value(take_metrics(loss_fn(output, target), 0, None), output)
 
     return loss

@@ -16,7 +16,7 @@ from debubble.interchange.files import is_function
 from debubble.interchange.python_file import load_function, split_target
 from debubble.interchange.schedule_json import parse_json
 from debubble.interchange.text import read_text
-from debubble.torch.models.split import FAMILIES, split
+from debubble.torch.models.split import split
 
 VOCABULARY, WIDTH, HEADS, TOKENS, ROWS = 61, 32, 4, 24, 2
 """Sizes of gpt-tiny; a microbatch is `ROWS` sequences of `TOKENS` tokens."""
@@ -240,13 +240,14 @@ def from_config(
 def _config(path: str) -> Any:
     data = parse_json(read_text(path, MAX_BYTES), path)
     kind = data.get("model_type") if isinstance(data, dict) else None
-    if kind not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise FormatError(f"{path}: model_type is {kind!r}; models that can be cut are {known}")
     if importlib.util.find_spec("transformers") is None:
         raise DebubbleError("a config.json needs transformers; pip install transformers")
     from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = did_you_mean(str(kind), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+        raise FormatError(f"{path}: model_type is {kind!r}, of no causal language model; {near}")
     try:
         return AutoConfig.for_model(**data)
     except (TypeError, ValueError) as error:

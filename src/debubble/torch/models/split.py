@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,9 +19,15 @@ from torch import Tensor, nn
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.layers import even_cut
 from debubble.torch.data.batch import add_loss
-
-NAMES = ("layers", "h", "blocks")
-"""Names of attributes with lists of layers."""
+from debubble.torch.models.compare_cut import refuse_other_results
+from debubble.torch.models.family import (
+    COMPARED,
+    NAMES,
+    ON_EVERY_STAGE,
+    Family,
+    find_family,
+    kind_of,
+)
 
 
 class Absent(nn.Module):
@@ -63,40 +68,27 @@ def _listed(stage: nn.Module) -> list[nn.Module]:
     return []
 
 
-@dataclass(frozen=True)
-class Family:
-    """Names of the parts of a model type inside its body."""
-
-    embeddings: tuple[str, ...] = ("embed_tokens",)
-    """Embeddings, which only the first stage has."""
-    layers: str = "layers"
-    """The list of layers."""
-    norm: str = "norm"
-    """Norm after the last layer."""
-    head: str = "lm_head"
-    """Output layer, next to the body."""
-
-
-_LLAMA = Family()
-FAMILIES: dict[str, Family] = {
-    "gpt2": Family(("wte", "wpe", "drop"), "h", "ln_f"),
-    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"), _LLAMA),
-}
-"""Model types that run the parts one after the other, and nothing between them."""
-
-
-def split(model: Any, stages: int | Sequence[int] | Sequence[Sequence[str]]) -> list[nn.Module]:
+def split(
+    model: Any,
+    stages: int | Sequence[int] | Sequence[Sequence[str]],
+    *,
+    check: bool | None = None,
+) -> list[nn.Module]:
     """Cut a Hugging Face decoder model into stages.
 
     Parameters
     ----------
     model
-        GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3 or Qwen3-MoE for causal language modeling. Its
-        modules are used, not copied, so tied weights are one tensor in two stages.
+        A model for causal language modeling, with adapters of PEFT or without. Its modules are
+        used, not copied, so tied weights are one tensor in two stages.
     stages
         Their number; or the number of layers of each, or the names of the modules of each:
         ``[["model.embed_tokens", "model.layers.0"], ["model.layers.1", "model.norm",
         "lm_head"]]``. Embeddings are on the first and the head is on the last stage.
+    check
+        Whether to compare the stages with the model, forward and backward, on a small input: bit by
+        bit, or for the router's loss by 1e-4. None compares types that the tests do not have. It
+        takes memory for two gradients of the model.
 
     Returns
     -------
@@ -109,30 +101,32 @@ def split(model: Any, stages: int | Sequence[int] | Sequence[Sequence[str]]) -> 
     Raises
     ------
     ParameterError
-        When the model is of another type, or the stages are no cut of it.
+        When the model computes more than its parts one after the other, or the stages are no cut
+        of it.
     """
-    family = family_of(model)
+    model = _without_adapter(model)
+    family = find_family(model)
     body = getattr(model, model.base_model_prefix)
     count = len(getattr(body, family.layers))
     units = [*family.embeddings, *range(count), family.norm, family.head]
     cuts = _cuts(model, family, units, stages)
-    return [DecoderStage(model, family, units[start:end]) for start, end in cuts]
+    found: list[nn.Module] = [DecoderStage(model, family, units[start:end]) for start, end in cuts]
+    if check or (check is None and kind_of(model) not in COMPARED):
+        refuse_other_results(model, found, kind_of(model))
+    return found
 
 
-def family_of(model: Any) -> Family:
-    """Return the family of a model; raise ParameterError where it cannot be cut."""
-    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    family = FAMILIES.get(kind)
-    if family is None:
+def _without_adapter(model: Any) -> Any:
+    """Return the model inside of PEFT's, whose layers have the adapters."""
+    inner = getattr(model, "get_base_model", None)
+    if inner is None:
+        return model
+    if any(each.is_prompt_learning for each in model.peft_config.values()):
         raise ParameterError(
-            f"a model of type '{kind}' cannot be cut; {did_you_mean(kind, FAMILIES)}"
+            "the adapter adds tokens to the input, which no stage does; use one that changes "
+            "layers, as LoRA"
         )
-    if not hasattr(model, family.head):
-        raise ParameterError(
-            f"{type(model).__name__} has no {family.head}; give the model for causal language "
-            "modelling, AutoModelForCausalLM"
-        )
-    return family
+    return inner()
 
 
 class DecoderStage(nn.Module):
@@ -151,14 +145,23 @@ class DecoderStage(nn.Module):
                 setattr(shell, name, NoPositions() if name == "wpe" else Absent())
         here = [layer if index in units else Absent() for index, layer in enumerate(layers)]
         setattr(shell, family.layers, nn.ModuleList(here))
-        if hasattr(shell, "rotary_emb"):
-            # It has no weights, but buffers that move with the stage.
-            shell.rotary_emb = copy.deepcopy(shell.rotary_emb)
+        for name, part in body.named_children():
+            if ON_EVERY_STAGE in name:
+                # It has no weights, but buffers that move with the stage.
+                setattr(shell, name, copy.deepcopy(part))
         setattr(self, self._prefix, shell)
         self._head = family.head
         if family.head in units:
             setattr(self, family.head, getattr(model, family.head))
         self.is_first, self.is_last = family.embeddings[0] in units, family.head in units
+        self.whole: Any = None
+        """The model with this stage's modules, whose code computes the logits; None where they are
+        the output layer's."""
+        if self.is_last and kind_of(model) not in COMPARED:
+            whole = _shell(model)
+            vars(whole)["_modules"] = self._modules
+            # Not as a module: its weights are this stage's.
+            object.__setattr__(self, "whole", whole)
         self._router = router = _router(model)
         self._routers = [
             part
@@ -182,13 +185,17 @@ class DecoderStage(nn.Module):
         stages before; it is returned with those of this stage as the second of two tensors.
         """
         body = getattr(self, self._prefix)
-        entry = {"input_ids" if self.is_first else "inputs_embeds": x}
+        given = {
+            "input_ids" if self.is_first else "inputs_embeds": x, "attention_mask": attention_mask,
+            "position_ids": position_ids, "use_cache": False,
+            **({"output_router_logits": False} if self._router else {}),
+        }  # fmt: skip
         with _recorded(self._routers) as logits:
-            hidden = body(
-                **entry, attention_mask=attention_mask, position_ids=position_ids, use_cache=False,
-                **({"output_router_logits": False} if self._router else {}),
-            ).last_hidden_state  # fmt: skip
-        output = getattr(self, self._head)(hidden) if self.is_last else hidden
+            if self.whole is not None:
+                output = self.whole.forward(**given).logits
+            else:
+                hidden = body(**given).last_hidden_state
+                output = getattr(self, self._head)(hidden) if self.is_last else hidden
         if self._router is None:
             return output
         balance = _add(balance, logits, self.config, attention_mask, x)

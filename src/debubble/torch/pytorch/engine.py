@@ -17,8 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS
-from debubble.torch.data.batch import StepData, added_losses, check_loss_value, zero_of
-from debubble.torch.data.tree import tensors_of
+from debubble.torch.data.batch import (
+    StepData,
+    added_losses,
+    check_loss_value,
+    take_metrics,
+    zero_of,
+)
+from debubble.torch.data.tree import mapped, tensors_of
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.recorder import Recorder
 from debubble.torch.engine.stage import EngineSetup
@@ -81,6 +87,7 @@ class PyTorchEngine:
         if self._stages[-1].is_last and not batch.targets:
             raise ParameterError("the last stage has no target; give step() its target= there")
         self._runtime.share = batch.scale
+        self._stages[-1].outputs = batch.outputs if self._stages[-1].is_last else None
         losses = self._run(self._runtime.step, batch)
         self.recorder.close()
         return losses
@@ -129,6 +136,11 @@ class PyTorchEngine:
             self.recorder.end[index] = time.perf_counter_ns()
 
     def _run(self, run: Callable[..., Any], batch: StepData) -> dict[int, Tensor]:
+        if batch.finite:
+            raise ParameterError(
+                "PyTorch's runtime does not say where a NaN begins; use engine='debubble' for "
+                "check_nan=True"
+            )
         self._batch = batch
         self._prepare(batch)
         self._losses = {}
@@ -169,7 +181,8 @@ class PyTorchEngine:
 
     def _loss(self, output: Any, unit: Tensor) -> Tensor:
         number = int(unit)
-        loss = check_loss_value(self._loss_fn(output, self._batch.targets[number]), output)
+        found = self._loss_fn(output, self._batch.targets[number])
+        loss = check_loss_value(take_metrics(found, number, self._batch.metrics), output)
         for more in self._stages[-1].added.pop(number, ()):
             loss = loss + more
         self._losses[number] = loss.detach()
@@ -219,7 +232,7 @@ class _Stage(PipelineStage):
             )
         self.added[fwd_chunk_id] = added
         if self.outputs is not None:
-            self.outputs[fwd_chunk_id] = output
+            self.outputs[fwd_chunk_id] = mapped(output, Tensor.detach)
         return output
 
     def backward_one_chunk(

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_store  # there is no public way
 
 from debubble.core.errors import ParameterError
+from debubble.torch.ranks.abort import abort_gloo, abort_group
 
 WORD = 24
 """Bytes of the longest word that ranks exchange."""
@@ -55,6 +56,10 @@ class Channel:
         # Making a group of the world's would need all ranks of the world, or equal names of groups.
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         _CHANNELS.add(self)
+
+    def abort(self) -> None:
+        """Make all calls fail that wait here or at a peer, and later ones; from any thread."""
+        abort_gloo(self._gloo, self.rank, self.size)
 
     def send(self, tensor: Tensor, peer: int, tag: Tag) -> Any:
         """Begin to send a tensor; return the work to wait for."""
@@ -235,6 +240,15 @@ class Ranks:
                 work.wait()
             else:
                 work.wait(self.timeout)
+
+    def abort(self, *, group: bool = False) -> None:
+        """Make all calls between these ranks fail, those of the `group` too; from any thread.
+
+        A group that has transfers in batches always ends: their kernels would stay on its stream.
+        """
+        self.channel.abort()
+        if group or self.batched:
+            abort_group(self.group)
 
     def total(self, numbers: Tensor) -> Tensor:
         """Sum numbers over all ranks; on a GPU the host does not wait for it."""

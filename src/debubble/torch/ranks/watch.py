@@ -1,9 +1,9 @@
-"""Watches of the ranks of a pipeline from inside: when one is in trouble, all end with its error.
+"""Watches of the ranks of a pipeline from inside: when one is in trouble, all raise its error.
 
 No parent sees all ranks. Every rank writes its progress to the store. A rank that waits in vain,
 loses the rank it waits for, or raises an error writes a message there, the first one counts, and
-the others raise the same. A thread reads the store, too, as its rank may hang, or wait for a
-message that never comes.
+the others raise the same. A thread reads the store, too, as its rank may wait for a message that
+never comes: it makes the calls fail that its rank waits in.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import distributed as dist
 
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.torch.errors import RunError
+from debubble.torch.ranks.abort import abort_all_groups
 from debubble.torch.ranks.message_log import HangDumps, Whereabouts
 from debubble.torch.ranks.process_group import Channel, Ranks
 from debubble.torch.ranks.progress_table import WAITS, PlaceText, ProgressTable, RankState, Watch
@@ -31,7 +32,7 @@ PERIOD = 0.5
 """Seconds between two reads of the store."""
 
 GRACE = 3.0
-"""Seconds that a rank has to end by itself when another one failed."""
+"""Seconds that a rank has to come back from a call that was made to fail."""
 
 OWN = str(Path(__file__).parents[2]) + os.sep
 PACKAGES = (str(Path(torch.__file__).parent) + os.sep, OWN)
@@ -54,10 +55,25 @@ class StoreWatch(Watch):
     The store has the keys of these watches alone, over a connection of this thread alone.
     """
 
-    def __init__(self, rank: int, size: int, store: Any, timeout: float, text: PlaceText) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: Any,
+        timeout: float,
+        text: PlaceText,
+        abort: Callable[[], None] = lambda: None,
+    ) -> None:
         self._table = ProgressTable(size)
         super().__init__(self._table, rank)
         self.rank, self.timeout, self.text = rank, timeout, text
+        self._abort = abort
+        """Makes this rank's calls of the others fail."""
+        self._aborted = False
+        self._since = self._stuck = 0.0
+        """Times when this rank had to come back, and when calls of all its groups failed."""
+        self._message = ""
+        """Message of the first rank that failed, once this one knows it."""
         self.position = START
         self._store, self._lock = store, threading.Lock()
         self.dumps: HangDumps | None = None
@@ -68,12 +84,12 @@ class StoreWatch(Watch):
         self._thread.start()
 
     @classmethod
-    def of(cls, ranks: Ranks, text: PlaceText) -> StoreWatch:
-        """Return a watch for the ranks of a pipeline."""
+    def of(cls, ranks: Ranks, text: PlaceText, abort: Callable[[], None]) -> StoreWatch:
+        """Return a watch for the ranks of a pipeline; `abort` makes their calls fail."""
         store = dist.PrefixStore("watch", ranks.store)
         # A connection of its own: the main thread may be waiting on the other one.
         store = store.clone() if hasattr(store, "clone") else store
-        return cls(ranks.rank, ranks.size, store, ranks.timeout.total_seconds(), text)
+        return cls(ranks.rank, ranks.size, store, ranks.timeout.total_seconds(), text, abort)
 
     def stop(self) -> None:
         """Stop, and wait for the thread.
@@ -101,6 +117,9 @@ class StoreWatch(Watch):
         except BaseException as error:
             self._fail(error)
             raise
+        else:
+            if self._aborted:
+                self._raise_failure()
         finally:
             self.state = RankState.OUTSIDE
 
@@ -119,10 +138,12 @@ class StoreWatch(Watch):
     def _fail(self, error: BaseException) -> None:
         lost = type(error) is RuntimeError or isinstance(error, dist.DistError)
         frames = traceback.extract_tb(error.__traceback__)
+        if self._aborted and lost:
+            self._raise_failure()
         # An error of a call to other ranks, not of a module or loss between such calls.
         if self.state in WAITS and lost and frames[-1].filename.startswith(CONNECTING):
             self._raise_failure()
-            late = is_timeout(str(error))
+            late = is_timeout(str(error)) and not self._aborted
             if not late:
                 # A launcher may end this process before it can print more.
                 print(f"debubble: {self._lost()}", file=sys.stderr, flush=True)
@@ -133,9 +154,11 @@ class StoreWatch(Watch):
             if self._dump():
                 # The rank that hangs writes its dump, too, before a launcher ends it.
                 time.sleep(2 * PERIOD)
+            self._release_others()
             raise RunError(message) from None
         place = self.text(self.rank, self.position)
         self._claim(f"rank {self.rank} failed: {describe_error(error)}; it was at {place}")
+        self._release_others()
         error.add_note(f"debubble: rank {self.rank} was at {place}")
 
     def _raise_failure(self) -> None:
@@ -211,21 +234,22 @@ class StoreWatch(Watch):
 
     def _failure(self) -> str:
         """Return the message that another rank wrote, empty for none."""
-        with self._lock:
-            try:
-                found = self._store.check([FAILED])
-                return self._store.get(FAILED).decode() if found else ""
-            except Exception:
-                return ""
+        with self._lock, suppress(Exception):
+            if not self._message and self._store.check([FAILED]):
+                self._message = self._store.get(FAILED).decode()
+        return self._message
 
     def _look(self) -> None:
-        """Write this rank's progress; end it when another failed and it does not notice."""
-        since = 0.0
+        """Write this rank's progress; bring it out of its step when another failed."""
+        moved = time.monotonic()
         while not self._over.wait(PERIOD):
+            row = self._row.tobytes()
+            moves = row != self._written
+            if moves:
+                moved = time.monotonic()
             try:
-                row = self._row.tobytes()
                 with self._lock:
-                    if row != self._written:
+                    if moves:
                         self._table.write_row(self._store, self.rank)
                         self._written = row
                     failed = self._store.check([FAILED])
@@ -235,16 +259,41 @@ class StoreWatch(Watch):
                 if not failed:
                     return
             if failed:
+                self._failure()
                 self._dump()
-            if not failed or self.state == RankState.OUTSIDE:
-                since = 0.0
-            elif not since:
-                since = time.monotonic()
-            elif time.monotonic() - since > GRACE:
-                message = self._failure() or f"rank {self.rank} lost the store"
-                print(f"debubble: {message}", file=sys.stderr, flush=True)
-                # The main thread is in a call that does not return.
-                os._exit(2)
+                self._come_back(moved)
+
+    def _come_back(self, moved: float) -> None:
+        """Bring the main thread out of its step; `moved` is the time of its last move.
+
+        Calls of the pipeline fail at once. A module has the timeout for an action, and then calls
+        of all other groups fail, in which it may wait. Where that does not help either, the process
+        ends.
+        """
+        now = time.monotonic()
+        if self.state == RankState.OUTSIDE:
+            self._since = 0.0
+            return
+        if not self._since:
+            self._since, self._stuck = now, 0.0
+            self._release_others()
+        waits = self.state in WAITS
+        limit = self._since + GRACE
+        if now < limit or (not waits and now < moved + self.timeout):
+            return
+        if not self._stuck:
+            self._stuck = now
+            abort_all_groups()
+        elif now - self._stuck > GRACE:
+            message = self._message or f"rank {self.rank} lost the store"
+            print(f"debubble: {message}", file=sys.stderr, flush=True)
+            os._exit(2)
+
+    def _release_others(self) -> None:
+        """Make this rank's calls of the others fail, here and there."""
+        if not self._aborted:
+            self._aborted = True
+            self._abort()
 
 
 def is_timeout(error: str) -> bool:
