@@ -25,6 +25,7 @@ from torch import distributed as dist
 import debubble as db
 from debubble.core.placement import Placement
 from debubble.torch.engine.plan import ExecutionPlan
+from debubble.torch.errors import RunError
 from debubble.torch.ranks import watch
 from debubble.torch.ranks.process_group import Ranks
 from tests.megatron import gpt
@@ -208,6 +209,24 @@ def named_in_a_profile(rank: int) -> tuple[list[str], list[str]]:
     return named, wanted
 
 
+def failing(rank: int) -> str:
+    """What a rank raises when a forward of the other one fails."""
+    import debubble.megatron as dm
+
+    job, calls = gpt.Job(), []
+
+    def step(*given: Any) -> Any:
+        calls.append(given)
+        if rank == 1 and len(calls) == 3:
+            raise ArithmeticError("no more")
+        return gpt.forward_step(job, *given)
+
+    training, run = gpt.Training(job), dm.forward_backward_func("1f1b")
+    with pytest.raises((RunError, ArithmeticError)) as raised:
+        training.step(run, forward_step=step)
+    return str(raised.value)
+
+
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest) -> Path:
     return wheels.folder_of(request, "megatron")
@@ -216,7 +235,7 @@ def folder(request: pytest.FixtureRequest) -> Path:
 def test_steps_are_those_of_megatron(folder: Path) -> None:
     wheel = gpt.fetch(folder, MAIN)
 
-    def work(rank: int) -> tuple[dict[str, Cases], list[int], Any]:
+    def work(rank: int) -> tuple[dict[str, Cases], list[int], Any, str]:
         found, layers = {}, list[Delayed]()
         with gpt.megatron(wheel):
             fused = [(name, "fuse") for name in ("1f1b", "gpipe", "zb-h1")]
@@ -247,15 +266,17 @@ def test_steps_are_those_of_megatron(folder: Path) -> None:
             assert theirs
             assert ours == theirs
             named = named_in_a_profile(rank)
-            return found, [layer.longest for layer in layers], named
+            return found, [layer.longest for layer in layers], named, failing(rank)
 
-    for rank, (found, longest, (named, wanted)) in enumerate(in_ranks(2, work)):
+    for rank, (found, longest, (named, wanted), failed) in enumerate(in_ranks(2, work)):
         waiting = [most_waiting(name, rank) for name in ("zb-h1", "zb-h2")]
         assert found["interleaved"].pop("looped-bfs fuse") <= ROUNDING
         assert differing(found) == {}
         # Two layers of each model; a whole backward leaves nothing for later.
         assert longest == [depth for depth in (*waiting, 1, 1) for _ in range(2)]
         assert named == wanted
+        assert failed.startswith(("rank 1 failed: ArithmeticError", "no more")[rank])
+        assert rank or "1F2" in failed
 
 
 def test_gradients_meet_those_of_replicas(folder: Path) -> None:

@@ -44,7 +44,8 @@ class PipelineLink:
     def __init__(self, group: Any, timeout: float) -> None:
         with rendezvous(timeout):
             self.ranks = Ranks.of(group, None, timeout)
-        self.watch = StoreWatch.of(self.ranks, lambda *_: "the start of the step")
+        abort = self.ranks.abort
+        self.watch = StoreWatch.of(self.ranks, lambda *_: "the start of the step", abort)
         weakref.finalize(self, self.watch.stop)
 
 
