@@ -6,6 +6,7 @@ import ast
 import inspect
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ from tests import wheels
 
 pytest.importorskip("torch")
 
+from torch import nn
+
 import debubble as db
 import debubble.megatron as dm
 from debubble.core.errors import DebubbleError, ParameterError
@@ -25,6 +28,7 @@ from debubble.megatron import internals
 from debubble.megatron.internals import ALONE, KEYWORDS, REPLACED, SCHEDULES, USED
 from debubble.megatron.refused import REFUSED, refuse
 from debubble.megatron.source import ScheduleSource, forwards
+from debubble.megatron.split import choose_split
 from debubble.megatron.stage import ByMicrobatch
 from debubble.torch.errors import RunError
 from tests.megatron import fake
@@ -158,6 +162,12 @@ def test_slips_are_refused_when_they_are_made() -> None:
             dm.install("1f1bb")
 
 
+OF_SPLITS = {
+    "recompute_granularity": None, "gradient_accumulation_fusion": False,
+    "no_sync_func": None, "grad_sync_func": None,
+}  # fmt: skip
+"""Options of a model that can be split."""
+
 TRIGGERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "overlap_moe_expert_parallel_comm": ("1f1b", {"overlap_moe_expert_parallel_comm": True}),
     "hybrid_context_parallel": ("1f1b", {"hybrid_context_parallel": True}),
@@ -213,6 +223,41 @@ def test_layers_that_queue_weight_gradients_need_w_in_the_sequence_of_i() -> Non
     refuse(config(), schedule)
     with pytest.raises(ParameterError, match=r"W of stage 0 in another .*'fuse'"):
         refuse(config(), schedule, delays=True)
+
+
+REASONS: dict[str, dict[str, Any]] = {
+    "recompute_granularity is 'full'": {"recompute_granularity": "full"},
+    "gradient_accumulation_fusion": {"gradient_accumulation_fusion": True},
+    "defer_embedding_wgrad_compute": {"defer_embedding_wgrad_compute": True},
+    "multi-token prediction": {"mtp_num_layers": 1},
+    "Linear reduces gradients after whole backwards": {"no_sync_func": nullcontext},
+}
+"""Why autograd's graph is not run in two parts, and the options that say so."""
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_backwards_that_cannot_be_split_are_fused_or_refused(reason: str) -> None:
+    chunk, options = nn.Linear(2, 2), OF_SPLITS | REASONS[reason]
+    found = choose_split(chunk, config(**options), "auto")
+    assert (found.fuses, found.delays) == (True, False)
+    assert reason in found.why
+    with pytest.raises(ParameterError, match=f"{reason}.*split='fuse'"):
+        choose_split(chunk, config(**options), "autograd")
+
+
+def test_ways_to_split() -> None:
+    chunk, plain = nn.Linear(2, 2), config(**OF_SPLITS)
+    assert choose_split(chunk, plain, "auto") == (None, False, "")
+    assert choose_split(chunk, plain, "autograd") == (False, False, "")
+    assert choose_split(chunk, plain, "fuse") == (True, False, "")
+    with pytest.raises(ParameterError, match=r"config\.delay_wgrad_compute = True"):
+        choose_split(chunk, plain, "te")
+    chunk.backward_dw = chunk.wgrad_store = lambda: None  # type: ignore[assignment]
+    chunk.wgrad_store.delay_wgrad_compute = lambda: True  # type: ignore[union-attr]
+    assert choose_split(chunk, plain, "auto") == choose_split(chunk, plain, "te")
+    assert choose_split(chunk, plain, "te") == (False, True, "")
+    with pytest.raises(ParameterError, match="delay their weight gradients themselves"):
+        choose_split(chunk, plain, "autograd")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,13 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.kinds import Kind
 from debubble.core.schedule import Schedule
-from debubble.megatron.internals import Call, Megatron
+from debubble.megatron.internals import Megatron, MegatronCall
 from debubble.megatron.named_steps import ranges_of
 from debubble.megatron.placement import check_chunks, refresh, reported
 from debubble.megatron.refused import refuse
 from debubble.megatron.source import ScheduleSource, forwards
 from debubble.megatron.split import SPLITS, Split, choose_split
-from debubble.megatron.stage import ByMicrobatch, MegatronStage, Step
+from debubble.megatron.stage import ByMicrobatch, MegatronStage, MegatronStep
 from debubble.megatron.synchronization import GradientSync, ParameterSync
 from debubble.torch.autograd.gradients import Gradients, TiedWeights
 from debubble.torch.data.batch import StepData
@@ -37,7 +38,7 @@ KEPT = 16
 """Most engines that are kept for a model."""
 
 
-class Link:
+class PipelineLink:
     """The ranks of one pipeline group, and the watch over them."""
 
     def __init__(self, group: Any, timeout: float) -> None:
@@ -59,7 +60,7 @@ class ForwardBackward:
         self.megatron = Megatron()
         self.__signature__ = self.megatron.signature
         self.source, self._split, self._timeout = ScheduleSource(schedule), split, timeout
-        self._links: dict[tuple[int, ...], Link] = {}
+        self._links: dict[tuple[int, ...], PipelineLink] = {}
         self._models: dict[tuple[int, ...], ModelChunks] = {}
 
     def __call__(self, **given: Any) -> list[Any]:
@@ -77,10 +78,10 @@ class ForwardBackward:
             weakref.finalize(chunks[0], self._models.pop, key, None)
         return self._models[key].run(call, groups)
 
-    def _link(self, group: Any) -> Link:
+    def _link(self, group: Any) -> PipelineLink:
         key = tuple(dist.get_process_group_ranks(group))
         if key not in self._links:
-            self._links[key] = Link(group, self._timeout)
+            self._links[key] = PipelineLink(group, self._timeout)
         return self._links[key]
 
 
@@ -88,7 +89,12 @@ class ModelChunks:
     """One rank's chunks of a model, with engines that run them."""
 
     def __init__(
-        self, megatron: Megatron, link: Link, source: ScheduleSource, split: str, chunks: list[Any]
+        self,
+        megatron: Megatron,
+        link: PipelineLink,
+        source: ScheduleSource,
+        split: str,
+        chunks: list[Any],
     ) -> None:
         self._megatron, self._link, self._source = megatron, link, source
         self._split, self._chunks = split, chunks
@@ -97,9 +103,9 @@ class ModelChunks:
         self._shapes: dict[tuple[Any, ...], int] = {}
         """Numbers of the sizes of a batch; outputs of stages have one form for each."""
         self._warn = split_warner("auto")
-        self._step: Step | None = None
+        self._step: MegatronStep | None = None
 
-    def run(self, call: Call, groups: Any) -> list[Any]:
+    def run(self, call: MegatronCall, groups: Any) -> list[Any]:
         """Run a step as Megatron's own functions do."""
         megatron, link = self._megatron, self._link
         config = megatron.config_of(call.chunks[0])
@@ -140,22 +146,24 @@ class ModelChunks:
                 config.timers("forward-backward").stop()
         return reported(step.store, engine.schedule.placement, link.ranks)
 
-    def _new_step(self, call: Call, config: Any, groups: Any, engine: OwnEngine) -> Step:
+    def _new_step(
+        self, call: MegatronCall, config: Any, groups: Any, engine: OwnEngine
+    ) -> MegatronStep:
         data = call.iterators
         for chunk, order in enumerate(_forwards_of(engine)):
             if data[chunk] is not None and order != sorted(order):
                 data[chunk] = ByMicrobatch(data[chunk])
-        return Step(
+        return MegatronStep(
             call, config, self._megatron.schedules.forward_step, data, groups.cp.size(),
             torch.zeros([], dtype=torch.int, device=self._link.ranks.device),
             ranges_of(self._megatron.schedules),
         )  # fmt: skip
 
-    def _current(self) -> Step:
+    def _current(self) -> MegatronStep:
         assert self._step is not None, "stages run in steps"
         return self._step
 
-    def _data(self, call: Call, config: Any) -> StepData:
+    def _data(self, call: MegatronCall, config: Any) -> StepData:
         units = range(call.num_microbatches)
         if config.variable_seq_lengths:
             signatures = list(units)
@@ -169,7 +177,7 @@ class ModelChunks:
             weights=[1.0] * len(units), signatures=signatures, anew=config.variable_seq_lengths,
         )  # fmt: skip
 
-    def _engine(self, call: Call, config: Any) -> OwnEngine:
+    def _engine(self, call: MegatronCall, config: Any) -> OwnEngine:
         key = (call.num_microbatches, call.forward_only)
         if key not in self._engines:
             ranks = self._link.ranks
@@ -187,7 +195,7 @@ class ModelChunks:
             self._engines[key] = OwnEngine(setup, gradients, self._link.watch, self._wire)
         return self._engines[key]
 
-    def _prepare(self, call: Call, config: Any) -> tuple[Schedule, list[Split]]:
+    def _prepare(self, call: MegatronCall, config: Any) -> tuple[Schedule, list[Split]]:
         """Return the schedule of a call, and how the backward of each chunk is split."""
         ranks, chunks = self._link.ranks, call.chunks
         if len(call.iterators) != len(chunks):
@@ -223,8 +231,11 @@ class ModelChunks:
         chunk = schedule.placement.stages_on(self._link.ranks.rank).index(number)
         kinds = kinds_of(schedule.actions)[stages_of(schedule.actions) == number].tolist()
         actions = {kind: kinds.count(kind) for kind in (Kind.B, *SPLIT_KINDS)}
-        own = {"chunk": chunk, "actions": actions, "delays": ways[chunk].delays}
-        return MegatronStage(number, *given, **options, **own, current=self._current)
+        make: Callable[..., MegatronStage] = MegatronStage
+        return make(
+            number, *given, **options, chunk=chunk, current=self._current, actions=actions,
+            delays=ways[chunk].delays,
+        )  # fmt: skip
 
 
 def _forwards_of(engine: OwnEngine) -> list[list[int]]:

@@ -34,7 +34,7 @@ ALONE = "forward_backward_no_pipelining"
 
 
 @dataclass
-class Call:
+class MegatronCall:
     """Arguments of one call of a forward-backward function, by Megatron's names."""
 
     forward_step_func: Callable[..., Any]
@@ -75,7 +75,7 @@ FORWARD_STEP = (
     "is_first_microbatch", "current_microbatch", "vp_stage", "is_last_stage",
 )  # fmt: skip
 
-KEYWORDS = tuple(spec.name for spec in fields(Call) if spec.name not in SINCE_0_16)
+KEYWORDS = tuple(spec.name for spec in fields(MegatronCall) if spec.name not in SINCE_0_16)
 
 GROUPS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "tp": ("get_tensor_model_parallel_group", {}),
@@ -129,23 +129,25 @@ class Megatron:
         self.signature = inspect.signature(getattr(self.schedules, REPLACED[0]))
         """Signature of forward-backward functions."""
 
-    def call(self, given: Mapping[str, Any]) -> Call:
+    def call(self, given: Mapping[str, Any]) -> MegatronCall:
         """Return the arguments of a call; refuse one that only a newer Megatron knows."""
         bound = self.signature.bind(**given)
-        known = {spec.name for spec in fields(Call)}
+        known = {spec.name for spec in fields(MegatronCall)}
         for name, value in bound.arguments.items():
             if name not in known and value != self.signature.parameters[name].default:
                 raise ParameterError(
                     f"{name}= is not known: debubble.megatron knows megatron-core {KNOWN}, and "
                     f"this is {self.release}; leave it out, or use dm.uninstall()"
                 )
-        return Call(**{name: value for name, value in bound.arguments.items() if name in known})
+        return MegatronCall(
+            **{name: value for name, value in bound.arguments.items() if name in known}
+        )
 
     def config_of(self, model: Any) -> Any:
         """Return the configuration of a model chunk."""
         return _module("utils").get_model_config(model)
 
-    def groups_of(self, call: Call) -> Any:
+    def groups_of(self, call: MegatronCall) -> Any:
         """Return the process groups of a call, by default those of ``parallel_state``."""
         if (call.p2p_communicator is None) != (call.pg_collection is None):
             raise ParameterError("give both p2p_communicator and pg_collection, or neither")
@@ -164,7 +166,7 @@ class Megatron:
         return groups
 
     def finalize(
-        self, config: Any, chunks: list[Any], tokens: Any, groups: Any, call: Call
+        self, config: Any, chunks: list[Any], tokens: Any, groups: Any, call: MegatronCall
     ) -> None:
         """Call the job's ``finalize_model_grads_func``."""
         options = {name: getattr(call, name) for name in SINCE_0_16 if name in self._parameters}
@@ -350,7 +352,7 @@ def _find(name: str) -> Any:
     if path.startswith("megatron.training"):
         return getattr(sys.modules.get(path), attribute, None)  # importing it sets up a job
     try:
-        holder = importlib.import_module(path)
+        holder: Any = importlib.import_module(path)
     except ModuleNotFoundError:
         module, _, kind = path.rpartition(".")
         holder = getattr(importlib.import_module(module), kind, None)

@@ -1,4 +1,4 @@
-"""What our engine does not run in Megatron's loop: reasons and ways out, before the first step."""
+"""Refusals of jobs that our engine does not run in Megatron's loop, with reasons and ways out."""
 
 from __future__ import annotations
 

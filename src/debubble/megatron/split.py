@@ -1,4 +1,4 @@
-"""How the backward of a model chunk is split into I and W."""
+"""Ways to split the backward of a model chunk into I and W."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SET_DELAY = (
 
 
 class Split(NamedTuple):
-    """How one chunk's backward is split."""
+    """Way to split the backward of one chunk."""
 
     fuses: bool | None
     """If I does all and W nothing; None where the first forward shows it."""

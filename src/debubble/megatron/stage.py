@@ -10,17 +10,17 @@ from typing import Any
 from torch import Tensor
 
 from debubble.core.kinds import Kind
-from debubble.megatron.internals import Call, delayed_layers
+from debubble.megatron.internals import MegatronCall, delayed_layers
 from debubble.megatron.synchronization import GradientSync, ParameterSync
 from debubble.torch.engine.stage import Stage, UnitState
 from debubble.torch.errors import RunError
 
 
 @dataclass(eq=False)
-class Step:
+class MegatronStep:
     """One call of a forward-backward function: what its forwards and backwards share."""
 
-    call: Call
+    call: MegatronCall
     config: Any
     forward_step: Callable[..., Any]
     """Megatron's."""
@@ -36,7 +36,7 @@ class Step:
     """None where there are no backwards."""
     parameters: ParameterSync | None = None
     results: dict[int, list[Any]] = field(default_factory=dict)
-    """What Megatron stored of every loss, by microbatch."""
+    """Records that Megatron stored of every loss, by microbatch."""
     begun: set[int] = field(default_factory=set)
     """Chunks that have run a forward."""
 
@@ -72,7 +72,7 @@ class Step:
 
     @property
     def store(self) -> list[Any]:
-        """What Megatron stored, by microbatch."""
+        """Return the records of all losses, by microbatch."""
         return [part for unit in sorted(self.results) for part in self.results[unit]]
 
 
@@ -127,7 +127,7 @@ class MegatronStage(Stage):
 
     chunk: int = 0
     """Its place among the chunks of its rank."""
-    current: Callable[[], Step] = field(kw_only=True)
+    current: Callable[[], MegatronStep] = field(kw_only=True)
     """Return the step that runs."""
     actions: Mapping[Kind, int] = field(default_factory=dict)
     """Number of I, W and B of the stage in a step."""
