@@ -282,11 +282,13 @@ class Training:
         for chunk, names in zip(self.chunks, self.names, strict=True):
             for name, weight in _plain(chunk).named_parameters():
                 found = of_weight(weight)
-                mine[names[name]] = None if found is None else found.clone()
+                # Arrays are read back in a fifth of the time that tensors take.
+                mine[names[name]] = None if found is None else found.detach().numpy()
         both: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(both, (self.replica, mine))
         return {
-            name: value for replica, part in both if replica == self.replica
+            name: None if value is None else torch.from_numpy(value)
+            for replica, part in both if replica == self.replica
             for name, value in part.items()
         }  # fmt: skip
 
