@@ -73,6 +73,9 @@ COMMANDS = {
     ],
     "torch": ["debubble run 1f1b -p 2 -m 2 --steps 1"],
     "sweep": ["debubble sweep sweep.yaml -o sweep.sqlite --jobs 2"],
+    "megatron": [
+        "python -c __import__('debubble.megatron',fromlist=['*']).forward_backward_func('1f1b')"
+    ],
     "ray": ["debubble sweep sweep.yaml -o sweep.sqlite --jobs 2 --backend ray"],
 }
 """What each extra is for, as commands; the extra without a name is the plain install."""

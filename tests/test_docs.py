@@ -59,6 +59,7 @@ ELSEWHERE = {
     ". .venv/bin/activate": "a shell's",
     "torchrun --nproc-per-node 4 train.py": "test_the_training_loop_runs",
     "torchrun --nproc-per-node 2 examples/train/train.py": "torch/test_train_examples.py",
+    "torchrun --nproc-per-node 4 examples/megatron/train.py": "megatron/test_example.py",
     "python examples/train/train.py": "torch/test_train_examples.py",
     "python benchmarks/": "measures for minutes or hours",
     "$ debubble run broken.json": "torch/ranks/test_watch.py",

@@ -86,8 +86,15 @@ def test_megatron_arguments_follow_from_the_order() -> None:
     assert of("interleaved-1f1b", group_size=6) == [size, f"{virtual} 2", f"{group} 6"]
     overlap = "--overlap-moe-expert-parallel-comm"
     assert of("interleaved-overlap") == [size, f"{virtual} 2", f"{group} 4", overlap]
-    with pytest.raises(db.ParameterError, match="no schedule with the order of 'mine'"):
-        of("zb-h1")
+
+
+def test_megatron_runs_other_orders_with_a_line_in_the_script() -> None:
+    *lines, reason, line = megatron(db.make("zb-v", ranks=2, microbatches=4), cut=[1, 2, 2, 1])
+    assert lines[1] == "--pipeline-model-parallel-layout 'Et|tt|tt|tL'"
+    assert "before pretrain()" in reason
+    assert line == '# import debubble.megatron as dm; dm.install("zb-v")'
+    with pytest.raises(db.ParameterError, match="no schedule with the order of 'dualpipe'"):
+        megatron(db.make("dualpipe", ranks=2, microbatches=4))
 
 
 def test_megatron_takes_a_cut_as_a_layout() -> None:

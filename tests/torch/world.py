@@ -6,10 +6,12 @@ its threads. What they do is sent by value, so it may be a function within a tes
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import time
@@ -53,28 +55,41 @@ def _in_folder(work: Callable[[int], Any], folder: str) -> Callable[[int], Any]:
     return run
 
 
-def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> list[Any]:
+def in_ranks(
+    ranks: int,
+    work: Callable[[int], Any],
+    *,
+    fails: bool = False,
+    load: Callable[[], Any] | None = None,
+) -> list[Any]:
     """Call `work` with its rank in every process; what they return.
 
     With `fails` an error is returned as text, and a process that is gone as its exit code; what
-    ranks that hang write goes away.
+    ranks that hang write goes away. What `load` does is done once, in a process that ranks are
+    copies of: what takes long to import.
     """
     results: list[Any] = [None] * ranks
     limit = patience(LIMIT)
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         there = _in_folder(work, folder) if fails else work
-        for rank in range(ranks):
-            receiver, sender = forked.Pipe(duplex=False)
-            process = forked.Process(
-                target=_child,
-                args=(rank, ranks, ByValue(there), folder, limit, sender),
-                daemon=True,
-            )
-            process.start()
+        ends = [forked.Pipe(duplex=False) for _ in range(ranks)]
+        if load is not None:
+            senders = [sender for _, sender in ends]
+            given = ranks, ByValue(load), ByValue(there), folder, limit, senders
+            processes = [forked.Process(target=_parent, args=given, daemon=True)] * ranks
+            processes[0].start()
+        for rank, (receiver, sender) in enumerate(ends):
+            if load is None:
+                process = forked.Process(
+                    target=_child,
+                    args=(rank, ranks, ByValue(there), folder, limit, sender),
+                    daemon=True,
+                )
+                process.start()
+                processes.append(process)
             sender.close()
             pipes.append(receiver)
-            processes.append(process)
         end = time.monotonic() + limit
         errors = []
         try:
@@ -95,6 +110,9 @@ def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> 
             for process in processes:
                 process.join(patience(5) if fails or not errors else 0.1)
                 if process.is_alive():
+                    if load is not None:
+                        process.terminate()
+                        process.join(patience(5))
                     process.kill()
                     process.join()
             for pipe in pipes:
@@ -103,6 +121,34 @@ def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> 
                 os.write(2, log.read_bytes())
     assert fails or not errors, "\n".join(errors)
     return results
+
+
+def _parent(
+    ranks: int,
+    load: Callable[[], Any],
+    work: Callable[[int], Any],
+    folder: str,
+    limit: float,
+    pipes: list[Any],
+) -> None:
+    load()
+    children: list[int] = []
+    for rank, pipe in enumerate(pipes):
+        child = os.fork()
+        if child == 0:
+            _child(rank, ranks, work, folder, limit, pipe)
+        children.append(child)
+
+    def end(*_: Any) -> None:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    for pipe in pipes:
+        pipe.close()
+    for child in children:
+        os.waitpid(child, 0)
 
 
 def _child(

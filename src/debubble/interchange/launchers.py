@@ -124,36 +124,53 @@ def megatron(
 
     The order of actions counts, not the name. `cut` has the number of layers of every stage, or is
     a layout; None is an even cut. Megatron-LM implements 1F1B, whose transfers block, interleaved
-    1F1B, and interleaved 1F1B with forward and backward overlapped for expert parallelism;
-    ParameterError is raised for others.
+    1F1B, and interleaved 1F1B with forward and backward overlapped for expert parallelism; others
+    run with a line in the training script. ParameterError is raised for those that do not.
     """
     for name, group in _candidates(schedule):
         if not _same_order(schedule, name, group):
             continue
-        lines = [f"--pipeline-model-parallel-size {schedule.ranks}"]
-        if cut is not None:
-            layout = megatron_layout(schedule.placement, cut)
-            lines.append(f"--pipeline-model-parallel-layout '{layout}'")
-            if isinstance(cut, Layout) and cut.mtp:
-                lines.append(f"--mtp-num-layers {cut.mtp}")
-        elif name != "1f1b":
-            lines.append(f"--num-virtual-stages-per-pipeline-rank {schedule.chunks}")
+        lines = _megatron_stages(schedule, cut)
         if name != "1f1b":
             lines.append(f"--microbatch-group-size-per-virtual-pipeline-stage {group}")
             if mode == "blocking":
                 lines.append("--no-overlap-p2p-communication")
         if name == "interleaved-overlap":
             lines.append("--overlap-moe-expert-parallel-comm")
-        return [
-            *lines,
-            "--micro-batch-size 1",
-            f"--global-batch-size {schedule.microbatches}",
-            "# global batch size = microbatches × micro batch size × data-parallel size",
-        ]
-    raise ParameterError(
-        f"Megatron-LM has no schedule with the order of '{schedule.name}'; it has 1f1b, "
-        "interleaved-1f1b and interleaved-overlap"
-    )
+        return [*lines, *_megatron_batch(schedule)]
+    if schedule.placement.copies > 1 or schedule.slices > 1 or max(schedule.versions) > 1:
+        raise ParameterError(
+            f"Megatron-LM has no schedule with the order of '{schedule.name}'; it has 1f1b, "
+            "interleaved-1f1b and interleaved-overlap, and with debubble.megatron all with one "
+            "copy of the model, whole microbatches and one version of the weights"
+        )
+    return [
+        *_megatron_stages(schedule, cut),
+        *_megatron_batch(schedule),
+        "# Megatron-LM has no such order; in the training script, before pretrain():",
+        f"# import debubble.megatron as dm; dm.install({json.dumps(schedule.name)})",
+    ]
+
+
+def _megatron_stages(schedule: Schedule, cut: Sequence[int] | Layout | None) -> list[str]:
+    lines = [f"--pipeline-model-parallel-size {schedule.ranks}"]
+    if cut is not None:
+        # Megatron-LM lists stages in sequence; debubble.megatron places them.
+        layout = megatron_layout(Placement.loop(schedule.ranks, schedule.chunks), cut)
+        lines.append(f"--pipeline-model-parallel-layout '{layout}'")
+        if isinstance(cut, Layout) and cut.mtp:
+            lines.append(f"--mtp-num-layers {cut.mtp}")
+    elif schedule.chunks > 1:
+        lines.append(f"--num-virtual-stages-per-pipeline-rank {schedule.chunks}")
+    return lines
+
+
+def _megatron_batch(schedule: Schedule) -> list[str]:
+    return [
+        "--micro-batch-size 1",
+        f"--global-batch-size {schedule.microbatches}",
+        "# global batch size = microbatches × micro batch size × data-parallel size",
+    ]
 
 
 def _candidates(schedule: Schedule) -> Iterator[tuple[str, int | None]]:

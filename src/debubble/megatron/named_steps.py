@@ -12,7 +12,7 @@ import importlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from debubble.core.errors import DebubbleError
@@ -22,13 +22,13 @@ COMBINED = "megatron.core.pipeline_parallel.combined_1f1b"
 MARK = "_debubble_name_steps"
 
 
-def name_steps(pp_group: Any = None) -> None:
+def trace_ranges(pp_group: Any = None) -> None:
     """Name the forwards and backwards of Megatron-LM in profiles, for ``debubble trace``.
 
     Call it once on every rank, before the first step::
 
         import debubble.megatron
-        debubble.megatron.name_steps()
+        debubble.megatron.trace_ranges()
 
     From then on ``torch.profiler`` and Nsight Systems record ranges like ``PP:0F3`` and
     ``PP:3B1``, and ``PP:(0F3;3B1)OVERLAP_F_B`` for a forward and a backward that run combined.
@@ -57,12 +57,12 @@ def name_steps(pp_group: Any = None) -> None:
             f"debubble.megatron needs megatron-core, and '{error.name}' is missing; "
             "pip install megatron-core"
         ) from None
-    if getattr(schedules, MARK, False):
+    if getattr(schedules, MARK, None) is not None:
         return
-    setattr(schedules, MARK, True)
     import torch
 
     names = _Names(pp_group, nvtx=torch.cuda.is_available())
+    setattr(schedules, MARK, names)
     schedules.forward_step = _named_forward(schedules.forward_step, names)
     schedules.backward_step = _named_backward(schedules.backward_step, names)
     combined = _module(COMBINED)
@@ -70,6 +70,16 @@ def name_steps(pp_group: Any = None) -> None:
         combined.combined_forward_backward_step = _named_pair(
             combined.combined_forward_backward_step, names
         )
+
+
+name_steps = trace_ranges
+"""Older name of :func:`trace_ranges`."""
+
+
+def ranges_of(schedules: Any) -> Callable[[str], AbstractContextManager[Any]]:
+    """Return a maker of ranges for our engine's actions; they are empty before trace_ranges()."""
+    names: _Names | None = getattr(schedules, MARK, None)
+    return nullcontext if names is None else names.of_engine
 
 
 def _module(name: str) -> Any:
@@ -86,6 +96,8 @@ class _Names:
     def __init__(self, pp_group: Any, nvtx: bool) -> None:
         self._group, self._nvtx = pp_group, nvtx
         self._outputs: dict[int, tuple[int, int]] = {}
+        self.named = False
+        """If our engine has named what runs."""
         self._counts: Counter[int] = Counter()
 
     def of_forward(self, given: Callable[[str], Any], model: Any) -> tuple[int, int]:
@@ -135,6 +147,16 @@ class _Names:
             if self._nvtx:
                 nvtx.range_pop()
 
+    @contextmanager
+    def of_engine(self, action: str) -> Iterator[None]:
+        """Name an action of our engine, which knows its stage under any placement."""
+        self.named = True
+        try:
+            with self.range(action):
+                yield
+        finally:
+            self.named = False
+
     @staticmethod
     def _state(name: str) -> Any:
         state = importlib.import_module("megatron.core.parallel_state")
@@ -160,6 +182,8 @@ def _named_forward(forward: Callable[..., Any], names: _Names) -> Callable[..., 
 
     @functools.wraps(forward)
     def forward_step(*args: Any, **kwargs: Any) -> Any:
+        if names.named:
+            return forward(*args, **kwargs)
         given = arguments(args, kwargs)
         stage, microbatch = names.of_forward(given, given("model"))
         with names.range(f"{stage}F{microbatch}"):

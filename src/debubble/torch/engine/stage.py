@@ -394,6 +394,8 @@ class EngineSetup:
     first forward shows it."""
     warn: Callable[[int, str], None] = lambda *_: None
     """Called with a stage and the reason why its backward is not split."""
+    stage: Callable[..., Stage] = Stage
+    """Class of the stages, or another maker of them."""
 
 
 def make_stages(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int, Stage]:
@@ -403,7 +405,7 @@ def make_stages(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int,
     # A sharded output layer comes after the last stage, and computes the loss.
     last = -1 if schedule.vocabulary else schedule.stages - 1
     return {
-        number: Stage(
+        number: setup.stage(
             number, module, setup.loss_fn if number == last else None, last=number == last,
             splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
             kept=schedule.stored_versions[ranks.rank], device=ranks.device, warn=setup.warn,

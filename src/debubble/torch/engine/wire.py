@@ -3,7 +3,7 @@
 The output of a stage has one form for inputs of one signature. In the first step with a signature
 a message carries its form and goes over the channel of the host; a receive waits for it no sooner
 than its tensors are needed. From then on both ends know the form: bare tensors go into buffers that
-were posted early.
+were posted early. Where forms change in every step, only the form goes over the host.
 """
 
 from __future__ import annotations
@@ -78,6 +78,12 @@ class Wire:
         """By peer: number of messages of this step that have arrived."""
         self._coming: dict[int, deque[Arrival]] = {}
         """By peer: arrivals that come with their forms, oldest first."""
+        self.announces = False
+        """If a form goes ahead of its tensors, which go with the others, and a receive waits for it
+        when it is posted: for forms that are new in every step, and receives that stand right
+        before what they are for."""
+        self._announced: list[tuple[Any, Tensor]] = []
+        """Works of such forms, with what they send."""
         self._batches: list[tuple[int, list[Any]]] = []
         """Positions and works of batches that no host has waited for."""
 
@@ -103,7 +109,10 @@ class Wire:
             parts = [_sendable(tensor, self.ranks.wire) for tensor in tensors]
             works: list[Any] = []
             logged = self.log.post(True, step.peer, parts)
-            if back or boundary in self._forms:
+            known = back or boundary in self._forms
+            if self.announces and not known:
+                self._announced += self._send_form(step, self._new[boundary])
+            if self.announces or known:
                 begun.append((works, len(operations), len(operations) + len(parts)))
                 operations += [(True, part, step.peer) for part in parts]
             else:
@@ -112,6 +121,8 @@ class Wire:
         for arrival in arrivals:
             peer, boundary, back = arrival.step.peer, arrival.boundary, arrival.back
             arrival.form = self._forms.get(boundary) or (self._new[boundary] if back else None)
+            if arrival.form is None and self.announces:
+                self._receive_form(arrival)
             if arrival.form is None:
                 arrival.logged = self.log.post(False, peer, ())
                 self._coming.setdefault(peer, deque()).append(arrival)
@@ -168,6 +179,9 @@ class Wire:
             for work in works:
                 work.wait(self.ranks.timeout)
         self._batches.clear()
+        for work, _ in self._announced:
+            work.wait(self.ranks.timeout)
+        self._announced.clear()
         for sending in self._sending.values():
             for works, _, logged in sending:
                 self.ranks.wait(works)
@@ -186,11 +200,15 @@ class Wire:
     ) -> tuple[list[Any], list[Tensor]]:
         """Send tensors after their form; return works, and the tensors that they need."""
         channel = self.ranks.channel
-        sent = channel.send_object((str(step), form), step.peer, Tag.FORMS)
+        sent = self._send_form(step, form)
         for part in (part.to("cpu") for part in parts):
             sent.append((channel.send(part, step.peer, Tag.FORMS), part))
         works, tensors = zip(*sent, strict=True)
         return list(works), list(tensors)
+
+    def _send_form(self, step: ProgramStep, form: TreeForm) -> list[tuple[Any, Tensor]]:
+        """Begin to send a form; return works with the tensors that they need."""
+        return self.ranks.channel.send_object((str(step), form), step.peer, Tag.FORMS)
 
     def _receive_with_forms(self, wanted: Arrival) -> None:
         """Receive messages with forms from a peer, up to the wanted one."""
@@ -198,17 +216,20 @@ class Wire:
         coming = self._coming[wanted.step.peer]
         while wanted.form is None:
             arrival = coming.popleft()
-            step = arrival.step
-            found, form = channel.receive_object(step.peer, Tag.FORMS)
-            if found != str(step.other_end):
-                raise RunError(
-                    f"{step} got {found} from rank {step.peer} in place of {step.other_end}"
-                )
-            arrival.form = self._new[arrival.boundary] = form
-            for leaf in form.tensors:
+            for leaf in self._receive_form(arrival).tensors:
                 part = torch.empty(leaf.shape, dtype=leaf.dtype)
-                channel.receive(part, step.peer, Tag.FORMS)
+                channel.receive(part, arrival.step.peer, Tag.FORMS)
                 arrival.tensors.append(part.to(self.ranks.wire))
+
+    def _receive_form(self, arrival: Arrival) -> TreeForm:
+        """Wait for the form of an arrival, and note it."""
+        step = arrival.step
+        got: tuple[str, TreeForm] = self.ranks.channel.receive_object(step.peer, Tag.FORMS)
+        found, form = got
+        if found != str(step.other_end):
+            raise RunError(f"{step} got {found} from rank {step.peer} in place of {step.other_end}")
+        arrival.form = self._new[arrival.boundary] = form
+        return form
 
 
 def _sendable(tensor: Tensor, wire: torch.device) -> Tensor:
