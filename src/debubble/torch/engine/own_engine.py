@@ -175,7 +175,8 @@ class OwnEngine:
 
     def _transfer(self, indices: Sequence[int]) -> None:
         """Post a group of sends and receives."""
-        self.watch.position = indices[0]
+        # A peer that is gone fails a post, too.
+        self._wait(indices[0])
         sends, arrivals, sent = [], [], []
         for index in indices:
             step, is_send, back, stage, key = self._moves[index]

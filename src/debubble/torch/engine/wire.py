@@ -224,7 +224,8 @@ class Wire:
     def _receive_form(self, arrival: Arrival) -> TreeForm:
         """Wait for the form of an arrival, and note it."""
         step = arrival.step
-        found, form = self.ranks.channel.receive_object(step.peer, Tag.FORMS)
+        got: tuple[str, TreeForm] = self.ranks.channel.receive_object(step.peer, Tag.FORMS)
+        found, form = got
         if found != str(step.other_end):
             raise RunError(f"{step} got {found} from rank {step.peer} in place of {step.other_end}")
         arrival.form = self._new[arrival.boundary] = form
