@@ -65,6 +65,7 @@ def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
             "checkpoints": _checkpoints(dm, saved),
             "copy": _copy_of_the_embedding(dm),
             "late": _late(dm),
+            "lost": _lost(dm),
             "alone": _alone(dm),
             "answers": _answers(dm),
         }
@@ -142,6 +143,22 @@ def _late(dm: Any) -> str:
     return ""
 
 
+def _lost(dm: Any) -> str:
+    from debubble.megatron import placement
+
+    names = placement.BY_STAGE
+    placement.BY_STAGE = (*names, "parallel_state.renamed")
+    dm.install("zb-v")
+    try:
+        gpt.Training(gpt.Job(chunks=2)).step()
+    except ValueError as error:
+        return str(error)
+    finally:
+        dm.uninstall()
+        placement.BY_STAGE = names
+    return ""
+
+
 def _alone(dm: Any) -> Any:
     job = gpt.Job(chunks=2)
     wanted = gpt.Training(job).step()
@@ -190,6 +207,11 @@ def test_output_layer_begins_as_copy_of_the_embedding(found: dict[str, Any]) -> 
 def test_model_that_was_built_before_is_refused(found: dict[str, Any]) -> None:
     for rank in found["ranks"]:
         assert "before the model is built" in rank["late"]
+
+
+def test_release_without_a_name_is_refused(found: dict[str, Any]) -> None:
+    for rank in found["ranks"]:
+        assert "no parallel_state.renamed, which 'zb-v' needs" in rank["lost"]
 
 
 def test_script_may_place_the_model_alone(found: dict[str, Any]) -> None:

@@ -252,6 +252,12 @@ BY_STAGE = (
 )
 """Functions of the stage of a chunk (``vp_stage``) on a rank."""
 
+NOT_EVERYWHERE = {
+    "transformer.multi_token_prediction.mtp_on_this_rank",
+    "utils.get_batch_on_this_tp_rank",
+}
+"""Functions that some known releases lack, or have in Megatron's scripts alone."""
+
 EMBEDDINGS = "models.common.language_module.language_module.LanguageModule"
 """Class of models that share the weights of embeddings."""
 
@@ -307,9 +313,11 @@ class Replacements:
     def __init__(self) -> None:
         self._own: dict[str, tuple[FunctionType, FunctionType]] = {}
         """By name, the function and a copy that runs Megatron's code."""
+        self.missing: set[str] = set()
+        """Names that the installed release lacks."""
 
     def put(self, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Have a function run what `wrap` makes of it; do nothing where a release lacks it."""
+        """Have a function run what `wrap` makes of it, where the release has it."""
         for full in (f"megatron.core.{name}", f"megatron.training.{name}"):
             function = _find(full)
             if full in self._own or not isinstance(function, FunctionType):
@@ -328,6 +336,9 @@ class Replacements:
             function.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
             function.__code__ = found["ask"].__code__
             function.__defaults__ = function.__kwdefaults__ = None
+        found_in = {full.split(".", 2)[2] for full in self._own}
+        if name not in found_in | NOT_EVERYWHERE:
+            self.missing.add(name)
 
     def undo(self) -> None:
         """Give Megatron its own functions back."""
@@ -337,6 +348,7 @@ class Replacements:
             del function.__signature__  # type: ignore[attr-defined]
             del ANSWERS[full]
         self._own.clear()
+        self.missing.clear()
 
 
 ASK = """

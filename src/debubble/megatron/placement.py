@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from debubble.core.errors import ParameterError
+from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.megatron.internals import (
     BY_STAGE,
     EMBEDDINGS,
+    KNOWN,
     Replacements,
     embedding_weight,
     gradient_of,
@@ -159,6 +160,12 @@ def placed_model() -> PlacedModel | None:
 def check_chunks(schedule: Schedule, chunks: Sequence[Any]) -> None:
     """Refuse model chunks that were not built as the stages that a schedule has on this rank."""
     placement, placed = schedule.placement, placed_model()
+    if placed is not None and _REPLACED.missing:
+        raise DebubbleError(
+            f"this megatron-core has no {min(_REPLACED.missing)}, which '{schedule.name}' needs "
+            f"({placement.name}); debubble.megatron knows {KNOWN}: install one of these, or take "
+            "a schedule such as 'interleaved-zb'"
+        )
     rank = parallel_state().get_pipeline_model_parallel_rank()
     for chunk, (model, stage) in enumerate(zip(chunks, placement.stages_on(rank), strict=True)):
         ends = [part_of_model(model, name) for name in ("pre_process", "post_process")]
