@@ -13,6 +13,7 @@ from debubble.optimize.request import Budget
 from tests.conftest import EXPLORES
 from tests.laws.test_self_in_searches import agrees
 from tests.optimize.searches import BASE, OPTIONS, RULES, VALUES, ask, disobeyed, sampled
+from tests.pairs import covering
 
 LENGTHS = {"costs": {"microbatch": (1.25, 0.75, 1.0)}}
 
@@ -77,10 +78,14 @@ def test_every_search_keeps_to_every_option(
         agrees(asked, result, tmp_path)
 
 
+TOGETHER = covering(sampled(60 if EXPLORES else 300, 0), lambda asked: asked.values(), at_most=16)
+"""Of many questions those in which most pairs of values come: four in five."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4 if EXPLORES else 2))
-def test_options_at_random_are_obeyed_together(seed: int, tmp_path: Path) -> None:
-    for asked in sampled(15, seed):
+@pytest.mark.parametrize("turn", range(4))
+def test_options_at_random_are_obeyed_together(turn: int, tmp_path: Path) -> None:
+    for asked in TOGETHER[turn::4]:
         try:
             result = ask(asked)
         except db.ParameterError:
