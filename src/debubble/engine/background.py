@@ -38,7 +38,7 @@ def compile_in_background(module: str, name: str, types: tuple[Any, ...]) -> boo
     `types` are numba's types of its arguments.
     """
     global _failed
-    if not is_possible():
+    if _failed or not is_allowed():
         return False
     request = (module, name, types)
     with _lock:
@@ -55,9 +55,9 @@ def compile_in_background(module: str, name: str, types: tuple[Any, ...]) -> boo
         return not _failed
 
 
-def is_possible() -> bool:
-    """Return whether there can be a second process."""
-    return not _failed and os.environ.get(SWITCH) != "0" and is_python()
+def is_allowed() -> bool:
+    """Return whether a second process may be started here."""
+    return os.environ.get(SWITCH) != "0" and is_python()
 
 
 def is_python() -> bool:
