@@ -13,7 +13,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,11 +62,6 @@ def covering(
             chosen.append(number)
             missing -= parts[number]
     return [every[number] for number in sorted(chosen)]
-
-
-def in_pairs(**values: Iterable[Any]) -> pytest.MarkDecorator:
-    """Parametrize with some of all combinations, among them every pair of values."""
-    return pytest.mark.parametrize(tuple(values), covering(product(*values.values())), ids=str)
 
 
 @cache

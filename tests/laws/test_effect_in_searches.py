@@ -64,7 +64,7 @@ def questions() -> Iterator[tuple[str, str, Any]]:
                 yield search, name, value
 
 
-@pytest.mark.parametrize(("search", "name", "value"), questions(), ids=str)
+@pytest.mark.parametrize(("search", "name", "value"), list(questions()), ids=str)
 def test_every_search_keeps_to_every_option(
     search: str, name: str, value: Any, tmp_path: Path
 ) -> None:
