@@ -7,11 +7,13 @@ is tested with some families of each sort, others for each law; all of them come
 
 from __future__ import annotations
 
+import heapq
 import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import combinations
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +27,41 @@ from tests.small import smallest
 
 Sort = tuple[bool, ...]
 Test = TypeVar("Test", bound=Callable[..., None])
+Item = TypeVar("Item")
+
+
+def covering(
+    cases: Iterable[Item],
+    values: Callable[[Any], Iterable[object]] = tuple,
+    strength: int = 2,
+    at_most: int | None = None,
+) -> list[Item]:
+    """Few of many cases with every pair of values that comes in any of them; all to explore.
+
+    `values` are those that tell a case apart, one of each sort; a `strength` of 3 keeps every
+    three of them that come together. `at_most` so many cases have as many of these as they can.
+    """
+    every = list(cases)
+    if EXPLORES:
+        return every
+    parts = [
+        set(combinations(((at, str(value)) for at, value in enumerate(values(case))), strength))
+        for case in every
+    ]
+    missing = set().union(*parts)
+    # What a case adds only becomes less: one that adds as much as the next was said to is best.
+    queue = [(-len(part), number) for number, part in enumerate(parts)]
+    heapq.heapify(queue)
+    chosen = []
+    while missing and len(chosen) != at_most:
+        _, number = heapq.heappop(queue)
+        added = len(parts[number] & missing)
+        if queue and -added > queue[0][0]:
+            heapq.heappush(queue, (-added, number))
+        elif added:
+            chosen.append(number)
+            missing -= parts[number]
+    return [every[number] for number in sorted(chosen)]
 
 
 @cache

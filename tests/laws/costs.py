@@ -10,7 +10,9 @@ from debubble.analysis.summary import summary
 from debubble.core.cost_fields import CostField
 from debubble.core.costs import COST_FIELDS
 from debubble.core.kinds import Kind
+from tests.conftest import EXPLORES
 from tests.kinds import schedule_with
+from tests.pairs import sorts
 from tests.strategies import ENTRIES
 
 PLAIN = {"F": 1.0, "I": 1.25, "W": 0.75, "R": 1.5, "p2p": 0.25, "activation": 2.0}
@@ -76,3 +78,13 @@ def same_everywhere(spec: CostField, value: float, schedule: db.Schedule) -> lis
 
 FIELDS = list(COST_FIELDS.values())
 """Every cost."""
+
+
+def fields_for(name: str) -> list[CostField]:
+    """The costs to try with a schedule: each comes with every sort of schedules.
+
+    Of a sort with several families each has a share, a third where there are three; all to explore.
+    """
+    families = next(some for some in sorts().values() if name in [one.name for one in some])
+    shares = 1 if EXPLORES else min(len(families), 3)
+    return FIELDS[[one.name for one in families].index(name) % shares :: shares]

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,9 @@ class Job:
     told: bool = True
     rendezvous: bool = False
     buffered: frozenset[tuple[int, int]] = frozenset()
+    _runs: dict[tuple[int, int], _Run] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def step(self) -> float:
         """Seconds of a mean step."""
@@ -108,8 +112,10 @@ class Job:
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def _run(self, step: int, copy: int) -> _Run:
-        run = _Run(self, step, copy)
-        run.go()
+        run = self._runs.get((step, copy))
+        if run is None:
+            run = self._runs[step, copy] = _Run(self, step, copy)
+            run.go()
         return run
 
 
@@ -127,18 +133,7 @@ class _Run:
 
     def go(self) -> None:
         """Handle what happens in order of time until nothing is left to do."""
-        self.programs = [[pieces(cell) for cell in row] for row in self.job.schedule.rows()]
-        self.makers = {
-            result: (rank, piece.kind)
-            for rank, program in enumerate(self.programs)
-            for cell in program for piece in cell for result in _gives(piece)
-        }  # fmt: skip
-        self.last = max(stage for _, stage, *_ in self.makers)
-        self.takers = {
-            need: rank
-            for rank, program in enumerate(self.programs)
-            for cell in program for piece in cell for need in self._needs(piece)
-        }  # fmt: skip
+        self.programs, self.makers, self.takers, self.last = _read(self.job.schedule)
         ranks = len(self.programs)
         self.at, self.free, self.busy = [0] * ranks, [0.0] * ranks, [False] * ranks
         self.there: dict[tuple[int, Result], float] = {}
@@ -159,13 +154,7 @@ class _Run:
         heapq.heappush(self.events, (time, self.count, happens, about))
 
     def _needs(self, piece: Piece) -> list[Result]:
-        """What a piece is computed from, as far as its own rank may not have it."""
-        kind, stage, *which = piece
-        if kind == "F":
-            return [("F", stage - 1, *which)] if stage else []
-        if kind == "W":
-            return []
-        return [("B", stage + 1, *which)] if stage < self.last else []
+        return _needs(piece, self.last)
 
     def _begin(self, now: float, rank: int) -> None:
         """Begin the next cell of a rank if nothing is missing."""
@@ -225,6 +214,42 @@ class _Run:
     def _arrive(self, now: float, rank: int, result: Result) -> None:
         self.there[rank, result] = now
         self._begin(now, rank)
+
+
+class _Read(NamedTuple):
+    """Pieces of every cell of every rank; where results are made and taken; the last stage."""
+
+    programs: list[list[list[Piece]]]
+    makers: dict[Result, tuple[int, str]]
+    takers: dict[Result, int]
+    last: int
+
+
+@lru_cache(maxsize=64)
+def _read(schedule: db.Schedule) -> _Read:
+    programs = [[pieces(cell) for cell in row] for row in schedule.rows()]
+    makers = {
+        result: (rank, piece.kind)
+        for rank, program in enumerate(programs)
+        for cell in program for piece in cell for result in _gives(piece)
+    }  # fmt: skip
+    last = max(stage for _, stage, *_ in makers)
+    takers = {
+        need: rank
+        for rank, program in enumerate(programs)
+        for cell in program for piece in cell for need in _needs(piece, last)
+    }  # fmt: skip
+    return _Read(programs, makers, takers, last)
+
+
+def _needs(piece: Piece, last: int) -> list[Result]:
+    """What a piece is computed from, as far as its own rank may not have it."""
+    kind, stage, *which = piece
+    if kind == "F":
+        return [("F", stage - 1, *which)] if stage else []
+    if kind == "W":
+        return []
+    return [("B", stage + 1, *which)] if stage < last else []
 
 
 def pieces(cell: str) -> list[Piece]:

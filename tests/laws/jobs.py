@@ -16,6 +16,7 @@ from debubble.diagnosis.diagnose import Diagnosis, diagnose
 from debubble.diagnosis.observed import Observed
 from tests.diagnosis.planted import PLANTED
 from tests.laws.executed import ACTION, Job, Piece, Result
+from tests.strategies import ready
 
 BASE = {"F": 10e-3, "B": 20e-3, "I": 12e-3, "W": 8e-3}
 
@@ -26,7 +27,7 @@ def uniform(*key: object) -> float:
 
 
 def made(name: str, ranks: int = 3, microbatches: int = 9, **more: int) -> db.Schedule:
-    return db.make(name, ranks=ranks, microbatches=microbatches, **more)
+    return ready(name, ranks=ranks, microbatches=microbatches, **more)
 
 
 def even(schedule: db.Schedule) -> Callable[[Piece, int, int], float]:

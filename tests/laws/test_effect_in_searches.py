@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from debubble.optimize.request import Budget
 from tests.conftest import EXPLORES
 from tests.laws.test_self_in_searches import agrees
 from tests.optimize.searches import BASE, OPTIONS, RULES, VALUES, ask, disobeyed, sampled
+from tests.pairs import covering
 
 LENGTHS = {"costs": {"microbatch": (1.25, 0.75, 1.0)}}
 
@@ -52,12 +54,17 @@ def test_an_option_changes_the_answer(name: str) -> None:
     assert any(one != found[0] for one in found[1:])
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [(name, value) for name, values in VALUES.items() for value in values],
-    ids=str,
-)
+def questions() -> Iterator[tuple[str, str, Any]]:
+    """A way to search, an option and a value: all for ways of one sort, else one of an option."""
+    for number, search in enumerate(SEARCHES):
+        for turn, (name, values) in enumerate(VALUES.items()):
+            every = EXPLORES or search in ("plain", "lengths", "layers")
+            at = (number + turn) % len(values)
+            for value in values if every else values[at : at + 1]:
+                yield search, name, value
+
+
+@pytest.mark.parametrize(("search", "name", "value"), list(questions()), ids=str)
 def test_every_search_keeps_to_every_option(
     search: str, name: str, value: Any, tmp_path: Path
 ) -> None:
@@ -77,10 +84,14 @@ def test_every_search_keeps_to_every_option(
         agrees(asked, result, tmp_path)
 
 
+TOGETHER = covering(sampled(60 if EXPLORES else 300, 0), lambda asked: asked.values(), at_most=16)
+"""Of many questions those in which most pairs of values come: four in five."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4 if EXPLORES else 2))
-def test_options_at_random_are_obeyed_together(seed: int, tmp_path: Path) -> None:
-    for asked in sampled(15, seed):
+@pytest.mark.parametrize("turn", range(4))
+def test_options_at_random_are_obeyed_together(turn: int, tmp_path: Path) -> None:
+    for asked in TOGETHER[turn::4]:
         try:
             result = ask(asked)
         except db.ParameterError:

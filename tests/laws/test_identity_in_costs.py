@@ -8,7 +8,7 @@ import pytest
 
 import debubble as db
 from debubble.core.cost_fields import CostField
-from tests.laws.costs import FIELDS, costs_with, outputs, same_everywhere, small, two
+from tests.laws.costs import costs_with, fields_for, outputs, same_everywhere, small, two
 from tests.strategies import ENTRIES
 
 FAST = ("1f1b", "zb-v", "interleaved-1f1b", "dualpipe", "seq1f1b", "vocab-1")
@@ -26,7 +26,7 @@ def answer(name: str, costs: db.Costs) -> dict[str, Any]:
 @each_name
 def test_a_list_of_one_number_is_that_number(name: str) -> None:
     tried = 0
-    for spec in FIELDS:
+    for spec in fields_for(name):
         value = two(spec)[0]
         if spec.shape == "part":
             continue
@@ -53,7 +53,7 @@ def test_a_cost_of_nothing_is_no_cost(name: str) -> None:
     plain = db.Costs(F=1.0, I=1.0, W=0.5)
     schedule = small(name, plain)
     wanted = outputs(schedule, plain)
-    for spec in FIELDS:
+    for spec in fields_for(name):
         value = nothing(spec, schedule)
         given = db.Costs(**{"F": 1.0, "I": 1.0, "W": 0.5} | {spec.name: value})
         assert value is None or answer(name, given) == wanted, f"{spec.name}={value}"
@@ -61,6 +61,6 @@ def test_a_cost_of_nothing_is_no_cost(name: str) -> None:
 
 @each_name
 def test_times_one_is_the_same(name: str) -> None:
-    for spec in FIELDS:
+    for spec in fields_for(name):
         costs = costs_with(spec, two(spec)[1])
         assert answer(name, costs.scaled(1.0)) == answer(name, costs), spec.name

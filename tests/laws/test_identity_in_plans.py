@@ -14,8 +14,10 @@ from debubble.planner.request import Fixed, PlanRequest, plan_request
 from debubble.planner.search.best_plans import best_plans
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.search_result import Found
+from tests.conftest import EXPLORES
 
-HELD = Fixed(pp=4, microbatch_size=1, recompute="none")
+SOME = None if EXPLORES else ("1f1b", "interleaved-1f1b", "zb-v", "v-half")
+HELD = Fixed(pp=4, microbatch_size=1, recompute="none", schedules=SOME)
 
 
 def asked_within(limit: float) -> PlanRequest:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ FACTORS = (1e-3, 1e3)
 NAMES = (*JOBS, *PLANTED)
 
 
+@cache
 def observed(name: str) -> Observed:
     return JOBS[name]().observed() if name in JOBS else PLANTED[name](0).made.observed()
 
@@ -50,7 +52,26 @@ def answers(found: Diagnosis) -> list[WhatIf]:
     return [with_changes(found.replay, [Change.parse(text)]) for text in texts]
 
 
-def ratios(found: Diagnosis) -> dict[str, Any]:
+class Said(NamedTuple):
+    """All that a diagnosis says: what has no unit, what is in seconds, and gains of orders."""
+
+    ratios: dict[str, Any]
+    times: list[float]
+    gains: dict[str, float]
+
+
+def said(found: Diagnosis) -> Said:
+    asked, others = answers(found), faster(found.replay)
+    gains = {other.text: other.gain for other in others}
+    return Said(ratios(found, asked, others), times(found, asked), gains)
+
+
+@cache
+def unscaled(name: str) -> Said:
+    return said(diagnose(observed(name)))
+
+
+def ratios(found: Diagnosis, asked: list[WhatIf], others: list[WhatIf]) -> dict[str, Any]:
     """All that a diagnosis says and that has no unit."""
     slow = found.slowdown
     return {
@@ -61,18 +82,18 @@ def ratios(found: Diagnosis) -> dict[str, Any]:
         "gains": [x for one in found.findings for x in (one.gain or 0, one.persistence, one.alone)],
         "mode": found.mode[0],
         "left_out": dict(found.left_out),
-        "faster": sorted(one.text for one in faster(found.replay)),
-        "gain": [one.gain for one in answers(found)],
+        "faster": sorted(one.text for one in others),
+        "gain": [one.gain for one in asked],
         "accounts": [sorted(one.causes) for one in found.accounts],
     }  # fmt: skip
 
 
-def times(found: Diagnosis) -> list[float]:
+def times(found: Diagnosis, asked: list[WhatIf]) -> list[float]:
     """All that it says in seconds."""
     every = [found.predicted.makespan, *found.run.step_times.tolist()]
     every += [one.seconds for one in found.findings]
     every += [*np.nan_to_num([found.clocks.half_width]), *found.clocks.offsets.ravel().tolist()]
-    every += [x for one in answers(found) for x in (one.before, one.after, one.plan)]
+    every += [x for one in asked for x in (one.before, one.after, one.plan)]
     every += [x for one in found.accounts for x in (one.compute, one.step, *one.causes.values())]
     for name, spec in COST_FIELDS.items():
         if spec.timed:
@@ -87,16 +108,14 @@ def _plain(value: Any) -> Any:
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_unit_changes(name: str, factor: float) -> None:
-    one, two = diagnose(observed(name)), diagnose(scaled(observed(name), factor))
-    mine, theirs = ratios(one), ratios(two)
-    for key, value in mine.items():
+    one, two = unscaled(name), said(diagnose(scaled(observed(name), factor)))
+    for key, value in one.ratios.items():
         approximate = value and isinstance(value, list) and isinstance(value[0], float)
-        assert theirs[key] == (pytest.approx(value, abs=1e-6) if approximate else value), key
+        assert two.ratios[key] == (pytest.approx(value, abs=1e-6) if approximate else value), key
     # An order that is made for costs may go another way where two ways are equally long.
-    gains = [{other.text: other.gain for other in faster(each.replay)} for each in (one, two)]
-    assert gains[1] == pytest.approx(gains[0], abs=1e-2)
-    expected = np.array(times(one)) * factor
-    assert np.array(times(two)) == pytest.approx(expected, rel=1e-4, abs=1e-9 * factor)
+    assert two.gains == pytest.approx(one.gains, abs=1e-2)
+    expected = np.array(one.times) * factor
+    assert np.array(two.times) == pytest.approx(expected, rel=1e-4, abs=1e-9 * factor)
 
 
 @pytest.mark.parametrize("factor", FACTORS)

@@ -145,9 +145,11 @@ def test_no_cut_beats_the_bound_of_all(backward: Any, mode: Any) -> None:
 
 @pytest.mark.slow
 def test_cutting_by_frozen_layers_beats_an_even_cut() -> None:
-    asked: dict[str, Any] = {"ranks": 4, "microbatches": 8, "cache": False, "effort": 0.05}
-    layers = {"F": [1] * 12, "B": [2] * 12, "frozen": [1] * 6 + [0] * 6}
-    even = make_layers(layers, db.Costs()).cut(Placement.loop(4, 1), (3, 3, 3, 3))
+    asked: dict[str, Any] = {
+        "ranks": 2, "microbatches": 4, "cache": False, "effort": 0.01, "workers": 1,
+    }  # fmt: skip
+    layers = {"F": [1] * 6, "B": [2] * 6, "frozen": [1] * 3 + [0] * 3}
+    even = make_layers(layers, db.Costs()).cut(Placement.loop(2, 1), (3, 3))
     cut = db.optimize(layers=layers, costs=db.Costs(), **asked)
     assert cut.makespan < db.optimize(costs=even, **asked).makespan
-    assert cut.makespan < 8 * 9
+    assert cut.makespan < 4 * 9

@@ -293,7 +293,8 @@ def test_patterns_with_recomputes_keep_memory_and_pace() -> None:
 def test_many_microbatches_go_through_all_searches() -> None:
     asked: dict[str, Any] = {
         "ranks": 4, "chunks": 2, "microbatches": 40, "memory": 1.5,
-        "costs": db.Costs(F=5, I=6, W=4), "cache": False, "published": False, "effort": 0.1,
+        "costs": db.Costs(F=5, I=6, W=4), "cache": False, "published": False, "effort": 0.03,
+        "workers": 1,
     }  # fmt: skip
     result = db.optimize(**asked, recompute=range(4), placement="loop")
     assert db.check(result.schedule, memory=1.5).ok

@@ -16,6 +16,7 @@ from debubble.schedules.looped import grouped_table
 from debubble.schedules.one_f_one_b import warm_alternate_drain
 from debubble.schedules.registry import find
 from tests.forms import hold
+from tests.pairs import covering
 
 NAMES = ("seq1f1b-interleaved", "seqpipe", "seqsmartvpp")
 
@@ -88,7 +89,8 @@ def test_with_one_slice_it_is_flexible_interleaved() -> None:
 def test_forms_hold_on_a_grid(name: str) -> None:
     rng = np.random.default_rng(0)
     checked = 0
-    for p, m, v, s in product((1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5, 8), (1, 2, 3), (1, 2, 3, 4, 6)):
+    sizes = product((1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5, 8), (1, 2, 3), (1, 2, 3, 4, 6))
+    for p, m, v, s in covering(sizes, strength=3):
         F, B = rng.uniform(0.2, 2, 2)
         costs = db.Costs(F=F, B=B, attention=rng.choice([0.0, 0.4]))
         cut = rng.choice(["flops", "tokens"])
@@ -97,7 +99,7 @@ def test_forms_hold_on_a_grid(name: str) -> None:
         )
         assert db.check(schedule).ok
         checked += hold(schedule, costs, f"{name} p={p} m={m} v={v} s={s}")
-    assert checked > 500
+    assert checked > 150
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 3, 5, 8])

@@ -12,6 +12,7 @@ import pytest
 import debubble as db
 from debubble.core.sequence import show
 from debubble.schedules.forms import closed_forms
+from tests.pairs import covering
 
 SLICED = ("seq1f1b", "terapipe", "slimpipe", "mepipe")
 ONE_CHUNK = ("seq1f1b", "terapipe")
@@ -45,9 +46,9 @@ def test_seq1f1b_takes_slices_in_order_and_back() -> None:
 def test_forms_hold_on_a_grid(name: str) -> None:
     rng = np.random.default_rng(0)
     seen: dict[str, int] = {}
-    for p, m, v, s in product((1, 2, 3, 4, 7), (1, 2, 3, 8), (1, 2, 3), (1, 2, 3, 4, 8)):
-        if name in ONE_CHUNK and v > 1:
-            continue
+    chunks = (1,) if name in ONE_CHUNK else (1, 2, 3)
+    sizes = product((1, 2, 3, 4, 7), (1, 2, 3, 8), chunks, (1, 2, 3, 4, 8))
+    for p, m, v, s in covering(sizes, strength=3):
         W = rng.uniform(0.2, 2)
         F, I = W + rng.uniform(0, 2, 2) if name == "mepipe" else rng.uniform(0.2, 2, 2)
         costs = db.Costs(F=F, I=I, W=W, attention=rng.choice([0.0, 0.4]), exchange=0.1)

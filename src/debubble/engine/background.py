@@ -38,7 +38,7 @@ def compile_in_background(module: str, name: str, types: tuple[Any, ...]) -> boo
     `types` are numba's types of its arguments.
     """
     global _failed
-    if _failed or os.environ.get(SWITCH) == "0" or not is_python():
+    if _failed or not is_allowed():
         return False
     request = (module, name, types)
     with _lock:
@@ -53,6 +53,11 @@ def compile_in_background(module: str, name: str, types: tuple[Any, ...]) -> boo
             except Exception:  # a system without processes raises anything
                 _failed = True
         return not _failed
+
+
+def is_allowed() -> bool:
+    """Return whether a second process may be started here."""
+    return os.environ.get(SWITCH) != "0" and is_python()
 
 
 def is_python() -> bool:

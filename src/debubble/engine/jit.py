@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.engine.background import compile_in_background
+from debubble.engine.background import compile_in_background, is_allowed
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -150,7 +150,7 @@ class Kernel(Generic[R]):
             return True
         is_new = types not in self._uncompiled
         total = self._uncompiled[types] = self._uncompiled.get(types, 0) + work
-        worth_asking = total > INTERPRET_UNASKED
+        worth_asking = total > INTERPRET_UNASKED and is_allowed()
         # Looking at the disk takes as long as interpreting some hundred iterations: it is done
         # at first, and again once a second process may have written there.
         if not ((is_new or worth_asking) and self._is_on_disk(args)):

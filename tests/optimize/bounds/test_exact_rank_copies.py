@@ -182,11 +182,13 @@ def ways(asked: Problem, rank: int) -> Iterator[list[Step]]:
         )  # fmt: skip
 
 
-def run(asked: Problem, rows: Sequence[list[Step]]) -> tuple[float, list[list[Step]]]:
+def run(
+    asked: Problem, rows: Sequence[list[Step]], known: float = float("inf")
+) -> tuple[float, list[list[Step]]]:
     """The makespan of an order by hand, and the order with waits for copies.
 
-    It is infinite where ranks wait for each other, or have no room. A forward waits until there is
-    room: sooner it cannot start, and later it would help nobody.
+    It is infinite where ranks wait for each other, have no room, or are no faster than is known. A
+    forward waits until there is room: sooner it cannot start, and later it would help nobody.
     """
     table, last = asked.table, asked.ranks - 1
     end: dict[tuple[Kind, int, int], float] = {}
@@ -194,6 +196,11 @@ def run(asked: Problem, rows: Sequence[list[Step]]) -> tuple[float, list[list[St
     at, free, copied = [0] * len(rows), [0.0] * len(rows), [0.0] * len(rows)
     gradient = asked.kinds[1]
     waiting = [list[Step]() for _ in rows]
+    copies = (Kind.OFFLOAD, Kind.RELOAD)
+    left = [
+        sum(float(table.duration[kind, r]) for kind, _ in row if kind not in copies)
+        for r, row in enumerate(rows)
+    ]
 
     def held(r: int) -> list[tuple[float, float]]:
         return sorted(
@@ -215,7 +222,7 @@ def run(asked: Problem, rows: Sequence[list[Step]]) -> tuple[float, list[list[St
             while at[r] < len(row):
                 kind, b = row[at[r]]
                 key = (kind, r, b)
-                if kind in (Kind.OFFLOAD, Kind.RELOAD):
+                if kind in copies:
                     begin[key] = max(free[r], copied[r])
                     end[key] = copied[r] = begin[key] + table.copy(kind, r, None)
                 else:
@@ -239,6 +246,9 @@ def run(asked: Problem, rows: Sequence[list[Step]]) -> tuple[float, list[list[St
                         now = room
                     begin[key] = now
                     end[key] = free[r] = now + float(table.duration[kind, r])
+                    left[r] -= float(table.duration[kind, r])
+                    if free[r] + left[r] >= known:
+                        return float("inf"), waiting
                 waiting[r].append((kind, b))
                 at[r] += 1
                 moving = True
@@ -286,7 +296,7 @@ def optimum(asked: Problem) -> float:
     ]
     best, order = float("inf"), list[list[Step]]()
     for chosen in product(*rows):
-        found, waiting = run(asked, chosen)
+        found, waiting = run(asked, chosen, best)
         if found < best:
             best, order = found, waiting
     if order:

@@ -165,7 +165,7 @@ def test_what_is_called_optimal_is(mode: Any, data: st.DataObject) -> None:
     result = db.optimize(
         ranks=asked.ranks, microbatches=asked.microbatches, memory=asked.limits.tolist(),
         placement=asked.placement, backward=asked.backward, p2p_mode=mode,
-        costs=asked.table.costs, cache=False, published=False, effort=0.02,
+        costs=asked.table.costs, cache=False, published=False, effort=0.02, workers=1,
         recompute=np.flatnonzero(asked.recomputed).tolist() or "none",
     )  # fmt: skip
     best = fastest_of_few(asked)

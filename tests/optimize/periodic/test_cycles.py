@@ -72,6 +72,7 @@ def test_the_period_is_the_engines_and_memory_is_kept(data: st.DataObject) -> No
         assert long_run_pace(asked, longer) == pytest.approx(longer.pace, rel=0.01)
 
 
+@pytest.mark.slow
 def test_one_forward_one_backward_never_waits() -> None:
     schedule = db.make("1f1b", ranks=4, microbatches=12)
     asked = problem(4, 12, 4, chunks=1, backward="fused")

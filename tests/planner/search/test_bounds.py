@@ -17,6 +17,7 @@ from debubble.planner.search.within_memory import base_cut, base_of, least_floor
 FRAMEWORKS = (None, "megatron", "automodel")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_no_floor_is_below_the_one_that_is_known_without_simulating(framework: str | None) -> None:
     fixed = Fixed(framework=framework)

@@ -16,6 +16,7 @@ from debubble.planner.plannable import first_cut, fits, plannable, why_not
 from debubble.planner.request import Fixed, PlanRequest
 from debubble.planner.search.groups import candidates, groups
 from debubble.schedules import registry
+from tests.conftest import EXPLORES
 from tests.planner.cases import Gpus, dense, latent, mixture
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "interleaved-overlap", "zb-v", "hanayo")
@@ -63,11 +64,20 @@ def by_hand(
     return left
 
 
+SEARCHES = [(dense(3, tied=True), 4, 6), (mixture(2), 4, 4), (dense(2, mtp=1), 6, 6)]
+LARGER = (dense(6), 8, 4)
+"""The most degrees and chunks: without rules of frameworks, and with those of one that has most."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", [None, *FRAMEWORKS])
 @pytest.mark.parametrize(
-    ("model", "gpus", "batch"),
-    [(dense(6), 8, 4), (dense(3, tied=True), 4, 6), (mixture(2), 4, 4), (dense(2, mtp=1), 6, 6)],
+    ("framework", "model", "gpus", "batch"),
+    [
+        (framework, *searched)
+        for framework in (None, *FRAMEWORKS)
+        for searched in (*SEARCHES, LARGER)
+        if searched is not LARGER or framework in (None, "megatron") or EXPLORES
+    ],
 )
 def test_candidates_are_all_that_rules_leave(
     model: Model, gpus: int, batch: int, framework: str | None

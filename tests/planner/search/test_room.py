@@ -17,6 +17,7 @@ from debubble.planner.search.room import room_of
 MODELS = {"llama-3.1-8b": 16, "mixtral-8x7b": 16, "deepseek-v2": 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", [None, "megatron", "automodel"])
 @pytest.mark.parametrize("model", MODELS)
 def test_what_fits_has_room(model: str, framework: str | None) -> None:

@@ -162,12 +162,14 @@ REFUSED = {
 class Judged:
     """Plans and what Megatron-LM makes of their arguments.
 
-    `wrong` break one of our rules, and `better` have the nearest change that the rule names.
+    `wrong` break one of our rules, and `better` have the nearest change that the rule names; of
+    `scripts` it has all words, those of the model too.
     """
 
     good: list[tuple[Case, dict[str, Any]]]
     wrong: list[tuple[str, dict[str, Any]]]
     better: list[tuple[Case, dict[str, Any]]]
+    scripts: list[tuple[Case, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -181,10 +183,11 @@ def judged(request: pytest.FixtureRequest) -> Judged:
     texts = [megatron.text_of(one) for one in good]
     # Our own text for the others is why they do not run.
     texts += ["\n".join(megatron_lines(one)) for one in (*wrong, *better)]
-    cases = [*good, *wrong, *better]
+    texts += [FRAMEWORKS["megatron"].files[".sh"](one) for one in GOOD]
+    cases = [*good, *wrong, *better, *GOOD]
     found = iter(megatron.verdicts(wheel, list(zip(cases, texts, strict=True))))
     return Judged(
-        *([(what, next(found)) for what in group] for group in (good, names, better))  # type: ignore[arg-type]
+        *([(what, next(found)) for what in group] for group in (good, names, better, GOOD))  # type: ignore[arg-type]
     )
 
 
@@ -219,19 +222,9 @@ def test_megatron_refuses_what_our_rules_do_and_takes_the_nearest(judged: Judged
         assert "error" not in made, (one.candidate, made)
 
 
-@pytest.fixture(scope="module")
-def scripts(request: pytest.FixtureRequest) -> list[tuple[Case, dict[str, Any]]]:
-    """Plans, and what Megatron-LM makes of the words of our scripts."""
-    pytest.importorskip("torch", reason="Megatron-LM imports PyTorch")
-    wheel = megatron.fetch(wheels.folder_of(request, "megatron"))
-    texts = [FRAMEWORKS["megatron"].files[".sh"](one) for one in GOOD]
-    return list(zip(GOOD, megatron.verdicts(wheel, list(zip(GOOD, texts, strict=True))),
-                    strict=True))  # fmt: skip
-
-
 @pytest.mark.slow
-def test_scripts_are_taken_with_plan_and_model(scripts: list[tuple[Case, dict[str, Any]]]) -> None:
-    for one, made in scripts:
+def test_scripts_are_taken_with_plan_and_model(judged: Judged) -> None:
+    for one, made in judged.scripts:
         assert "error" not in made, (one.candidate, made)
         assert meant(made) == said(one)
         args, model = made["args"], one.model
@@ -244,10 +237,8 @@ def test_scripts_are_taken_with_plan_and_model(scripts: list[tuple[Case, dict[st
 
 
 @pytest.mark.slow
-def test_primus_overrides_what_the_arguments_set(
-    scripts: list[tuple[Case, dict[str, Any]]],
-) -> None:
-    for one, made in scripts:
+def test_primus_overrides_what_the_arguments_set(judged: Judged) -> None:
+    for one, made in judged.scripts:
         values = plan_values(one)
         assert values
         for name in values.keys() - NOT_PLAIN:

@@ -180,6 +180,7 @@ def test_the_file_says_what_the_flags_say(one: Case, theirs: SimpleNamespace) ->
             assert getattr(parallel, spec.name) == getattr(read.parallelism, spec.name), spec.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", [*GOOD, case(dense(), dp=2, pp=2, precision="fp8")])
 def test_toml_has_the_keys_of_version_0_2(one: Case, request: pytest.FixtureRequest) -> None:
     wheel = wheels.fetch(wheels.folder_of(request, "torchtitan"), "torchtitan", "0.2.2")
