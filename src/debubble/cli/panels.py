@@ -20,7 +20,7 @@ FOLDED = ("Transfers", "Variation", FIGURE)
 NAMED = 5
 """Number of options of a folded panel that are named."""
 
-ALL = "debubble.help_all"
+ALL = "debubble: --help-all"
 """Key in a context's ``meta`` that unfolds all panels."""
 
 

@@ -44,8 +44,10 @@ class PipelineLink:
     def __init__(self, group: Any, timeout: float) -> None:
         with rendezvous(timeout):
             self.ranks = Ranks.of(group, None, timeout)
-        abort = self.ranks.abort
-        self.watch = StoreWatch.of(self.ranks, lambda *_: "the start of the step", abort)
+        self.watch = StoreWatch.of(
+            self.ranks, lambda *_: "the start of the step",
+            lambda group: self.ranks.abort(group=group),
+        )  # fmt: skip
         weakref.finalize(self, self.watch.stop)
 
 
