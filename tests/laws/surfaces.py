@@ -60,7 +60,7 @@ class Case:
 
     @property
     def varies(self) -> bool:
-        return any(row_of(name).group == "jitter" for name in self.texts)
+        return any(row_of(name).panel == "Variation" for name in self.texts)
 
     @property
     def costs(self) -> db.Costs:

@@ -38,7 +38,7 @@ def printed(command: str, name: str, case: Case) -> tuple[int, Any]:
 def test_every_value_changes_something(row: OptionSpec, command: str, tmp_path: Path) -> None:
     if row.only and command not in row.only:
         pytest.skip(f"{command} has no {row.flag}")
-    costs = {} if row.group == "costs" and row.name != "runtime" else PAYING
+    costs = {} if row.panel == "Costs" and row.name != "runtime" else PAYING
     modes = ({}, {"p2p_mode": "group"}) if row.name != "p2p_mode" else ({},)
     texts = [text for text in values_of(row, tmp_path) if text != row.neutral]
     asked = {text: given(row, text) if text else without(row) for text in [row.neutral, *texts]}

@@ -70,7 +70,7 @@ def test_every_schedule_is_the_same_everywhere_without_costs(name: str) -> None:
 @pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.name)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_option_is_the_same_everywhere(name: str, row: object, tmp_path: Path) -> None:
-    for costs in ({}, PAYING) if row.group != "costs" or row.name == "runtime" else ({},):
+    for costs in ({}, PAYING) if row.panel != "Costs" or row.name == "runtime" else ({},):
         for text in values_of(row, tmp_path):
             the_same(Case(name, costs | given(row, text)))
 
