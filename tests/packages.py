@@ -76,6 +76,7 @@ COMMANDS = {
     "megatron": [
         "python -c __import__('debubble.megatron',fromlist=['*']).forward_backward_func('1f1b')"
     ],
+    "mcp": ["python -c __import__('debubble.cli.mcp',fromlist=['*']).make_server()"],
     "ray": ["debubble sweep sweep.yaml -o sweep.sqlite --jobs 2 --backend ray"],
 }
 """What each extra is for, as commands; the extra without a name is the plain install."""

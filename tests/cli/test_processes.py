@@ -24,7 +24,7 @@ def test_a_simulation_from_start_to_end(start: Start) -> None:
     process = start("simulate", "1f1b", "-p", 8, "-m", 64)
     out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
-    assert "makespan           213" in out
+    assert "makespan         213" in out
 
 
 @pytest.mark.processes

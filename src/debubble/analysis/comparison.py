@@ -380,9 +380,8 @@ class Comparison:
         words = self.conventions()
         lines = [f"skipped {name}: {reason}" for name, reason in self.skipped]
         lines += [f"note: {note}" for note in self.notes]
-        shown = ("jitter", "slices", "recompute", "offload", "replicas")
-        lines += [f"{key}: {words[key]}" for key in shown if key in words]
-        return [*lines, in_short(words)]
+        lines += [f"jitter: {words['jitter']}"] if "jitter" in words else []
+        return lines + in_short(words)
 
     def _excess(self, row: Row) -> float:
         """Return by how much the rank that is most above its limit is."""

@@ -79,17 +79,22 @@ def conventions(timeline: Timeline) -> dict[str, str]:
     return {key: text for key, text in words.items() if text} | measure_words(costs)
 
 
-def in_short(words: Mapping[str, str]) -> str:
-    """Return conventions of times, memory and transfers in one line, with what is special."""
+SPECIAL = ("slices", "vocabulary", "optimizer", "forwards", "recompute", "replicas", "offload")
+"""Conventions of schedules with more than forwards and backwards."""
+
+
+def in_short(words: Mapping[str, str]) -> list[str]:
+    """Return a line for every special convention, and one for times, memory and transfers."""
     parts = []
     if "times" in words:
         times = words["times"].removesuffix("; F, I and W take 1 each")
         parts.append(f"times {times}{', F = I = W = 1' if times != words['times'] else ''}")
-    unit, _, special = words["memory"].removeprefix("in ").partition(HELD)
-    parts.append(f"memory in {unit.partition(' (')[0].rstrip(': ')}{special}")
+    unit, _, more = words["memory"].removeprefix("in ").partition(HELD)
+    parts.append(f"memory in {unit.partition(' (')[0].rstrip(': ')}{more}")
     transfers = words["p2p"].partition(":")[0]
     parts.append(f"transfers {transfers}{' and free' if words['p2p'].endswith(FREE) else ''}")
-    return f"{'; '.join(parts)}. See 'debubble words'."
+    special = [f"{key}: {words[key]}" for key in SPECIAL if key in words]
+    return [*special, f"{'; '.join(parts)}. See 'debubble words'."]
 
 
 HELD = "allocated when F starts, held until W ends, or B"

@@ -33,9 +33,6 @@ LISTED_RANKS = 16
 ROUNDING = 1e-9
 """Share of a value below which a difference from its formula is rounding."""
 
-_SHOWN = ("slices", "vocabulary", "optimizer", "forwards", "recompute", "replicas", "offload")
-"""Conventions of special schedules, which stand below a text report."""
-
 _FEW = ("makespan", "ideal", "bubble_ratio", "peak_activation")
 """Measures of a report that is not wide."""
 
@@ -119,8 +116,7 @@ def report(
     lines.append("")
     for note in data["notes"]:
         lines += wrap(f"note: {note}", width, 2)
-    last = [f"{key}: {words[key]}" for key in _SHOWN if key in words] + [in_short(words)]
-    lines += [style(line, "faint") for text in last for line in wrap(text, width, 2)]
+    lines += [style(line, "faint") for text in in_short(words) for line in wrap(text, width, 2)]
     return "\n".join(lines)
 
 

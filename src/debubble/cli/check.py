@@ -51,7 +51,8 @@ def check(
         for name, (report, _) in zip(schedules, found, strict=True):
             print(f"{name}: {report}" if len(found) > 1 else report)
         if len(found) == 1:
-            print("\n".join(wrap(in_short(found[0][1]), line_width(), 2)))
+            for line in in_short(found[0][1]):
+                print("\n".join(wrap(line, line_width(), 2)))
     if not ok:
         raise typer.Exit(PROBLEMS)
 

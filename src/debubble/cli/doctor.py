@@ -29,6 +29,8 @@ EXTRAS = {
     "torch": ("torch",),
     "sweep": ("joblib", "distributed"),
     "ray": ("joblib", "ray"),
+    "mcp": ("mcp",),
+    "megatron": ("megatron.core",),
 }
 """Modules that each extra brings."""
 
@@ -37,6 +39,8 @@ FOR = {
     "torch": "run, profile, and pipelines in a training loop",
     "sweep": "sweeps in processes and on dask",
     "ray": "sweeps on Ray",
+    "mcp": "tools for coding agents: mcp",
+    "megatron": "schedules in Megatron-LM's training loop",
 }
 """Purpose of each extra."""
 

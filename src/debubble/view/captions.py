@@ -39,7 +39,7 @@ def short_conventions(timeline: Timeline) -> list[str]:
     """Return the conventions of a simulated timeline in one line; in full for measured times."""
     if timeline.measured:
         return conventions([timeline])
-    return [metrics.in_short(metrics.conventions(timeline))]
+    return metrics.in_short(metrics.conventions(timeline))
 
 
 def labelled(timelines: Sequence[Timeline], label: Mapping[str, str] | None) -> list[Timeline]:
