@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import logging
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +73,56 @@ def test_what_another_tool_puts_there_since_then_stays() -> None:
         setattr(schedules, REPLACED[0], another := object())
         dm.uninstall()
         assert getattr(schedules, REPLACED[0]) is another
+
+
+@contextmanager
+def placed_on(rank: int) -> Iterator[Callable[[], Any]]:
+    """A job of two ranks and two chunks; yields how a script asks for the function."""
+    with fake.megatron() as schedules:
+        vars(internals.parallel_state()).update(
+            model_parallel_is_initialized=lambda: True,
+            get_pipeline_model_parallel_rank=lambda: rank,
+            get_pipeline_model_parallel_world_size=lambda: 2,
+            get_virtual_pipeline_model_parallel_world_size=lambda: 2,
+        )
+        yield lambda: schedules.get_forward_backward_func(2, 2)
+
+
+def chunk(*ends: bool) -> SimpleNamespace:
+    """A model chunk that says if it has the embedding, and the output layer."""
+    return SimpleNamespace(pre_process=ends[0], post_process=ends[1])
+
+
+V_OF = {0: [chunk(True, False), chunk(False, True)], 1: [chunk(False, False)] * 2}
+LOOP_OF = {
+    0: [chunk(True, False), chunk(False, False)], 1: [chunk(False, False), chunk(False, True)],
+}  # fmt: skip
+"""The chunks of each rank."""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_megatron_does_not_run_models_in_other_placements(rank: int) -> None:
+    with placed_on(rank) as ask:
+        dm.place_model("zb-v")
+        with pytest.raises(ParameterError, match=r"\(V\); call dm\.install .*_backward_func"):
+            ask()(model=V_OF[rank])
+        dm.uninstall()
+        with pytest.raises(ParameterError, match=r"build the model anew, or call dm\.install"):
+            ask()(model=V_OF[rank])
+        dm.install("1f1b")
+        dm.uninstall()
+        with pytest.raises(ParameterError, match="build the model anew"):
+            ask()(model=V_OF[rank])
+        assert ask()(model=LOOP_OF[rank]) == REPLACED[0]
+
+
+def test_megatron_runs_models_that_are_placed_as_its_own() -> None:
+    with placed_on(0) as ask:
+        own = ask()
+        dm.place_model("interleaved-zb")
+        assert ask()(model=LOOP_OF[0]) == REPLACED[0]
+        dm.uninstall()
+        assert ask() is own
 
 
 def test_a_job_with_one_pipeline_rank_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -209,6 +259,14 @@ def test_what_is_not_covered_is_refused_with_a_way_out(row: Any) -> None:
 def test_the_rest_is_covered(name: str) -> None:
     chunks = None if name in ("1f1b", "zb-h1") else 2
     dm.check(config(virtual_pipeline_model_parallel_size=chunks), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("dualpipe", "several copies"), ("pipedream", "several versions")]
+)
+def test_what_no_number_of_chunks_helps_is_said_first(name: str, what: str) -> None:
+    with pytest.raises(ParameterError, match=f"^'{name}' does not run .*\n{what}"):
+        dm.check(config(virtual_pipeline_model_parallel_size=2), name)
 
 
 def test_everything_that_is_refused_is_said_at_once() -> None:

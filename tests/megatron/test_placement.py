@@ -65,6 +65,7 @@ def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
             "checkpoints": _checkpoints(dm, saved),
             "copy": _copy_of_the_embedding(dm),
             "late": _late(dm),
+            "others": _others(dm),
             "lost": _lost(dm),
             "alone": _alone(dm),
             "answers": _answers(dm),
@@ -143,6 +144,19 @@ def _late(dm: Any) -> str:
     return ""
 
 
+def _others(dm: Any) -> list[str]:
+    """What Megatron's own function says of a V, with its placement and after."""
+    said = []
+    dm.place_model("zb-v")
+    training = gpt.Training(gpt.Job(chunks=2))
+    for change in (lambda: None, dm.uninstall):
+        change()
+        with pytest.raises(ValueError, match="Megatron") as raised:
+            training.step()
+        said.append(str(raised.value))
+    return said
+
+
 def _lost(dm: Any) -> str:
     from debubble.megatron import placement
 
@@ -207,6 +221,13 @@ def test_output_layer_begins_as_copy_of_the_embedding(found: dict[str, Any]) -> 
 def test_model_that_was_built_before_is_refused(found: dict[str, Any]) -> None:
     for rank in found["ranks"]:
         assert "before the model is built" in rank["late"]
+
+
+def test_megatron_refuses_what_it_cannot_run(found: dict[str, Any]) -> None:
+    for rank in found["ranks"]:
+        used, left = rank["others"]
+        assert "call dm.install with the schedule" in used
+        assert "build the model anew" in left
 
 
 def test_release_without_a_name_is_refused(found: dict[str, Any]) -> None:

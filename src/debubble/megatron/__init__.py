@@ -12,24 +12,26 @@ from typing import TYPE_CHECKING, Any
 from debubble.megatron.named_steps import name_steps, trace_ranges
 
 if TYPE_CHECKING:
-    from debubble.megatron.installation import forward_backward_func, install, uninstall
-    from debubble.megatron.placement import place_model
-    from debubble.megatron.refused import check
+    from debubble.megatron.installation import (
+        check,
+        forward_backward_func,
+        install,
+        place_model,
+        uninstall,
+    )
 
 __all__ = [
     "check", "forward_backward_func", "install", "name_steps", "place_model", "trace_ranges",
     "uninstall",
 ]  # fmt: skip
 
-_MODULES = {"check": "refused", "place_model": "placement"} | dict.fromkeys(
-    ("forward_backward_func", "install", "uninstall"), "installation"
-)
+_INSTALLATION = "check", "forward_backward_func", "install", "place_model", "uninstall"
+"""Names whose module loads PyTorch."""
 
 
 def __getattr__(name: str) -> Any:
-    # These load PyTorch.
-    if name not in _MODULES:
+    if name not in _INSTALLATION:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    from debubble.megatron import installation
 
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(installation, name)

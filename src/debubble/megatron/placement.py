@@ -64,6 +64,11 @@ class PlacedModel:
         return several and not is_loop(self.placement)
 
     @property
+    def has_differed(self) -> bool:
+        """If Megatron was asked for a job whose placement is not its own."""
+        return not all(map(is_loop, self._placements.values()))
+
+    @property
     def ends(self) -> tuple[int, int]:
         """The ranks of the first and the last stage."""
         table = self.placement.table[0]
@@ -105,35 +110,6 @@ _PLACED: list[PlacedModel] = []
 _REPLACED = Replacements()
 
 
-def place_model(schedule: Any) -> None:
-    """Have Megatron build a model by the placement of a schedule, such as a V.
-
-    :func:`install` does it. Call it on every rank before the model is built where a script takes
-    :func:`forward_backward_func` alone::
-
-        import debubble.megatron as dm
-        dm.place_model("zb-v")
-        model = get_model(model_provider)
-        forward_backward = dm.forward_backward_func("zb-v")
-
-    From then on Megatron builds the layers of the schedule's stages, and the embedding and the
-    output layer where the first and the last stage are. Checkpoints with sharded state, as
-    ``torch_dist``, can be loaded in other placements; those of format ``torch`` cannot. Losses are
-    returned on the rank of the last stage and on the last rank, which reports them.
-
-    Parameters
-    ----------
-    schedule
-        As for :func:`install`.
-
-    Raises
-    ------
-    DebubbleError, ParameterError
-        As for :func:`install`.
-    """
-    place(ScheduleSource(schedule))
-
-
 def place(source: ScheduleSource) -> None:
     """Answer Megatron by the placement of a schedule."""
     _PLACED[:] = [PlacedModel(source)]
@@ -146,10 +122,12 @@ def refresh() -> None:
         replace_all()
 
 
-def place_as_megatron() -> None:
-    """Give Megatron its own answers back."""
+def place_as_megatron() -> bool:
+    """Give Megatron its own answers back; return if models may have been built by others."""
+    differed = any(placed.has_differed for placed in _PLACED)
     _PLACED.clear()
     _REPLACED.undo()
+    return differed
 
 
 def placed_model() -> PlacedModel | None:
@@ -168,17 +146,48 @@ def check_chunks(schedule: Schedule, chunks: Sequence[Any]) -> None:
         )
     rank = parallel_state().get_pipeline_model_parallel_rank()
     for chunk, (model, stage) in enumerate(zip(chunks, placement.stages_on(rank), strict=True)):
-        ends = [part_of_model(model, name) for name in ("pre_process", "post_process")]
-        fits = ends in ([stage == 0, stage == placement.stages - 1], [None, None])
+        fits = _has_ends(model, stage, placement)
         if placed is not None:
-            first_layer, wanted = layers_of(model, chunk)
-            fits = fits and first_layer == wanted and placed.placement.table == placement.table
+            fits &= _has_layers(model, chunk) and placed.placement.table == placement.table
         if not fits or (placed is None and not is_loop(placement)):
             raise ParameterError(
                 f"chunk {chunk} of rank {rank} was not built as stage {stage}, which "
                 f"'{schedule.name}' has there ({placement.name}); call dm.install or "
                 "dm.place_model with this schedule before the model is built"
             )
+
+
+def refuse_others(function: str, chunks: Sequence[Any]) -> None:
+    """Refuse what Megatron's own function cannot run: chunks that it would not place so."""
+    placed = placed_model()
+    if placed is not None:
+        raise ParameterError(
+            f"Megatron's {function} does not run the placement of this model "
+            f"({placed.placement.name}); call dm.install with the schedule, or what "
+            "dm.forward_backward_func returns for it"
+        )
+    state = parallel_state()
+    rank = state.get_pipeline_model_parallel_rank()
+    own = Placement.loop(state.get_pipeline_model_parallel_world_size(), len(chunks))
+    for chunk, (model, stage) in enumerate(zip(chunks, own.stages_on(rank), strict=True)):
+        if not (_has_ends(model, stage, own) and _has_layers(model, chunk)):
+            raise ParameterError(
+                f"chunk {chunk} of rank {rank} was built for another placement than Megatron's, "
+                f"and its {function} cannot run it; build the model anew, or call dm.install "
+                "with the schedule that it was built for"
+            )
+
+
+def _has_ends(model: Any, stage: int, placement: Placement) -> bool:
+    """Return if a chunk has the embedding and the output layer where a stage has them."""
+    ends = [part_of_model(model, name) for name in ("pre_process", "post_process")]
+    return ends in ([stage == 0, stage == placement.stages - 1], [None, None])
+
+
+def _has_layers(model: Any, chunk: int) -> bool:
+    """Return if a chunk begins with the layer that Megatron has there, as it is answered."""
+    first, wanted = layers_of(model, chunk)
+    return first == wanted
 
 
 def reported(losses: list[Any], placement: Placement, ranks: Ranks) -> list[Any]:

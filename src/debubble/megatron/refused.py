@@ -12,7 +12,6 @@ from debubble.core.errors import ParameterError
 from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import OFFLOAD_KINDS, Kind
 from debubble.core.schedule import Schedule
-from debubble.megatron.source import ScheduleSource
 
 
 class Refused(NamedTuple):
@@ -116,27 +115,6 @@ REFUSED = (
     ),
 )  # fmt: skip
 """A row for everything that is refused, whatever the model."""
-
-
-def check(config: Any, schedule: Any) -> None:
-    """Refuse a job that our engine does not run in Megatron's loop, before its first step.
-
-    Parameters
-    ----------
-    config
-        The ``TransformerConfig`` of the model, or arguments with its names.
-    schedule
-        As for :func:`install`.
-
-    Raises
-    ------
-    ParameterError
-        A line for everything that is not covered: what, why, and what works instead.
-    """
-    ranks = config.pipeline_model_parallel_size
-    chunks = getattr(config, "virtual_pipeline_model_parallel_size", None) or 1
-    source = ScheduleSource(schedule)
-    refuse(config, source.schedule(ranks, chunks))
 
 
 def refuse(config: Any, schedule: Schedule, *, delays: bool = False) -> None:

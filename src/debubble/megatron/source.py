@@ -12,6 +12,7 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import backward, forward, sequence
 from debubble.interchange.files import is_file_name, is_foreign
+from debubble.megatron.refused import refuse
 from debubble.schedules import registry
 from debubble.torch.setup import find_schedule
 
@@ -34,7 +35,7 @@ class ScheduleSource:
         Raises
         ------
         ParameterError
-            When it has other ranks, chunks or microbatches.
+            When it has other ranks, chunks or microbatches; or is refused with any.
         ScheduleError
             When it cannot run.
         """
@@ -46,6 +47,7 @@ class ScheduleSource:
         found = find_schedule(self._given, ranks, sizes, steps=False)
         held = {len(found.placement.stages_on(rank, 0)) for rank in range(ranks)}
         if held != {chunks}:
+            refuse(None, found)  # other chunks would not help
             stages = " or ".join(map(str, sorted(held)))
             raise ParameterError(
                 f"'{found.name}' has {stages} of the model's stages on a rank, and a rank of the "
