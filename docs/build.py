@@ -314,6 +314,7 @@ SCRIPTED = {
     "plan": "llama-3.1-8b --gpu h100 --gpus 8 --batch 16 --seq 4096 --schedule 1f1b --tp 4 --cp 1",
     "trace": "run.csv",
     "costs": "",
+    "words": "bubble",
 }
 """Questions whose answers show the JSON of commands."""
 

@@ -43,7 +43,7 @@ def test_python_runs(here: Path) -> None:
     [code] = re.findall(r"```python\n(.*?)```", TEXT, re.S)
     exec(code, {})
     text = (here / "table.tex").read_text(encoding="utf-8")
-    assert r"\caption{Schedules on eight stages. " in text
+    assert r"\caption{Schedules on eight stages}" in text
     assert r"~\cite{qi2024zero}" in text
 
 

@@ -15,6 +15,7 @@ import debubble as db
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[1]
 SIZES = {"ranks": 2, "microbatches": 4}
+db.simulate(db.make("1f1b", **SIZES))  # pytester forgets modules that a test loads first
 BAD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n"
 
 
@@ -30,7 +31,7 @@ def test_files_by_their_name_are_tests(pytester: pytest.Pytester) -> None:
     (pytester.path / "no.schedule.csv").write_text("0X0\n")
     db.make("1f1b", **SIZES).save(pytester.path / "other.csv")
     result = run(pytester)
-    assert result.parseoutcomes() == {"passed": 2, "failed": 2}
+    result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["*1B1 is missing; add it on rank 1", "*no.schedule.csv: row 1*"])
     assert "Traceback" not in result.stdout.str()
 
@@ -42,7 +43,7 @@ def test_settings_are_limits(pytester: pytest.Pytester) -> None:
     for name, good, bad in (("makespan", 15, 14.9), ("memory", 2, 1)):
         for value, outcome in ((good, {"passed": 1}), (bad, {"failed": 1})):
             pytester.makeini(settings.format(name, value))
-            assert run(pytester).parseoutcomes() == outcome
+            run(pytester).assert_outcomes(**outcome)
 
 
 def test_the_fixture_checks_and_simulates(pytester: pytest.Pytester) -> None:
@@ -58,7 +59,7 @@ def test_the_fixture_checks_and_simulates(pytester: pytest.Pytester) -> None:
             schedule_file("x.csv", memory=1)
     """)
     result = run(pytester)
-    assert result.parseoutcomes() == {"passed": 1, "failed": 1}
+    result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         ["E*rank 0 holds up to 2 activation units, more than the limit of 1*"]
     )

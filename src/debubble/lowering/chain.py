@@ -86,8 +86,8 @@ class Lowering(OptionSpec):
 
 
 def lowering_row(
-    name: str, metavar: str, help: str, panel: Panel, read: Callable[[str, str], Any], *,
-    part_of: str = "", in_search: bool = False, **more: Any,
+    name: str, metavar: str, help: str, read: Callable[[str, str], Any], *,
+    panel: Panel = "Memory", part_of: str = "", in_search: bool = False, **more: Any,
 ) -> Lowering:  # fmt: skip
     """Return a row of :data:`LOWERINGS`, whose values `read` finds in texts."""
     return Lowering(
@@ -143,7 +143,7 @@ def _recompute(schedule: Schedule, values: Values, setting: Setting) -> list[Sch
 LOWERINGS: list[Lowering] = [
     lowering_row(
         "recompute", "STAGES",
-        "Stages that recompute forwards: full, or 0,1,4-7.", "Memory",
+        "Stages that recompute forwards: full, or 0,1,4-7.",
         read_stages, apply=_recompute, example="full", in_search=True, check=_check_recompute,
         on_page=Choice(
             "recompute", {"full": "all stages"}, "nothing",
@@ -152,7 +152,6 @@ LOWERINGS: list[Lowering] = [
     ),
     lowering_row(
         "recompute_at", "PLACE", "Place: just-in-time, bubbles or with-backward.",
-        "Memory",
         lambda _flag, text: place_of("full", text), part_of="recompute", example="with-backward",
         on_page=Choice("where", {
             "just-in-time": "just in time", "bubbles": "in bubbles",
@@ -162,26 +161,26 @@ LOWERINGS: list[Lowering] = [
     ),
     lowering_row(
         "recompute_cap", "COUNT",
-        "Recompute only beyond COUNT held activations.", "Memory",
+        "Recompute only beyond COUNT held activations.",
         read_whole, part_of="recompute", example="2",
     ),
     lowering_row(
         "offload", "STAGES",
-        "Stages to offload to the host: full, or 0,1,4-7.", "Memory",
+        "Stages to offload to the host: full, or 0,1,4-7.",
         read_stages, example="full", in_search=True,
         apply=lambda order, values, setting: ways_to_offload(order, values["offload"], setting),
     ),
     lowering_row(
         "transfers", "POLICY",
-        f"Sends and receives as actions: {', '.join(TRANSFER_POLICIES)}.", "Transfers",
-        Word(TRANSFER_POLICIES).read,
+        f"Sends and receives as actions: {', '.join(TRANSFER_POLICIES)}.",
+        Word(TRANSFER_POLICIES).read, panel="Transfers",
         apply=lambda order, values, _: add_transfers(order, policy=values["transfers"]),
         example="just-in-time",
     ),
     lowering_row(
         "sharding", "MODE",
-        "ddp: reduce gradients; fsdp: also gather weights.", "Transfers",
-        Word(SHARDING_MODES).read,
+        "ddp: reduce gradients; fsdp: also gather weights.",
+        Word(SHARDING_MODES).read, panel="Transfers",
         apply=lambda order, values, _: add_sharding(
             order, mode=values["sharding"], lookahead=values["unshard_lookahead"] or "full"
         ),
@@ -192,8 +191,8 @@ LOWERINGS: list[Lowering] = [
     ),
     lowering_row(
         "unshard_lookahead", "POLICY",
-        "Stages that fsdp gathers ahead: full, auto, 2,3,3.", "Transfers",
-        _read_lookahead, part_of="sharding", example="1", check=_check_lookahead,
+        "Stages that fsdp gathers ahead: full, auto, 2,3,3.",
+        _read_lookahead, panel="Transfers", part_of="sharding", example="1", check=_check_lookahead,
     ),
 ]  # fmt: skip
 """Every lowering, in the order in which they are added."""

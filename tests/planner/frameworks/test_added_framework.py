@@ -65,7 +65,7 @@ def test_help_completion_and_the_page_have_it() -> None:
     assert spec.loader is not None
     options = util.module_from_spec(spec)
     spec.loader.exec_module(options)
-    assert "primus, own; or any" in options.ROWS["framework"].help
+    assert "primus, own, or any" in options.ROWS["framework"].help
     assert completion.BY_NAME["framework"]("ow") == ["own"]
     assert "own" in plans.inputs()["frameworks"]
 
