@@ -30,7 +30,7 @@ MOST_LETTERS = 20_000
 """Most letters and bars of a layout, once all repetitions are written out."""
 
 MODULES = ".modules.json"
-"""Ending of a file with the modules of every stage, beside that of its schedule."""
+"""Ending of a file with the modules of every stage; the rest of its name is the schedule's."""
 
 MAX_BYTES = 16 << 20
 """Longest such file that is read."""

@@ -14,7 +14,7 @@ NAMES = ("layers", "h", "blocks")
 """Names of attributes with lists of layers."""
 
 BY_HAND = "write its stages as modules, and give dt.Pipeline a list of them"
-"""What to do with a model that is not cut."""
+"""Advice on a model that is not cut."""
 
 ON_EVERY_STAGE = "rotary"
 """Part of the name of modules that compute positions for all layers, and have no weights."""
