@@ -44,6 +44,9 @@ def test_settings_are_limits(pytester: pytest.Pytester) -> None:
         for value, outcome in ((good, {"passed": 1}), (bad, {"failed": 1})):
             pytester.makeini(settings.format(name, value))
             run(pytester).assert_outcomes(**outcome)
+    (pytester.path / "x.schedule.csv").write_text("0F0\n1F0,1B0\n")
+    pytester.makeini(settings.format("makespan", 15))
+    run(pytester).stdout.fnmatch_lines(["*0B0 is missing; add it on rank 0"])
 
 
 def test_the_fixture_checks_and_simulates(pytester: pytest.Pytester) -> None:

@@ -114,6 +114,7 @@ def test_the_examples_of_the_help_run(
     [
         (["simulat"], "unknown command 'simulat'; did you mean 'simulate'?"),
         (["simulate"], "missing argument 'SCHEDULE'; see debubble simulate --help"),
+        (["check"], "missing argument 'SCHEDULE...'; see debubble check --help"),
         (["simulate", "1f1b", "--rank", "3"], "no such option: --rank"),
         (["simulate", "1f1b", "-p"], "option '-p' requires an argument"),
         (["simulate", "1f1b", "gpipe"], "got unexpected extra argument"),

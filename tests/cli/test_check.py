@@ -105,6 +105,17 @@ def test_a_step_that_takes_longer_than_its_limit_is_a_problem(run: Run) -> None:
     assert run(*words, -1).code == 2
 
 
+def test_orders_that_do_not_run_have_no_time_to_limit(run: Run, tmp_path: Path) -> None:
+    for name, rows in (("stuck", "0B0,0F0\n1F0,1B0\n"), ("short", "0F0,0B0\n1F0\n")):
+        (tmp_path / f"{name}.csv").write_text(rows)
+    words = ["check", "1f1b", tmp_path / "stuck.csv", tmp_path / "short.csv", "-p", 2, "-m", 1]
+    result = run(*words, "--makespan", 1, "--json")
+    assert (result.code, result.err) == (1, "")
+    assert [[each["code"] for each in one["problems"]] for one in result.data["checked"]] == [
+        ["makespan"], ["order"], ["missing"],
+    ]  # fmt: skip
+
+
 def test_several_schedules_are_checked_at_once(run: Run, tmp_path: Path) -> None:
     db.make("zb-h1", ranks=2, microbatches=4).save(tmp_path / "good.csv")
     (tmp_path / "bad.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n")

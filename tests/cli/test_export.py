@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.interchange.layouts import cut_text
 
 Run = Callable[..., Any]
 SIZES = ("-p", 2, "-m", 3)
@@ -118,6 +119,35 @@ def test_traces_have_the_costs_and_their_unit(run: Run, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_written_is_refused(refused: Run, words: list[str], message: str) -> None:
     assert refused("export", *words).startswith(message)
+
+
+def test_a_cut_is_read_from_the_file_beside_the_order(
+    run: Run, refused: Run, tmp_path: Path
+) -> None:
+    schedule = db.make("zb-v", ranks=2, microbatches=4)
+    best, cut = tmp_path / "best.csv", tmp_path / "best.modules.json"
+    schedule.save(best)
+    assert run("export", best, "--to", "megatron").err == ""
+    cut.write_text(cut_text(schedule.placement, [2, 3, 3, 1]))
+    for to, flag in (
+        ("megatron", "--pipeline-model-parallel-layout 'Ett|t*3|t*3|tL'"),
+        ("torch-csv", '"layers.8", "norm", "lm_head"]'),
+    ):
+        result = run("export", best, "--to", to)
+        assert f"note: the flags leave out the layers of stages in {cut}; add --cut {cut}" in (
+            result.err.splitlines()
+        )
+        assert flag not in result.out + result.err
+        result = run("export", best, "--to", to, "--cut", cut)
+        assert flag in result.out + result.err
+        assert "note:" not in result.err
+    for quiet in (["json"], ["torch-csv", "--no-torchtitan"]):
+        assert "note:" not in run("export", best, "--to", *quiet).err
+    for wrong in ("[]", '{"layers": [1, "2"]}', "{"):
+        cut.write_text(wrong)
+        message = refused("export", best, "--to", "megatron", "--cut", cut)
+        assert message.startswith(f"{cut}: ")
+    assert "there is no file" in refused("export", best, "--to", "megatron", "--cut", "x.json")
 
 
 def test_export_says_how_torchtitan_runs_the_file_or_why_not(

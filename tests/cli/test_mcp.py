@@ -32,6 +32,14 @@ def test_tools_are_commands_with_their_options() -> None:
     assert schema_of("simulate")["required"] == ["schedule"]
 
 
+def test_arguments_are_called_as_options_of_the_command_line() -> None:
+    for name in SECONDS:
+        for key, option in options_of(name).items():
+            assert f"--{key.replace('_', '-')}" in option.opts or option.opts == [key]
+    given = {"schedule": "1f1b", "as_late_as_possible": True}
+    assert "--as-late-as-possible" in words_of("simulate", given)
+
+
 def test_arguments_are_one_command_line() -> None:
     given = {
         "schedules": ["1f1b", "zb-h1"],

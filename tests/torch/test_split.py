@@ -198,6 +198,21 @@ def test_what_is_no_cut(cut: Any, message: str) -> None:
         split(built("llama"), cut)
 
 
+@pytest.mark.parametrize(("kind", "sizes", "reason"), [
+    ("opt", {"ffn_dim": 8, "word_embed_proj_dim": 8},
+     r"it has no list of layers at model.layers or model.h or model.blocks; write its stages as"),
+    ("falcon", {"new_decoder_architecture": False},
+     r"its stages could not be run by themselves \(ValueError: .*\); write its stages as modules"),
+])  # fmt: skip
+def test_a_model_that_cannot_be_cut_has_a_reason_and_a_way_out(
+    kind: str, sizes: dict[str, Any], reason: str
+) -> None:
+    small = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 16}
+    config = transformers.AutoConfig.for_model(kind, **small, **sizes)
+    with pytest.raises(ParameterError, match=f"type '{kind}' cannot be cut: {reason}"):
+        split(transformers.AutoModelForCausalLM.from_config(config), 2)
+
+
 def test_models_that_are_not_known_are_refused() -> None:
     with pytest.raises(ParameterError, match="a model of type 'Linear' cannot be cut"):
         split(nn.Linear(2, 2), 2)

@@ -78,7 +78,7 @@ def check(
         ``"directed"``). The default is ``"overlapped"``, and for schedules with explicit transfers
         all of these.
     makespan
-        Limit of the time of a step, as simulated.
+        Limit of the time of a step, as simulated; not looked at where the order has problems.
 
     Returns
     -------
@@ -123,6 +123,7 @@ def check(
     if swept and kinds & ~_PLAIN and not kinds & _SHARDS:
         bare = without_sharding(schedule)
     error = _inspect(schedule, bare, kinds, swept, p2p_mode, found)
+    timed = not found and error is None
     if not found and error is not None:
         found.problems.append(_stuck(error))
     warnings: list[Problem] = []
@@ -136,7 +137,7 @@ def check(
             warnings += lost_in_queues(schedule, bare, costs, queues)
     if limits is not None and strays.outside is None:
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
-    if most is not None and error is None and strays == (None, None):
+    if most is not None and timed:
         _makespan(simulate(schedule, costs, p2p_mode).makespan, most, found)
     return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))
 

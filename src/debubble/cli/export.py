@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,9 +31,16 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.schedule import Schedule, sizes
 from debubble.engine.timeline import memory_use
-from debubble.interchange.files import text_of, write_text
+from debubble.interchange.files import is_file_name, text_of, write_text
 from debubble.interchange.launchers import automodel, megatron, torchtitan
-from debubble.interchange.layouts import Layout, check_cut, is_layout, read_layout
+from debubble.interchange.layouts import (
+    MODULES,
+    Layout,
+    check_cut,
+    is_layout,
+    read_cut,
+    read_layout,
+)
 from debubble.interchange.torch_csv import refuse_inexpressible
 from debubble.interchange.trace_events import trace_text, write_trace
 
@@ -68,7 +76,7 @@ def export(
     ] = None,
     cut: Annotated[
         Text,
-        takes("N/N/…", "Layers per stage for flags: 3/4/4/3 or 'Et*3|t*4|t*3L'."),
+        takes("CUT", "Layers per stage for flags: 3/4/4/3, 'Et*3|t*3L' or x.modules.json."),
     ] = None,
     unchecked: Annotated[
         bool, switch("--unchecked", "Write even if 'debubble check' fails.")
@@ -117,7 +125,7 @@ def export(
             refuse_faulty(inputs.verdict(made), schedule, ", --unchecked writes it all the same")
         if layers is not None:
             check_cut(made, layers)
-        notes: list[str] = []
+        notes = [] if cut is not None or titan is False else _unused_cut(schedule, to)
         if inputs.memory is not None:
             peak = memory_use(made, inputs.costs_of(made), inputs.mode).peak
             if above_limit(peak, inputs.memory):
@@ -199,7 +207,19 @@ def _flags(schedule: Schedule, output: str, layers: list[int] | None) -> dict[st
         ) from None
 
 
+def _unused_cut(schedule: str, to: str) -> list[str]:
+    """Return a note of a file with the cut of a schedule, which flags could have."""
+    if to not in WITH_FLAGS or not is_file_name(schedule):
+        return []
+    beside = Path(schedule).with_suffix(MODULES)
+    if not beside.is_file():
+        return []
+    return [f"the flags leave out the layers of stages in {beside}; add --cut {beside}"]
+
+
 def _layout(text: str) -> Layout:
+    if text.lower().endswith(".json"):
+        return read_cut(text)
     if is_layout(text):
         return read_layout(text)
     parts = text.split("/")

@@ -141,14 +141,19 @@ def _text(types: Any, text: str, is_error: bool) -> Any:
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Return the options of a tool by name, as typer has them."""
+    """Return the options of a tool, as typer has them, by their flags: --p2p-mode is p2p_mode."""
     module = importlib.import_module(f"debubble.cli.{name}")
     left_out = LEFT_OUT | set(picture_names()) | ({"output"} if name not in WRITES else set())
     return {
-        str(option.name): option
+        _argument(option): option
         for option in typer.main.get_command(module.app).params
         if option.name not in left_out and not getattr(option, "hidden", False)
     }
+
+
+def _argument(option: Any) -> str:
+    """Return the name that an option has as an argument of a tool."""
+    return str(max(option.opts, key=len).removeprefix("--").replace("-", "_"))
 
 
 def schema_of(name: str) -> dict[str, Any]:

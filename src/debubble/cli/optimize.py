@@ -18,7 +18,7 @@ from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
 from debubble.interchange.files import is_file_name, write_text
 from debubble.interchange.jitter import read_jitter
-from debubble.interchange.layouts import cut_text
+from debubble.interchange.layouts import MODULES, cut_text
 from debubble.optimize import strategies
 from debubble.optimize.options import OF_FILE, OFFLOAD, RECOMPUTE, SEARCH_OPTIONS
 from debubble.optimize.pareto import sweep_memory
@@ -164,7 +164,7 @@ def _write(result: Any, path: str, inputs: Inputs) -> str:
     result.schedule.save(path)
     if result.costs is None:
         return path
-    costs, modules = (str(Path(path).with_suffix(end)) for end in (".costs.json", ".modules.json"))
+    costs, modules = (str(Path(path).with_suffix(end)) for end in (".costs.json", MODULES))
     write_text(costs, json_text(_own_costs(result.to_dict(), inputs)) + "\n")
     write_text(modules, cut_text(result.schedule.placement, result.layers))
     return (

@@ -57,15 +57,16 @@ def switch(flag: str, help: str, panel: str | None = None) -> Any:
     return typer.Option(flag, help=help, rich_help_panel=panel)
 
 
-def _schedules(help: str) -> Any:
-    return typer.Argument(metavar="SCHEDULE", help=help, autocompletion=completion.schedules)
+def _schedules(help: str, metavar: str = "SCHEDULE") -> Any:
+    return typer.Argument(metavar=metavar, help=help, autocompletion=completion.schedules)
 
 
 ScheduleName = Annotated[
     str, _schedules("Name, .csv or .json file, file.py:function or torch:NAME.")
 ]
 ScheduleNames = Annotated[
-    list[str], _schedules("Names, .csv or .json files, file.py:function or torch:NAME.")
+    list[str],
+    _schedules("Names, .csv or .json files, file.py:function or torch:NAME.", "SCHEDULE..."),
 ]
 AsJson = Annotated[bool, switch("--json", "Print one JSON object.", OUTPUT)]
 

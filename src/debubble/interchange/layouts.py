@@ -17,15 +17,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from debubble.core.errors import ParameterError
+from debubble.core.errors import FormatError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.interchange.schedule_json import parse_json
+from debubble.interchange.text import read_text
 
 LONGEST_GROUP = 8
 """Stages that are looked at as a group that repeats."""
 
 MOST_LETTERS = 20_000
 """Most letters and bars of a layout, once all repetitions are written out."""
+
+MODULES = ".modules.json"
+"""Ending of a file with the modules of every stage; the rest of its name is the schedule's."""
+
+MAX_BYTES = 16 << 20
+"""Longest such file that is read."""
 
 LONGEST_SHOWN = 60
 """Characters of a layout that messages show."""
@@ -214,6 +222,18 @@ def cut_text(placement: Placement, cut: Sequence[int]) -> str:
     except ParameterError:
         content["megatron"] = None
     return json.dumps(content, indent=1) + "\n"
+
+
+def read_cut(path: str) -> Layout:
+    """Return the layers of every stage in a file as :func:`cut_text` writes it."""
+    data = parse_json(read_text(path, MAX_BYTES), path)
+    layers = data.get("layers") if isinstance(data, dict) else None
+    if not isinstance(layers, list) or not layers or not all(type(n) is int for n in layers):
+        raise FormatError(
+            f"{path}: no layers of stages; 'debubble optimize --layers 32 -o x.csv' writes a file "
+            f"with some, x{MODULES}"
+        )
+    return Layout(tuple(layers))
 
 
 def check_cut(schedule: Schedule, cut: Sequence[int]) -> None:

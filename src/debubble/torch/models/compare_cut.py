@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from debubble.core.errors import ParameterError
 from debubble.torch.data.batch import added_losses
 from debubble.torch.data.tree import arguments
+from debubble.torch.models.family import BY_HAND
 from debubble.torch.models.modules import evaluating, restored
 
 ROWS, TOKENS, PADDING = 2, 8, 3
@@ -51,8 +52,8 @@ def refuse_other_results(model: Any, stages: Sequence[nn.Module], kind: str) -> 
                 found = _results(model, partial(_composed, stages, x, given))
             except Exception as error:
                 raise ParameterError(
-                    f"a model of type '{kind}' cannot be cut: its stages raise "
-                    f"{type(error).__name__}: {error}"
+                    f"a model of type '{kind}' cannot be cut: its stages could not be run by "
+                    f"themselves ({type(error).__name__}: {error}); {BY_HAND}"
                 ) from error
             for name, value in wanted.items():
                 other = found.get(name)

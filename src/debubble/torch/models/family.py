@@ -13,6 +13,9 @@ from debubble.core.errors import ParameterError
 NAMES = ("layers", "h", "blocks")
 """Names of attributes with lists of layers."""
 
+BY_HAND = "write its stages as modules, and give dt.Pipeline a list of them"
+"""Advice on a model that is not cut."""
+
 ON_EVERY_STAGE = "rotary"
 """Part of the name of modules that compute positions for all layers, and have no weights."""
 
@@ -58,8 +61,9 @@ def find_family(model: Any) -> Family:
     heads = [name for name, part in model.named_children() if part is head]
     layers = _layers_of(body)
     if not heads or not layers:
-        what = "output layer next to its body" if layers else f"list of layers in its {prefix}"
-        raise ParameterError(f"a model of type '{kind}' cannot be cut: it has no {what}")
+        places = " or ".join(f"{prefix}.{name}" for name in NAMES)
+        what = "output layer next to its body" if layers else f"list of layers at {places}"
+        raise ParameterError(f"a model of type '{kind}' cannot be cut: it has no {what}; {BY_HAND}")
     children = [name for name, _ in body.named_children()]
     place = children.index(layers)
     before, after = (_own(children[:place]), _own(children[place + 1 :]))
