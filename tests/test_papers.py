@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_commands_write_what_they_say(here: Path) -> None:
     commands = re.findall(r"^    debubble (.*)$", TEXT, re.M)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for line in commands:
         result = CliRunner().invoke(app, shlex.split(line))
         assert result.exit_code == 0, f"{line}\n{result.output}"

@@ -16,6 +16,7 @@ FILES = sorted(TESTS.rglob("test_*.py"))
 
 ASSERTING = {
     "raises", "warns", "assert_allclose", "assert_array_equal", "assert_close",
+    "assert_outcomes",  # of pytester
     "accepts",  # fuzz/readers.py: what it does not let through is a failure
     "assert_explained",  # engine/test_explain.py
     "assert_as_alone",  # torch/test_train_examples.py
