@@ -52,7 +52,7 @@ def test_the_map_of_the_house_is_right() -> None:
 @pytest.mark.processes
 def test_every_mode_of_transfers_has_words_and_is_in_the_help() -> None:
     assert tuple(MODES) == P2P_MODES == get_args(P2PMode)
-    command = [sys.executable, "-m", "debubble", "compare", "--help"]
+    command = [sys.executable, "-m", "debubble", "compare", "--help-all"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     words = " ".join(found.stdout.split())
     assert all(mode in words for mode in P2P_MODES)

@@ -33,7 +33,7 @@ def test_commands_write_what_they_say(here: Path) -> None:
         (here / name).read_text(encoding="utf-8") for name in ("table.tex", "schedules.bib")
     )
     assert f"% command: debubble {commands[0]}\n" in table
-    assert "Costs: GPT 6.2B on 8 A100s" in table
+    assert "costs: GPT 6.2B on 8 A100s" in table
     cited = {key for keys in re.findall(r"\\cite\{(.*?)\}", table) for key in keys.split(",")}
     assert cited == set(re.findall(r"^@\w+\{(\w+),", bibliography, re.M))
     assert b"debubble draw zb-v -p 4 -m 8" in (here / "column.pdf").read_bytes()
