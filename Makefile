@@ -29,8 +29,9 @@ demo: $(BIN)/debubble  ## which schedule wins on a real profile, with a picture
 	@echo
 	@$(BIN)/debubble compare 1f1b zb-h1 zb-v --costs $(PROFILE) -m 16 --memory 8 -o demo.png \
 	--height 7.9in --dpi 150 --caption short --no-notes --no-transfers
-	@printf '\n%s\n' 'Open demo.png: it shows the three steps on one time axis. Next, in a browser:' \
-	'  $(BIN)/debubble serve'
+	@echo
+	@echo 'Open demo.png: it shows the three steps on one time axis. Next, in a browser:'
+	@echo '  $(BIN)/debubble serve'
 
 # Pages are tested in a real browser; without one these tests are skipped.
 browser:  ## Chromium for the tests of pages, where apt has it
