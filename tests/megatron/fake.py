@@ -11,6 +11,7 @@ from typing import Any
 
 from debubble.megatron.internals import BY_STAGE, SCHEDULES, USED
 from debubble.megatron.placement import OURS
+from tests.megatron.standing_in import without_megatron
 
 LOOKS_UP = """
 def get_forward_backward_func(pp_size=1, vp_size=None):
@@ -41,31 +42,24 @@ def megatron(
     used: Mapping[str, Sequence[str]] = USED, looks_up: str = LOOKS_UP
 ) -> Iterator[types.ModuleType]:
     """Have these names for a while; yields the module with the schedules."""
-    kept = {name: module for name, module in sys.modules.items() if name.startswith("megatron")}
-    for name in kept:
-        del sys.modules[name]
+    with without_megatron():
 
-    def module(path: str) -> types.ModuleType:
-        """A module and those above it."""
-        above, _, own = path.rpartition(".")
-        if path not in sys.modules:
-            sys.modules[path] = types.ModuleType(path)
-            sys.modules[path].__path__ = []  # type: ignore[attr-defined]
-            if above:
-                setattr(module(above), own, sys.modules[path])
-        return sys.modules[path]
+        def module(path: str) -> types.ModuleType:
+            """A module and those above it."""
+            above, _, own = path.rpartition(".")
+            if path not in sys.modules:
+                sys.modules[path] = types.ModuleType(path)
+                sys.modules[path].__path__ = []  # type: ignore[attr-defined]
+                if above:
+                    setattr(module(above), own, sys.modules[path])
+            return sys.modules[path]
 
-    module("megatron.core").__version__ = "0.99.0"  # type: ignore[attr-defined]
-    for name in (*BY_STAGE, *OURS):
-        module(f"megatron.core.{name}".rpartition(".")[0])
-    for name, parameters in used.items():
-        path, _, attribute = f"megatron.core.{name}".rpartition(".")
-        setattr(module(path), attribute, function(attribute, parameters))
-    schedules = sys.modules[f"megatron.core.{SCHEDULES}"]
-    exec(looks_up, vars(schedules))
-    try:
+        module("megatron.core").__version__ = "0.99.0"  # type: ignore[attr-defined]
+        for name in (*BY_STAGE, *OURS):
+            module(f"megatron.core.{name}".rpartition(".")[0])
+        for name, parameters in used.items():
+            path, _, attribute = f"megatron.core.{name}".rpartition(".")
+            setattr(module(path), attribute, function(attribute, parameters))
+        schedules = sys.modules[f"megatron.core.{SCHEDULES}"]
+        exec(looks_up, vars(schedules))
         yield schedules
-    finally:
-        for name in [name for name in sys.modules if name.startswith("megatron")]:
-            del sys.modules[name]
-        sys.modules |= kept

@@ -52,32 +52,39 @@ def combined_forward_backward_step(
 
 
 @contextmanager
-def megatron(rank: int, ranks: int, *, old: bool = False) -> Iterator[Any]:
-    """The modules while they stand in for Megatron's; yields the one with schedules."""
+def without_megatron() -> Iterator[None]:
+    """Forget the modules of Megatron for a while, and those that stand in for them after it."""
     kept = {name: module for name, module in sys.modules.items() if name.startswith("megatron")}
     for name in kept:
         del sys.modules[name]
-    for name in PACKAGES:
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__path__ = []
-    schedules = types.ModuleType("megatron.core.pipeline_parallel.schedules")
-    schedules.forward_step = old_forward_step if old else forward_step  # type: ignore[attr-defined]
-    schedules.backward_step = backward_step  # type: ignore[attr-defined]
-    state = types.ModuleType("megatron.core.parallel_state")
-    answers: dict[str, Callable[[], Any]] = {
-        "get_pipeline_model_parallel_rank": lambda: rank,
-        "get_pipeline_model_parallel_world_size": lambda: ranks,
-        "get_virtual_pipeline_model_parallel_rank": lambda: None,
-    }
-    vars(state).update(answers)
-    sys.modules |= {schedules.__name__: schedules, state.__name__: state}
-    if not old:
-        combined = types.ModuleType("megatron.core.pipeline_parallel.combined_1f1b")
-        vars(combined)["combined_forward_backward_step"] = combined_forward_backward_step
-        sys.modules[combined.__name__] = combined
     try:
-        yield schedules
+        yield
     finally:
         for name in [name for name in sys.modules if name.startswith("megatron")]:
             del sys.modules[name]
         sys.modules |= kept
+
+
+@contextmanager
+def megatron(rank: int, ranks: int, *, old: bool = False) -> Iterator[Any]:
+    """The modules while they stand in for Megatron's; yields the one with schedules."""
+    with without_megatron():
+        for name in PACKAGES:
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = []
+        schedules = types.ModuleType("megatron.core.pipeline_parallel.schedules")
+        schedules.forward_step = old_forward_step if old else forward_step  # type: ignore[attr-defined]
+        schedules.backward_step = backward_step  # type: ignore[attr-defined]
+        state = types.ModuleType("megatron.core.parallel_state")
+        answers: dict[str, Callable[[], Any]] = {
+            "get_pipeline_model_parallel_rank": lambda: rank,
+            "get_pipeline_model_parallel_world_size": lambda: ranks,
+            "get_virtual_pipeline_model_parallel_rank": lambda: None,
+        }
+        vars(state).update(answers)
+        sys.modules |= {schedules.__name__: schedules, state.__name__: state}
+        if not old:
+            combined = types.ModuleType("megatron.core.pipeline_parallel.combined_1f1b")
+            vars(combined)["combined_forward_backward_step"] = combined_forward_backward_step
+            sys.modules[combined.__name__] = combined
+        yield schedules

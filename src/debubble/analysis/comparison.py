@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from debubble.analysis.layout import PIPED, Column, html_table, text_table, wrap
+from debubble.analysis.layout import PIPED, Column, html_table, text_table, unstyled, wrap
 from debubble.analysis.measures import FULLEST, compared
 from debubble.analysis.metrics import (
     MODES,
@@ -299,7 +299,7 @@ class Comparison:
         return f"<Comparison of {len(self.rows)} schedules: {self.headline}>"
 
     def text(
-        self, width: int, style: Callable[[str, str], str] | None = None, *, wide: bool = True
+        self, width: int, style: Callable[[str, str], str] = unstyled, *, wide: bool = True
     ) -> str:
         """Return the headline, table and conventions in lines of at most `width` characters.
 
@@ -312,21 +312,20 @@ class Comparison:
         wide
             Whether all columns are shown; else time, bubble and memory.
         """
-        put = style or (lambda text, _: text)
-        lines = [put(line, "head") for line in wrap(self.headline, width)] + [""]
+        lines = [style(line, "head") for line in wrap(self.headline, width)] + [""]
         left_out: list[str] = []
         if self.rows:
             columns = [c for c in self.columns() if wide or c.rank <= MOST_RANK]
             (head, *rows), left_out = text_table(columns, width)
-            lines += [put(line, "faint") for line in head]
+            lines += [style(line, "faint") for line in head]
             for row, block in zip(self.rows, rows, strict=True):
                 name = "best" if row is self.best else "" if row.fits else "faint"
-                lines += [put(line, name) if name else line for line in block]
+                lines += [style(line, name) if name else line for line in block]
             lines.append("")
         footer = self._footer()
         if left_out:
             footer.insert(0, f"no room for {', '.join(left_out)}: use a wider terminal, or --json")
-        lines += [put(line, "faint") for text in footer for line in wrap(text, width, 2)]
+        lines += [style(line, "faint") for text in footer for line in wrap(text, width, 2)]
         return "\n".join(lines)
 
     def save(self, path: str | Path, **options: Any) -> None:
@@ -336,12 +335,8 @@ class Comparison:
         :meth:`debubble.Timeline.save`. A .tex file has the table for LaTeX, with the options of
         :func:`debubble.view.latex.table`.
         """
-        if options.get("label"):
-            # The headline and the table have the same names as the panels.
-            names = options["label"]
-            rows = tuple(replace(row, name=names.get(row.name, row.name)) for row in self.rows)
-            self = replace(self, rows=rows)
-        shared: dict[str, Any] = {"title": self.headline, "time_unit": self.time_unit}
+        shown = self.with_names(options.get("label") or {})
+        shared: dict[str, Any] = {"title": shown.headline, "time_unit": self.time_unit}
         ending = Path(path).suffix.lower()
         if ending == ".tex":
             hooks.save_table(self, path, **options)
@@ -349,8 +344,13 @@ class Comparison:
         if ending != ".txt":
             shared["limit"] = self.memory
         if ending == ".html":
-            shared["table_html"] = self._table_html()
+            shared["table_html"] = shown._table_html()
         hooks.save_timelines(self.timelines, path, **shared | options)
+
+    def with_names(self, names: Mapping[str, str]) -> Comparison:
+        """Return the comparison with other names of rows in its headline and tables."""
+        rows = (replace(row, name=names.get(row.name, row.name)) for row in self.rows)
+        return replace(self, rows=tuple(rows)) if names else self
 
     def _repr_html_(self) -> str:
         footer = "<br>".join(map(escape, self._footer()))

@@ -31,6 +31,11 @@ def takes_color(stream: TextIO) -> bool:
     return stream.isatty() and not plain
 
 
+def unstyled(text: str, style: str) -> str:  # noqa: ARG001 - the signature of a style
+    """Return text as it is, where there is no terminal to style it for."""
+    return text
+
+
 def wrap(text: str, width: int, indent: int = 0, *, hyphens: bool = False) -> list[str]:
     """Return lines of at most `width` characters, the later ones indented.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from debubble.analysis.check import caveats
-from debubble.analysis.layout import definitions, line_width, table, wrap
+from debubble.analysis.layout import definitions, line_width, table, unstyled, wrap
 from debubble.analysis.measures import FULLEST, MEASURES, largest
 from debubble.analysis.metrics import conventions, in_short, units
 from debubble.core.schedule import Schedule, sizes
@@ -84,7 +84,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
 
 def report(
     timeline: Timeline, *, time_unit: str = "", width: int | None = None, wide: bool = True,
-    style: Callable[[str, str], str] = lambda text, _: text,
+    style: Callable[[str, str], str] = unstyled,
 ) -> str:  # fmt: skip
     """Return the summary as text: aligned numbers, with formulas next to the simulation.
 

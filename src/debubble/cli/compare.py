@@ -11,7 +11,7 @@ import typer
 
 from debubble.analysis.compare import compare as simulate_all
 from debubble.analysis.compare import has_choice
-from debubble.analysis.layout import line_width
+from debubble.analysis.layout import line_width, unstyled
 from debubble.analysis.question import HOW
 from debubble.analysis.tex import bibliography
 from debubble.cli.app import command
@@ -104,7 +104,7 @@ def compare(
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:
-        print(result.text(line_width(), styled if in_color() else None, wide=wide))
+        print(result.text(line_width(), styled if in_color() else unstyled, wide=wide))
         if inputs.source:
             print(f"costs: {inputs.source}")
     sys.stdout.flush()

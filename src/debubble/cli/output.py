@@ -44,11 +44,6 @@ def styled(text: str, style: str) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text else text
 
 
-def unstyled(text: str, style: str) -> str:  # noqa: ARG001 - the signature of a style
-    """Return text as it is, for files and pipes."""
-    return text
-
-
 COST_FILES = (".yaml", ".yml", ".json"), "a cost file is written as .yaml or .json"
 
 

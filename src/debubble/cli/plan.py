@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from debubble.analysis.layout import line_width, wrap
+from debubble.analysis.layout import line_width, unstyled, wrap
 from debubble.cli import completion
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Text, switch, with_rows, writes
@@ -100,10 +100,10 @@ def _read(texts: Mapping[str, Any]) -> dict[str, Any]:
 def _print(found: Plan, explain: bool) -> None:
     """Print the answer, what else was asked, and the way to more."""
     from debubble.planner.answer.explain import explanation
-    from debubble.planner.answer.report import plain, text
+    from debubble.planner.answer.report import text
     from debubble.planner.answer.why import why_text
 
-    style, width = styled if in_color() else plain, line_width()
+    style, width = styled if in_color() else unstyled, line_width()
     print(text(found.found, width, style))
     for answer in found.why:
         print("\n".join(wrap(why_text(answer), width, 2)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from debubble.analysis.layout import line_width, wrap
+from debubble.analysis.layout import line_width, unstyled, wrap
 from debubble.analysis.layout import table as aligned
 from debubble.analysis.metrics import above_limit, kept_text, units
 from debubble.analysis.question import Question
@@ -23,7 +23,7 @@ from debubble.cli.options import (
     takes,
     with_setup,
 )
-from debubble.cli.output import in_color, note, print_json, styled, unstyled
+from debubble.cli.output import in_color, note, print_json, styled
 from debubble.cli.panels import OUTPUT
 from debubble.cli.progress import phases
 from debubble.core.errors import FormatError

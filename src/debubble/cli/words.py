@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from debubble.analysis.layout import definitions, line_width
+from debubble.analysis.layout import definitions, line_width, unstyled
 from debubble.analysis.measures import MEASURES
 from debubble.analysis.metrics import MODES, SYNCS, memory_text, times_text
 from debubble.cli.app import command
 from debubble.cli.options import AsJson
-from debubble.cli.output import in_color, print_json, styled, unstyled
+from debubble.cli.output import in_color, print_json, styled
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import COMPUTE_KINDS, KINDS

@@ -25,8 +25,8 @@ from debubble.megatron.stage import ByMicrobatch, MegatronStage, MegatronStep
 from debubble.megatron.synchronization import GradientSync, ParameterSync
 from debubble.torch.autograd.gradients import Gradients, TiedWeights
 from debubble.torch.data.batch import StepData
+from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.own_engine import OwnEngine
-from debubble.torch.engine.stage import EngineSetup
 from debubble.torch.engine.wire import Wire
 from debubble.torch.models.find_stages import split_warner
 from debubble.torch.ranks.message_log import HangDumps

@@ -22,6 +22,7 @@ from debubble.planner.request import (
     MOST_IMBALANCE,
     OFFLOADS,
     SEQUENCE,
+    SIZES,
     WEIGHTS,
     Fixed,
     PlanRequest,
@@ -97,14 +98,6 @@ _RATIO = Values(lambda _, text: read_number(text), Real(0.0, MOST_IMBALANCE).che
 _COUNT = Whole(LARGEST, at_once=True)
 _SHOWN = Whole(1000, at_once=True)
 _NAMES = list(FRAMEWORKS)
-
-SIZES = {
-    "tp": "tensor-parallel degree", "cp": "context-parallel degree",
-    "ep": "expert-parallel degree", "dp": "data-parallel degree",
-    "pp": "pipeline-parallel degree", "chunks": "number of stages per rank",
-    "microbatch_size": "number of sequences per microbatch",
-}  # fmt: skip
-"""Degrees and other sizes that can be fixed, with their words."""
 
 ASKED = (
     OptionSpec("model", AnyText(), "MODEL", "Name of a model, its config.json, or a YAML file.",

@@ -33,6 +33,15 @@ WEIGHTS, OFFLOADS = ("bf16", "fp8", "fp4"), ("none", "optimizer")
 """Kinds of weights, and what the host's memory may have."""
 
 
+SIZES = {
+    "tp": "tensor-parallel degree", "cp": "context-parallel degree",
+    "ep": "expert-parallel degree", "dp": "data-parallel degree",
+    "pp": "pipeline-parallel degree", "chunks": "number of stages per rank",
+    "microbatch_size": "number of sequences per microbatch",
+}  # fmt: skip
+"""Degrees and other sizes that can be fixed, with their words."""
+
+
 @dataclass(frozen=True)
 class Fixed:
     """Constraints on a :class:`~debubble.planner.candidate.Candidate`; None is open.

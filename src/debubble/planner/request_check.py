@@ -18,11 +18,10 @@ from debubble.planner.frameworks.any_rules import ANY_RULES
 from debubble.planner.frameworks.rule import DEGREES, STATE, Rule, divisors
 from debubble.planner.frameworks.table import FRAMEWORKS, broken, find_framework, rules_of
 from debubble.planner.plannable import first_cut, plannable, why_not
-from debubble.planner.request import Fixed, PlanRequest, check_precision
+from debubble.planner.request import SIZES, Fixed, PlanRequest, check_precision
 from debubble.planner.search.groups import ZEROS, candidates, groups
 from debubble.schedules import registry
 
-SIZES = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size")
 OF_GPUS = ("tp", "cp", "dp", "pp")
 """Degrees whose product is the number of GPUs."""
 

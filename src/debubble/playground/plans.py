@@ -21,9 +21,9 @@ from debubble.planner.frameworks.table import ANY, FRAMEWORKS
 from debubble.planner.hardware.gpus import GPUS
 from debubble.planner.model.files import parse_model, read_model, shipped_models
 from debubble.planner.model.transformer import Model
-from debubble.planner.options import ROWS, SIZES, STATE, frameworks_of, request_of, values_with
+from debubble.planner.options import ROWS, STATE, frameworks_of, request_of, values_with
 from debubble.planner.plannable import plannable
-from debubble.planner.request import PlanRequest
+from debubble.planner.request import SIZES, PlanRequest
 from debubble.planner.search.best_plans import Progress, search
 from debubble.planner.search.evaluate import Evaluated
 from debubble.planner.search.groups import ZEROS, CandidateGroup, groups

@@ -21,7 +21,7 @@ from debubble.planner.frameworks.table import ANY, FRAMEWORKS
 from debubble.planner.hardware.cluster import find_gpu
 from debubble.planner.model.files import ENDINGS, read_model
 from debubble.planner.options import ROWS, STATE
-from debubble.planner.options import SIZES as SIZES_OF_PLANS
+from debubble.planner.request import SIZES as SIZES_OF_PLANS
 from debubble.schedules.registry import entries, find
 
 

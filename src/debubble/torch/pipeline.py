@@ -16,9 +16,9 @@ from debubble.interchange.files import is_file_name
 from debubble.torch.autograd.gradients import Gradients, TiedWeights, find_shared_weights
 from debubble.torch.data.batch import Loss, append_results, apply_weights, join_outputs, sum_losses
 from debubble.torch.data.inputs import MicrobatchInputs
+from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.own_engine import OwnEngine
 from debubble.torch.engine.plan import ExecutionPlan
-from debubble.torch.engine.stage import EngineSetup
 from debubble.torch.engine.vocabulary import Shard, shard_output_layer
 from debubble.torch.engine.wire import Wire
 from debubble.torch.measure.measured import Measured

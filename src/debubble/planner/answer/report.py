@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from debubble.analysis.layout import Column, text_table, wrap
+from debubble.analysis.layout import Column, text_table, unstyled, wrap
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.syntax import yaml_text
@@ -41,12 +41,7 @@ WORTH_NAMING = 0.01
 """Share of a step from which its cause is named."""
 
 
-def plain(text: str, style: str) -> str:  # noqa: ARG001 - the signature of a style
-    """Return a text as it is."""
-    return text
-
-
-def text(found: Answer, width: int, style: Style = plain) -> str:
+def text(found: Answer, width: int, style: Style = unstyled) -> str:
     """Return the answer for a terminal: the recommended plan, its alternatives, how sure it is."""
     lines = [style(line, "faint") for line in wrap(question(found.request), width, 2)] + [""]
     if not found.plans:

@@ -17,10 +17,11 @@ from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind, Need
 from debubble.lowering.transfers import ReceivePolicy
 from debubble.torch.autograd.gradients import Gradients, set_last_backward
 from debubble.torch.data.batch import StepData, add_by_unit
+from debubble.torch.engine.engine_setup import EngineSetup, make_stages
 from debubble.torch.engine.offload import Copies
 from debubble.torch.engine.plan import ExecutionPlan, ProgramStep
 from debubble.torch.engine.recorder import Recorder
-from debubble.torch.engine.stage import EngineSetup, StageInput, StageOutput, make_stages
+from debubble.torch.engine.stage import StageInput, StageOutput
 from debubble.torch.engine.tasks import (
     BACKWARD,
     BY_SHARD,

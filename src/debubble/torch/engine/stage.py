@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from debubble.core.kind_relations import SPLIT_KINDS
-from debubble.core.schedule import Schedule
 from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
 from debubble.torch.autograd.versions import RandomState, Versions
 from debubble.torch.data.batch import (
@@ -27,10 +25,8 @@ from debubble.torch.data.batch import (
 from debubble.torch.data.tree import Leaf, TreeForm, arguments, mapped, put_together, take_apart
 from debubble.torch.engine.finite import FiniteCheck
 from debubble.torch.engine.offload import Activations
-from debubble.torch.engine.plan import ProgramStep
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import reason_not_split, saving_seen, without_sync
-from debubble.torch.ranks.process_group import Ranks
 
 
 class StageOutput(NamedTuple):
@@ -377,38 +373,3 @@ def _leaves(
 
 def _gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:
     return torch.zeros_like(leaf) if gradient is None else gradient
-
-
-@dataclass(frozen=True, eq=False)
-class EngineSetup:
-    """Schedule, stages and loss of an engine on one rank."""
-
-    ranks: Ranks
-    schedule: Schedule
-    modules: Mapping[int, nn.Module]
-    """This rank's stages by number, with their own parameters."""
-    loss_fn: Callable[[Any, Any], Tensor]
-    """Mean loss of (output of the last stage, target)."""
-    fuses: Mapping[int, bool | None] = field(default_factory=dict)
-    """By stage with split backwards, if I does the whole backward and W nothing; None where the
-    first forward shows it."""
-    warn: Callable[[int, str], None] = lambda *_: None
-    """Called with a stage and the reason why its backward is not split."""
-    stage: Callable[..., Stage] = Stage
-    """Class of the stages, or another maker of them."""
-
-
-def make_stages(setup: EngineSetup, program: Sequence[ProgramStep]) -> dict[int, Stage]:
-    """Return the stages of a rank by number, as its program needs them."""
-    schedule, ranks = setup.schedule, setup.ranks
-    splits = {step.stage for step in program if step.kind in SPLIT_KINDS}
-    # A sharded output layer comes after the last stage, and computes the loss.
-    last = -1 if schedule.vocabulary else schedule.stages - 1
-    return {
-        number: setup.stage(
-            number, module, setup.loss_fn if number == last else None, last=number == last,
-            splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
-            kept=schedule.stored_versions[ranks.rank], device=ranks.device, warn=setup.warn,
-        )
-        for number, module in setup.modules.items()
-    }  # fmt: skip

@@ -25,9 +25,9 @@ from debubble.torch.data.batch import (
     zero_of,
 )
 from debubble.torch.data.tree import mapped, tensors_of
+from debubble.torch.engine.engine_setup import EngineSetup
 from debubble.torch.engine.plan import ExecutionPlan
 from debubble.torch.engine.recorder import Recorder
-from debubble.torch.engine.stage import EngineSetup
 from debubble.torch.engine.tasks import sleep_until
 from debubble.torch.errors import RunError
 from debubble.torch.models.modules import reason_not_split, saving_seen
