@@ -87,6 +87,13 @@ def test_compare_takes_the_same_options(run: Run, tmp_path: Path) -> None:
     assert b"fastest" not in path.read_bytes()
 
 
+def test_a_former_option_works_with_a_note(run: Run, tmp_path: Path) -> None:
+    words = ["draw", "1f1b", "-p", 2, "-m", 4, "-o", tmp_path / "x.svg", "--normalise"]
+    found = run(*words)
+    assert found.code == 0
+    assert found.err.startswith("debubble: --normalise is deprecated; use --normalize\n")
+
+
 def test_every_option_of_python_is_one_of_the_command_line() -> None:
     flags = {flag for command in ("draw", "compare") for flag in flags_of(command)}
     names = {spec.name for spec in fields(FigureOptions)} - {"limit", "time_unit"}

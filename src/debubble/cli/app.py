@@ -116,7 +116,8 @@ def command(
 
     class WithBare(WithPanels):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            return list(super().parse_args(ctx, _joined(_filled(args, bare or {}), several)))
+            words = _joined(_filled(_current(args), bare or {}), several)
+            return list(super().parse_args(ctx, words))
 
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     lines = "\n".join(f"  debubble {example}" for example in examples)
@@ -125,6 +126,18 @@ def command(
     )
     register(function)
     return single
+
+
+FORMER = {"--normalise": "--normalize"}
+"""Options by the names that they had, which work until 0.3."""
+
+
+def _current(words: Iterable[str]) -> list[str]:
+    """Return the words, with options by the names that they have now."""
+    words = list(words)
+    for word in FORMER.keys() & set(words):
+        typer.echo(f"debubble: {word} is deprecated; use {FORMER[word]}", err=True)
+    return [FORMER.get(word, word) for word in words]
 
 
 def _filled(words: Iterable[str], bare: Mapping[str, str]) -> list[str]:
