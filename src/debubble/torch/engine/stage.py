@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
+from debubble.torch.autograd.backward import run_backward
 from debubble.torch.autograd.splitter import Branches, Splitter, run_branches
 from debubble.torch.autograd.versions import RandomState, Versions
 from debubble.torch.data.batch import (
@@ -184,7 +185,7 @@ class Stage:
         del self.held[unit]
         # A stage without weights whose input wants no gradient has nothing to do.
         if roots:
-            torch.autograd.backward(roots, seeds)
+            run_backward(roots, seeds)
         return self._checked(unit, [_gradient(leaf, leaf.grad) for leaf in held.inputs])
 
     def backward_input(self, unit: int, gradients: Sequence[Tensor] | None) -> list[Tensor]:
@@ -220,7 +221,7 @@ class Stage:
         if isinstance(left, list):
             run_branches(left)
         elif left[0]:
-            torch.autograd.backward(*left)
+            run_backward(*left)
         self._checked(unit, [])
 
     def activations(self, unit: int) -> Activations:
